@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -49,8 +50,8 @@ class Caption:
         prompt: the question as the model got it.
         model: the model's name.
         flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`,
-            `doubted`, `not judged`, and those of the medium: `cut off: 3 of 5 frames`, `frames lost: 1 of 8`,
-            `first page only: 1 of 3`.
+            `doubted`, `not judged`, `edited` (by a person), and those of the medium: `cut off: 3 of 5 frames`,
+            `frames lost: 1 of 8`, `first page only: 1 of 3`.
         judged: its sentences or tags, judged; None where they weren't.
         shared_from: the name of the near-duplicate whose caption this is; None where the model saw the medium itself.
         num_prompt_tokens, num_generated_tokens: of all attempts.
@@ -145,6 +146,17 @@ def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
     flags = (*medium_flags(plan), *(flag for flag in caption.flags if flag.partition(":")[0] not in _MEDIUM_KINDS))
     free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0}
     return replace(caption, **medium_facts(item, plan), **free, flags=flags, shared_from=name)
+
+
+def edited(caption: Caption, text: str) -> Caption:
+    """A caption with a person's words: what was flagged and judged of the model's is said no more.
+
+    Raises:
+        ValueError, RecursionError: the caption is JSON, and the text isn't.
+    """
+    data = None if caption.data is None else json.loads(text)
+    flags = (*(flag for flag in caption.flags if flag.partition(":")[0] in _MEDIUM_KINDS), "edited")
+    return replace(caption, text=text, data=data, flags=flags, judged=None, shared_from=None)
 
 
 def printable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`qwen35mm review`: a page on which a person goes through the captions of a folder, one after the other."""
+"""`qwen35mm review`: a page on which a person goes through the captions of a folder or a file, one after the other."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _again = functools.partial(typer.Option, rich_help_panel="Asking again")
 class ReviewOptions:
     """Where the captions are, where the page is, and how the model is asked for other captions."""
 
-    output: Annotated[str, typer.Option(help="What the captions are: sidecar or sidecar:.EXT.")] = "sidecar"
+    output: Annotated[str, typer.Option(help="What the captions of a folder are: sidecar or sidecar:.EXT.")] = "sidecar"
     output_dir: Annotated[
         Path | None, typer.Option(help="The folder of the text files; beside their media without it.")
     ] = None
     state_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the manifest; .qwen35mm in --output-dir or in FOLDER.")
+        Path | None,
+        typer.Option(help="The folder of the manifest; .qwen35mm in --output-dir, in the folder or near the file."),
     ] = None
     port: Annotated[int, typer.Option(help="The page's port; 0 takes a free one.", min=0, max=65_535)] = 7861
     open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False
@@ -52,16 +53,19 @@ class ReviewOptions:
 
 @with_options
 def review(
-    folder: Annotated[Path, typer.Argument(help="The folder of the pictures and clips.")],
+    source: Annotated[
+        Path, typer.Argument(help="The folder of the pictures and clips, or a JSONL file with their captions.")
+    ],
     model: ModelOptions,
     options: ReviewOptions,
 ) -> None:
-    """Go through a folder's captions in the browser: read, edit, accept, ask again; it runs until Ctrl-C."""
+    """Go through captions in the browser: read, edit, accept, ask again; it runs until Ctrl-C."""
     try:
         from qwen35mm.captioning.outputs import parse_output
         from qwen35mm.review.app import create_app
         from qwen35mm.review.asking import Asker
         from qwen35mm.review.folder import Folder
+        from qwen35mm.review.records import RecordsFile
         from qwen35mm.server.page_token import PageToken
         from qwen35mm.server.run import run
     except ModuleNotFoundError as error:
@@ -69,7 +73,10 @@ def review(
 
     kind = parse_output(options.output)
     if kind.kind != "sidecar":
-        raise CaptioningError(f"Text files can be reviewed, sidecar or sidecar:.EXT; got {options.output!r}.")
+        raise CaptioningError(
+            "--output says what a folder's text files are, sidecar or sidecar:.EXT; a JSONL file is named in the "
+            f"folder's place. Got {options.output!r}."
+        )
     asked = CaptionOptions(
         system=options.system,
         max_tokens=options.max_tokens,
@@ -86,12 +93,16 @@ def review(
 
     def open_job() -> Job:
         with quick_imports() if options.backend is None else contextlib.nullcontext():
-            return asked.job([str(folder)], model)
+            return asked.job([str(source)], model)
 
     def open_model(job: Job) -> contextlib.AbstractAsyncContextManager[Captioner]:
         return open_captioner(job, model, asked)
 
-    opened = Folder(folder, suffix=kind.target, texts=options.output_dir, state=options.state_dir)
+    opened = (
+        RecordsFile(source, state=options.state_dir)
+        if source.is_file()
+        else Folder(source, suffix=kind.target, texts=options.output_dir, state=options.state_dir)
+    )
     token = PageToken()
 
     def line(url: str) -> str:
@@ -99,7 +110,7 @@ def review(
             import webbrowser
 
             webbrowser.open(token.address_for_once(url))
-        return f"qwen35mm shows the captions of {folder} on {token.address(url)}"
+        return f"qwen35mm shows the captions of {source} on {token.address(url)}"
 
     with contextlib.closing(opened):
         run(

@@ -143,11 +143,17 @@ def is_gone(path: Path) -> bool:
 
 def move_aside(path: Path, when: str) -> Path:
     """Renames a file to a name that nobody has; returns its new path. Raises OSError."""
+    aside = free_name(path, when)
+    path.replace(aside)
+    return aside
+
+
+def free_name(path: Path, when: str) -> Path:
+    """A path beside a file that nobody has, for what the file was."""
     number = 1
     while True:
         aside = path.with_name(f"{path.name}.before-{when}" + (f"-{number}" if number > 1 else ""))
         if not os.path.lexists(aside):
-            path.replace(aside)
             return aside
         number += 1
 

@@ -164,7 +164,13 @@ _FIFTH = (
     "ALTER TABLE claims ADD COLUMN content BLOB",
 )
 
-MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+_SIXTH = (
+    # A person's text in place of the caption's; and the SHA-256 of the text that a person accepted, whosever it is.
+    "ALTER TABLE entries ADD COLUMN edited TEXT",
+    "ALTER TABLE entries ADD COLUMN accepted BLOB",
+)
+
+MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 
 # What one manifest can learn of another in the same folder, so that places mean the same: what it reads there, and how
 # it keeps that. Which records are in which file stays with the manifest of the run that writes it.

@@ -59,9 +59,9 @@ class DatasetFolder(JsonLines):
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`. A medium that was taken out of the folder is put there again."""
-        if super().wants(item, key) is Wants.DONE and (self._folder / self._file_name(item)).is_file():
-            return Wants.DONE
-        return Wants.CAPTION
+        wants = super().wants(item, key)
+        is_there = wants is Wants.CAPTION or (self._folder / self._file_name(item)).is_file()
+        return wants if is_there else Wants.CAPTION
 
     def write(self, record: Record) -> None:
         """See `Output`."""

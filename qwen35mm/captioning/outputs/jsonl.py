@@ -2,7 +2,8 @@
 
 The manifest knows how many bytes of the file are ours, their CRC-32, and the line that comes next, recorded before it
 is written. So a line that a kill has torn is written again when the file is next opened, and a file that somebody else
-changed is seen; it is moved aside, and written anew from the manifest.
+changed is seen; it is moved aside, and written anew from the manifest. What a person makes of a caption (`edit`) is in
+the manifest, too, so that no later run takes it for its own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import contextlib
 import logging
 import os
 import sqlite3
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from qwen35mm.captioning.manifest.files import (
     crc_of,
     disk_errors,
+    free_name,
     is_whole,
     json_text,
     pieces,
@@ -27,10 +31,10 @@ from qwen35mm.captioning.manifest.files import (
     sync_folder,
     temporary_for,
 )
-from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode, OutputSettings
-from qwen35mm.captioning.outputs.record_output import RecordOutput
-from qwen35mm.captioning.records import Record
+from qwen35mm.captioning.manifest.manifest import Manifest, file_state
+from qwen35mm.captioning.outputs.base import Mode, OutputSettings, Wants
+from qwen35mm.captioning.outputs.record_output import ENTRIES, RecordOutput
+from qwen35mm.captioning.records import Record, edited
 from qwen35mm.errors import CaptioningError
 
 _log = logging.getLogger(__name__)
@@ -46,6 +50,11 @@ class JsonLines(RecordOutput):
         self._path = Path(os.path.realpath(path))
         self._file: BinaryIO | None = None
         self._length = self._crc = self._head_length = self._num_stale = 0
+        # The file's state when a line of ours was its last; None before.
+        self._state: tuple[int, int, int] | None = None
+        # Where the file's copy is, and how many captions of persons are only there.
+        self._copy: Path | None = None
+        self._num_replaced = 0
         super().__init__(manifest, path.name, manifest.place(self._path), self._path, settings)
 
     def write(self, record: Record) -> None:
@@ -53,24 +62,65 @@ class JsonLines(RecordOutput):
         with disk_errors(self.label):
             # Before the check: what an error left unwritten is written when the file is opened again.
             file = self._file or self._open()
-            if self._has(record.item, record.key):
+            if self._wants(record.item, record.key) is not Wants.CAPTION:
                 return
-            line = self._line(record)
             replaced = self._replaced_by(record)
-            num_stale = self._num_stale + (replaced is not None)
-            with self._manifest.writing() as connection:
-                self._put(connection, record, replaced)
-                connection.execute(
-                    "UPDATE line_files SET length = ?, crc = ?, num_stale = ?, intent = ? WHERE place = ?",
-                    (self._length, self._crc, num_stale, line, self._output),
-                )
-            self._num_stale = num_stale
-            self._append(file, line)
+            if self._mode == "overwrite":
+                self._keep_edited(replaced)
+            theirs, accepted = self._reviewed(replaced)
+            shown = record if theirs is None else replace(record, caption=edited(record.caption, theirs))
+
+            def put(connection: sqlite3.Connection) -> None:
+                self._put(connection, record, replaced, reviewed=(theirs, accepted))
+
+            self._add(file, shown, replaced is not None, put)
+
+    def edit(self, owner: bytes, text: str | None) -> None:
+        """Puts a person's text in place of a record's caption, durably; None puts the caption there again.
+
+        Raises:
+            ValueError, RecursionError: see `edited` of records.
+            OutputError: as `write`.
+        """
+        with disk_errors(self.label):
+            # A person's page is open for long: what somebody else did to the file meanwhile is moved aside, too.
+            if self._file is not None and self._state != _state_of(self._path):
+                self._close_file()
+            file = self._file or self._open()
+            row = self._manifest.row(f"{ENTRIES} AND owner = ?", self._output, owner)
+            assert row is not None, "only a run takes records out, and none can run meanwhile"
+            record = self._record(*row[1:-2])
+            shown = record if text is None else replace(record, caption=edited(record.caption, text))
+            statement = "UPDATE entries SET edited = ? WHERE output = ? AND owner = ?"
+            self._add(file, shown, True, lambda connection: connection.execute(statement, (text, self._output, owner)))
+
+    def theirs(self, owner: bytes) -> str | None:
+        """A person's text in place of a record's caption; None where there is none. Raises OutputError."""
+        row = self._manifest.row("SELECT edited FROM entries WHERE output = ? AND owner = ?", self._output, owner)
+        return None if row is None else row[0]
+
+    def accept(self, owner: bytes, digest: bytes | None) -> None:
+        """Remembers, durably, which text of a record's a person accepted; None is none. Raises OutputError."""
+        statement = "UPDATE entries SET accepted = ? WHERE output = ? AND owner = ?"
+        self._manifest.change(statement, digest, self._output, owner, durable=True)
+
+    def entries(self) -> Iterator[tuple[bytes, Record, str | None, bytes | None]]:
+        """Every entry in order: its owner, its record as the model's, a person's text, the digest that was accepted."""
+        for _, owner, *row, theirs, accepted in self._rows_of_entries():
+            yield owner, self._record(owner, *row), theirs, accepted
 
     def finish(self) -> None:
         """See `Output`."""
         if self._num_stale:
             self._rewrite()
+        if self._copy is not None:
+            _log.warning(
+                "%s: %d captions that somebody edited were replaced. The file as it was is %s.",
+                self.label,
+                self._num_replaced,
+                self._copy.name,
+            )
+            self._copy, self._num_replaced = None, 0
 
     def close(self) -> None:
         """See `Output`."""
@@ -93,11 +143,38 @@ class JsonLines(RecordOutput):
             with contextlib.suppress(OSError):
                 file.close()
 
+    def _add(
+        self, file: BinaryIO, record: Record, replaces: bool, change: Callable[[sqlite3.Connection], object]
+    ) -> None:
+        """Tells the manifest of a record, and appends its line."""
+        line, num_stale = self._line(record), self._num_stale + replaces
+        with self._manifest.writing() as connection:
+            change(connection)
+            connection.execute(
+                "UPDATE line_files SET length = ?, crc = ?, num_stale = ?, intent = ? WHERE place = ?",
+                (self._length, self._crc, num_stale, line, self._output),
+            )
+        self._num_stale = num_stale
+        self._append(file, line)
+
+    def _keep_edited(self, replaced: int | None) -> None:
+        """Copies the file before the first caption of a person is replaced."""
+        row = self._manifest.row("SELECT edited FROM entries WHERE position = ?", replaced)
+        if row is None or row[0] is None:
+            return
+        self._num_replaced += 1
+        if self._copy is None:
+            copy = free_name(self._path, time.strftime("%Y%m%d-%H%M%S"))
+            with self._path.open("rb") as source, replacing(copy) as file:
+                file.writelines(pieces(source))
+            self._copy = copy
+
     def _append(self, file: BinaryIO, line: bytes) -> None:
         try:
             file.seek(self._length)
             file.write(line)
             sync(file)
+            self._state = file_state(os.fstat(file.fileno()))
         except BaseException:
             self._close_file()
             raise
@@ -195,3 +272,10 @@ class JsonLines(RecordOutput):
                 yield from pieces(head, self._head_length)
         for record in self._records():
             yield self._line(record)
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """By which a file is known to have been left alone; None where there is none. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return file_state(path.stat())
+    return None

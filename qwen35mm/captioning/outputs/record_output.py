@@ -11,6 +11,7 @@ import sqlite3
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item
@@ -26,7 +27,13 @@ from qwen35mm.captioning.manifest.files import (
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
 from qwen35mm.captioning.outputs.base import Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import owner_of, place_in
-from qwen35mm.captioning.records import Record
+from qwen35mm.captioning.records import Record, edited
+
+# All of an output's entries: their positions, what `RecordOutput._record` takes, and what a person made of them.
+ENTRIES = (
+    "SELECT position, owner, name, entries.key, entries.content, path, metadata, caption, edited, accepted "
+    "FROM entries JOIN results ON results.key = entries.key WHERE output = ?"
+)
 
 
 class RecordOutput(Output):
@@ -46,6 +53,7 @@ class RecordOutput(Output):
         self.label = label
         self._manifest = manifest
         self._output = output
+        self._mode: Mode = settings.mode
         with disk_errors(label):
             locked.parent.mkdir(parents=True, exist_ok=True)
             self._run_lock = RunLock(lock_for(locked), f"to {label}")
@@ -61,15 +69,15 @@ class RecordOutput(Output):
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`."""
-        return Wants.DONE if key is not None and self._has(item, key) else Wants.CAPTION
+        return self._wants(item, key)
 
     def gone(self) -> set[Path]:
         """See `Output`."""
-        return {path for _, path in self._of_files() if is_gone(path)}
+        return {path for _, path, _ in self._of_files() if is_gone(path)}
 
     def prune(self, media: Collection[Path]) -> None:
         """See `Output`."""
-        positions = [position for position, path in self._of_files() if path in media]
+        positions = [position for position, path, is_edited in self._of_files() if path in media and not is_edited]
         if not positions:
             return
         with disk_errors(self.label), self._manifest.writing() as connection:
@@ -80,42 +88,59 @@ class RecordOutput(Output):
         """Takes entries out, within a transaction; `finish` then takes their records out."""
         connection.executemany("DELETE FROM entries WHERE position = ?", [(position,) for position in positions])
 
-    def _of_files(self) -> Iterator[tuple[int, Path]]:
-        """The entries of items with a file: where they are, and the file."""
-        query = "SELECT position, owner, name FROM entries WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
-        for position, owner, name in self._manifest.many_rows(query, self._output):
+    def _of_files(self) -> Iterator[tuple[int, Path, bool]]:
+        """The entries of items with a file: where they are, the file, and whether a person has edited the caption."""
+        query = (
+            "SELECT position, owner, name, edited IS NOT NULL FROM entries "
+            "WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
+        )
+        for position, owner, name, is_edited in self._manifest.many_rows(query, self._output):
             if (place := place_in(owner, name)) is not None:
-                yield position, self._manifest.path_of(place)
+                yield position, self._manifest.path_of(place), bool(is_edited)
 
     def close(self) -> None:
         """See `Output`."""
         self._run_lock.release()
 
-    def _has(self, item: Item, key: bytes) -> bool:
-        """Whether the caption of this work is in the output for this item."""
+    def _wants(self, item: Item, key: bytes | None) -> Wants:
+        """What the entry of this item says."""
         query = (
-            "SELECT 1 FROM entries JOIN results USING (key, revision) "
-            "WHERE output = ? AND owner = ? AND entries.key = ?"
+            "SELECT edited IS NOT NULL, entries.key = ? AND entries.revision = results.revision FROM entries "
+            "JOIN results ON results.key = entries.key WHERE output = ? AND owner = ?"
         )
-        return self._manifest.row(query, self._output, owner_of(item, self._manifest), key) is not None
+        row = self._manifest.row(query, key, self._output, owner_of(item, self._manifest))
+        is_edited, is_done = row or (False, False)
+        if is_edited:
+            return Wants.CAPTION if self._mode == "overwrite" else Wants.KEPT
+        return Wants.DONE if is_done else Wants.CAPTION
 
     def _replaced_by(self, record: Record, taken: Collection[int] = ()) -> int | None:
         """The position of the entry whose place a record takes, if any: its own with another key, or that of a file
-        which was renamed to it, or which is gone and whose name it has now.
+        which was renamed to it, or which is gone and whose name it has now. What a person has edited is replaced by the
+        same caption only, with which the edit goes along.
 
         Args:
             taken: positions that records got which aren't put yet.
         """
         own = owner_of(record.item, self._manifest)
         query = (
-            "SELECT position, owner, name FROM entries WHERE output = ?1 AND name = ?2 "
-            "UNION ALL SELECT position, owner, name FROM entries WHERE output = ?1 AND key = ?3 AND name != ?2"
+            "SELECT position, owner, name, edited IS NOT NULL AND key != ?3 FROM entries "
+            "WHERE output = ?1 AND name = ?2 "
+            "UNION ALL SELECT position, owner, name, 0 FROM entries WHERE output = ?1 AND key = ?3 AND name != ?2"
         )
         rows = self._manifest.rows(query, self._output, os.fsencode(record.item.name), record.key)
-        for position, owner, name in sorted(rows, key=lambda row: row[1] != own):
-            if position not in taken and (owner == own or self._is_gone(owner, name)):
+        for position, owner, name, is_kept in sorted(rows, key=lambda row: row[1] != own):
+            if position in taken or (is_kept and self._mode != "overwrite"):
+                continue
+            if owner == own or self._is_gone(owner, name):
                 return position
         return None
+
+    def _reviewed(self, replaced: int | None) -> tuple[str | None, bytes | None]:
+        """What a person made of the entry at a position, which goes along with it: see `entries` in the manifest."""
+        row = self._manifest.row("SELECT edited, accepted FROM entries WHERE position = ?", replaced)
+        theirs, accepted = row or (None, None)
+        return None if self._mode == "overwrite" else theirs, accepted
 
     def _put(
         self,
@@ -124,13 +149,19 @@ class RecordOutput(Output):
         replaced: int | None,
         shard: int | None = None,
         row: int | None = None,
+        reviewed: tuple[str | None, bytes | None] = (None, None),
     ) -> None:
-        """Adds an entry, in place of the one at the position `replaced`. Within a transaction."""
+        """Adds an entry, in place of the one at the position `replaced`. Within a transaction.
+
+        Args:
+            reviewed: what a person made of it; nobody reviews shards.
+        """
         item = record.item
         if replaced is not None:
             connection.execute("DELETE FROM entries WHERE position = ?", (replaced,))
         connection.execute(
-            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?))",
+            "INSERT INTO entries VALUES "
+            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?), ?, ?)",
             (
                 replaced,
                 self._output,
@@ -143,20 +174,26 @@ class RecordOutput(Output):
                 shard,
                 row,
                 record.key,
+                *reviewed,
             ),
         )
 
     def _records(self) -> Iterator[Record]:
-        """Every record, in order; its item has no medium to read."""
-        query = (
-            "SELECT position, owner, name, entries.key, entries.content, path, metadata, caption FROM entries "
-            "JOIN results ON results.key = entries.key WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
-        )
-        for _, owner, name, key, content, path, metadata, text in self._manifest.many_rows(query, self._output):
-            caption = load_caption(text)
-            where = None if path is None else self._path_of(owner, name, Path(os.fsdecode(path)))
-            item = Item(os.fsdecode(name), where or b"", caption.kind, where, json.loads(metadata))
-            yield Record(item, key, content, caption)
+        """Every record as the output has it, in order; its item has no medium to read."""
+        for _, *row, theirs, _ in self._rows_of_entries():
+            record = self._record(*row)
+            yield record if theirs is None else replace(record, caption=edited(record.caption, theirs))
+
+    def _rows_of_entries(self) -> Iterator[tuple]:
+        """Of each entry, in order: its position, what `_record` takes, and what a person made of it."""
+        return self._manifest.many_rows(f"{ENTRIES} AND position > ? ORDER BY position LIMIT ?", self._output)
+
+    def _record(
+        self, owner: bytes, name: bytes, key: bytes, content: bytes, path: bytes | None, metadata: str, caption: str
+    ) -> Record:
+        made = load_caption(caption)
+        where = None if path is None else self._path_of(owner, name, Path(os.fsdecode(path)))
+        return Record(Item(os.fsdecode(name), where or b"", made.kind, where, json.loads(metadata)), key, content, made)
 
     def _path_of(self, owner: bytes, name: bytes, path: Path) -> Path:
         """An item's path as a person wrote it, unless the program was in another folder then."""

@@ -32,7 +32,7 @@ from qwen35mm.captioning.manifest.files import (
     temporary_for,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode, OutputSettings
+from qwen35mm.captioning.outputs.base import Mode, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import owner_of
 from qwen35mm.captioning.outputs.record_output import RecordOutput
 from qwen35mm.captioning.records import Record
@@ -104,7 +104,7 @@ class Shards(RecordOutput):
     def write(self, record: Record) -> None:
         """See `Output`."""
         with disk_errors(self.label):
-            if self._has(record.item, record.key):
+            if self._wants(record.item, record.key) is not Wants.CAPTION:
                 return
             owner = owner_of(record.item, self._manifest)
             if self._open_shard is not None and owner in self._open_shard.added:
@@ -138,10 +138,12 @@ class Shards(RecordOutput):
         self._abandon()
         super().close()
 
-    def _has(self, item: Item, key: bytes) -> bool:
+    def _wants(self, item: Item, key: bytes | None) -> Wants:
         shard = self._open_shard
         added = None if shard is None else shard.added.get(owner_of(item, self._manifest))
-        return super()._has(item, key) if added is None else added[0].key == key
+        if added is None:
+            return super()._wants(item, key)
+        return Wants.DONE if added[0].key == key else Wants.CAPTION
 
     def _abandon(self) -> None:
         """Leaves the shard that was being written to a later run."""

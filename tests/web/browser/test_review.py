@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +15,20 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, expect
 
+from qwen35mm.captioning.job import Job
 from qwen35mm.captioning.records import Caption
 from qwen35mm.review.app import create_app
 from qwen35mm.review.asking import Asker
+from qwen35mm.review.collection import Collection
 from qwen35mm.review.folder import Folder
+from qwen35mm.review.records import RecordsFile
 from qwen35mm.server.page_token import PageToken
-from tests.captioning.fake_model import picture
+from tests.captioning.conftest import media_in_process
+from tests.captioning.fake_model import FakeModel, picture
+from tests.captioning.runs import job, listed, run
 from tests.web.browser import PATIENCE_MS, box_of
+
+__all__ = ["media_in_process"]
 
 NUM_PICTURES = 300
 
@@ -46,9 +55,15 @@ def media(tmp_path: Path, samples: Path) -> Path:
 
 @pytest.fixture
 def page(browser: Browser, media: Path) -> Iterator[Page]:
+    with shown(browser, Folder(media, suffix=".txt")) as page:
+        yield page
+
+
+@contextmanager
+def shown(browser: Browser, reviewed: Collection[Any]) -> Iterator[Page]:
     token = PageToken()
-    with closing(Folder(media, suffix=".txt")) as folder:
-        app = create_app(folder, cast("Asker", FakeAsker()), token=token)
+    with closing(reviewed):
+        app = create_app(reviewed, cast("Asker", FakeAsker()), token=token)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -162,3 +177,76 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 320
         assert box["y"] + box["height"] <= 640
+
+
+def caption(job: Job, model: FakeModel) -> None:
+    """A whole run, in a thread: the browser's own loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(run(job, model))).result()
+
+
+@pytest.mark.usefixtures("media_in_process")
+def test_a_person_goes_through_a_file_of_records(browser: Browser, tmp_path: Path) -> None:
+    media, path = tmp_path / "media", tmp_path / "all.jsonl"
+    media.mkdir()
+    for number in range(3):
+        picture(number).save(media / f"{number}.png")
+    one = job(media, outputs=[f"jsonl:{path}"])
+    caption(one, FakeModel(answer=lambda _: "A picture.", finish_reason="length"))
+
+    def last(name: str) -> str:
+        """What a reader of the file knows of an item: of two lines the later one holds."""
+        return [line["caption"] for line in listed(path) if line["name"] == name][-1]
+
+    with shown(browser, RecordsFile(path)) as page:
+        name, shown_text = page.locator(".words h2"), page.locator(".words > .caption")
+        area, count = page.get_by_role("textbox", name="Caption"), page.locator(".count")
+        expect(page).to_have_title("all.jsonl · qwen35mm")
+        page.wait_for_function("() => document.querySelector('.medium img').naturalWidth === 48")
+        expect(page.locator(".facts")).to_contain_text("truncated")
+
+        # What is written is in the file before anybody says so; Escape takes it back, and nobody has edited it.
+        page.keyboard.press("e")
+        area.fill("Better 0.")
+        page.wait_for_function("() => document.querySelector('.row[aria-current=true]').textContent.includes('Better')")
+        assert last("0.png") == "Better 0."
+        page.keyboard.press("Escape")
+        expect(shown_text).to_have_text("A picture.")
+        expect(page.locator(".facts")).not_to_contain_text("edited")
+        assert last("0.png") == "A picture."
+        page.keyboard.press("e")
+        area.fill("Best 0.")
+        page.keyboard.press("Control+Enter")
+        expect(name).to_have_text("1.png")
+        expect(count).to_have_text("1 of 3 accepted")
+        assert last("0.png") == "Best 0."
+
+        # Asked again, and taken.
+        page.keyboard.press("r")
+        page.get_by_role("combobox", name="Prompt").select_option(label="Own words")
+        page.get_by_role("textbox", name="Prompt").fill("Improve")
+        page.keyboard.press("Enter")
+        expect(page.locator(".proposal")).to_contain_text("Improve A picture.")
+        assert last("1.png") == "A picture."
+        page.keyboard.press("t")
+        expect(shown_text).to_have_text("Improve A picture.")
+        assert last("1.png") == "Improve A picture."
+
+        # By flag, by what isn't accepted, and all.
+        page.reload()
+        page.get_by_role("combobox", name="Flag").select_option("edited")
+        expect(page.locator(".rows li")).to_have_count(2)
+        page.get_by_role("combobox", name="Flag").select_option("truncated")
+        expect(page.locator(".rows li")).to_have_count(1)
+        expect(name).to_have_text("2.png")
+        page.get_by_role("combobox", name="Flag").select_option("")
+        page.keyboard.press("Escape")
+        page.get_by_role("searchbox").fill("improve")
+        expect(page.locator(".rows li")).to_have_count(1)
+    texts = {line["name"]: (line["caption"], line["flags"]) for line in listed(path)}
+    edited = {"0.png": ("Best 0.", ["edited"]), "1.png": ("Improve A picture.", ["edited"])}
+    assert texts == edited | {"2.png": ("A picture.", ["truncated"])}
+    assert len(listed(path)) == 3
+    model = FakeModel()
+    caption(one, model)
+    assert (model.asked, {line["name"]: (line["caption"], line["flags"]) for line in listed(path)}) == ([], texts)

@@ -1,0 +1,200 @@
+"""The records of a JSONL file that the captioner wrote.
+
+The manifest that it was written with is held meanwhile, as a run holds it: the file's lines are the manifest's, and
+what a person makes of one is kept there first. So a run at the same time is refused, and a later one finds what was
+edited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest
+from qwen35mm.captioning.outputs.base import OutputSettings
+from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
+from qwen35mm.captioning.outputs.jsonl import JsonLines
+from qwen35mm.captioning.records import Caption, edited, printable
+from qwen35mm.captioning.sources.names import absolute
+from qwen35mm.errors import CaptioningError, OutputError, StorageError
+from qwen35mm.review.changes import Changes, Text
+from qwen35mm.review.collection import Collection, Entry
+from qwen35mm_preprocess.say import say
+
+# Of so many records the media's folders are looked through for the manifest.
+_LOOKED_AT = 200
+_READ = (0, 0, 0)
+
+
+@dataclass
+class _Known:
+    """A record: the model's caption, a person's text in its place, and the digest of the text that was accepted."""
+
+    number: int
+    caption: Caption
+    theirs: str | None
+    accepted: str | None
+
+    @property
+    def text(self) -> Text:
+        shown = self.caption.text if self.theirs is None else self.theirs
+        content = shown.encode("utf-8", "backslashreplace")
+        return Text(content.decode(), hashlib.sha256(content).hexdigest(), content=content)
+
+
+class _Lines(Changes[bytes]):
+    """The captions in the lines of a file, by their items' owners. While it is open nobody else writes them."""
+
+    def __init__(self, output: JsonLines, known: dict[bytes, _Known]) -> None:
+        super().__init__()
+        self._output = output
+        self._known = known
+
+    def read(self, place: bytes) -> Text:
+        return self._known[place].text
+
+    def accepted_digest(self, place: bytes) -> str | None:
+        return self._known[place].accepted
+
+    def _name(self, place: bytes) -> str:
+        return self._output.label
+
+    def _content(self, text: str) -> bytes:
+        return text.replace("\r\n", "\n").rstrip("\n").encode("utf-8", "backslashreplace")
+
+    def _write(self, place: bytes, content: bytes) -> Text:
+        known, text = self._known[place], content.decode()
+        # The model's own words are nobody's edit.
+        try:
+            self._output.edit(place, None if text == known.caption.text else text)
+        except (ValueError, RecursionError):
+            raise StorageError(say("This caption is JSON, and has to stay JSON: it was not saved.")) from None
+        finally:
+            # After an error of the disk the manifest may have it, and then the file will.
+            known.theirs = self._output.theirs(place)
+        return known.text
+
+    def _remove(self, place: bytes) -> None:
+        raise AssertionError("a record always had a caption before")
+
+    def _remember(self, place: bytes, digest: str | None) -> None:
+        self._output.accept(place, None if digest is None else bytes.fromhex(digest))
+        self._known[place].accepted = digest
+
+
+class RecordsFile(Collection[bytes]):
+    """The records of the file at `path`, of whatever sources, in its order. `close` writes it without the lines that
+    were replaced.
+
+    Args:
+        state: the folder of the manifest that the file was written with; without it, it is looked for beside the file
+            and in the folders above its media.
+
+    Raises:
+        CaptioningError: no manifest knows the file, a run or another page has it, or it can't be written to.
+        OutputError: the disk fails.
+    """
+
+    def __init__(self, path: Path, *, state: Path | None = None) -> None:
+        real = Path(os.path.realpath(path))
+        self._manifest = Manifest.open(_manifest_of(real, state))
+        try:
+            self._output = JsonLines(self._manifest, real, OutputSettings())
+            self._known: dict[bytes, _Known] = {}
+            super().__init__(real.name, _Lines(self._output, self._known))
+            self._load()
+        except BaseException:
+            self._manifest.close()
+            raise
+
+    def close(self) -> None:
+        """See `Collection`. Raises OutputError: then the next run, or page, writes the file anew."""
+        super().close()
+        try:
+            self._output.finish()
+        finally:
+            self._output.close()
+            self._manifest.close()
+
+    def look(self) -> list[int]:
+        """See `Collection`. Nobody else changes what is there."""
+        with self._lock:
+            return list(self._order)
+
+    def _load(self) -> None:
+        for owner, record, theirs, accepted in self._output.entries():
+            item, number = record.item, len(self._entries)
+            path = "" if item.path is None else str(absolute(item.path))
+            self._entries.append(Entry(number, item.name, path, item.kind))
+            self._known[owner] = _Known(number, record.caption, theirs, None if accepted is None else accepted.hex())
+            self._order.append(number)
+        self._owners = list(self._known)
+
+    def _place(self, entry: Entry) -> bytes:
+        return self._owners[entry.number]
+
+    def _number(self, place: bytes) -> int:
+        return self._known[place].number
+
+    def _file(self, entry: Entry) -> Path:
+        if not entry.path:
+            raise StorageError(say("{name} lies in another file: it can't be shown here.", name=printable(entry.name)))
+        return Path(entry.path)
+
+    def _read(self, entry: Entry) -> Entry:
+        entry.text, entry.state = self._known[self._place(entry)].text, _READ
+        return entry
+
+    def _flags(self, entry: Entry) -> Sequence[str]:
+        known = self._known[self._place(entry)]
+        return (known.caption if known.theirs is None else edited(known.caption, known.theirs)).flags
+
+    def _made(self, entry: Entry) -> tuple[str, str]:
+        caption = self._known[self._place(entry)].caption
+        return caption.prompt, caption.model
+
+    def _holder(self, entry: Entry) -> str:
+        return self._output.label
+
+
+def _manifest_of(path: Path, state: Path | None) -> Path:
+    """The manifest that knows a file of lines. Raises CaptioningError."""
+    folders = list(dict.fromkeys([state] if state is not None else _folders_near(path)))
+    for folder in folders:
+        for found in sorted(folder.glob("captions*.sqlite")):
+            with Manifest.borrowed(found) as manifest:
+                if manifest.row("SELECT 1 FROM line_files WHERE place = ?", manifest.place(path)) is None:
+                    continue
+                dataset = b"dataset:" + manifest.place(path.parent)
+                if path.name == DATASET_METADATA and manifest.row("SELECT 1 FROM claims WHERE output = ?", dataset):
+                    raise CaptioningError(
+                        f"{printable(path.name)} is a dataset folder's. What can be reviewed is text files, and what "
+                        "--output jsonl:FILE wrote."
+                    )
+                return found
+    looked = "there" if state is not None else "beside it and in the folders above its media"
+    raise CaptioningError(
+        f"No manifest of `qwen35mm caption` knows {printable(path.name)}; it was looked for {looked}. Only what "
+        "--output jsonl:FILE wrote can be reviewed: name the folder of its manifest, .qwen35mm, with --state-dir."
+    )
+
+
+def _folders_near(path: Path) -> Iterator[Path]:
+    yield path.parent / STATE_FOLDER
+    try:
+        with path.open("rb") as file:
+            lines = list(islice(file, _LOOKED_AT))
+    except OSError as error:
+        raise OutputError(f"{printable(path.name)} can't be read: {error.strerror}.", error.errno) from error
+    for line in lines:
+        try:
+            medium = json.loads(line)["path"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            continue
+        if isinstance(medium, str):
+            yield from (folder / STATE_FOLDER for folder in absolute(Path(medium)).parents)

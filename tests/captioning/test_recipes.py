@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.assets import asset_path
+from tests.backends.remote.server import running_server
 from tests.children import ROOT
 from tests.forked import run
 
@@ -46,13 +47,17 @@ def place(tmp_path: Path) -> Path:
 
 def test_there_are_recipes() -> None:
     assert len(RECIPES) >= 12
+    told = TEXT.split("## Recipes")[1].split("## Sources")[0]
+    assert len(RECIPES) == told.count("```") / 2, "each block is one that is run"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs(place: Path, recipe: str) -> None:
     before = {path for path in place.rglob("*") if ".qwen35mm" not in path.parts}
-    done = run(*shlex.split(recipe), cwd=place)
+    with running_server() as server:
+        done = run(*shlex.split(recipe.replace("http://localhost:8000", server.url)), cwd=place)
+        assert bool(server.bodies) == ("--backend" in recipe)
     assert done.returncode == 0, done.stderr
     made = {path for path in place.rglob("*") if ".qwen35mm" not in path.parts} - before
     if "--dry-run" in recipe:

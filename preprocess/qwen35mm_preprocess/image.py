@@ -6,13 +6,14 @@ import functools
 import io
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin
 
+from qwen35mm_preprocess import libtiff
 from qwen35mm_preprocess.clean_aperture import clean_aperture
 from qwen35mm_preprocess.color import code_points, is_srgb
 from qwen35mm_preprocess.errors import (
@@ -22,13 +23,13 @@ from qwen35mm_preprocess.errors import (
     MediaFormatError,
     MediaLimitError,
 )
-from qwen35mm_preprocess.formats import AVIF, HEAD_BYTES, HEIC, JPEG_XL, PNG, SUPPORTED_IMAGES
+from qwen35mm_preprocess.formats import AVIF, HEAD_BYTES, HEIC, JPEG_XL, PNG, SUPPORTED_IMAGES, TIFF
 from qwen35mm_preprocess.jxl import JpegXlFile
 from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.rgb import CODE_POINTS, UPRIGHT, resized, to_rgb
-from qwen35mm_preprocess.say import Said, decimal, say
+from qwen35mm_preprocess.say import Said, decimal, english, say
 from qwen35mm_preprocess.types import ColorMode, ImageProcessing, MediaLimits, Size
 
 _strict_loading_lock = threading.Lock()
@@ -235,7 +236,7 @@ def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Ima
                     format=found.name,
                 )
             ) from None
-        with image:
+        with image, libtiff.named(english(name)) if found is TIFF else nullcontext():
             # An animation's frames aren't the picture that the file says this of.
             if found is AVIF and getattr(image, "n_frames", 1) == 1:
                 check_source_size(upright_size(image), name, limits)

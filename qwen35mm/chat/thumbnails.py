@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import ExifTags, Image, ImageOps
 
 from qwen35mm.chat.crops import frame_at
-from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
+from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind, libtiff
 from qwen35mm_preprocess.formats import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
 from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.say import say
@@ -50,7 +50,7 @@ def shown_picture(path: Path) -> bytes | None:
         MediaError: it can't be read.
     """
     if media_type(path) != "application/octet-stream":
-        with _read_in_words(), Image.open(path) as picture:
+        with _read_in_words(path), Image.open(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
             is_avif = picture.format == AVIF.pillow
         # Of the others, some browsers turn some; of an AVIF of which a part is to be seen, Chromium mostly shows all.
@@ -83,7 +83,7 @@ def media_type(path: Path) -> str:
 
 
 def _picture(path: Path, max_side: int) -> Image.Image:
-    with _read_in_words(), Image.open(path) as picture:
+    with _read_in_words(path), Image.open(path) as picture:
         if picture.format == AVIF.pillow:
             return load_image(path, MediaLimits())
         if picture.width * picture.height > MediaLimits().max_source_pixels:
@@ -93,9 +93,10 @@ def _picture(path: Path, max_side: int) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _read_in_words() -> Iterator[None]:
+def _read_in_words(path: Path) -> Iterator[None]:
     try:
-        yield
+        with libtiff.named(f"'{path.name}'"):
+            yield
     except MediaError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):

@@ -32,7 +32,7 @@ from qwen35mm.captioning.items import Failed, Item, failure_kind
 from qwen35mm.captioning.media.answers import Answer, Inspected, MediumForm, Prepared, read_answer, write_answer
 from qwen35mm.captioning.media.similar import media_similarity
 from qwen35mm.captioning.records import one_line
-from qwen35mm_preprocess import MediaError, MediaLimits, MediaProcessor
+from qwen35mm_preprocess import MediaError, MediaLimits, MediaProcessor, libtiff
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ def main() -> None:
 
 
 def _limit(limits: MediaLimits) -> None:
-    """Limits what this process may allocate and write, where the system can, and lets FFmpeg say what is wrong."""
+    """Limits what this process may allocate and write, where the system can, and lets libraries say what is wrong."""
+    libtiff.leave_lines()
     av.logging.set_libav_level(av.logging.ERROR)
     # PyAV's own takes the interpreter's lock in FFmpeg's threads; this one writes.
     av.logging.restore_default_callback()

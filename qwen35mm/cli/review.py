@@ -27,7 +27,9 @@ _again = functools.partial(typer.Option, rich_help_panel="Asking again")
 class ReviewOptions:
     """Where the captions are, where the page is, and how the model is asked for other captions."""
 
-    output: Annotated[str, typer.Option(help="What the captions of a folder are: sidecar or sidecar:.EXT.")] = "sidecar"
+    output: Annotated[
+        str, typer.Option(help="What the captions are: sidecar, sidecar:.EXT, jsonl:FILE or dataset:FOLDER.")
+    ] = "sidecar"
     output_dir: Annotated[
         Path | None, typer.Option(help="The folder of the text files; beside their media without it.")
     ] = None
@@ -54,7 +56,7 @@ class ReviewOptions:
 @with_options
 def review(
     source: Annotated[
-        Path, typer.Argument(help="The folder of the pictures and clips, or a JSONL file with their captions.")
+        Path, typer.Argument(help="The folder of the pictures and clips, or a JSONL file that caption wrote.")
     ],
     model: ModelOptions,
     options: ReviewOptions,
@@ -62,6 +64,7 @@ def review(
     """Go through captions in the browser: read, edit, accept, ask again; it runs until Ctrl-C."""
     try:
         from qwen35mm.captioning.outputs import parse_output
+        from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
         from qwen35mm.review.app import create_app
         from qwen35mm.review.asking import Asker
         from qwen35mm.review.folder import Folder
@@ -71,11 +74,11 @@ def review(
     except ModuleNotFoundError as error:
         raise MissingExtraError("Reviewing captions", "serve") from error
 
-    kind = parse_output(options.output)
-    if kind.kind != "sidecar":
+    spec = parse_output(options.output)
+    if spec.kind not in ("sidecar", "jsonl", "dataset"):
         raise CaptioningError(
-            "--output says what a folder's text files are, sidecar or sidecar:.EXT; a JSONL file is named in the "
-            f"folder's place. Got {options.output!r}."
+            "What can be reviewed is text files, JSONL and dataset folders: sidecar, sidecar:.EXT, jsonl:FILE or "
+            f"dataset:FOLDER; got {options.output!r}."
         )
     asked = CaptionOptions(
         system=options.system,
@@ -98,19 +101,23 @@ def review(
     def open_model(job: Job) -> contextlib.AbstractAsyncContextManager[Captioner]:
         return open_captioner(job, model, asked)
 
-    opened = (
-        RecordsFile(source, state=options.state_dir)
-        if source.is_file()
-        else Folder(source, suffix=kind.target, texts=options.output_dir, state=options.state_dir)
-    )
+    state = options.state_dir
+    if spec.kind == "sidecar" and not source.is_file():
+        opened = Folder(source, suffix=spec.target, texts=options.output_dir, state=state)
+    else:
+        records = {"sidecar": source, "jsonl": spec.path, "dataset": spec.path / DATASET_METADATA}[spec.kind]
+        near = [source if source.is_dir() else source.parent]
+        opened = RecordsFile(records, state=state, near=near if options.output_dir is None else [options.output_dir])
     token = PageToken()
+
+    shown = source if spec.kind == "sidecar" else spec.target
 
     def line(url: str) -> str:
         if options.open:
             import webbrowser
 
             webbrowser.open(token.address_for_once(url))
-        return f"qwen35mm shows the captions of {source} on {token.address(url)}"
+        return f"qwen35mm shows the captions of {shown} on {token.address(url)}"
 
     with contextlib.closing(opened):
         run(

@@ -1,4 +1,4 @@
-"""The records of a JSONL file that the captioner wrote.
+"""The records of a file that the captioner wrote: JSONL, or a dataset folder's rows.
 
 The manifest that it was written with is held meanwhile, as a run holds it: the file's lines are the manifest's, and
 what a person makes of one is kept there first. So a run at the same time is refused, and a later one finds what was
@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings
-from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
+from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA, DatasetFolder
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Caption, edited, printable
 from qwen35mm.captioning.sources.names import absolute
@@ -28,6 +29,8 @@ from qwen35mm_preprocess.say import say
 
 # Of so many records the media's folders are looked through for the manifest.
 _LOOKED_AT = 200
+# Of the folders that were looked into, so many are named.
+_NAMED = 4
 _READ = (0, 0, 0)
 
 
@@ -92,34 +95,36 @@ class RecordsFile(Collection[bytes]):
     were replaced.
 
     Args:
-        state: the folder of the manifest that the file was written with; without it, it is looked for beside the file
-            and in the folders above its media.
+        state: the folder of the manifest that the file was written with.
+        near: without it, folders in which the manifest's may be; it is also looked for beside the file, and in the
+            folders above its media.
 
     Raises:
         CaptioningError: no manifest knows the file, a run or another page has it, or it can't be written to.
         OutputError: the disk fails.
     """
 
-    def __init__(self, path: Path, *, state: Path | None = None) -> None:
+    def __init__(self, path: Path, *, state: Path | None = None, near: Sequence[Path] = ()) -> None:
         real = Path(os.path.realpath(path))
-        self._manifest = Manifest.open(_manifest_of(real, state))
-        try:
-            self._output = JsonLines(self._manifest, real, OutputSettings())
+        found, is_dataset = _manifest_of(real, [state] if state is not None else _folders_near(real, near))
+        with ExitStack() as opened:
+            manifest = opened.enter_context(closing(Manifest.open(found)))
+            self._output = (
+                DatasetFolder(manifest, real.parent, OutputSettings())
+                if is_dataset
+                else JsonLines(manifest, real, OutputSettings())
+            )
+            opened.enter_context(closing(self._output))
             self._known: dict[bytes, _Known] = {}
-            super().__init__(real.name, _Lines(self._output, self._known))
+            super().__init__(self._output.label, _Lines(self._output, self._known))
             self._load()
-        except BaseException:
-            self._manifest.close()
-            raise
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
         """See `Collection`. Raises OutputError: then the next run, or page, writes the file anew."""
         super().close()
-        try:
+        with self._opened:
             self._output.finish()
-        finally:
-            self._output.close()
-            self._manifest.close()
 
     def look(self) -> list[int]:
         """See `Collection`. Nobody else changes what is there."""
@@ -129,7 +134,8 @@ class RecordsFile(Collection[bytes]):
     def _load(self) -> None:
         for owner, record, theirs, accepted in self._output.entries():
             item, number = record.item, len(self._entries)
-            path = "" if item.path is None else str(absolute(item.path))
+            medium = self._output.medium(item)
+            path = "" if medium is None else str(absolute(medium))
             self._entries.append(Entry(number, item.name, path, item.kind))
             self._known[owner] = _Known(number, record.caption, theirs, None if accepted is None else accepted.hex())
             self._order.append(number)
@@ -162,30 +168,27 @@ class RecordsFile(Collection[bytes]):
         return self._output.label
 
 
-def _manifest_of(path: Path, state: Path | None) -> Path:
-    """The manifest that knows a file of lines. Raises CaptioningError."""
-    folders = list(dict.fromkeys([state] if state is not None else _folders_near(path)))
+def _manifest_of(path: Path, folders: Iterable[Path]) -> tuple[Path, bool]:
+    """The manifest that knows a file of lines, and whether that is a dataset folder's. Raises CaptioningError."""
+    looked: dict[Path, None] = {}
     for folder in folders:
-        for found in sorted(folder.glob("captions*.sqlite")):
+        for found in sorted(folder.glob("captions*.sqlite")) if folder not in looked else ():
             with Manifest.borrowed(found) as manifest:
-                if manifest.row("SELECT 1 FROM line_files WHERE place = ?", manifest.place(path)) is None:
-                    continue
-                dataset = b"dataset:" + manifest.place(path.parent)
-                if path.name == DATASET_METADATA and manifest.row("SELECT 1 FROM claims WHERE output = ?", dataset):
-                    raise CaptioningError(
-                        f"{printable(path.name)} is a dataset folder's. What can be reviewed is text files, and what "
-                        "--output jsonl:FILE wrote."
-                    )
-                return found
-    looked = "there" if state is not None else "beside it and in the folders above its media"
+                if manifest.row("SELECT 1 FROM line_files WHERE place = ?", manifest.place(path)):
+                    output = b"dataset:" + manifest.place(path.parent)
+                    of_dataset = manifest.row("SELECT 1 FROM claims WHERE output = ?", output)
+                    return found, path.name == DATASET_METADATA and of_dataset is not None
+        looked[folder] = None
+    where = ", ".join(printable(str(folder)) for folder in islice(looked, _NAMED))
     raise CaptioningError(
-        f"No manifest of `qwen35mm caption` knows {printable(path.name)}; it was looked for {looked}. Only what "
-        "--output jsonl:FILE wrote can be reviewed: name the folder of its manifest, .qwen35mm, with --state-dir."
+        f"No manifest of `qwen35mm caption` knows {printable(path.name)}; looked for in {where}. Only what "
+        "--output jsonl:FILE or dataset:FOLDER wrote can be reviewed: name its manifest's folder with --state-dir."
     )
 
 
-def _folders_near(path: Path) -> Iterator[Path]:
-    yield path.parent / STATE_FOLDER
+def _folders_near(path: Path, near: Sequence[Path]) -> Iterator[Path]:
+    """Where the manifest of a run that wrote a file may be, the likeliest first. Raises OutputError."""
+    yield from (folder / STATE_FOLDER for folder in (*near, path.parent))
     try:
         with path.open("rb") as file:
             lines = list(islice(file, _LOOKED_AT))

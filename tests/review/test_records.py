@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.assets import asset_path
 from qwen35mm.captioning.job import Job, Outcome
 from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.requests import CaptionStyle
@@ -20,7 +21,7 @@ from qwen35mm.errors import CaptioningError, NotFoundError, OutputError, Storage
 from qwen35mm.review.changes import ChangedError
 from qwen35mm.review.collection import Search
 from qwen35mm.review.records import RecordsFile
-from tests.captioning.fake_model import FakeModel
+from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
 from tests.captioning.runs import job, listed, run, settings
 
@@ -236,13 +237,30 @@ async def test_the_manifest_is_found_beside_the_file_and_by_the_media(
         RecordsFile(other)
 
 
-async def test_a_dataset_folders_rows_are_refused(folder: Path) -> None:
+async def test_a_dataset_folders_rows_are_edited_in_both_of_their_files(folder: Path) -> None:
     target = folder.parent / "set"
-    await run(job(folder, outputs=[f"dataset:{target}"]), FakeModel())
-    before = (target / "metadata.jsonl").read_bytes()
-    with pytest.raises(CaptioningError, match="is a dataset folder's"):
-        RecordsFile(target / "metadata.jsonl", state=folder / ".qwen35mm")
-    assert (target / "metadata.jsonl").read_bytes() == before
+    shutil.copy(asset_path("samples") / "moves-right.mp4", folder / "clip.mp4")
+    one = job(folder, outputs=[f"dataset:{target}"])
+    await run(one, FakeModel())
+    picture(9).resize((24, 16)).save(target / "0.png")
+    with closing(RecordsFile(target / "metadata.jsonl", near=[folder])) as reviewed:
+        items = look(reviewed)
+        assert (reviewed.title, items["clip.mp4"]["file"], items["clip.mp4"]["kind"]) == ("set", "set", "video")
+        assert reviewed.medium(items["0.png"]["number"])[1] == target / "0.png", "as somebody has cropped it"
+        for name in ("0.png", "clip.mp4"):
+            reviewed.save(items[name]["number"], f"Mine: {name}.", items[name]["digest"], "")
+    outcome = await run(one, FakeModel())
+    assert (outcome.counts.num_kept, outcome.counts.num_captioned) == (2, 0)
+    for file, number in (("metadata.jsonl", 7), ("images.jsonl", 6), ("videos.jsonl", 1)):
+        rows = {row["file_name"]: row for row in listed(target / file)}
+        assert len(rows) == len(listed(target / file)) == number
+        for name in {"0.png", "clip.mp4"} & set(rows):
+            assert (rows[name]["text"], rows[name]["flags"]) == (f"Mine: {name}.", '["edited"]')
+    # A medium that was taken out of the folder is put there again, with the person's words.
+    (target / "0.png").unlink()
+    await run(one, FakeModel())
+    assert (target / "0.png").read_bytes() == (folder / "0.png").read_bytes()
+    assert {row["file_name"]: row["text"] for row in listed(target / "metadata.jsonl")}["0.png"] == "Mine: 0.png."
 
 
 async def test_media_in_a_tar_have_captions_to_edit_and_cant_be_shown(folder: Path, path: Path) -> None:

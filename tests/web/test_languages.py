@@ -49,7 +49,7 @@ ENGLISH_ONLY = {
     "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
     "qwen35mm/review/folder.py": (1, "what the command line names, checked before there is a page"),
-    "qwen35mm/review/records.py": (3, "what the command line names, checked before there is a page"),
+    "qwen35mm/review/records.py": (2, "what the command line names, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
     "qwen35mm/web/serving/server.py": (7, "options of the command line, checked before there is a page"),

@@ -68,6 +68,10 @@ class DatasetFolder(JsonLines):
         self._put_medium(record, self._folder / self._claim(record.item))
         super().write(record)
 
+    def medium(self, item: Item) -> Path:
+        """See `JsonLines`: the folder's own, which somebody may have cropped."""
+        return self._folder / self._file_name(item)
+
     def finish(self) -> None:
         """See `Output`. Media that no line names any more are removed; one that somebody changed is moved aside."""
         super().finish()

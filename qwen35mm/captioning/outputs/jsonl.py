@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     crc_of,
     disk_errors,
@@ -98,6 +99,10 @@ class JsonLines(RecordOutput):
         """A person's text in place of a record's caption; None where there is none. Raises OutputError."""
         row = self._manifest.row("SELECT edited FROM entries WHERE output = ? AND owner = ?", self._output, owner)
         return None if row is None else row[0]
+
+    def medium(self, item: Item) -> Path | None:
+        """The file that a person sees an item in; None where it lies in a container."""
+        return item.path
 
     def accept(self, owner: bytes, digest: bytes | None) -> None:
         """Remembers, durably, which text of a record's a person accepted; None is none. Raises OutputError."""

@@ -44,7 +44,7 @@ EXTRAS_OF = {
     "training/": ["train"],
     "benchmarks/": ["dev"],
     "benchmarks/media_corpora": ["corpora"],
-    "tests/": ["dev", "chat", "serve", "schema", "datasets", "gguf", "ray"],
+    "tests/": ["dev", "train", "chat", "serve", "schema", "datasets", "gguf", "ray"],
 }
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {

@@ -1,36 +1,98 @@
-"""Renders scenes with Pillow; the same scene gives the same pixels."""
+"""Renders scenes with Pillow; the same scene gives the same pixels.
+
+Fonts and photographs come from packages of the extra `train`: what the held-out splits show is in fonts that training
+never draws.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import io
 import math
+from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from training.scenes import SHAPES, Background, Clip, Item, Picture
+from training.scenes import SHAPES, Background, Clip, Item, Picture, Unknown, Word
+
+_FONTS = (
+    ("font_source_sans_pro", "SourceSansPro-Regular.ttf"),
+    ("font_source_serif_pro", "SourceSerifPro-Regular.ttf"),
+    ("font_hanken_grotesk", "HankenGrotesk-Medium.otf"),
+    ("font_source_sans_pro", "SourceSansPro-Bold.ttf"),
+    ("font_source_serif_pro", "SourceSerifPro-Bold.ttf"),
+    ("font_fredoka_one", "FredokaOne-Regular.ttf"),
+    ("font_source_sans_pro", "SourceSansPro-SemiboldIt.ttf"),
+    ("font_hanken_grotesk", "HankenGrotesk-Bold.otf"),
+)
+_HELD_OUT_FONTS = (("font_caladea", "Caladea-Bold.ttf"), ("font_manrope", "Manrope-SemiBold.ttf"))
+NUM_FONTS = len(_FONTS)
+NUM_ALL_FONTS = len(_FONTS) + len(_HELD_OUT_FONTS)
+_PHOTOS = (
+    "astronaut.png", "coffee.png", "rocket.jpg", "brick.png", "grass.png", "gravel.png", "camera.png", "coins.png",
+    "hubble_deep_field.jpg", "moon.png", "ihc.png", "retina.jpg",
+)  # fmt: skip
+_HELD_OUT_PHOTOS = ("chelsea.png", "motorcycle_left.png", "page.png", "cell.png")
 
 
-def render_picture(picture: Picture, smooth: bool = False) -> Image.Image:
-    """The picture as an RGB image; `smooth` spends time on the edges of large shapes."""
-    return _draw_items(_render(picture.background, (picture.width, picture.height)), picture.items, smooth)
+def render_picture(picture: Picture | Unknown, smooth: bool = False, scale: float = 1.0) -> Image.Image:
+    """The picture as an RGB image at `scale` of its size; `smooth` spends time on the edges of large shapes."""
+    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    if isinstance(picture, Unknown):
+        return _unknown(picture, size)
+    image = _draw_items(_render(picture.background, size), picture.items, smooth)
+    for word in picture.words:
+        _draw_word(image, word)
+    if picture.jpeg is None:
+        return image
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=picture.jpeg)
+    return Image.open(buffer).convert("RGB")
 
 
-def render_clip(clip: Clip, fractions: list[float], smooth: bool = False) -> list[Image.Image]:
-    """Frames of the clip at the given fractions of its duration, as RGB images."""
-    canvas = _render(clip.background, (clip.width, clip.height))
-    return [_draw_items(canvas.copy(), (clip.at(f),), smooth) for f in fractions]
+def render_clip(clip: Clip, fractions: list[float], smooth: bool = False, scale: float = 1.0) -> list[Image.Image]:
+    """Frames of the clip at the given fractions of its duration, as RGB images at `scale` of their size."""
+    canvas = _render(clip.background, (round(clip.width * scale), round(clip.height * scale)))
+    return [_draw_items(canvas.copy(), clip.at(f), smooth) for f in fractions]
 
 
 def _render(background: Background, size: tuple[int, int]) -> Image.Image:
     width, height = size
-    length = height if background.vertical else width
-    ramp = np.linspace(0, 1, length, dtype=np.float32)[:, None]
-    line = np.array(background.start, np.float32) * (1 - ramp) + np.array(background.end, np.float32) * ramp
-    pixels = np.broadcast_to(line[:, None] if background.vertical else line[None], (height, width, 3))
-    if background.noise:
-        noise = np.random.default_rng(background.seed).standard_normal((height, width, 1), dtype=np.float32)
-        pixels = pixels + background.noise * noise
-    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+    start, end = (np.array(c, np.float32) for c in (background.start, background.end))
+    mix = _texture(background, width, height)
+    if mix is None:
+        return Image.new("RGB", size, background.start)
+    if background.texture == "noise":
+        return Image.fromarray(np.clip(start + 40 * mix, 0, 255).astype(np.uint8))
+    return Image.fromarray(np.clip(start * (1 - mix) + end * mix, 0, 255).astype(np.uint8))
+
+
+def _texture(background: Background, width: int, height: int) -> np.ndarray | None:
+    """[height, width, 1] in 0 to `amount`: how far the second colour is mixed in; None for a plain background."""
+    rng = np.random.default_rng(background.seed)
+    y, x = np.ogrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    turn = rng.uniform(0, math.pi)
+    along = x * math.cos(turn) + y * math.sin(turn)
+    match background.texture:
+        case "plain":
+            return None
+        case "gradient":
+            mix = along
+        case "noise":
+            mix = rng.standard_normal((height, width), dtype=np.float32) * 0.5
+        case "stripes":
+            mix = (along * rng.uniform(4, 14)) % 1 > 0.5
+        case "checks":
+            count = rng.uniform(4, 12)
+            mix = ((x * count).astype(int) + (y * count * height / width).astype(int)) % 2
+        case "blobs":
+            coarse = Image.fromarray(rng.integers(0, 256, (6, 6), dtype=np.uint8))
+            mix = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32) / 255
+        case other:
+            raise ValueError(f"unknown texture {other!r}")
+    return (np.broadcast_to(mix, (height, width)).astype(np.float32) * background.amount)[..., None]
 
 
 def _draw_items(canvas: Image.Image, items: tuple[Item, ...], smooth: bool) -> Image.Image:
@@ -39,17 +101,98 @@ def _draw_items(canvas: Image.Image, items: tuple[Item, ...], smooth: bool) -> I
     for item in items:
         radius = item.radius * math.sqrt(width * height)
         scale = 4 if radius < 16 or smooth else 2 if radius < 40 else 1
-        half = math.ceil(radius * 1.1) + 1
+        half = math.ceil(radius * 1.2) + 1
         left, top = round(item.x * width) - half, round(item.y * height) - half
         mask = Image.new("L", (2 * half * scale, 2 * half * scale))
-        points = [(scale * (half + radius * x), scale * (half + radius * y)) for x, y in _outline(item)]
+        points = [(scale * (half + radius * x), scale * (half + radius * y)) for x, y in outline(item)]
         ImageDraw.Draw(mask).polygon(points, fill=255)
         canvas.paste(item.rgb, (left, top), mask.resize((2 * half, 2 * half), Image.Resampling.BOX))
     return canvas
 
 
-def _outline(item: Item) -> list[tuple[float, float]]:
-    """The shape's polygon around the origin, of about equal area for every shape, turned by `angle`."""
+def item_box(item: Item, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) as fractions of (width, height), cut at the picture's edges."""
+    width, height = size
+    unit = item.radius * math.sqrt(width * height)
+    xs = [item.x + x * unit / width for x, _ in outline(item)]
+    ys = [item.y + y * unit / height for _, y in outline(item)]
+    return max(0.0, min(xs)), max(0.0, min(ys)), min(1.0, max(xs)), min(1.0, max(ys))
+
+
+@functools.lru_cache(maxsize=256)
+def _font(number: int, size: int) -> ImageFont.FreeTypeFont:
+    package, name = (*_FONTS, *_HELD_OUT_FONTS)[number]
+    return ImageFont.truetype(_folder_of(package) / "files" / name, size)
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package of the extra `train` lies.
+
+    Raises:
+        ImportError: it isn't installed.
+    """
+    try:
+        return Path(importlib.import_module(package).__file__ or "").parent
+    except ImportError as error:
+        raise ImportError(
+            f"The scenes need the package {package}, which isn't installed. The extra 'train' has it: "
+            "pip install 'qwen35mm[train]'"
+        ) from error
+
+
+def word_layout(word: Word, size: tuple[int, int]) -> tuple[ImageFont.FreeTypeFont, float, float, list[float]]:
+    """(font, left, top, edges): where the word is drawn in pixels, and where each letter ends, from its left edge."""
+    width, height = size
+    font = _font(word.font, max(6, round(word.height * height * 1.15)))
+    left, top, right, bottom = font.getbbox(word.text)
+    edges = [font.getlength(word.text[: i + 1]) for i in range(len(word.text))]
+    x, y = word.x * width - (right - left) / 2 - left, word.y * height - (bottom - top) / 2 - top
+    x = min(max(x, 1 - left), max(1 - left, width - 1 - right))
+    y = min(max(y, 1 - top), max(1 - top, height - 1 - bottom))
+    return font, x, y, edges
+
+
+def _draw_word(canvas: Image.Image, word: Word) -> None:
+    font, x, y, _ = word_layout(word, canvas.size)
+    mask = Image.new("L", canvas.size)
+    ImageDraw.Draw(mask).text((x, y), word.text, fill=255, font=font)
+    if word.angle:
+        centre = (word.x * canvas.width, word.y * canvas.height)
+        mask = mask.rotate(word.angle, Image.Resampling.BILINEAR, center=centre)
+    canvas.paste(word.rgb, (0, 0), mask)
+
+
+@functools.lru_cache(maxsize=20)
+def _photo(name: str) -> Image.Image:
+    image = Image.open(_folder_of("skimage.data") / name).convert("RGB")
+    image.thumbnail((512, 512))
+    return image
+
+
+def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
+    """A crop of a photograph, or noise; seeds from 2**31 on show photographs that training never does."""
+    rng = np.random.default_rng(picture.seed)
+    if picture.kind == "noise":
+        fine = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        coarse = int(rng.integers(1, 5))
+        image = Image.fromarray(fine[::coarse, ::coarse]).resize(size)
+        return image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0, 1.5))))
+    names = _HELD_OUT_PHOTOS if picture.seed >= 2**31 else _PHOTOS
+    photo = _photo(names[int(rng.integers(len(names)))])
+    aspect = size[0] / size[1]
+    most = min(photo.width, photo.height * aspect)
+    width = most * rng.uniform(0.45, 1.0)
+    height = width / aspect
+    left, top = rng.uniform(0, photo.width - width), rng.uniform(0, photo.height - height)
+    if rng.random() < 0.5:
+        photo = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    box = (left, top, left + width, top + height)
+    return photo.resize(size, Image.Resampling.BICUBIC, box=box)
+
+
+@functools.lru_cache(maxsize=4096)
+def outline(item: Item) -> list[tuple[float, float]]:
+    """The shape's polygon around the origin in radii, of about equal area for every shape, turned by `angle`."""
 
     def ring(count: int, radii: tuple[float, ...], phase: float) -> list[tuple[float, float]]:
         turns = (phase + 2 * math.pi * i / count for i in range(count))

@@ -1,56 +1,110 @@
-"""Measures a checkpoint: `python -m training.evaluate --model assets/demo --n 200`.
+"""Measures a checkpoint's skills: `python -m training.evaluate --model assets/demo [--full]`.
 
-Exact match of the greedy answer, per skill, on scenes of held-out seeds ("seen": combinations that training may have
-shown) and on held-out combinations of color, shape and place or event ("combos"). Every case goes through a real
-file (PNG, JPEG, MP4) and the checkpoint's own template and processors. Prints a table, then one JSON line.
+Every question goes through a real file (PNG, JPEG, MP4) and the product's own engine, greedily, several at a time.
+"Seen": combinations of colour, shape and place that training may have shown, in phrasings that it never did; "held
+out": combinations, words, fonts, names, tools and photographs that it never showed. Prints a table, then one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from qwen35mm.evaluation.skills import answer_cases
+from qwen35mm.model import load
 from training import cases
-from training.answerers import BACKENDS, Backend
 from training.scenes import Split
+from training.skills import SKILLS
+from training.skills.graders import letter_error
 
 SPLITS: tuple[Split, ...] = ("seen", "combos")
+TYPED_AIM = 90.0
 
 
-def evaluate(
-    backend: Backend, count: int, skills: tuple[str, ...] = cases.SKILLS
-) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Accuracy in percent by skill and split, and a line for every wrong answer."""
-    asked = [(split, case) for skill in skills for split in SPLITS for case in cases.make_cases(skill, count, split)]
-    hits: dict[str, dict[str, int]] = {skill: dict.fromkeys(SPLITS, 0) for skill in skills}
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """The 95% interval of a share, in percent."""
+    if not count:
+        return 0.0, 100.0
+    z, share = 1.96, right / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+
+def evaluate(model: Any, count: int, names: Sequence[str], kv_dtype: str = "auto") -> tuple[dict[str, Any], list[str]]:
+    """Figures by skill, and a line for every wrong answer. `count` questions of each skill and split."""
+    asked = [(s, case) for name in names for s in SPLITS for case in cases.make_cases(name, _of(name, count), s)]
+    answers = answer_cases(model, [case for _, case in asked], kv_dtype)
+    table: dict[str, Any] = {}
     misses = []
-    for (split, case), answer in zip(asked, backend.answers([case for _, case in asked]), strict=True):
-        if answer.strip() == case.expected:
-            hits[case.skill][split] += 1
-        else:
-            misses.append(f"{case.skill} ({split}): expected {case.expected!r}, got {answer!r}")
-    return {s: {split: round(100 * n / count, 1) for split, n in row.items()} for s, row in hits.items()}, misses
+    for name in names:
+        found = [(s, c, a) for (s, c), a in zip(asked, answers, strict=True) if c.skill == name]
+        row: dict[str, Any] = {"aim": SKILLS[name].aim if name in SKILLS else TYPED_AIM}
+        for split in SPLITS:
+            right = [case.is_right(answer) for s, case, answer in found if s == split]
+            if right:
+                row[split] = round(100 * sum(right) / len(right), 1)
+        right = [case.is_right(answer) for _, case, answer in found]
+        low, high = wilson(sum(right), len(right))
+        row |= {"count": len(right), "right": round(100 * sum(right) / len(right), 1)}
+        row |= {"low": round(low, 1), "high": round(high, 1)}
+        if name.startswith("reading"):
+            errors = [letter_error(answer, case.expected) for _, case, answer in found]
+            row["letter_error"] = round(100 * sum(errors) / len(errors), 1)
+        table[name] = row
+        misses += [
+            f"{name} ({s}): {_question(case)!r}: expected {case.expected!r}, got {answer!r}"
+            for s, case, answer in found
+            if not case.is_right(answer)
+        ]
+    return table, misses
+
+
+def _of(name: str, count: int) -> int:
+    """Of each split. The typed questions are one list of many kinds: ten times as many are asked, or all."""
+    return 10 * count if name == cases.TYPED_SKILL else count
+
+
+def _question(case: cases.Case) -> str:
+    content = case.messages[-1]["content"]
+    return content if isinstance(content, str) else " ".join(part.get("text", f"<{part['type']}>") for part in content)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("assets/demo"))
-    parser.add_argument("--backend", choices=BACKENDS, default="transformers")
-    parser.add_argument("--n", type=int, default=200, help="cases per skill and split")
-    parser.add_argument("--skills", nargs="*", default=cases.SKILLS, choices=cases.SKILLS)
-    parser.add_argument("--misses", type=int, default=0, help="print so many wrong answers")
+    parser.add_argument("--n", type=int, default=20, help="questions of each skill and split")
+    parser.add_argument("--full", action="store_true", help="100 of each")
+    parser.add_argument("--skills", nargs="*", default=cases.NAMES, choices=cases.NAMES, metavar="SKILL")
+    parser.add_argument("--weights", default="auto", help="as `qwen35mm chat --weights` takes them")
+    parser.add_argument("--kv-dtype", default="auto", help="as `qwen35mm chat --kv-dtype` takes it")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--misses", type=int, default=0, help="print so many wrong answers of each skill")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
     args = parser.parse_args()
     start = time.monotonic()
-    table, misses = evaluate(BACKENDS[args.backend](args.model), args.n, tuple(args.skills))
-    print(f"{'skill':16}{'seen':>8}{'combos':>8}")
-    for skill, row in table.items():
-        print(f"{skill:16}{row['seen']:8.1f}{row['combos']:8.1f}")
-    for line in misses[: args.misses]:
-        print(f"  {line}")
-    summary = {"backend": args.backend, "n": args.n, "seconds": round(time.monotonic() - start)}
-    print(json.dumps(summary | {"exact_match": table}))
+    loaded = load(args.model, dtype=args.dtype, device=args.device, weights=args.weights)
+    count = 100 if args.full else args.n
+    table, misses = evaluate(loaded, count, tuple(args.skills), args.kv_dtype)
+    print(f"{'skill':20}{'seen':>7}{'held out':>10}{'all':>7}{'95% interval':>16}{'aim':>6}")
+    for name, row in table.items():
+        parts = [f"{row[split]:.1f}" if split in row else "" for split in SPLITS]
+        interval = f"{row['low']:.1f} to {row['high']:.1f}"
+        letters = f"  letters wrong: {row['letter_error']}%" if "letter_error" in row else ""
+        print(f"{name:20}{parts[0]:>7}{parts[1]:>10}{row['right']:>7}{interval:>16}{row['aim']:6.0f}{letters}")
+        for line in [line for line in misses if line.startswith(f"{name} (")][: args.misses]:
+            print(f"    {line}")
+    summary = {"model": str(args.model), "n": count, "weights": args.weights, "kv_dtype": args.kv_dtype}
+    summary |= {"seconds": round(time.monotonic() - start), "skills": table}
+    if args.json:
+        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

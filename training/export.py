@@ -16,14 +16,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForConditionalGeneration
 
-from training.model import MAX_POSITIONS, demo_config
+from training.model import MAX_POSITIONS, demo_config, new_model
 from training.tokenizer import save_tokenizer, token_ids
 
 MAX_BYTES = 16 * 2**20
 
-# Whatever is uploaded becomes about 16 image tokens, or up to 4 temporal patches of about 14 video tokens.
+# A picture becomes 16 to 256 tokens, a clip at most 192 and 16 temporal patches.
 IMAGE_PROCESSOR: dict[str, Any] = {
-    "size": {"shortest_edge": 12288, "longest_edge": 16384},
+    "size": {"shortest_edge": 16 * 1024, "longest_edge": 256 * 1024},
     "patch_size": 16,
     "temporal_patch_size": 2,
     "merge_size": 2,
@@ -33,7 +33,7 @@ IMAGE_PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
 }
 VIDEO_PROCESSOR: dict[str, Any] = {
-    "size": {"shortest_edge": 98304, "longest_edge": 131072},
+    "size": {"shortest_edge": 96 * 2048, "longest_edge": 192 * 2048},
     "patch_size": 16,
     "temporal_patch_size": 2,
     "merge_size": 2,
@@ -41,7 +41,7 @@ VIDEO_PROCESSOR: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
     "fps": 2,
     "min_frames": 4,
-    "max_frames": 8,
+    "max_frames": 32,
     "cap_pixels_per_frame": False,
     "processor_class": "Qwen3VLProcessor",
     "video_processor_type": "Qwen3VLVideoProcessor",
@@ -74,7 +74,7 @@ def export_state(state_path: Path, folder: Path) -> None:
     """Exports what a running or stopped training saved last."""
     state = torch.load(state_path, map_location="cpu", weights_only=True)
     tokenizer = Tokenizer.from_str(state["tokenizer"])
-    model = Qwen3_5ForConditionalGeneration(demo_config(token_ids(tokenizer), tokenizer.get_vocab_size()))
+    model = new_model(demo_config(token_ids(tokenizer), tokenizer.get_vocab_size()), seed=0)  # with its MTP layer
     model.load_state_dict(state["model"])
     export(model, tokenizer, folder)
 

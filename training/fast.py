@@ -1,59 +1,153 @@
-"""Replaces three slow spots of transformers' forward during training, with equal mathematics.
+"""The forward pass of training: transformers' modules and parameters, with packed rows and fewer operations.
 
-The patch embedding is a 3-D convolution whose stride is its kernel: one matrix product. Vision attention loops
-over spans, which here have one length. Chunks of 64 are half padding for sequences of about 100 tokens.
+Several conversations lie in one row (`segments`: 0 is padding), so that nothing is computed for padding: attention sees
+its own segment only, the gated delta rule's state is forgotten where a segment begins, and three zeros between segments
+keep the convolution apart. Spans of any sizes go through the vision tower together.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+from transformers import Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
-_CHUNK = 32
+qwen: Any = modeling_qwen3_5
+
+CHUNK = 32
+GAP = 3  # zeros between two segments: the convolution's taps less one
+_FORGET = -30.0  # a decay in log space that leaves 1e-13 of a state
 
 
-def patch_embed(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """[patches, 1536] -> [patches, hidden]."""
-    weight = self.proj.weight
-    return F.linear(hidden_states.to(weight.dtype), weight.view(weight.shape[0], -1), self.proj.bias)
+def text_states(
+    model: Qwen3_5ForConditionalGeneration, embeds: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
+) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    """Runs the decoder: embeds [B, T, H], positions [3, B, T] and segments [B, T] -> last hidden states [B, T, H].
+
+    Also returns the rotary cosine and sine, and the attention mask, which the MTP layer takes.
+    """
+    decoder: Any = model.model.language_model
+    rotary = decoder.rotary_emb(embeds, positions)
+    same = segments[:, :, None] == segments[:, None, :]
+    mask = same.tril()[:, None]
+    real = (segments > 0)[..., None]
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    hidden = embeds
+    for layer in decoder.layers:
+        if hasattr(layer, "linear_attn"):
+            mixed = _gated_delta_net(layer.linear_attn, layer.input_layernorm(hidden) * real, begins)
+        else:
+            mixed, _ = layer.self_attn(
+                hidden_states=layer.input_layernorm(hidden), attention_mask=mask, position_embeddings=rotary
+            )
+        hidden = hidden + mixed
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return decoder.norm(hidden), rotary, mask
 
 
-def vision_attention(
-    self: Any,
-    hidden_states: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-    max_seqlen: int | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Attention over spans of equal length: hidden_states [spans * length, hidden]."""
-    assert position_embeddings is not None
-    spans = len(cu_seqlens) - 1
-    qkv = self.qkv(hidden_states).reshape(hidden_states.shape[0], 3, self.num_heads, self.head_dim)
+def vision_tokens(model: Qwen3_5ForConditionalGeneration, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    """Merged tokens of spans of any sizes: pixels [patches, 1536], grids [spans, 3] -> [merged tokens, H]."""
+    tower: Any = model.model.visual
+    weight = tower.patch_embed.proj.weight
+    # A 3-D convolution whose stride is its kernel is one matrix product.
+    hidden = F.linear(pixels.to(weight.dtype), weight.view(weight.shape[0], -1), tower.patch_embed.proj.bias)
+    places, weights = qwen.get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=tower.num_grid_per_side,
+        mode=tower.interpolation_mode,
+        align_corners=tower.interpolation_align_corners,
+        spatial_merge_size=tower.config.spatial_merge_size,
+        kwargs={},
+    )
+    hidden = hidden + (tower.pos_embed(places) * weights[:, :, None]).sum(1).to(hidden.dtype)
+    positions = qwen.get_vision_position_ids(grids, tower.spatial_merge_size, kwargs={})
+    rotary = tower.rotary_pos_emb(hidden, positions)
+    lengths = grids.prod(1).tolist()
+    for block in tower.blocks:
+        hidden = hidden + _vision_attention(block.attn, block.norm1(hidden), lengths, rotary)
+        hidden = hidden + block.mlp(block.norm2(hidden))
+    return tower.merger(hidden)
+
+
+def _vision_attention(attn: Any, hidden: torch.Tensor, lengths: list[int], rotary: Any) -> torch.Tensor:
+    """Attention within spans, [patches, hidden]: neighbours of one length go together."""
+    qkv = attn.qkv(hidden).reshape(len(hidden), 3, attn.num_heads, attn.head_dim)
     q, k, v = qkv.unbind(1)
-    q, k = qwen.apply_rotary_pos_emb_vision(q, k, *position_embeddings)
-    q, k, v = (x.reshape(spans, -1, self.num_heads, self.head_dim).transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, scale=self.scaling)
-    return self.proj(out.transpose(1, 2).reshape(hidden_states.shape[0], -1))
+    q, k = qwen.apply_rotary_pos_emb_vision(q, k, *rotary)
+    runs: list[list[int]] = []
+    for length in lengths:
+        if runs and runs[-1][0] == length:
+            runs[-1][1] += 1
+        else:
+            runs.append([length, 1])
+    sizes = [length * count for length, count in runs]
+    outs = []
+    for (length, count), *parts in zip(runs, *(x.to(v.dtype).split(sizes) for x in (q, k, v)), strict=True):
+        each = (x.reshape(count, length, attn.num_heads, attn.head_dim).transpose(1, 2) for x in parts)
+        out = F.scaled_dot_product_attention(*each, scale=attn.scaling)
+        outs.append(out.transpose(1, 2).reshape(count * length, -1))
+    return attn.proj(torch.cat(outs))
 
 
-@contextmanager
-def fast_forward(chunk: int = _CHUNK) -> Iterator[None]:
-    """Inside the block, every Qwen3.5 model of transformers runs the replacements."""
-    slow_rule: Callable[..., Any] = qwen.torch_chunk_gated_delta_rule
-    slow_embed, slow_attention = qwen.Qwen3_5VisionPatchEmbed.forward, qwen.Qwen3_5VisionAttention.forward
-    qwen.torch_chunk_gated_delta_rule = functools.partial(slow_rule, chunk_size=chunk)
-    qwen.Qwen3_5VisionPatchEmbed.forward = patch_embed
-    qwen.Qwen3_5VisionAttention.forward = vision_attention
-    try:
-        yield
-    finally:
-        qwen.torch_chunk_gated_delta_rule = slow_rule
-        qwen.Qwen3_5VisionPatchEmbed.forward = slow_embed
-        qwen.Qwen3_5VisionAttention.forward = slow_attention
+def _gated_delta_net(net: Any, hidden: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    """A GDN layer over packed rows: hidden [B, T, H] is zero at padding, begins [B, T] is true where segments begin."""
+    batch, length, _ = hidden.shape
+    mixed = net.in_proj_qkv(hidden).float()
+    taps = net.conv1d.weight.squeeze(1)
+    padded = F.pad(mixed, (0, 0, taps.shape[1] - 1, 0))
+    # Four products: PyTorch's grouped convolution is no faster on processors, and slow to go back through.
+    mixed = F.silu(functools.reduce(torch.add, (padded[:, i : i + length] * tap for i, tap in enumerate(taps.T))))
+    q, k, v = mixed.split([net.key_dim, net.key_dim, net.value_dim], dim=-1)
+    q, k = (x.reshape(batch, length, -1, net.head_k_dim) for x in (q, k))
+    v = v.reshape(batch, length, -1, net.head_v_dim)
+    beta = net.in_proj_b(hidden).float().sigmoid()
+    decay = -net.A_log.float().exp() * F.softplus(net.in_proj_a(hidden).float() + net.dt_bias)
+    decay = decay.masked_fill(begins[..., None], _FORGET)
+    with torch.autocast(hidden.device.type, enabled=False):
+        out = gated_delta_rule(q.float(), k.float(), v.float(), decay, beta)
+    out = net.norm(out.to(v.dtype).reshape(-1, net.head_v_dim), net.in_proj_z(hidden).reshape(-1, net.head_v_dim))
+    return net.out_proj(out.reshape(batch, length, -1))
+
+
+def gated_delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, chunk: int = CHUNK
+) -> torch.Tensor:
+    """q, k, v [B, T, heads, width], decay (in log space) and beta [B, T, heads] -> [B, T, heads, width], fp32.
+
+    As transformers' `torch_chunk_gated_delta_rule`; the triangular systems are inverted by squaring, which takes
+    log2(chunk) products that a backward pass likes better than a solver.
+    """
+    batch, length, heads, width = q.shape
+    pad = -length % chunk
+    q, k, v = (F.pad(x.transpose(1, 2), (0, 0, 0, pad)).reshape(batch * heads, -1, chunk, width) for x in (q, k, v))
+    beta, decay = (F.pad(x.transpose(1, 2), (0, pad)).reshape(batch * heads, -1, chunk) for x in (beta, decay))
+    q = F.normalize(q, dim=-1, eps=1e-6) * width**-0.5
+    k = F.normalize(k, dim=-1, eps=1e-6)
+    total = decay.cumsum(-1)
+    upper = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    pairs = (total[..., :, None] - total[..., None, :]).masked_fill(upper, -torch.inf).exp()
+    k_beta, v_beta = k * beta[..., None], v * beta[..., None]
+    power = -((k_beta @ k.mT) * pairs).tril(-1)
+    inverse = power + torch.eye(chunk, device=q.device)
+    for _ in range(max(0, (chunk - 1).bit_length() - 1)):
+        power = power @ power
+        inverse = inverse + inverse @ power
+    news = inverse @ v_beta
+    k_old = inverse @ (k_beta * total.exp()[..., None])
+    inside = (q @ k.mT) * pairs
+    q_old = q * total.exp()[..., None]
+    k_end = (k * (total[..., -1:] - total).exp()[..., None]).mT
+    keep = total[..., -1].exp()[..., None, None]
+    state = q.new_zeros(batch * heads, width, v.shape[-1])
+    outs = []
+    parts = (x.unbind(1) for x in (news, k_old, inside, q_old, k_end, keep))
+    for new, old, attention, query, key, kept in zip(*parts, strict=True):
+        written = torch.baddbmm(new, old, state, alpha=-1)
+        outs.append(torch.baddbmm(attention @ written, query, state))
+        state = torch.baddbmm(state * kept, key, written)
+    out = torch.stack(outs, 1).reshape(batch, heads, -1, v.shape[-1])
+    return out[:, :, :length].transpose(1, 2)

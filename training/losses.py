@@ -1,4 +1,4 @@
-"""The two objectives: what is at each merged token (vision heads), and the answers' tokens (language)."""
+"""The objectives: what is at each merged token (vision heads), the answers' tokens, and the tokens after the next."""
 
 from __future__ import annotations
 
@@ -10,55 +10,83 @@ from torch.nn import functional as F
 from transformers import Qwen3_5ForConditionalGeneration
 
 from training.data import IGNORE
-from training.scenes import COLORS, PLACES, SHAPES
+from training.fast import text_states
+from training.media import CLASSES
 
-_CLASSES = (len(COLORS) + 1, len(SHAPES) + 1, len(sum(PLACES, ())) + 1, 2)
+_BOX_WEIGHT = 4.0
 
 
 class VisionHeads(nn.Module):
-    """Linear probes on the merged tokens, thrown away after training: color, shape, place, centre."""
+    """Linear probes on the merged tokens, thrown away after training: `media.CLASSES`, and the box around a shape."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.heads = nn.ModuleList([nn.Linear(hidden_size, count) for count in _CLASSES])
+        self.classes = nn.Linear(hidden_size, sum(CLASSES.values()))
+        self.box = nn.Linear(hidden_size, 4)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`tokens` [N, hidden], `targets` [N, 4]. Returns the loss, and each head's accuracy where a shape is."""
-        loss, hits = tokens.new_zeros(()), []
-        something = targets[:, 0] > 0
-        for index, head in enumerate(self.heads):
-            logits = head(tokens)
-            loss = loss + F.cross_entropy(logits, targets[:, index])
-            hits.append((logits.argmax(-1) == targets[:, index])[something].float().mean())
-        return loss, torch.stack(hits)
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """`tokens` [N, hidden], `targets` [N, CLASSES], `boxes` [N, 4]. Returns the loss, and each probe's accuracy.
 
-
-def vision_tokens(model: Qwen3_5ForConditionalGeneration, batch: dict[str, Any]) -> torch.Tensor:
-    """Merged vision tokens of the batch's spans, in prompt order: [spans * tokens, hidden]."""
-    return model.model.visual(batch["pixels"], grid_thw=batch["grid_thw"]).pooler_output
+        Accuracies count tokens where something is; the box's is the mean distance of an edge, in thousandths.
+        """
+        loss = tokens.new_zeros((), dtype=torch.float32)
+        shown: dict[str, float] = {}
+        logits = self.classes(tokens).float().split(list(CLASSES.values()), dim=-1)
+        for index, (name, logit) in enumerate(zip(CLASSES, logits, strict=True)):
+            target = targets[:, index]
+            there = target > 0
+            # Letters are rare: where none is, there is little to learn.
+            if name.startswith("letter"):
+                share = F.cross_entropy(logit, target, reduction="none")
+                loss = loss + (share * torch.where(there, 1.0, 0.1)).sum() / (there.sum() + 0.1 * len(target))
+            else:
+                loss = loss + F.cross_entropy(logit, target)
+            if there.any():
+                shown[name] = (logit.argmax(-1) == target)[there].float().mean().item()
+        known = ~boxes[:, 0].isnan()
+        if known.any():
+            off = (self.box(tokens[known]).float() - boxes[known]).abs()
+            loss = loss + _BOX_WEIGHT * off.mean()
+            shown["box"] = 1000 * off.mean().item()
+        return loss, shown
 
 
 def answer_loss(
-    model: Qwen3_5ForConditionalGeneration, batch: dict[str, Any], tokens: torch.Tensor | None
-) -> tuple[torch.Tensor, dict[str, list[bool]]]:
-    """Cross-entropy over the answers' tokens, and per skill whether each answer was wholly right.
+    model: Qwen3_5ForConditionalGeneration, batch: dict[str, Any], tokens: torch.Tensor | None, mtp_weight: float = 0.0
+) -> tuple[torch.Tensor, dict[str, float], dict[str, list[bool]]]:
+    """Cross-entropy over the answers' tokens, with `mtp_weight` of that of the MTP layer added.
 
-    Under teacher forcing an answer whose every token is the likeliest one is what greedy decoding would write.
+    Also returns both, and per skill whether each answer was wholly right: under teacher forcing an answer whose every
+    token is the likeliest one is what greedy decoding would write.
     """
     ids, labels = batch["input_ids"], batch["labels"]
     embeds = model.get_input_embeddings()(ids)
     if tokens is not None:
         is_media = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
         embeds = embeds.masked_scatter(is_media[..., None], tokens.to(embeds.dtype))
-    hidden = model.model.language_model(
-        inputs_embeds=embeds, position_ids=batch["position_ids"], use_cache=False
-    ).last_hidden_state
+    hidden, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
     learned = labels != IGNORE
-    logits = model.lm_head(hidden[learned])
-    loss = F.cross_entropy(logits.float(), labels[learned])
+    logits = model.lm_head(hidden[learned]).float()
+    loss = F.cross_entropy(logits, labels[learned])
+    shown = {"loss": loss.item()}
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)
     wrong.index_add_(0, batch["answers"][learned], (logits.argmax(-1) != labels[learned]).long())
     results: dict[str, list[bool]] = {}
     for skill, errors in zip(batch["skills"], wrong.tolist(), strict=True):
         results.setdefault(skill, []).append(errors == 0)
-    return loss, results
+    if mtp_weight:
+        # Where the token after the next is learned too: labels one place on, within the same answer.
+        after = torch.full_like(labels, IGNORE)
+        same = batch["answers"][:, 1:] == batch["answers"][:, :-1]
+        after[:, :-1] = torch.where(same, labels[:, 1:], IGNORE)
+        following = torch.cat([embeds[:, 1:], embeds[:, -1:]], dim=1)
+        states = model.mtp(hidden, following, rotary, mask)
+        known = after != IGNORE
+        guesses = model.lm_head(states[known]).float()
+        mtp_loss = F.cross_entropy(guesses, after[known])
+        shown["mtp"] = mtp_loss.item()
+        shown["mtp right"] = (guesses.argmax(-1) == after[known]).float().mean().item()
+        loss = loss + mtp_weight * mtp_loss
+    return loss, shown, results

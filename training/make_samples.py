@@ -1,7 +1,7 @@
 """Draws the page's examples: `python -m training.make_samples --out assets/samples`.
 
 Writes a few pictures and clips of different sizes and formats, and samples.json with questions and their right
-answers. The scenes are seeded, and only show combinations that training may show.
+answers. The scenes are set by hand, and only show combinations that training may show.
 """
 
 from __future__ import annotations
@@ -9,73 +9,128 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from training import dialogues, files, scenes
-from training.phrases import MOTION_PHRASES
+from training import files, scenes
+from training.data import plain
+from training.media import frame_times
+from training.scenes import MOTIONS, Background, Clip, Item, Picture, Word
+from training.skills import clips, describing, reading, structured
+from training.skills.base import Shown
+from training.typed import item
 
 MAX_BYTES = 2**20
+FPS = 15
+_PAPER = Background("white", (244, 243, 240), (226, 228, 233), "gradient", 1.0, 3)
+_NIGHT = Background("black", (12, 12, 15), (34, 34, 40), "gradient", 1.0, 3)
+_STONE = Background("gray", (128, 128, 131), (140, 140, 140), "blobs", 0.8, 5)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One file and the questions asked about it; `event` for clips, `num_items` for pictures."""
+    """A file, what it shows, and the questions with their right answers."""
 
     name: str
-    size: tuple[int, int]
-    seed: int
-    questions: tuple[str, ...]
-    num_items: int = 1
-    event: str = ""
+    scene: Picture | Clip
+    turns: tuple[tuple[str, str], ...]
 
 
-SAMPLES = (
-    Sample("one-shape.png", (640, 480), 11, ("What is in this picture?", "What color is it?"), 1),
-    Sample("two-shapes.jpg", (800, 600), 12, ("Describe the picture.", "How many shapes are there?"), 2),
-    Sample("three-shapes.png", (640, 480), 13, ("What do you see?", "How many shapes are there?"), 3),
-    Sample("wide.jpg", (960, 400), 14, ("Describe this image.",), 2),
-    Sample("tall.png", (360, 640), 15, ("What is in this picture?", "Where is it?"), 1),
-    Sample(
-        "moves-right.mp4",
-        (320, 240),
-        21,
-        ("What happens in the video?", "Which way does it move?"),
-        event="right",
-    ),
-    Sample("moves-up.mp4", (240, 320), 22, ("Describe the video.", "What shape is it?"), event="up"),
-    Sample("changes-color.mp4", (320, 240), 23, ("What happens?", "What color does it become?"), event="change"),
-    Sample("moves-down.webm", (320, 240), 24, ("What happens in the video?",), event="down"),
-    Sample("moves-left.gif", (240, 180), 25, ("Which way does it move?",), event="left"),
-)
+def _picture(size: tuple[int, int], *items: Item, words: tuple[Word, ...] = (), ground: Background = _PAPER) -> Picture:
+    order = list(scenes.ALL_PLACES)
+    assert not any(scenes.is_held_out(i.color, i.shape, i.place) for i in items)
+    return Picture(*size, ground, tuple(sorted(items, key=lambda i: order.index(i.place))), words)
 
 
-def answer(scene: scenes.Picture | scenes.Clip, question: str) -> str:
-    """The right answer to a question of SAMPLES."""
-    if isinstance(scene, scenes.Clip):
-        by_question = {
-            "Which way does it move?": f"It moves {MOTION_PHRASES.get(scene.event)}.",
-            "What shape is it?": f"It is a {scene.start.shape}.",
-            "What color does it become?": f"It changes from {scene.start.color} to {scene.end.color}.",
-        }
-        return by_question.get(question) or dialogues.clip_caption(scene)
-    by_question = {
-        "What color is it?": f"It is {scene.items[0].color}.",
-        "Where is it?": f"It is {dialogues.at(scene.items[0].place)}.",
-        "How many shapes are there?": dialogues.there_are(len(scene.items), "shape"),
-    }
-    return by_question.get(question) or dialogues.picture_caption(scene)
+def _moves(size: tuple[int, int], start: Item, event: str) -> Clip:
+    assert not scenes.is_held_out(start.color, start.shape, event)
+    dx, dy = MOTIONS[event]
+    begin = replace(start, x=0.5 - 0.3 * dx, y=0.5 - 0.3 * dy)
+    return Clip(*size, _PAPER, begin, replace(start, x=0.5 + 0.3 * dx, y=0.5 + 0.3 * dy), event, 0.05, 0.95, 3.0)
 
 
-def make(sample: Sample) -> tuple[bytes, scenes.Picture | scenes.Clip]:
-    """The file's content and the scene it shows."""
-    rng = random.Random(sample.seed)
+def _described(picture: Picture, *more: tuple[str, str], question: str = "What is in this picture?") -> tuple:
+    return ((question, describing.caption(picture.items)), *more)
+
+
+def _happens(clip: Clip, *more: tuple[str, str], question: str = "What happens in the video?") -> tuple:
+    return ((question, clips.caption(shown(clip))), *more)
+
+
+def shown(clip: Clip) -> Shown:
+    return Shown(clip, frame_times(clip.duration_s, FPS), FPS)
+
+
+def samples() -> list[Sample]:
+    """All of them, in the page's order: what shows most comes first."""
+    rng = random.Random(0)
+    five = _picture(
+        (720, 540), item("red", "square", "top left", "small"), item("blue", "star", "top right"),
+        item("green", "circle", "center", "big"), item("orange", "diamond", "bottom left"),
+        item("white", "triangle", "bottom right", "small"), ground=_STONE,
+    )  # fmt: skip
+    sign = _picture((480, 320), words=(Word("Hello7", 0.5, 0.5, 0.3, "blue", (40, 80, 220), 1, 2.0),))
+    one = _picture((640, 480), item("yellow", "square", "right"), ground=_NIGHT)
+    two = _picture((800, 600), item("green", "circle", "top left"), item("purple", "diamond", "top right"))
+    three = _picture((640, 480), item("yellow", "diamond", "top"), item("blue", "star", "left"),
+                     item("red", "circle", "center"), ground=_STONE)  # fmt: skip
+    wide = _picture((960, 400), item("blue", "cross", "left"), item("orange", "star", "bottom right"))
+    tall = _picture((360, 640), item("purple", "star", "top"))
+    right = _moves((320, 240), item("red", "star", "center"), "right")
+    up = _moves((240, 320), item("red", "square", "center"), "up")
+    down = _moves((320, 240), item("black", "circle", "center"), "down")
+    left = _moves((240, 180), item("blue", "diamond", "center"), "left")
+    white, orange = item("black", "cross", "center"), item("orange", "cross", "center")
+    change = Clip(320, 240, _PAPER, white, orange, "change", 0.5, 0.5, 3.0)
+    star = item("blue", "star", "left")
+    appears = Clip(320, 240, _PAPER, star, star, "appear", 0.5, 0.5, 5.0, (item("red", "circle", "right"),))
+    box = structured.box_turn(rng, replace(five, items=(five.items[2],)), "train").answer
+    return [
+        Sample("five-shapes.png", five, (
+            ("How many shapes are there?", "There are five shapes."),
+            ("What is the largest shape?", "The green circle is the largest."),
+            ("Is there a cross?", "No, there is no cross."),
+            ("What is left of the circle?", "A red square and an orange diamond."),
+            ("Give the bounding box of the circle.", box),
+        )),
+        Sample("sign.png", sign, (("What does the sign say?", plain(_read(sign))),
+                                  ("What color is the text?", "It is blue."))),
+        Sample("two-shapes.jpg", two, _described(two, ("How many shapes are there?", "There are two shapes."),
+                                                 question="Describe the picture.")),
+        Sample("one-shape.png", one, _described(one, ("What color is it?", "It is yellow."))),
+        Sample("three-shapes.png", three, _described(three, ("How many shapes are there?", "There are three shapes."),
+                                                     question="What do you see?")),
+        Sample("wide.jpg", wide, _described(wide, question="Describe this image.")),
+        Sample("tall.png", tall, _described(tall, ("Where is it?", "It is at the top."))),
+        Sample("appears.mp4", appears, _happens(appears, (
+            "When does the star appear?", f"It appears at {clips.seconds(shown(appears)):.1f} seconds."))),
+        Sample("moves-right.mp4", right, _happens(right, ("Which way does it move?", "It moves to the right."))),
+        Sample("moves-up.mp4", up, _happens(up, ("What shape is it?", "It is a square."),
+                                            question="Describe the video.")),
+        Sample("changes-color.mp4", change, _happens(change, (
+            "What color does it become?", "It changes from black to orange."), question="What happens?")),
+        Sample("moves-down.webm", down, _happens(down)),
+        Sample("moves-left.gif", left, (("Which way does it move?", "It moves to the left."),)),
+    ]  # fmt: skip
+
+
+def _read(sign: Picture) -> str:
+    return reading.read_turn(random.Random(0), sign, "train").answer
+
+
+def content(sample: Sample) -> bytes:
+    """The sample's file."""
     kind = sample.name.rsplit(".", 1)[1]
-    if sample.event:
-        clip = scenes.random_clip(rng, sample.size, "seen", sample.event, duration_s=3.0)
-        return (files.gif_file(clip) if kind == "gif" else files.clip_file(clip, kind, fps=15)), clip
-    picture = scenes.random_picture(rng, sample.size, sample.num_items, "seen", unique=True)
-    return files.picture_file(picture, {"png": "PNG", "jpg": "JPEG"}[kind]), picture
+    writers: dict[str, Callable[[Any], bytes]] = {
+        "png": lambda scene: files.picture_file(scene, "PNG"),
+        "jpg": lambda scene: files.picture_file(scene, "JPEG"),
+        "gif": files.gif_file,
+        "mp4": lambda scene: files.clip_file(scene, "mp4", FPS),
+        "webm": lambda scene: files.clip_file(scene, "webm", FPS),
+    }
+    return writers[kind](sample.scene)
 
 
 def main() -> None:
@@ -84,11 +139,11 @@ def main() -> None:
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     entries = []
-    for sample in SAMPLES:
-        content, scene = make(sample)
-        (out / sample.name).write_bytes(content)
-        turns = [{"question": q, "answer": answer(scene, q)} for q in sample.questions]
-        entries.append({"file": sample.name, "kind": "video" if sample.event else "image", "turns": turns})
+    for sample in samples():
+        (out / sample.name).write_bytes(content(sample))
+        turns = [{"question": question, "answer": answer} for question, answer in sample.turns]
+        kind = "video" if isinstance(sample.scene, Clip) else "image"
+        entries.append({"file": sample.name, "kind": kind, "turns": turns})
     (out / "samples.json").write_text(json.dumps(entries, indent=2) + "\n")
     size = sum(path.stat().st_size for path in out.iterdir())
     if size > MAX_BYTES:

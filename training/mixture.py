@@ -1,173 +1,270 @@
-"""The training mixture: an endless, seeded stream of batches, drawn in worker processes."""
+"""What a batch is drawn from: the same batch for the same seed, phase and number, whoever draws it."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from training import scenes, words
+from training.data import SPELLED, Encoded, Encoder, Example, call_text, collate
+from training.drawing import NUM_FONTS
+from training.fast import GAP
+from training.media import Media, clip_media, picture_media, random_timing, vision_batch
+from training.phases import Phase
+from training.scenes import Picture, Unknown
+from training.skills import (
+    asking,
+    chat,
+    clips,
+    declining,
+    describing,
+    pictures,
+    reading,
+    recall,
+    relations,
+    structured,
+    tools,
+)
+from training.skills.base import Sample, Turn, conversation, image, video
 
-from training import data, dialogues, scenes
-from training.data import Encoder, Example, Media
-from training.dialogues import Turn
-from training.phrases import CLIP_SKILLS, PICTURE_SKILLS, SYSTEM_PROMPTS
-from training.scenes import Picture
-
-# Shares of the batches by what is in them; clips are long, so their share of the examples is a third.
-BATCHES = {"picture": 63, "clip": 31, "text": 3, "two": 3}
-POOL = 3  # batches that are drawn together and sorted by length, which saves padding
-
-
-class Mixture(IterableDataset):
-    """Batches for the vision phase (`phase` 0) or the joint phase (1).
-
-    `progress` is a shared double that the trainer sets: phase + the fraction of the phase that is done; the number of
-    shapes in a picture grows with it.
-    """
-
-    def __init__(self, encoder: Encoder, seed: int, progress: Any, tokens_per_batch: int = 2600) -> None:
-        self.encoder = encoder
-        self.seed = seed
-        self.progress = progress
-        self.tokens_per_batch = tokens_per_batch
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        torch.set_num_threads(1)
-        worker = get_worker_info()
-        rng = random.Random(f"{self.seed}/{worker.id if worker else 0}")
-        while True:
-            phase, done = divmod(float(self.progress.value), 1.0)
-            if phase < 1:
-                yield {"phase": 0} | data.vision_batch(_vision_media(rng, done))
-                continue
-            kind = rng.choices(tuple(BATCHES), tuple(BATCHES.values()))[0]
-            examples = sorted(_examples(rng, kind, done, POOL * self.tokens_per_batch), key=_num_characters)
-            bounds = [len(examples) * i // POOL for i in range(POOL + 1)]
-            for index in rng.sample(range(POOL), POOL):
-                batch = examples[bounds[index] : bounds[index + 1]]
-                yield {"phase": 1} | data.collate(self.encoder, batch)
+_VISION_TOKENS = 1400  # merged tokens of a vision batch
+_FULL = 4  # examples in turn that fit into no row: then the rows are full
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant. Answer briefly.",
+    "Be concise.",
+    "You answer questions about pictures and videos.",
+    "Answer in one sentence.",
+    "You are a friendly assistant for pictures.",
+)
+# How often each is asked about a picture: what has more to learn comes more often.
+PICTURE_TURNS = (
+    (describing.caption_turn, 7), (describing.color_turn, 3), (describing.shape_turn, 3), (describing.place_turn, 4),
+    (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 1), (asking.yes_no_turn, 9),
+    (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 5),
+    (structured.point_turn, 2), (structured.json_turn, 2), (declining.beyond_turn, 2),
+)  # fmt: skip
+CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip color": 2, "clip shape": 2, "others": 1}
 
 
-def picture_example(rng: random.Random, picture: Picture, media: Media, num_turns: int, opening: str = "") -> Example:
-    """A conversation of `num_turns` questions about one picture, which comes before or after the first question."""
+def draw(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> dict[str, Any]:
+    """A part of a step's batch, when the fraction `done` of the phase is over."""
+    if not phase.parts:
+        return _vision(rng, done)
+    done = phase.begins + (1 - phase.begins) * done
+    names, weights = tuple(phase.parts), tuple(phase.parts.values())
+    rows: list[list[Encoded]] = [[] for _ in range(phase.rows)]
+    room = [phase.most_tokens] * phase.rows
+    misses = 0
+    while misses < _FULL:
+        sample = PARTS[rng.choices(names, weights)[0]](rng, done)
+        encoded = encoder.encode(realized(sample))
+        fitting = [i for i, left in enumerate(room) if left >= len(encoded.ids)]
+        if not fitting:
+            misses += 1
+            continue
+        row = min(fitting, key=lambda i: room[i])  # where the least is left
+        rows[row].append(encoded)
+        room[row] -= len(encoded.ids) + GAP
+    return collate(encoder, rows, phase.most_tokens)
+
+
+def texts(seed: int, count: int = 6000) -> list[str]:
+    """What a tokenizer is trained on: the texts of `count` conversations, without the template around them."""
+    rng = random.Random(f"{seed}/texts")
+    found: list[str] = []
+    for index in range(count):
+        sample = PARTS[rng.choice(tuple(PARTS))](rng, index / count)
+        for message in sample.messages:
+            content = message["content"]
+            found += [content] if isinstance(content, str) else [p["text"] for p in content if p["type"] == "text"]
+            found += [call_text(call["function"]) for call in message.get("tool_calls", ())]
+        found += [json.dumps(sample.tools)] * (sample.tools is not None) + [sample.thought or ""]
+    # What is spelled needs no tokens.
+    return [SPELLED.sub("", text) for text in found]
+
+
+def realized(sample: Sample) -> Example:
+    """The sample with its scenes drawn."""
+    media: list[Media] = []
+    messages = []
+    for message in sample.messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            parts = []
+            for part in content:
+                if part["type"] == "image":
+                    media.append(picture_media(part["image"]))
+                if part["type"] == "video":
+                    media.append(clip_media(part["video"].clip, part["video"].times_s))
+                parts.append({"type": part["type"]} if part["type"] != "text" else part)
+            message = message | {"content": parts}
+        messages.append(message)
+    return Example(messages, sample.skills, media, sample.thought, sample.tools)
+
+
+def picture_turns(rng: random.Random, picture: Picture, count: int) -> list[Turn]:
+    """`count` questions about one picture; "it" is what the one before was about."""
     turns: list[Turn] = []
-    while len(turns) < num_turns:
-        skill = rng.choices(tuple(PICTURE_SKILLS), tuple(PICTURE_SKILLS.values()))[0]
-        turn = dialogues.picture_turn(rng, picture, skill, turns[-1].about if turns else None)
+    functions, weights = zip(*PICTURE_TURNS, strict=True)
+    while len(turns) < count:
+        turn = rng.choices(functions, weights)[0](rng, picture, "train", turns[-1].about if turns else None)
         if turn is not None:
             turns.append(turn)
-    return _conversation(rng, turns, media, "image", opening)
+    return turns
 
 
-def clip_example(rng: random.Random, clip: scenes.Clip, media: Media, num_turns: int, opening: str = "") -> Example:
-    """A conversation of `num_turns` questions about one clip."""
-    names, weights = tuple(CLIP_SKILLS), tuple(CLIP_SKILLS.values())
-    turns = [dialogues.clip_turn(rng, clip, rng.choices(names, weights)[0]) for _ in range(num_turns)]
-    return _conversation(rng, turns, media, "video", opening)
+def _picture(rng: random.Random, done: float) -> Sample:
+    """Up to seven questions about one picture, which gets fuller over the first fifth."""
+    most = 1 + round(5 * min(1.0, 4 * done + 0.2))
+    number = rng.choices(range(1, most + 1), (5, 5, 6, 5, 4, 2)[:most])[0]
+    picture = scenes.random_picture(rng, scenes.random_size(rng), number, unique=rng.random() < 0.3)
+    turns = [_loud(turn) for turn in picture_turns(rng, picture, rng.randint(2, 7))]
+    return _opened(rng, turns, [image(picture)])
 
 
-def text_example(rng: random.Random, num_turns: int, opening: str = "") -> Example:
-    return _conversation(rng, [dialogues.text_turn(rng) for _ in range(num_turns)], None, "text", opening)
+def _thinking(rng: random.Random, done: float) -> Sample:
+    """Thinking counts one by one; other questions are answered after an empty thought as well."""
+    picture = scenes.random_picture(rng, scenes.random_size(rng), rng.randint(2, 6))
+    turns = picture_turns(rng, picture, rng.randint(0, 2))
+    last = asking.count_turn(rng, picture, "train")
+    if rng.random() < 0.15:
+        last = picture_turns(rng, picture, 1)[0]
+        last = Turn(last.skill, last.question, last.answer, last.about, last.grade, "I look at the picture.")
+    return _opened(rng, [*map(_loud, turns), last], [image(picture)])
 
 
-def two_picture_example(rng: random.Random, first: tuple[Picture, Media], second: tuple[Picture, Media]) -> Example:
-    """A second picture is sent in a later turn; the questions are about the newest."""
-    before = picture_example(rng, *first, num_turns=1)
-    after = picture_example(rng, *second, num_turns=rng.choice((1, 1, 2)))
-    messages = before.messages + [m for m in after.messages if m["role"] != "system"]
-    return Example(messages, before.skills + after.skills, before.media + after.media, after.thought)
+def _sign(rng: random.Random, done: float) -> Sample:
+    """What signs say; words grow to eight letters over the first third."""
+    sign = reading.random_sign(rng, "train", 2 + round(6 * min(1.0, 3 * done + 0.15)))
+    turns: list[Turn] = [reading.read_turn(rng, sign, "train")]
+    for turn in (reading.text_color_turn, reading.num_words_turn, describing.background_turn):
+        found = turn(rng, sign, "train") if rng.random() < 0.25 else None
+        if found is not None:
+            turns.insert(rng.randint(0, len(turns)), found)
+    return _opened(rng, turns, [image(sign)])
 
 
-def random_timing(rng: random.Random, num_frames: int) -> tuple[float, list[float]]:
-    """A duration for which the processor would sample `num_frames`, and the times of those frames."""
-    fps = rng.choice((10.0, 12.0, 15.0, 24.0, 25.0, 29.97, 30.0))
-    if rng.random() < 0.12:
-        duration = rng.uniform(0.5, 12)
-    elif num_frames >= 8:
-        duration = rng.uniform(4, 9) if rng.random() < 0.8 else rng.uniform(9, 60)
-    elif num_frames <= 4:
-        duration = rng.uniform(0.4 if rng.random() < 0.3 else 1.5, 2.5)
-    else:
-        duration = rng.uniform(num_frames / 2, (num_frames + 1) / 2)
-    return duration, data.frame_times(duration, num_frames, fps)
+def _clip(rng: random.Random, done: float) -> Sample:
+    shown = clips.random_shown(rng, "train", most_frames=rng.choice((6, 8, 12, 16, 32)))
+    turns: list[Turn] = []
+    names, weights = tuple(CLIP_TURNS), tuple(CLIP_TURNS.values())
+    count = rng.randint(2, 5)
+    while len(turns) < count:
+        turn = clips.clip_turn(rng, shown, "train", rng.choices(names, weights)[0])
+        if turn is not None:
+            turns.append(turn)
+    return _opened(rng, turns, [video(shown)])
 
 
-def _conversation(rng: random.Random, turns: list[Turn], media: Media | None, kind: str, opening: str = "") -> Example:
-    """Messages for the turns; `opening` "system" puts a system prompt first, "chat" small talk without a medium."""
-    messages: list[dict[str, Any]] = []
-    skills = [turn.skill for turn in turns]
-    if opening == "system":
-        messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-    if opening == "chat":
-        chat = dialogues.text_turn(rng)
-        skills.insert(0, chat.skill)
-        messages += [
-            {"role": "user", "content": chat.question},
-            {"role": "assistant", "content": chat.answer},
-        ]
-    for index, turn in enumerate(turns):
-        content: list[dict[str, str]] = [{"type": "text", "text": turn.question}]
-        if index == 0 and media is not None:
-            content.insert(rng.choice((0, 0, 1)), {"type": kind})
-        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": turn.answer}]
-    subject = {"image": "picture", "video": "clip", "text": "text"}[kind]
-    thought = dialogues.thought(turns[-1].skill, subject) if rng.random() < 0.05 else None
-    return Example(messages, skills, [media] if media is not None else [], thought)
+def _pictures(rng: random.Random, done: float) -> Sample:
+    several = pictures.some_pictures(rng, "train")
+    turns = [pictures.pictures_turn(rng, several, "train") for _ in range(rng.randint(1, 4))]
+    return conversation(rng, turns, [image(each) for each in several])
 
 
-def _num_characters(example: Example) -> int:
-    texts = (m["content"] for m in example.messages)
-    return sum(len(t) if isinstance(t, str) else sum(len(p.get("text", "")) for p in t) for t in texts)
+def _difference(rng: random.Random, done: float) -> Sample:
+    two, turn = pictures.difference_turn(rng, "train")
+    turns = [turn, *(pictures.pictures_turn(rng, two, "train") for _ in range(rng.randint(0, 1)))]
+    return conversation(rng, [t for t in turns if t.skill != "which picture"], [image(each) for each in two])
 
 
-def _examples(rng: random.Random, kind: str, done: float, tokens: int) -> list[Example]:
-    """Examples of one kind and one media grid; about `tokens` tokens in all."""
-    num_turns = rng.choice((1, 2, 3, 4))
-    opening = rng.choices(("", "system", "chat"), (8, 1, 1))[0]
-    if kind == "text":
-        return [text_example(rng, num_turns, opening) for _ in range(tokens // (35 * num_turns))]
-    aspect = scenes.random_aspect(rng)
-    if kind == "clip":
-        num_frames = rng.choices((2, 3, 4, 5, 6, 7, 8), (1, 1, 5, 3, 5, 3, 10))[0]
-        clips = list(_clips(rng, aspect, num_frames, tokens // (28 * ((num_frames + 1) // 2) + 26 * num_turns)))
-        return [clip_example(rng, clip, media, num_turns, opening) for clip, media in clips]
-    if kind == "two":
-        pairs = list(_pictures(rng, aspect, done, 2 * (tokens // 115)))
-        return [two_picture_example(rng, *pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
-    pictures = _pictures(rng, aspect, done, tokens // (26 + 28 * num_turns))
-    return [picture_example(rng, picture, media, num_turns, opening) for picture, media in pictures]
+def _second(rng: random.Random, done: float) -> Sample:
+    """A second picture, sign or clip is sent in a later turn; the questions are about the newest."""
+    first, then = _picture(rng, 0.1), rng.choice((_picture, _picture, _sign, _clip))(rng, 0.1)
+    kept = [message for message in then.messages if message["role"] != "system"]
+    return Sample(then.skill, first.messages + kept, first.skills + then.skills, then.grade)
 
 
-def _pictures(rng: random.Random, aspect: float, done: float, count: int) -> Iterator[tuple[Picture, Media]]:
-    """Pictures of one grid; `done` is the fraction of the phase, which decides how many shapes they hold."""
-    grid = data.image_grid(scenes.random_size(rng, aspect, big=0))
-    weights = (1, min(1.2, 0.15 + 4 * done), min(1.5, max(0.0, 6 * done - 0.5)))
-    while count:
-        size = scenes.random_size(rng, aspect)
-        if data.image_grid(size) == grid:
-            count -= 1
-            number = rng.choices((1, 2, 3), weights)[0]
-            picture = scenes.random_picture(rng, size, number, "train", unique=rng.random() < 0.5)
-            yield picture, data.picture_media(rng, picture, grid)
+def _unknown(rng: random.Random, done: float) -> Sample:
+    unknown = declining.random_unknown(rng, "train")
+    return conversation(rng, [declining.unknown_turn(rng, "train") for _ in range(rng.randint(1, 2))], [image(unknown)])
 
 
-def _clips(rng: random.Random, aspect: float, num_frames: int, count: int) -> Iterator[tuple[scenes.Clip, Media]]:
-    aspect = min(2.5, max(0.4, aspect))
-    grid = data.video_grid(scenes.random_size(rng, aspect, big=0), num_frames)
-    while count:
-        size = scenes.random_size(rng, aspect, big=0.02)
-        if data.video_grid(size, num_frames) == grid:
-            count -= 1
-            duration, times = random_timing(rng, num_frames)
-            clip = scenes.random_clip(rng, size, "train", duration_s=duration)
-            yield clip, data.clip_media(rng, clip, times, grid)
+def _chat(rng: random.Random, done: float) -> Sample:
+    kinds = (chat.chat_turn, chat.chat_turn, chat.no_media_turn, chat.off_topic_turn)
+    turns = [rng.choice(kinds)(rng, "train") for _ in range(rng.randint(1, 4))]
+    return conversation(rng, turns, [], _system(rng))
 
 
-def _vision_media(rng: random.Random, done: float, count: int = 40) -> list[Media]:
-    """Media of one grid for the vision phase: pictures, and now and then clips."""
-    aspect = scenes.random_aspect(rng)
-    if rng.random() < 0.2:
-        return [media for _, media in _clips(rng, aspect, rng.choice((4, 6, 8)), count // 4)]
-    return [media for _, media in _pictures(rng, aspect, done, count)]
+def _recall(rng: random.Random, done: float) -> Sample:
+    """Facts told and asked for; their number grows to thirty, slowly at first: to look them up is learned on few."""
+    most = 2 + round(28 * done**2)
+    return recall.sample_with(rng, "train", rng.randint(1, most), rng.random() < 0.4)
+
+
+def _recall_picture(rng: random.Random, done: float) -> Sample:
+    """Facts, then a picture and questions about both."""
+    told = recall.facts(rng, "train", rng.randint(1, 6))
+    before = [Turn("small talk", fact.statement, "OK.") for fact in told]
+    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=256), rng.randint(1, 3))
+    turns = [_loud(turn) for turn in picture_turns(rng, picture, rng.randint(1, 3))]
+    for fact in rng.sample(told, min(len(told), 2)):
+        turns.append(Turn("recall", fact.question(rng, "train"), fact.answer))
+    return conversation(rng, turns, [image(picture)], before=before)
+
+
+def _tools(rng: random.Random, done: float) -> Sample:
+    return rng.choice([skill.sample for skill in tools.SKILLS])(rng, "train")
+
+
+PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
+    "picture": _picture,
+    "thinking": _thinking,
+    "sign": _sign,
+    "clip": _clip,
+    "pictures": _pictures,
+    "difference": _difference,
+    "second": _second,
+    "unknown": _unknown,
+    "chat": _chat,
+    "recall": _recall,
+    "recall picture": _recall_picture,
+    "tools": _tools,
+}
+
+
+def _opened(rng: random.Random, turns: list[Turn], media: list[dict[str, Any]]) -> Sample:
+    """The turns as a conversation; now and then after a system prompt, or after small talk."""
+    before = [chat.chat_turn(rng, "train")] if rng.random() < 0.06 else None
+    if rng.random() < 0.06:
+        turns = [*turns, chat.chat_turn(rng, "train")]
+    return conversation(rng, turns, media, _system(rng), before)
+
+
+def _system(rng: random.Random) -> str | None:
+    return rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.08 else None
+
+
+def _loud(turn: Turn) -> Turn:
+    """The turn without its thought: thinking is off."""
+    return Turn(turn.skill, turn.question, turn.answer, turn.about, turn.grade)
+
+
+def _vision(rng: random.Random, done: float) -> dict[str, Any]:
+    """A batch for the vision tower alone; pictures get fuller and words longer while `done` goes from 0 to 1."""
+    media: list[Media] = []
+    num_tokens = 0
+    while num_tokens < _VISION_TOKENS:
+        medium = _vision_medium(rng, done)
+        media.append(medium)
+        num_tokens += len(medium.targets)
+    media.sort(key=lambda medium: medium.tokens_per_span)  # spans of one length share an attention
+    return vision_batch(media)
+
+
+def _vision_medium(rng: random.Random, done: float) -> Media:
+    # Large pictures come last: many small ones teach more in the same time.
+    size = scenes.random_size(rng, largest=176 if done < 0.7 else None)
+    chosen = rng.random()
+    if chosen < 0.5:
+        return picture_media(scenes.random_picture(rng, size, rng.randint(1, 2 + round(4 * min(1.0, 3 * done)))))
+    if chosen < 0.86:
+        most = 2 + round(6 * min(1.0, 3 * done))
+        return picture_media(scenes.random_sign(rng, size, words.random_words(rng, most), NUM_FONTS))
+    if chosen < 0.94:
+        duration, times = random_timing(rng, 8, 12.0)
+        return clip_media(scenes.random_clip(rng, size, duration_s=duration), times)
+    return picture_media(Unknown(*size, rng.choice(("photo", "photo", "noise")), rng.randrange(2**31)))

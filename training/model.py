@@ -1,4 +1,8 @@
-"""The demo's architecture and its initialisation: transformers' own Qwen3.5, at 3.5 million parameters."""
+"""The demo's architecture and its initialisation: transformers' Qwen3.5 at 6.4 million parameters, and an MTP layer.
+
+The proportions are the family's: keys and values of one width, powers of two, a tied head, and one layer of multi-token
+prediction, which transformers doesn't know and `MultiTokenPrediction` adds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5GatedDeltaNet,
+    Qwen3_5RMSNorm,
+)
 
 MAX_POSITIONS = 8192
 _RESIDUAL_OUTPUTS = ("o_proj", "out_proj", "down_proj", "attn.proj", "mlp.linear_fc2")
@@ -24,7 +32,7 @@ def demo_config(ids: dict[str, int], vocab_size: int, **overrides: int) -> Qwen3
         "vocab_size": vocab_size,
         "hidden_size": hidden,
         "intermediate_size": overrides.get("intermediate_size", 512),
-        "num_hidden_layers": overrides.get("num_hidden_layers", 4),
+        "num_hidden_layers": overrides.get("num_hidden_layers", 8),
         "full_attention_interval": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -33,7 +41,7 @@ def demo_config(ids: dict[str, int], vocab_size: int, **overrides: int) -> Qwen3
         "linear_conv_kernel_dim": 4,
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
+        "linear_key_head_dim": 64,
         "linear_value_head_dim": 64,
         "mamba_ssm_dtype": "float32",
         "max_position_embeddings": MAX_POSITIONS,
@@ -53,7 +61,7 @@ def demo_config(ids: dict[str, int], vocab_size: int, **overrides: int) -> Qwen3
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_heads": 4,
-        "num_position_embeddings": 64,
+        "num_position_embeddings": 256,
         "out_hidden_size": hidden,
         "patch_size": 16,
         "temporal_patch_size": 2,
@@ -73,6 +81,32 @@ def demo_config(ids: dict[str, int], vocab_size: int, **overrides: int) -> Qwen3
     )
 
 
+class MultiTokenPrediction(nn.Module):
+    """The family's MTP layer: from the last hidden state at t and the embedding of token t + 1, that of token t + 2.
+
+    Its parameters are saved as `mtp.*`, beside the model's; embedding and head are the model's own.
+    """
+
+    def __init__(self, config: Qwen3_5Config) -> None:
+        super().__init__()
+        text: Any = config.text_config
+        attention = text.layer_types.index("full_attention")
+        self.pre_fc_norm_hidden = Qwen3_5RMSNorm(text.hidden_size, eps=text.rms_norm_eps)
+        self.pre_fc_norm_embedding = Qwen3_5RMSNorm(text.hidden_size, eps=text.rms_norm_eps)
+        self.fc = nn.Linear(2 * text.hidden_size, text.hidden_size, bias=False)
+        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(text, attention)])
+        self.norm = Qwen3_5RMSNorm(text.hidden_size, eps=text.rms_norm_eps)
+
+    def forward(self, hidden: torch.Tensor, embeds: torch.Tensor, positions: Any, mask: torch.Tensor) -> torch.Tensor:
+        """`hidden`, `embeds` [B, T, H]: states at t and embeddings at t + 1; returns states for the head, [B, T, H].
+
+        `positions` are the rotary cosine and sine, `mask` [B, 1, T, T] is true where a token is seen.
+        """
+        both = torch.cat([self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(hidden)], dim=-1)
+        out = self.layers[0](self.fc(both), position_embeddings=positions, attention_mask=mask)
+        return self.norm(out)
+
+
 def new_model(config: Qwen3_5Config, seed: int) -> Qwen3_5ForConditionalGeneration:
     """A freshly initialised fp32 model.
 
@@ -82,6 +116,7 @@ def new_model(config: Qwen3_5Config, seed: int) -> Qwen3_5ForConditionalGenerati
     """
     torch.manual_seed(seed)
     model = Qwen3_5ForConditionalGeneration(config).float()
+    model.mtp = MultiTokenPrediction(config)
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear | nn.Conv3d):

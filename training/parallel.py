@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,20 @@ def sum_over_processes(tensors: list[torch.Tensor]) -> None:
     dist.all_reduce(flat)
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
+
+
+def gather(value: Any) -> list[Any]:
+    """Every process's value, in the order of the processes."""
+    if world() == 1:
+        return [value]
+    found: list[Any] = [None] * world()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def any_of(value: bool) -> bool:
+    """Whether it is true in one of the processes."""
+    return any(gather(value))
 
 
 def _start(index: int, run: Callable[..., None], processes: int, meeting: Path, args: tuple[object, ...]) -> None:

@@ -1,8 +1,8 @@
-"""The synthetic world: pictures of one to three coloured shapes, and clips in which one shape does something.
+"""The synthetic world as plain data, taken from a `random.Random`; `drawing` renders it.
 
-A scene is plain data, taken from a `random.Random`; `drawing` renders it. Places are the nine cells of a 3 x 3 grid.
-Some combinations of color, shape and place (or a clip's event) are held out: the training split never shows them,
-the "combos" split always does.
+Pictures of one to six coloured shapes, signs with words on them, and clips in which something happens to one of one or
+two shapes. Places are the nine cells of a 3 x 3 grid. Some combinations of color, shape and place (or a clip's event)
+are held out: the training split never shows them, the "combos" split always does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 COLORS = {
@@ -23,14 +24,30 @@ COLORS = {
     "white": (246, 246, 246),
     "black": (14, 14, 14),
 }
+# What a background may be called, and the colours that are called so.
+BACKGROUNDS = {
+    "white": ((238, 255),) * 3,
+    "gray": ((105, 165),) * 3,
+    "black": ((0, 28),) * 3,
+    "red": ((235, 255), (150, 180), (150, 180)),
+    "yellow": ((240, 255), (235, 250), (150, 180)),
+    "green": ((150, 185), (225, 250), (150, 185)),
+    "blue": ((150, 180), (190, 215), (240, 255)),
+    "purple": ((205, 225), (165, 190), (235, 255)),
+}
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross")
+SIZES = {"small": (0.055, 0.082), "": (0.102, 0.135), "big": (0.162, 0.26)}  # radius / sqrt(area)
 PLACES = (
     ("top left", "top", "top right"),
     ("left", "center", "right"),
     ("bottom left", "bottom", "bottom right"),
 )
+ALL_PLACES = sum(PLACES, ())
 MOTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+EVENTS = (*MOTIONS, "change", "appear", "vanish", "still")
+TEXTURES = ("plain", "plain", "plain", "gradient", "gradient", "noise", "stripes", "checks", "blobs")
 Split = Literal["train", "seen", "combos"]
+RGB = tuple[int, int, int]
 
 _CELL_MARGIN = 0.035  # how far a centre stays from the border between two places, as a fraction of the side
 _MIN_CONTRAST = 90.0  # Euclidean RGB distance between a shape and the background
@@ -46,39 +63,72 @@ class Item:
     y: float
     radius: float
     angle: float
-    rgb: tuple[int, int, int]
+    rgb: RGB
+    size: str = ""
 
     @property
     def place(self) -> str:
         return PLACES[min(2, int(self.y * 3))][min(2, int(self.x * 3))]
 
+    @property
+    def name(self) -> str:
+        return f"{self.color} {self.shape}"
+
+
+@dataclass(frozen=True)
+class Word:
+    """A line of text: its centre and height as fractions of width and height; `font` numbers `drawing.fonts`."""
+
+    text: str
+    x: float
+    y: float
+    height: float
+    color: str
+    rgb: RGB
+    font: int
+    angle: float
+
 
 @dataclass(frozen=True)
 class Background:
-    """Two corner colours of a linear gradient, and the amplitude and seed of its noise."""
+    """Two colours, how they mix (`texture`), how far (`amount`, 0 to 1), and what the background is called."""
 
-    start: tuple[int, int, int]
-    end: tuple[int, int, int]
-    vertical: bool
-    noise: float
+    name: str
+    start: RGB
+    end: RGB
+    texture: str
+    amount: float
     seed: int
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`items` are in reading order: by row, then by column."""
+    """`items` are in reading order: by row of places, then by column. `words` from top to bottom."""
 
     width: int
     height: int
     background: Background
-    items: tuple[Item, ...]
+    items: tuple[Item, ...] = ()
+    words: tuple[Word, ...] = ()
+    jpeg: int | None = None  # the quality, where the picture is a JPEG
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A picture of nothing in this world: a crop of a photograph, or noise."""
+
+    width: int
+    height: int
+    kind: str  # "photo" or "noise"
+    seed: int
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One shape that moves in a straight line ("left", ...), changes colour ("change") or does nothing ("still").
+    """Something happens to `start`, which is `end` afterwards; `others` stand still beside it.
 
-    `end` is the shape as it is at the end; `begin` and `finish` bound the event as fractions of the duration.
+    `event` is one of `EVENTS`; `begin` and `finish` (equal where it happens at once) bound it as fractions of the
+    duration. What appears isn't there before, what vanishes isn't there after.
     """
 
     width: int
@@ -90,15 +140,24 @@ class Clip:
     begin: float
     finish: float
     duration_s: float
+    others: tuple[Item, ...] = ()
 
-    def at(self, fraction: float) -> Item:
-        """The item at `fraction` (0 to 1) of the clip."""
+    def at(self, fraction: float) -> tuple[Item, ...]:
+        """What is to be seen at `fraction` (0 to 1) of the clip."""
         progress = min(1.0, max(0.0, (fraction - self.begin) / max(1e-6, self.finish - self.begin)))
+        if self.event in ("appear", "vanish") and (progress >= 0.5) == (self.event == "vanish"):
+            return self.others
         if self.event == "change":
-            return self.end if progress >= 0.5 else self.start
+            return (self.end if progress >= 0.5 else self.start, *self.others)
         x = self.start.x + (self.end.x - self.start.x) * progress
         y = self.start.y + (self.end.y - self.start.y) * progress
-        return Item(self.start.color, self.start.shape, x, y, self.start.radius, self.start.angle, self.start.rgb)
+        return (replace(self.start, x=x, y=y), *self.others)
+
+    @property
+    def event_s(self) -> float:
+        """When it happens, in seconds: the middle of what happens at once, the begin of a motion."""
+        at = self.begin if self.event in MOTIONS else (self.begin + self.finish) / 2
+        return at * self.duration_s
 
 
 def is_held_out(color: str, shape: str, where: str) -> bool:
@@ -111,18 +170,21 @@ def random_picture(
 ) -> Picture:
     """A picture of `size` (width, height). With `unique`, no colour and no shape appears twice."""
     while True:
-        background = _random_background(rng)
+        background = random_background(rng)
+        # A kind for all, so that "how many circles" and "which is the largest" have something to tell apart.
+        shapes = tuple(rng.sample(SHAPES, 2)) if num_items > 2 and rng.random() < 0.35 and not unique else SHAPES
         items: list[Item] = []
-        for _ in range(40):
+        for _ in range(60):
             if len(items) == num_items:
                 break
-            item = _random_item(rng, size, background, 0.30 if num_items == 1 else 0.19)
+            item = _random_item(rng, size, background, num_items, shapes)
             if all(_fits_beside(item, other, size, unique) for other in items):
                 items.append(item)
         held_out = any(is_held_out(i.color, i.shape, i.place) for i in items)
         if len(items) == num_items and held_out == (split == "combos"):
-            order = {name: i for i, name in enumerate(sum(PLACES, ()))}
-            return Picture(*size, background, tuple(sorted(items, key=lambda i: order[i.place])))
+            order = {name: i for i, name in enumerate(ALL_PLACES)}
+            jpeg = rng.randint(45, 95) if rng.random() < 0.25 else None
+            return Picture(*size, background, tuple(sorted(items, key=lambda i: order[i.place])), jpeg=jpeg)
 
 
 def random_clip(
@@ -134,9 +196,9 @@ def random_clip(
 ) -> Clip:
     """A clip of `size` (width, height); motions cover at least a third of the frame."""
     while True:
-        kind = event or rng.choices((*MOTIONS, "change", "still"), (5, 5, 5, 5, 6, 3))[0]
-        background = _random_background(rng)
-        start = _random_item(rng, size, background, 0.25)
+        kind = event or rng.choices(EVENTS, (5, 5, 5, 5, 6, 6, 6, 3))[0]
+        background = replace(random_background(rng), texture=rng.choice(("plain", "gradient", "noise")))
+        start = _random_item(rng, size, background, 2, SHAPES)
         if is_held_out(start.color, start.shape, kind) != (split == "combos"):
             continue
         end = start
@@ -144,42 +206,101 @@ def random_clip(
             start, end = _moved(rng, start, MOTIONS[kind])
         elif kind == "change":
             color = rng.choice([c for c in COLORS if c != start.color])
-            rgb = _jittered(rng, color)
-            if _distance(rgb, _middle(background)) < _MIN_CONTRAST:
+            rgb = jittered(rng, color)
+            if contrast(rgb, background) < _MIN_CONTRAST:
                 continue
-            end = Item(color, start.shape, start.x, start.y, start.radius, start.angle, rgb)
+            end = replace(start, color=color, rgb=rgb)
         begin, finish = rng.uniform(0, 0.15), rng.uniform(0.85, 1)
-        if kind == "change":
-            begin, finish = rng.choice(((0.2, 0.5), (0.3, 0.7), (0.5, 0.8)))
-        return Clip(*size, background, start, end, kind, begin, finish, duration_s)
+        if kind in ("change", "appear", "vanish"):
+            begin = finish = rng.uniform(0.25, 0.75)
+        others: tuple[Item, ...] = ()
+        if rng.random() < 0.4:
+            other = _random_item(rng, size, background, 3, SHAPES)
+            apart = all(_fits_beside(other, replace(start, x=x, y=y), size, True) for x, y in _path(start, end))
+            if not apart or is_held_out(other.color, other.shape, other.place):
+                continue
+            others = (other,)
+        return Clip(*size, background, start, end, kind, begin, finish, duration_s, others)
 
 
-def random_size(rng: random.Random, aspect: float, big: float = 0.03) -> tuple[int, int]:
-    """A random (width, height) of this aspect, width / height; a share `big` of them up to a megapixel."""
-    side = rng.uniform(400, 1000) if rng.random() < big else rng.uniform(70, 260)
-    return max(16, round(side * math.sqrt(aspect))), max(16, round(side / math.sqrt(aspect)))
+def random_sign(rng: random.Random, size: tuple[int, int], texts: list[str], num_fonts: int) -> Picture:
+    """Lines of text below each other, in one of the first `num_fonts` fonts."""
+    background = random_background(rng)
+    if rng.random() < 0.5:
+        background = replace(background, texture="plain")
+    font, rows, words = rng.randrange(num_fonts), len(texts), []
+    width, height = size
+    for row, text in enumerate(texts):
+        while True:
+            color = rng.choice(tuple(COLORS))
+            rgb = jittered(rng, color)
+            if contrast(rgb, background) >= 110:
+                break
+        # As high as the row allows, and no wider than the picture: a letter is about 0.62 of its height.
+        most = min(0.8 / rows, 0.92 * width / (0.66 * max(2, len(text)) * height))
+        line = max(min(most, 26 / height * max(1.0, math.sqrt(width * height) / 512)), most * rng.uniform(0.6, 1.0))
+        line = min(line, most)
+        half = min(0.5, 0.33 * line * len(text) * height / width)
+        x = rng.uniform(half, 1 - half) if half < 0.5 else 0.5
+        slack = max(0.0, (1 / rows - 1.15 * line) / 2)
+        y = (row + 0.5) / rows + rng.uniform(-slack, slack)
+        angle = rng.uniform(-4, 4) if rng.random() < 0.3 else 0.0
+        words.append(Word(text, x, y, line, color, rgb, font, angle))
+    jpeg = rng.randint(60, 95) if rng.random() < 0.2 else None
+    return Picture(*size, background, (), tuple(words), jpeg)
+
+
+def random_size(rng: random.Random, aspect: float | None = None, largest: float | None = None) -> tuple[int, int]:
+    """A random (width, height) of 64 to 1,024 pixels a side, mostly small; `largest` bounds the root of its area."""
+    aspect = random_aspect(rng) if aspect is None else aspect
+    low, high = rng.choices(((70, 128), (128, 256), (256, 512), (512, 1000)), (38, 44, 13, 5))[0]
+    side = min(math.exp(rng.uniform(math.log(low), math.log(high))), largest or math.inf)
+    bounds = (64 * max(math.sqrt(aspect), 1 / math.sqrt(aspect)), 1024 / max(math.sqrt(aspect), 1 / math.sqrt(aspect)))
+    side = min(bounds[1], max(bounds[0], side))
+    return round(side * math.sqrt(aspect)), round(side / math.sqrt(aspect))
 
 
 def random_aspect(rng: random.Random) -> float:
-    """Mostly what cameras and screens make; the rest log-uniform from 1:4 to 4:1, and a few strips beyond."""
-    draw = rng.random()
-    if draw < 0.55:
+    """Width / height: mostly what cameras and screens make; the rest log-uniform from 1:4 to 4:1."""
+    if rng.random() < 0.65:
         aspect = rng.choice((1.0, 1.0, 4 / 3, 3 / 2, 16 / 9))
-        return aspect if rng.random() < 0.6 else 1 / aspect
-    spread = 4.0 if draw < 0.96 else 9.0
-    return math.exp(rng.uniform(-math.log(spread), math.log(spread)))
+        return aspect if rng.random() < 0.65 else 1 / aspect
+    return math.exp(rng.uniform(-math.log(4), math.log(4)))
 
 
-def _random_item(rng: random.Random, size: tuple[int, int], background: Background, max_radius: float) -> Item:
+def random_background(rng: random.Random) -> Background:
+    name = rng.choices(tuple(BACKGROUNDS), (6, 3, 3, 1, 1, 1, 1, 1))[0]
+    start = _within(rng, name)
+    texture = rng.choice(TEXTURES)
+    amount = rng.uniform(0.2, 0.6 if texture == "noise" else 1.0)
+    return Background(name, start, _within(rng, name), texture, amount, rng.getrandbits(32))
+
+
+def _within(rng: random.Random, name: str) -> RGB:
+    channels = BACKGROUNDS[name]
+    if name in ("white", "gray", "black"):
+        level = rng.uniform(*channels[0])
+        return _clipped(level + rng.uniform(-5, 5) for _ in range(3))
+    return _clipped(rng.uniform(*channel) for channel in channels)
+
+
+def _random_item(
+    rng: random.Random, size: tuple[int, int], background: Background, num_items: int, shapes: tuple[str, ...]
+) -> Item:
     width, height = size
     unit = math.sqrt(width * height)
-    radius = min(rng.uniform(0.085, max_radius), 0.31 * min(width, height) / unit)
+    names, weights = tuple(SIZES), ((2, 3, 4) if num_items < 3 else (3, 4, 1 if num_items > 4 else 2))
+    most = 0.31 * min(width, height) / unit  # strips have no room for the big ones
+    kind = rng.choices(names, [w if SIZES[n][0] < most else 0 for n, w in zip(names, weights, strict=True)])[0]
+    low, high = SIZES[kind]
+    radius = rng.uniform(low, min(high, most, 0.20 if num_items > 1 else 1.0))
     x, y = (_random_coordinate(rng, radius * unit / side) for side in (width, height))
     while True:
         color = rng.choice(tuple(COLORS))
-        rgb = _jittered(rng, color)
-        if min(_distance(rgb, background.start), _distance(rgb, background.end)) >= _MIN_CONTRAST:
-            return Item(color, rng.choice(SHAPES), x, y, radius, math.radians(rng.uniform(-9, 9)), rgb)
+        rgb = jittered(rng, color)
+        if contrast(rgb, background) >= _MIN_CONTRAST:
+            angle = math.radians(rng.uniform(-9, 9))
+            return Item(color, rng.choice(shapes), x, y, radius, angle, rgb, kind)
 
 
 def _random_coordinate(rng: random.Random, reach: float) -> float:
@@ -191,7 +312,7 @@ def _random_coordinate(rng: random.Random, reach: float) -> float:
 
 
 def _fits_beside(item: Item, other: Item, size: tuple[int, int], unique: bool) -> bool:
-    if item.place == other.place or (item.color == other.color and item.shape == other.shape):
+    if item.place == other.place or item.name == other.name:
         return False
     if unique and (item.color == other.color or item.shape == other.shape):
         return False
@@ -210,32 +331,23 @@ def _moved(rng: random.Random, item: Item, direction: tuple[int, int]) -> tuple[
             x = along if direction[0] > 0 else 1 - along
         else:
             y = along if direction[1] > 0 else 1 - along
-        ends.append(Item(item.color, item.shape, x, y, item.radius, item.angle, item.rgb))
+        ends.append(replace(item, x=x, y=y))
     return ends[0], ends[1]
 
 
-def _random_background(rng: random.Random) -> Background:
-    level = rng.choice((rng.uniform(185, 255), rng.uniform(185, 255), rng.uniform(5, 70), rng.uniform(95, 160)))
-    start = _clipped(level + rng.uniform(-14, 14) for _ in range(3))
-    drift = rng.choice((0.0, rng.uniform(-30, 30)))
-    end = _clipped(c + drift for c in start)
-    noise = rng.choice((0.0, 0.0, rng.uniform(2, 9)))
-    return Background(start, end, rng.random() < 0.5, noise, rng.getrandbits(32))
+def _path(start: Item, end: Item) -> list[tuple[float, float]]:
+    return [(start.x + (end.x - start.x) * t / 4, start.y + (end.y - start.y) * t / 4) for t in range(5)]
 
 
-def _jittered(rng: random.Random, color: str) -> tuple[int, int, int]:
+def jittered(rng: random.Random, color: str) -> RGB:
     shade = rng.uniform(0.86, 1.04)
     return _clipped(c * shade + rng.uniform(-13, 13) for c in COLORS[color])
 
 
-def _clipped(channels) -> tuple[int, int, int]:
+def _clipped(channels: Iterable[float]) -> RGB:
     r, g, b = (int(min(255, max(0, c))) for c in channels)
     return r, g, b
 
 
-def _middle(background: Background) -> tuple[int, int, int]:
-    return _clipped((a + b) / 2 for a, b in zip(background.start, background.end, strict=True))
-
-
-def _distance(a: tuple[int, int, int], b: tuple[int, int, int]) -> float:
-    return math.dist(a, b)
+def contrast(rgb: RGB, background: Background) -> float:
+    return min(math.dist(rgb, background.start), math.dist(rgb, background.end))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from training import dialogues
-
-VOCAB_SIZE = 960  # at most: as many as the texts below give
+VOCAB_SIZE = 1280
 
 # Order and `special` flags as in the family's own tokenizers: template markup is special, tags that a reply
 # may contain are not.
@@ -59,8 +57,8 @@ _ENGLISH = (
 )
 
 
-def train_tokenizer(seed: int = 0) -> Tokenizer:
-    """Trains the BPE merges on the phrases of the dialogues and some English; any UTF-8 text encodes."""
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Trains the BPE merges on these texts and some English; any UTF-8 text encodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -76,8 +74,7 @@ def train_tokenizer(seed: int = 0) -> Tokenizer:
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    texts = dialogues.all_texts(random.Random(seed)) + [_TEMPLATE_WORDS, _ENGLISH] * 20
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator([*texts, *[_TEMPLATE_WORDS, _ENGLISH] * 20], trainer)
     tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in ADDED_TOKENS])
     return tokenizer
 

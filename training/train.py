@@ -1,7 +1,8 @@
-"""Trains the demo checkpoint: `python -m training.train --minutes 60 --out assets/demo --seed 0 [--resume]`.
+"""Trains the demo checkpoint: `python -m training.train --out assets/demo --seed 0 [--resume]`.
 
-Two phases, scheduled by time: the vision tower alone with throwaway heads, then everything on conversations. The
-state is saved every two minutes in `--work`; `--resume` goes on from there.
+The phases are `phases.PHASES`. Every step's batch is the sum of `--parts-per-step` parts, each drawn from the seed, the
+phase, the step and its number alone, so that one process or several, and a training that was stopped and went on, see
+the same data. The state is saved every few minutes in `--work`, with `metrics.jsonl` beside it.
 """
 
 from __future__ import annotations
@@ -9,165 +10,179 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import platform
+import random
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tqdm import tqdm
 
 from training import parallel
 from training.data import Encoder
 from training.export import export, save_json
-from training.fast import fast_forward
-from training.losses import VisionHeads, answer_loss, vision_tokens
-from training.mixture import Mixture
+from training.fast import vision_tokens
+from training.losses import VisionHeads, answer_loss
+from training.mixture import draw, texts
 from training.model import demo_config, new_model
 from training.optimizer import Optimizer
+from training.phases import PHASES, Phase
 from training.tokenizer import token_ids, train_tokenizer
 
-SAVE_EVERY_S = 120.0
-LOG_EVERY_S = 30.0
-PROBE_WEIGHT = 0.2  # of the vision heads' loss in the joint phase
+SAVE_EVERY_S = 180.0
+LOG_EVERY = 25
+JUDGED_OVER = 50  # parts of steps whose mean ends a phase, or four times as many answers
 WARMUP_STEPS = 60
-PROBES = ("probe_color", "probe_shape", "probe_place", "probe_centre")
 
 
-class Averages:
-    """Exponential averages of accuracy, by skill."""
+class Batches(IterableDataset):
+    """This process's parts of every step from (phase, step) on, in order: (phase's number, step, batch)."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
+    def __init__(self, encoder: Encoder, phases: tuple[Phase, ...], seed: int, parts: int, start: tuple[int, int]):
+        self.encoder, self.phases, self.seed, self.start = encoder, phases, seed, start
+        self.mine = range(parallel.rank(), parts, parallel.world())
 
-    def add(self, results: dict[str, list[bool]], decay: float = 0.995) -> None:
-        for skill, hits in results.items():
-            for hit in hits:
-                self.values[skill] = decay * self.values.get(skill, float(hit)) + (1 - decay) * hit
+    def __iter__(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        torch.set_num_threads(1)
+        # The loader asks its workers in turn: each draws what it is asked for, so that the order stays.
+        worker = get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        for number, step, part in islice(self._wanted(), first, None, stride):
+            phase = self.phases[number]
+            rng = random.Random(f"{self.seed}/{phase.name}/{step}/{part}")
+            yield number, step, draw(rng, self.encoder, phase, step / phase.steps)
 
-    def line(self) -> str:
-        return " ".join(f"{skill}={100 * value:.0f}" for skill, value in sorted(self.values.items()))
+    def _wanted(self) -> Iterator[tuple[int, int, int]]:
+        """(phase's number, step, part), in order."""
+        for number in range(self.start[0], len(self.phases)):
+            for step in range(self.start[1] if number == self.start[0] else 0, self.phases[number].steps):
+                for part in self.mine:
+                    yield number, step, part
 
 
 class Trainer:
-    """Owns the model, the heads, the optimizer and the clock, which counts training over all resumptions."""
+    """Owns the model, the heads, the optimizer, and where in the phases it is."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.state_path = Path(args.work) / "state.pt"
-        # The model's vocabulary is the one it began with, also where the phrases have changed since.
+        if args.resume and not self.state_path.is_file():
+            raise FileNotFoundError(
+                f"--resume goes on from {self.state_path}, and there is no such file. Leave --resume away to begin, or "
+                "name the folder that the training was begun with as --work."
+            )
         state = torch.load(self.state_path, map_location=args.device, weights_only=True) if args.resume else None
-        self.tokenizer = Tokenizer.from_str(state["tokenizer"]) if state else train_tokenizer(args.seed)
+        # The model's vocabulary is the one it began with, also where the phrases have changed since.
+        self.tokenizer = Tokenizer.from_str(state["tokenizer"]) if state else train_tokenizer(texts(args.seed))
         config = demo_config(token_ids(self.tokenizer), self.tokenizer.get_vocab_size())
         self.model = new_model(config, args.seed).to(args.device)
         self.heads = VisionHeads(self.model.lm_head.in_features).to(args.device)
         self.optimizer = Optimizer(self.model, self.heads, args.muon_lr, args.adam_lr, args.vision_rate)
-        self.averages = Averages()
-        self.elapsed_s, self.step, self.tokens, self.runs = 0.0, 0, 0, 0
-        self.progress = multiprocessing.Value("d", 0.0)
+        self.phase, self.step, self.tokens, self.elapsed_s = 0, 0, 0, 0.0
+        self.history: list[dict[str, Any]] = []  # of the phases that are over
+        self.mean = Averages()
         if state:
             self.load(state)
 
-    @property
-    def phase(self) -> int:
-        return int(self.elapsed_s >= 60 * self.args.vision_minutes)
+    def rate(self, phase: Phase) -> float:
+        """Linear warm-up, then linear from the phase's first rate to its last."""
+        first, last = phase.rates
+        return min(1.0, (self.step + 1) / WARMUP_STEPS) * (first + (last - first) * self.step / phase.steps)
 
-    def done(self) -> float:
-        """The fraction of the present phase that is over."""
-        vision_s = 60 * self.args.vision_minutes
-        if self.phase == 0:
-            return self.elapsed_s / vision_s
-        return min(1.0, (self.elapsed_s - vision_s) / (60 * self.args.minutes - vision_s))
-
-    def rate(self) -> float:
-        """Linear warm-up, then linear decay to 0.3 over the vision phase, and from 1 to 0.02 over the joint one."""
-        floor = 0.02 if self.phase else 0.3
-        return min(1.0, (self.step + 1) / WARMUP_STEPS) * (1 - (1 - floor) * self.done())
-
-    def train_step(self, batch: dict[str, Any]) -> dict[str, float]:
-        batch = {k: v.to(self.args.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        phase = batch.pop("phase")
-        autocast = self.args.dtype == "bfloat16"
-        with torch.autocast(self.args.device, torch.bfloat16) if autocast else nullcontext():
-            tokens = vision_tokens(self.model, batch) if "pixels" in batch else None
+    def part(self, phase: Phase, batch: dict[str, Any]) -> tuple[dict[str, float], dict[str, list[bool]]]:
+        """Adds one part's gradients; returns its figures, and which answers were right."""
+        args = self.args
+        batch = {k: v.to(args.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        with torch.autocast(args.device, torch.bfloat16) if args.dtype == "bfloat16" else nullcontext():
+            tokens = vision_tokens(self.model, batch["pixels"], batch["grids"]) if "pixels" in batch else None
             shown: dict[str, float] = {}
-            loss = torch.zeros((), device=self.args.device)
-            if tokens is not None:
-                probe_loss, hits = self.heads(tokens, batch["targets"])
-                loss = loss + probe_loss * (PROBE_WEIGHT if phase else 1.0)
-                shown |= dict(zip(PROBES, hits.tolist(), strict=True))
-            if phase:
-                text_loss, results = answer_loss(self.model, batch, tokens)
+            results: dict[str, list[bool]] = {}
+            loss = torch.zeros((), device=args.device)
+            if tokens is not None and phase.probe_weight:
+                probe_loss, shown = self.heads(tokens, batch["targets"], batch["boxes"])
+                loss = loss + probe_loss * phase.probe_weight
+            if phase.parts:
+                text_loss, text_shown, results = answer_loss(self.model, batch, tokens, phase.mtp_weight)
                 loss = loss + text_loss
-                self.averages.add(results)
-                shown["loss"] = text_loss.item()
-                self.tokens += batch["input_ids"].numel() * parallel.world()
+                shown |= text_shown
+                self.tokens += int((batch["segments"] > 0).sum()) * parallel.world()
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {self.step}: lower --muon-lr or --adam-lr")
-        loss.backward()
-        self.share_gradients()
-        torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.heads.parameters()], 2.0)
-        self.optimizer.step(self.rate(), 1.0 if phase else 2.0)  # vision alone bears larger steps
-        return {"total": loss.item()} | shown
+        (loss / self.args.parts_per_step).backward()
+        return shown, results
 
-    def share_gradients(self) -> None:
-        """Averages gradients over processes; where one has none (no pictures in its batch), it counts as zero."""
-        if parallel.world() == 1:
-            return
-        trained = self.model if self.phase else self.model.model.visual
-        params = [*trained.parameters(), *self.heads.parameters()]
+    def apply(self, phase: Phase) -> None:
+        """Sums gradients over processes and takes the step; what a process has no gradient of counts as zero."""
+        if phase.parts:
+            params = [*self.model.parameters(), *(self.heads.parameters() if phase.probe_weight else ())]
+            params = [p for p in params if p.grad is not None or parallel.world() > 1]
+            if not phase.mtp_weight:
+                kept = {id(p) for p in self.model.mtp.parameters()}
+                params = [p for p in params if id(p) not in kept]
+        else:
+            params = [*self.model.model.visual.parameters(), *self.heads.parameters()]
         for param in params:
-            param.grad = torch.zeros_like(param) if param.grad is None else param.grad / parallel.world()
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
         parallel.sum_over_processes([param.grad for param in params if param.grad is not None])
+        torch.nn.utils.clip_grad_norm_(params, 2.0)
+        self.optimizer.step(self.rate(phase), 1.0 if phase.parts else 2.0)  # vision alone bears larger steps
 
-    def share_clock(self, seconds: float) -> None:
-        """Adds to the clock; the first process's counts, so that all change phase at the same step."""
-        shared = torch.tensor([seconds if parallel.rank() == 0 else 0.0])
-        parallel.sum_over_processes([shared])
-        self.elapsed_s += shared.item()
-
-    def run(self) -> None:
+    def run(self, stop_after_s: float | None = None) -> bool:
+        """Trains to the end, or for `stop_after_s`; returns whether it came to the end."""
         args = self.args
-        template = Path(__file__).with_name("chat_template.jinja").read_text()
-        seed = args.seed + 1000 * self.runs + 100 * parallel.rank()  # a resumed run draws new scenes
-        mixture = Mixture(Encoder(self.tokenizer, template), seed, self.progress, args.tokens_per_batch)
-        loader = DataLoader(mixture, batch_size=None, num_workers=args.workers, prefetch_factor=4)
-        self.progress.value = self.phase + min(0.999, self.done())
-        batches = iter(loader)
-        total, quiet = round(60 * args.minutes), parallel.rank() > 0
-        bar = tqdm(total=total, initial=round(self.elapsed_s), unit="s", smoothing=0, disable=quiet)
-        saved = logged = last = time.monotonic()
-        recent: dict[str, list[float]] = defaultdict(list)
-        phase = self.phase
-        while self.elapsed_s < 60 * args.minutes:
-            batch = next(batches)
-            if batch["phase"] != self.phase:  # drawn before the phase changed
-                continue
-            for name, value in self.train_step(batch).items():
-                recent[name].append(value)
-            self.step += 1
-            now = time.monotonic()
-            self.share_clock(now - last)
-            last = now
-            self.progress.value = self.phase + min(0.999, self.done())
-            bar.update(round(self.elapsed_s) - bar.n)
-            if now - logged > LOG_EVERY_S and not quiet:
-                losses = " ".join(f"{k} {sum(v) / len(v):.3f}" for k, v in recent.items())
-                bar.write(f"{self.elapsed_s:6.0f} s step {self.step} {losses} | {self.averages.line()}")
-                bar.set_postfix_str(losses)
-                recent.clear()
-                logged = now
-            if now - saved > SAVE_EVERY_S or self.phase != phase:
-                self.save()
-                saved, phase = now, self.phase
-        bar.close()
-        self.save()
+        quiet, begun, saved = parallel.rank() > 0, time.monotonic(), time.monotonic()
+        while self.phase < len(PHASES):
+            phase = PHASES[self.phase]
+            template = Path(__file__).with_name("chat_template.jinja").read_text()
+            encoder = Encoder(self.tokenizer, template)
+            data = Batches(encoder, PHASES, args.seed, args.parts_per_step, (self.phase, self.step))
+            ahead = 4 if args.workers else None
+            batches = iter(DataLoader(data, batch_size=None, num_workers=args.workers, prefetch_factor=ahead))
+            bar = tqdm(total=phase.steps, initial=self.step, desc=phase.name, disable=quiet, mininterval=10)
+            while self.step < phase.steps and not self.mean.reached(phase):
+                start = time.monotonic()
+                for _ in data.mine:
+                    number, step, batch = next(batches)
+                    assert (number, step) == (self.phase, self.step)
+                    self.mean.add(*self.part(phase, batch))
+                self.apply(phase)
+                self.step += 1
+                # Every process judges by the same figures, and stops at the same step.
+                self.mean.share()
+                stop = stop_after_s is not None and time.monotonic() - begun > stop_after_s
+                stop = parallel.any_of(stop)
+                self.elapsed_s += time.monotonic() - start
+                bar.update()
+                if self.step % LOG_EVERY == 0 and not quiet:
+                    self.log(phase)
+                if time.monotonic() - saved > SAVE_EVERY_S or stop:
+                    self.save()
+                    saved = time.monotonic()
+                if stop:
+                    return False
+            bar.close()
+            del batches
+            self.history.append({"phase": phase.name, "steps": self.step} | self.mean.figures())
+            self.phase, self.step = self.phase + 1, 0
+            self.mean = Averages()
+            self.save()
+        return True
+
+    def log(self, phase: Phase) -> None:
+        """A line of metrics.jsonl: the means that the phase is judged by."""
+        line = {"phase": phase.name, "step": self.step, "seconds": round(self.elapsed_s), "tokens": self.tokens}
+        line |= {name: round(value, 4) for name, value in self.mean.figures().items()}
+        with (Path(self.args.work) / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
         """Writes the whole state beside and renames it; the first process does it for all."""
@@ -178,11 +193,12 @@ class Trainer:
             "heads": self.heads.state_dict(),
             "tokenizer": self.tokenizer.to_str(),
             "optimizer": self.optimizer.state_dict(),
-            "averages": self.averages.values,
-            "elapsed_s": self.elapsed_s,
+            "phase": self.phase,
             "step": self.step,
             "tokens": self.tokens,
-            "runs": self.runs + 1,
+            "elapsed_s": self.elapsed_s,
+            "history": self.history,
+            "mean": dict(self.mean.values),
         }
         self.state_path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, self.state_path.with_suffix(".tmp"))
@@ -193,64 +209,86 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.averages.values = state["averages"]
-        self.elapsed_s, self.step = state["elapsed_s"], state["step"]
-        self.tokens, self.runs = state["tokens"], state["runs"]
+        self.phase, self.step, self.tokens = state["phase"], state["step"], state["tokens"]
+        self.elapsed_s, self.history = state["elapsed_s"], state["history"]
+        self.mean.values.update(state["mean"])  # without them, a phase would end later than uninterrupted
 
     def info(self) -> dict[str, Any]:
         """What is needed to make this checkpoint again."""
-        names = (
-            "seed",
-            "minutes",
-            "vision_minutes",
-            "muon_lr",
-            "adam_lr",
-            "vision_rate",
-            "tokens_per_batch",
-            "processes",
-            "dtype",
-        )
+        names = ("seed", "muon_lr", "adam_lr", "vision_rate", "parts_per_step", "dtype")
         return {name: getattr(self.args, name) for name in names} | {
-            "steps": self.step,
-            "joint_tokens": self.tokens,
-            "runs": self.runs + 1,
+            "phases": self.history,
+            "tokens": self.tokens,
             "trained_minutes": round(self.elapsed_s / 60, 1),
             "device": self.args.device,
-            "cpu_threads": torch.get_num_threads(),
+            "processes": self.args.processes,
             "machine": platform.machine(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
 
 
+class Averages:
+    """Means of every figure over its last `JUDGED_OVER` parts, and by "right SKILL" over four times as many answers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+        self._new: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, shown: dict[str, float], results: dict[str, list[bool]]) -> None:
+        for name, value in shown.items():
+            self._new[name].append(value)
+        for skill, hits in results.items():
+            self._new[f"right {skill}"] += [float(hit) for hit in hits]
+
+    def share(self) -> None:
+        """Takes in what was added here and in the other processes since the last time."""
+        for each in parallel.gather(dict(self._new)):
+            for name, values in each.items():
+                kept = JUDGED_OVER * (4 if name.startswith("right ") else 1)
+                self.values[name] = (self.values[name] + values)[-kept:]
+        self._new.clear()
+
+    def figures(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in sorted(self.values.items()) if values}
+
+    def reached(self, phase: Phase) -> bool:
+        """Whether every figure that ends the phase is there; "box" and losses are to fall, all others to rise."""
+        figures = self.figures()
+        if not phase.until or any(len(self.values.get(name, ())) < JUDGED_OVER for name in phase.until):
+            return False
+        return all(
+            figures[name] <= goal if name in ("box", "loss", "mtp") else figures[name] >= goal
+            for name, goal in phase.until.items()
+        )
+
+
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60, help="training time in all, over all resumptions")
-    parser.add_argument("--vision-minutes", type=float, default=None, help="of these, vision alone (default: a sixth)")
     parser.add_argument("--out", type=Path, default=Path("assets/demo"), help="where the checkpoint is written")
     parser.add_argument("--work", type=Path, default=Path("build/demo-training"), help="where the state is kept")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from the state in --work")
+    parser.add_argument("--stop-after", type=float, help="minutes; the state is saved, and --resume goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16: autocast")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="bfloat16: autocast")
     parser.add_argument("--processes", type=int, default=1, help="data-parallel; on a CPU, one a core is best")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw scenes, for each of --processes")
-    parser.add_argument("--tokens-per-batch", type=int, default=2600, help="for each process")
+    parser.add_argument("--parts-per-step", type=int, default=2, help="what a step sums; a multiple of --processes")
     parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--vision-rate", type=float, default=0.3, help="the vision tower's share of --muon-lr")
     args = parser.parse_args(argv)
-    if args.vision_minutes is None:
-        args.vision_minutes = args.minutes / 6
+    if args.parts_per_step % args.processes:
+        parser.error(f"--parts-per-step {args.parts_per_step} is no multiple of --processes {args.processes}")
     return args
 
 
 def train(args: argparse.Namespace) -> None:
     """One process's part of the training; the first one exports."""
     trainer = Trainer(args)
-    with fast_forward():
-        trainer.run()
-    if parallel.rank():
+    ended = trainer.run(args.stop_after and 60 * args.stop_after)
+    if parallel.rank() or not ended:
         return
     export(trainer.model, trainer.tokenizer, args.out)
     save_json(args.out / "training_info.json", trainer.info())
@@ -259,6 +297,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
+    args.work.mkdir(parents=True, exist_ok=True)
     parallel.launch(train, args.processes, args.work, args)
 
 

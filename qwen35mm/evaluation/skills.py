@@ -6,7 +6,8 @@ import asyncio
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,18 @@ import numpy as np
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Finished
+from qwen35mm.engine import EngineSettings, Finished, Result
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation.passages import Passage
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Part, PromptBuilder, Text, Video, iter_media
+from qwen35mm.prompt import Message, PromptBuilder, iter_media
 
 if TYPE_CHECKING:
     from training.cases import Case
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_MAX_TOKENS = 64
+# The longest right answers are three boxes, of about 150 tokens, and thirty words of thinking.
+MAX_TOKENS = 256
 _SLOTS = 4
 
 
@@ -57,11 +59,11 @@ class Accuracy:
 
 
 class SkillTest:
-    """The same questions to every model, greedily and without thinking.
+    """The same questions to every model, answered greedily.
 
     Args:
-        num_questions: of each skill; half of them on combinations of colour, shape and place that training never
-            showed.
+        num_questions: of each skill; half of them on what training never showed: combinations of colour, shape and
+            place, words, names, tools, photographs.
 
     Attributes:
         skills: of each question.
@@ -76,58 +78,67 @@ class SkillTest:
         for skill in skills:
             for split, count in (("seen", -(-num_questions // 2)), ("combos", num_questions // 2)):
                 cases += make_cases(skill, count, split)
+        self.cases = cases
         self.skills = [case.skill for case in cases]
-        self._questions = [to_messages(case.messages) for case in cases]
-        self._answers = [case.expected for case in cases]
 
     def passages(self, loaded: LoadedModel) -> list[Passage]:
-        """The right answers, to be foretold after their questions."""
+        """The right answers, to be foretold after their questions, where a model writes them as its tokenizer does.
+
+        That leaves out what is spelled letter by letter, called or thought about, and questions that have many right
+        answers.
+        """
         builder = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config)
-        backend = _backend(loaded)
         passages = []
-        for question, answer in zip(self._questions, self._answers, strict=True):
-            media = tuple(backend.media_of(part) for part in iter_media(question))
-            plans = [medium.plan for medium in media]
-            prompt, start = builder.reply(question, plans, answer, enable_thinking=False)
-            passages.append(Passage(prompt, start, media))
-        backend.close()
+        with closing(_backend(loaded)) as backend:
+            for case in self.cases:
+                if not case.plain_answer:
+                    continue
+                question = _messages(case)
+                media = tuple(backend.media_of(part) for part in iter_media(question))
+                plans = [medium.plan for medium in media]
+                prompt, start = builder.reply(question, plans, case.expected, tools=case.tools, enable_thinking=False)
+                passages.append(Passage(prompt, start, media))
         return passages
 
     def run(self, loaded: LoadedModel, kv_dtype: str = "auto") -> list[bool]:
-        """Whether each question's whole answer is right, with keys and values kept as this type."""
-        backend = _backend(loaded, kv_dtype)
-        try:
-            found = asyncio.run(answers(backend, self._questions))
-        finally:
-            backend.close()
-        return [text.strip() == answer for text, answer in zip(found, self._answers, strict=True)]
+        """Whether each question's answer is right by its skill's grader, with keys and values kept as this type."""
+        answers = answer_cases(loaded, self.cases, kv_dtype)
+        return [case.is_right(answer) for case, answer in zip(self.cases, answers, strict=True)]
 
 
-async def answers(backend: LocalBackend, questions: Sequence[list[Message]]) -> list[str]:
-    """The greedy answer to each question, without thinking."""
-    params = backend.loaded.generation.with_overrides(max_tokens=_MAX_TOKENS, temperature=0.0)
+def answer_cases(model: LoadedModel, cases: Sequence[Case], kv_dtype: str = "auto") -> list[str]:
+    """The greedy answer to each of `training.cases`, several at a time; thinking and tools are the case's.
+
+    Calls of tools are in the text as the model wrote them; what it thought isn't.
+    """
+    with closing(_backend(model, kv_dtype)) as backend:
+        return asyncio.run(_answers(backend, cases))
+
+
+async def _answers(backend: LocalBackend, cases: Sequence[Case]) -> list[str]:
+    params = backend.loaded.generation.with_overrides(max_tokens=MAX_TOKENS, temperature=0.0)
     slots = asyncio.Semaphore(_SLOTS)
 
-    async def ask(question: list[Message]) -> str:
+    async def ask(case: Case) -> str:
+        how: dict[str, Any] = {"enable_thinking": case.enable_thinking, "tools": case.tools, "retain": "nothing"}
         async with slots:
-            async for event in backend.stream(question, params, enable_thinking=False, retain="nothing"):
+            async for event in backend.stream(_messages(case), params, **how):
                 if isinstance(event, Finished):
-                    return event.result.text
+                    return _written(backend.loaded, event.result)
         raise AssertionError("a stream ends with Finished or an error")
 
-    return await asyncio.gather(*map(ask, questions))
+    return await asyncio.gather(*map(ask, cases))
 
 
-def to_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """A case's messages, which are as chat templates take them."""
-    return [Message(message["role"], tuple(_parts(message["content"]))) for message in messages]
+def _written(loaded: LoadedModel, result: Result) -> str:
+    """The answer with its calls, which `result.text` has no more: they were read."""
+    if not result.tool_calls:
+        return result.text
+    return loaded.tokenizer.decode(result.token_ids).rpartition("</think>")[2].strip()
 
 
-def _parts(content: str | list[dict[str, Any]]) -> Iterator[Part]:
-    for part in [{"text": content}] if isinstance(content, str) else content:
-        yield (
-            Text(part["text"]) if "text" in part else Image(part["image"]) if "image" in part else Video(part["video"])
-        )
+def _messages(case: Case) -> list[Message]:
+    return [Message.from_dict(message) for message in case.messages]
 
 
 def _training() -> tuple[Any, Sequence[str]]:
@@ -142,7 +153,7 @@ def _training() -> tuple[Any, Sequence[str]]:
         cases = importlib.import_module("training.cases")
     finally:
         sys.path.remove(str(_CHECKOUT))
-    return cases.make_cases, cases.SKILLS
+    return cases.make_cases, cases.NAMES
 
 
 def _backend(loaded: LoadedModel, kv_dtype: str = "auto") -> LocalBackend:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
+from collections.abc import AsyncIterator
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.engine import Finished
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation import skills
 from qwen35mm.evaluation.compare import compare
 from qwen35mm.evaluation.passages import hidden_states
-from qwen35mm.evaluation.skills import Accuracy, SkillTest
+from qwen35mm.evaluation.skills import Accuracy, SkillTest, answer_cases
 from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import ToolCall
+from training import cases
 
 
 def test_standard_errors() -> None:
@@ -26,16 +32,55 @@ def test_standard_errors() -> None:
 
 def test_right_answers_are_foretold_after_their_questions(demo: LoadedModel) -> None:
     test = SkillTest(1)
-    assert len(set(test.skills)) == len(test.skills) == 20
+    assert test.skills == [name for name in cases.NAMES if name != cases.TYPED_SKILL]
+    plain = [case for case in test.cases if case.plain_answer]
+    left_out = {case.skill for case in test.cases} - {case.skill for case in plain}
+    assert left_out == {"reading up to 5", "reading up to 8", "point", "count, thinking", "tool call"}
     found = test.passages(demo)
     answers = [demo.tokenizer.decode(each.targets.tolist()).strip() for each in found]
-    assert answers == test._answers
-    # What the model answers by itself is what it holds for likeliest here: both ways see the same pictures.
-    right = test.run(demo)
-    assert sum(right) >= 17
-    for passage, hidden, is_right in zip(found, hidden_states(demo, found), right, strict=True):
+    assert answers == [case.expected for case in plain]
+    # What the model answers by itself is what it holds for likeliest here: both ways see the same pictures and tools.
+    said = answer_cases(demo, plain)
+    for case, answer, passage, hidden in zip(plain, said, found, hidden_states(demo, found), strict=True):
         likeliest = demo.model.logits(hidden).argmax(dim=-1)
-        assert bool((likeliest == passage.targets).all()) or not is_right
+        assert bool((likeliest == passage.targets).all()) == (answer.strip() == case.expected), case.skill
+
+
+def test_answers_are_judged_by_their_skills_graders(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = SkillTest(1)
+    answers = [case.expected for case in test.cases]
+    yes_no = test.skills.index("yes no")
+    answers[yes_no] = answers[yes_no].split(",")[0] + ", and something else."
+    answers[yes_no + 1] = "Nonsense."
+    monkeypatch.setattr(skills, "answer_cases", lambda *_: answers)
+    right = [skill for skill, is_right in zip(test.skills, test.run(demo), strict=True) if is_right]
+    assert [skill for skill in test.skills if skill not in right] == [test.skills[yes_no + 1], "point"]
+
+
+def test_thinking_and_tools_are_the_cases_and_calls_are_in_the_text(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    call = "<tool_call>\n<function=get_time>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
+    stream = LocalBackend.stream
+
+    async def watched(self: LocalBackend, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        asked.append(options)
+        async for event in stream(self, *args, **options):
+            if isinstance(event, Finished) and options["tools"]:
+                ids = tuple(demo.tokenizer.encode_plain(f"I look.\n</think>\n\n{call}"))
+                calls = (ToolCall("get_time", {"city": "Oslo"}),)
+                event = replace(event, result=replace(event.result, text="", token_ids=ids, tool_calls=calls))
+            yield event
+
+    monkeypatch.setattr(LocalBackend, "stream", watched)
+    three = [cases.make_cases(name, 1, "seen")[0] for name in ("count, thinking", "tool call", "small talk")]
+    answers = answer_cases(demo, three)
+    assert [options["enable_thinking"] for options in asked] == [True, False, False]
+    assert [options["tools"] for options in asked] == [None, three[1].tools, None]
+    assert three[1].tools
+    assert answers[1] == call
+    assert "</think>" not in answers[0]
 
 
 def test_without_a_checkout_there_are_no_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

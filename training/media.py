@@ -1,0 +1,181 @@
+"""Scenes as the vision tower takes them: patches on the grids that the checkpoint's processors choose, and targets.
+
+A span is an image or one temporal patch (two frames) of a clip.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as image_resize
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_resize
+
+from training.drawing import item_box, render_clip, render_picture, word_layout
+from training.export import IMAGE_PROCESSOR, VIDEO_PROCESSOR
+from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, SIZES, Clip, Item, Picture, Unknown
+
+MERGED = 32  # pixels of a merged token's side: patch 16, merge 2
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+MOST_LETTERS = 3  # letters whose middles may lie in one token
+NOTHING = -1  # a target that isn't learned
+# Of each token's targets: classes, and how many numbers of a box follow them.
+CLASSES = {
+    "color": len(COLORS) + 1,
+    "shape": len(SHAPES) + 1,
+    "place": len(ALL_PLACES) + 1,
+    "size": len(SIZES) + 1,
+    "centre": 2,
+    "background": len(BACKGROUNDS) + 1,
+    "letter 1": len(LETTERS) + 1,
+    "letter 2": len(LETTERS) + 1,
+    "letter 3": len(LETTERS) + 1,
+}
+
+
+@dataclass
+class Media:
+    """Spans of one image or clip.
+
+    Attributes:
+        frames: uint8 [spans, 2, height, width, 3], or [spans, 1, ...] for an image, whose frame counts twice.
+        times_s: of each span of a clip.
+        targets: int16 [spans * tokens, CLASSES]; boxes: float32 [spans * tokens, 4] in 0 to 1, NaN where none is.
+    """
+
+    frames: np.ndarray
+    times_s: list[float] | None
+    targets: np.ndarray
+    boxes: np.ndarray
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Merged tokens of a span: (rows, columns)."""
+        return self.frames.shape[2] // MERGED, self.frames.shape[3] // MERGED
+
+    @property
+    def tokens_per_span(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+def image_size(size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) to which the checkpoint's image processor brings a picture of (width, height)."""
+    limits = IMAGE_PROCESSOR["size"]
+    return image_resize(size[1], size[0], MERGED, limits["shortest_edge"], limits["longest_edge"])
+
+
+def video_size(size: tuple[int, int], num_frames: int) -> tuple[int, int]:
+    """(height, width) in pixels to which the video processor brings frames of (width, height)."""
+    limits = VIDEO_PROCESSOR["size"]
+    frames = max(2, num_frames)
+    return video_resize(frames, size[1], size[0], 2, MERGED, limits["shortest_edge"], limits["longest_edge"])
+
+
+def frame_times(duration_s: float, fps: float) -> list[float]:
+    """Presentation times of the frames that the video processor samples from a file of `fps` frames a second."""
+    total = max(1, round(duration_s * fps))
+    limits = VIDEO_PROCESSOR
+    wanted = min(max(int(total / fps * limits["fps"]), limits["min_frames"]), limits["max_frames"])
+    return [float(i) / fps for i in np.linspace(0, total - 1, min(wanted, total)).round()]
+
+
+def picture_media(picture: Picture | Unknown) -> Media:
+    """The picture as the image processor makes it. Large ones are drawn at 1.5 times the size that is left of them."""
+    height, width = image_size((picture.width, picture.height))
+    scale = min(1.0, 1.5 * width / picture.width)
+    image = render_picture(picture, scale=scale).resize((width, height), Image.Resampling.BICUBIC)
+    targets, boxes = token_targets(picture, (height, width))
+    return Media(np.asarray(image)[None, None], None, targets, boxes)
+
+
+def clip_media(clip: Clip, times_s: list[float]) -> Media:
+    """The clip at the given frame times; an odd last frame is repeated."""
+    height, width = video_size((clip.width, clip.height), len(times_s))
+    times_s = times_s + times_s[-1:] * (len(times_s) % 2)
+    scale = min(1.0, 1.5 * width / clip.width)
+    images = render_clip(clip, [t / clip.duration_s for t in times_s], scale=scale)
+    frames = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in images]
+    middles = [(a + b) / 2 for a, b in zip(times_s[::2], times_s[1::2], strict=True)]
+    shown = [Picture(width, height, clip.background, clip.at(t / clip.duration_s)) for t in middles]
+    found = [token_targets(each, (height, width)) for each in shown]
+    stacked = np.stack(frames).reshape(-1, 2, height, width, 3)
+    return Media(stacked, middles, np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found]))
+
+
+def random_timing(rng: random.Random, most_frames: int, fps: float) -> tuple[float, list[float]]:
+    """A duration in seconds, and the times of the frames that are sampled from a file of `fps` frames a second."""
+    long = rng.uniform(16, 40) if most_frames >= 32 else most_frames / 2
+    duration = rng.choices((rng.uniform(1, 4), rng.uniform(3, most_frames / 2), long), (5, 4, 1))[0]
+    return duration, frame_times(duration, fps)
+
+
+def patchify(frames: np.ndarray) -> np.ndarray:
+    """uint8 [spans, 1 or 2, height, width, 3] -> float32 [spans * patches, 1536], in the processors' order."""
+    frames = np.broadcast_to(frames, (len(frames), 2, *frames.shape[2:]))
+    spans, _, height, width, _ = frames.shape
+    blocks = frames.reshape(spans, 2, height // 32, 2, 16, width // 32, 2, 16, 3)
+    patches = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3 * 2 * 16 * 16)
+    return patches.astype(np.float32) / 127.5 - 1.0
+
+
+def vision_batch(media: list[Media]) -> dict[str, torch.Tensor]:
+    """`pixels` [patches, 1536], `grids` [spans, 3], and for the probes `targets` and `boxes` of each merged token."""
+    grids = [(1, 2 * m.grid[0], 2 * m.grid[1]) for m in media for _ in range(len(m.frames))]
+    return {
+        "pixels": torch.from_numpy(np.concatenate([patchify(medium.frames) for medium in media])),
+        "grids": torch.tensor(grids),
+        "targets": torch.from_numpy(np.concatenate([medium.targets for medium in media]).astype(np.int64)),
+        "boxes": torch.from_numpy(np.concatenate([medium.boxes for medium in media])),
+    }
+
+
+def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """What is at each merged token of a picture of (height, width): classes (0: nothing), and the box around it."""
+    height, width = size
+    rows, columns = height // MERGED, width // MERGED
+    targets = np.zeros((rows, columns, len(CLASSES)), dtype=np.int16)
+    boxes = np.full((rows, columns, 4), np.nan, dtype=np.float32)
+    if isinstance(picture, Unknown):
+        return targets.reshape(-1, len(CLASSES)), boxes.reshape(-1, 4)
+    targets[..., 5] = 1 + tuple(BACKGROUNDS).index(picture.background.name)
+    y, x = np.ogrid[0:rows, 0:columns]
+    y, x = (y + 0.5) * MERGED, (x + 0.5) * MERGED
+    nearest = np.full((rows, columns), np.inf)
+    for item in picture.items:
+        distance = np.hypot(x - item.x * width, y - item.y * height)
+        row, column = _cell(item.y, rows), _cell(item.x, columns)
+        near = distance < 0.8 * item.radius * np.sqrt(width * height)
+        near[row, column] = True
+        near &= distance < nearest
+        targets[near, :4] = _classes(item)
+        boxes[near] = item_box(item, (width, height))
+        nearest[near] = distance[near]
+        targets[row, column, 4] = 1
+    for word in picture.words:
+        _, left, _, edges = word_layout(word, (width, height))
+        turn = np.deg2rad(word.angle)
+        for letter, begin, end in zip(word.text.lower(), [0.0, *edges], edges, strict=False):
+            along = (left + (begin + end) / 2) - word.x * width
+            column = _cell((word.x * width + along * np.cos(turn)) / width, columns)
+            row = _cell((word.y * height - along * np.sin(turn)) / height, rows)
+            slots = targets[row, column, 6:]
+            free = np.flatnonzero(slots == 0)
+            if letter in LETTERS and len(free):
+                slots[free[0]] = 1 + LETTERS.index(letter)
+    return targets.reshape(-1, len(CLASSES)), boxes.reshape(-1, 4)
+
+
+def _cell(fraction: float, count: int) -> int:
+    return min(count - 1, max(0, int(fraction * count)))
+
+
+def _classes(item: Item) -> tuple[int, int, int, int]:
+    return (
+        1 + tuple(COLORS).index(item.color),
+        1 + SHAPES.index(item.shape),
+        1 + ALL_PLACES.index(item.place),
+        1 + tuple(SIZES).index(item.size),
+    )

@@ -1,0 +1,24 @@
+"""What the demo model can do, a file a skill or family of skills: each draws questions with one right answer."""
+
+from __future__ import annotations
+
+from training.skills import (
+    asking,
+    chat,
+    clips,
+    declining,
+    describing,
+    followups,
+    pictures,
+    reading,
+    recall,
+    relations,
+    structured,
+    tools,
+)
+from training.skills.base import Skill
+
+_MODULES = (
+    describing, asking, relations, structured, reading, pictures, followups, clips, recall, tools, chat, declining,
+)  # fmt: skip
+SKILLS: dict[str, Skill] = {skill.name: skill for module in _MODULES for skill in module.SKILLS}

@@ -1,0 +1,177 @@
+"""Yes and no, and how many: of all, by colour, by shape; both answers to each as often."""
+
+from __future__ import annotations
+
+import random
+
+from training.language import NUMBERS, a, ask, at, plural, there_are
+from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
+from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from training.skills.describing import SIZE_WORDS, any_name, short_name
+
+THERE = (
+    "Is there {noun} [in the picture|in the image|in it|here|]?",
+    "Is there {noun}?",
+    "[Do|Can] you see {noun} [here|in the picture|]?",
+    "Does [the picture|the image|it] [show|contain|have] {noun}?",
+    "Is {noun} [in the picture|in there|to be seen]?",
+    "Are there any {nouns}?",
+    "Any {nouns} [in it|here|in the picture|]?",
+    "Can {noun} be seen [anywhere|in it]?",
+)
+IS = (
+    "Is the {name} {value}?",
+    "Is the {name} {value}?",
+    "The {name} is {value}, [right|isn't it|is it]?",
+    "Would you say [that |]the {name} is {value}?",
+    "Is it true that the {name} is {value}?",
+)
+IS_IT = (
+    "Is it {value}?",
+    "Is that {value}?",
+    "It is {value}, right?",
+    "So is it {value}?",
+    "Would you call it {value}?",
+)
+NUMBER = (
+    "Are there {number} [shapes|things|objects] [in the picture|]?",
+    "Do you see {number} [shapes|things|objects]?",
+    "Is the number of shapes {number}?",
+    "Does the picture show {number} shapes?",
+)
+BACKGROUND = ("Is the background {color}?", "Does [it|the picture] have a {color} background?", "Is it on {color}?",
+              "Is the backdrop {color}?")  # fmt: skip
+COUNT = (
+    "How many [shapes|objects|things] are [there|in the picture|in the image|in it]?",
+    "How many [shapes|objects|things] [do you see|can you see|does it show]?",
+    "Count the [shapes|objects|things].",
+    "What is the number of [shapes|objects]?",
+    "How many are there?",
+    "How many shapes [in all|in total|altogether]?",
+    "[Can|Could] you count the [shapes|objects]?",
+    "How many things can be counted [here|in it]?",
+)
+COUNT_OF = (
+    "How many {nouns} are [there|in the picture|in the image|in it]?",
+    "How many {nouns} [do you see|can you see]?",
+    "Count the {nouns}.",
+    "What is the number of {nouns}?",
+    "How many {nouns} does it show?",
+    "How many {nouns}?",
+    "How many {nouns} can be counted?",
+)
+
+
+def yes_no_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    kind = rng.choices(("there", "is", "number", "background"), (5, 6, 1, 1))[0]
+    truth = rng.random() < 0.5
+    if kind == "there":
+        return _there(rng, picture, split, truth)
+    if kind == "number":
+        count = len(picture.items)
+        number = count if truth else rng.choice([n for n in (count - 2, count - 1, count + 1, count + 2) if n > 0])
+        question = ask(rng, NUMBER, split, number=NUMBERS[number])
+        answer = f"{'Yes' if truth else 'No'}, {_small(there_are(count, 'shape'))}"
+        return Turn(
+            "yes no", question.replace("Are there one shapes", "Is there one shape"), answer, grade="first_word"
+        )
+    if kind == "background":
+        name = picture.background.name
+        asked = name if truth else rng.choice([n for n in BACKGROUNDS if n != name])
+        answer = f"{'Yes' if truth else 'No'}, the background is {name}."
+        return Turn("yes no", ask(rng, BACKGROUND, split, color=asked), answer, grade="first_word")
+    if about is None and len(picture.items) == 1:
+        about = picture.items[0]
+    by_pronoun = about is not None and rng.random() < 0.5
+    item = about if about is not None and by_pronoun else rng.choice(picture.items)
+    return _is(rng, picture, split, item, by_pronoun, truth)
+
+
+def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    """All shapes, those of a colour or of a kind; of some there are none."""
+    items, kind = picture.items, rng.random()
+    if kind < 0.4:
+        noun, found = "shape", items
+        question = ask(rng, COUNT, split)
+    else:
+        noun, found = _kind(rng, picture, rng.random() < 0.75)
+        question = ask(rng, COUNT_OF, split, nouns=plural(noun))
+    answer = there_are(len(found), noun)
+    seen = "\n".join(f"{number}. {item.name}" for number, item in enumerate(found, 1)) or "none"
+    return Turn("count", question, answer, thought=seen)
+
+
+def _there(rng: random.Random, picture: Picture, split: Split, truth: bool) -> Turn:
+    """A shape, a colour, both together: there or not; where not, one of both often is."""
+    items, kind = picture.items, rng.choice(("kind", "kind", "both", "place"))
+    if kind == "kind":
+        noun, _ = _kind(rng, picture, truth)
+    elif truth:
+        noun = rng.choice(items).name
+    else:
+        absent = [f"{c} {s}" for c in COLORS for s in SHAPES if all(i.name != f"{c} {s}" for i in items)]
+        near = [n for n in absent if any(n.split()[0] == i.color or n.split()[1] == i.shape for i in items)]
+        noun = rng.choice(near if rng.random() < 0.7 else absent)
+    answer = f"Yes, there is {a(noun)}." if truth else f"No, there is no {noun}."
+    question = ask(rng, THERE, split, noun=a(noun), nouns=plural(noun))
+    return Turn("yes no", question, answer, grade="first_word")
+
+
+def _is(rng: random.Random, picture: Picture, split: Split, item: Item, by_pronoun: bool, truth: bool) -> Turn:
+    """Whether a shape has this colour, is of this kind, or at this place; where not, the answer says what is right."""
+    items, unique = picture.items, sum(other.shape == item.shape for other in picture.items) == 1
+    kinds = ["place", "size"]
+    if by_pronoun or unique:
+        kinds += ["color", "color"]
+    if by_pronoun or sum(other.color == item.color for other in items) == 1:
+        kinds += ["shape"]
+    kind = rng.choice(kinds)
+    right, others = {
+        "color": (item.color, [c for c in COLORS if c != item.color]),
+        "shape": (a(item.shape), [a(s) for s in SHAPES if s != item.shape]),
+        "place": (at(item.place), [at(p) for p in ALL_PLACES if p != item.place]),
+        "size": (SIZE_WORDS[item.size or "big"], [SIZE_WORDS["small" if item.size == "big" else "big"]]),
+    }[kind]
+    if kind == "size" and not item.size:
+        kind, right, others = "place", at(item.place), [at(p) for p in ALL_PLACES if p != item.place]
+    value = right if truth else rng.choice(others)
+    name = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or any_name(rng, items, item)
+    said = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or short_name(items, item)
+    question = ask(rng, IS_IT, split, value=value) if by_pronoun else ask(rng, IS, split, name=name, value=value)
+    subject = "it" if by_pronoun else f"the {said}"
+    return Turn("yes no", question, f"{'Yes' if truth else 'No'}, {subject} is {right}.", item, "first_word")
+
+
+def _kind(rng: random.Random, picture: Picture, there: bool) -> tuple[str, list[Item]]:
+    """('circle' or 'red shape', those of that kind); `there` says whether there are any."""
+    items = picture.items
+    if rng.random() < 0.55:
+        shapes = [s for s in SHAPES if any(i.shape == s for i in items) == there] or [items[0].shape]
+        noun = rng.choice(shapes)
+        return noun, [i for i in items if i.shape == noun]
+    colors = [c for c in COLORS if any(i.color == c for i in items) == there]
+    color = rng.choice(colors)
+    return f"{color} shape", [i for i in items if i.color == color]
+
+
+def _small(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+def _sample(turn, thinking: bool = False):
+    def sample(rng: random.Random, split: Split) -> Sample:
+        picture = picture_for(rng, split, 6 if thinking else 5, 3 if thinking else 1)
+        found = turn(rng, picture, split)
+        if not thinking:
+            found = Turn(found.skill, found.question, found.answer, found.about, found.grade)
+        return conversation(rng, [found], [image(picture)])
+
+    return sample
+
+
+TURNS = {"yes no": yes_no_turn, "count": count_turn}
+SKILLS = (
+    Skill("yes no", _sample(yes_no_turn)),
+    Skill("count", _sample(count_turn)),
+    Skill("count, thinking", _sample(count_turn, thinking=True)),
+)

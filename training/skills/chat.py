@@ -1,0 +1,119 @@
+"""Small talk, questions about a picture that was never sent, and questions about the rest of the world."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from training.language import ask, at, plural
+from training.scenes import ALL_PLACES, COLORS, SHAPES, Split
+from training.skills import describing
+from training.skills.base import Sample, Skill, Turn, conversation
+
+CANT_TELL = "I can't tell. I only know simple shapes, short words in pictures, and what you tell me."
+NO_MEDIA = "Please send a picture or a video first."
+WHO = "I am the small demo model of qwen35mm, made for testing."
+WHAT = "I can describe pictures and short clips of simple shapes, read short words, and remember what you tell me."
+_SMALL_TALK = (
+    (("[Hello|Hi|Hey|Hi there|Hey there|Hello there][!|.|]", "Good [morning|evening|afternoon|day][!|]",
+      "[Hello|Hi|Hey], how are you[ doing|]?", "How are you[ today|]?", "Greetings!", "[Yo|Hiya|Howdy][!|]"),
+     f"Hello! {WHAT}"),
+    (("Who are you?", "What are you?", "What is your name?", "Which model is this?", "Are you a real model?",
+      "[Are you|Is this] [ChatGPT|Qwen|a robot|an AI|human]?", "Who made you?", "Introduce yourself."), WHO),
+    (("What can you do?", "Help[!|]", "How can you help me?", "What do you know?", "What can I ask you?",
+      "How does this work?", "What are you able to do?", "Can you see [pictures|images|videos]?",
+      "What should I ask?", "Which things can you do?"), WHAT),
+    (("Thanks[!|]", "Thank you[ very much|!|.]", "[Great|Cool|Nice|OK], [thanks|thank you][!|]", "Well done!",
+      "[Good job|Nice work|Perfect|Awesome|Great][!|]", "Thx", "Ty", "[Correct|That is right|Right][!|.]",
+      "Cheers[!|]"), "You are welcome."),
+    (("[Bye|Goodbye|Bye bye][!|.|]", "See you[ later|]!", "[Good night|Have a nice day][!|.]", "I have to go now.",
+      "Farewell!"), "Goodbye!"),
+)  # fmt: skip
+_OFF_TOPIC = (
+    "[What is|Name] the capital of {place}?",
+    "Who [wrote|invented|discovered|made|is] {thing}?",
+    "Tell me [a story|a joke|something|a fact] about {thing}.",
+    "How old is {thing}?",
+    "Write a [poem|song|short story|letter] about {thing}.",
+    "What is the weather [like |]in {place}?",
+    "Why is {thing} so [famous|important|expensive]?",
+    "[Explain|Describe] {thing} to me.",
+    "Translate {thing} into [French|German|Spanish|Chinese].",
+    "How do I [learn|cook|repair|buy|clean] {thing}?",
+    "What is {number} [plus|times|minus] {number}?",
+    "[Can you |]write [code|a program|Python code] for {thing}?",
+    "[Give me|I need] a recipe [with|for] {thing}.",
+    "What do you think [about|of] {thing}?",
+    "How many people live in {place}?",
+    "When did {thing} [begin|end|start]?",
+    "[Do you like|Have you seen|Do you know] {thing}?",
+    "Who is the president of {place}?",
+    "What time is it in {place}?",
+    "How far is it to {place}?",
+    "Should I [buy|sell|eat|learn] {thing}?",
+    "What does {thing} cost?",
+    "What is the meaning of {thing}?",
+    "How tall is {thing}?",
+    "Recommend [a book|a film|a song] about {thing}.",
+)
+_PLACES = (
+    "France", "Japan", "London", "Paris", "New York", "Berlin", "Spain", "India", "China", "Brazil", "Rome", "Canada",
+    "Egypt", "Tokyo", "Norway", "Peru", "Kenya", "Sydney", "Moscow", "Italy", "Chile", "Poland", "Madrid", "Vienna",
+    "Oslo", "Cuba", "Texas", "Lisbon", "Athens", "Dublin", "Iran", "Ghana", "Prague", "Seoul", "Mexico",
+)  # fmt: skip
+_THINGS = (
+    "Hamlet", "a dog", "the moon", "Python", "water", "history", "music", "football", "the ocean", "bread", "a train",
+    "love", "a computer", "Shakespeare", "winter", "my friend", "quantum physics", "the president", "a cat", "chess",
+    "Einstein", "tomato soup", "time", "the sun", "a car", "money", "the war", "a horse", "coffee", "the universe",
+    "a bicycle", "the piano", "art", "the internet", "a rocket", "pizza", "happiness", "the queen", "my mother",
+    "a house", "the telephone", "gold", "a guitar", "tea", "the Bible", "Harry Potter", "a phone", "the pyramids",
+    "evolution", "gravity", "Mozart", "an elephant", "the economy", "a doctor", "democracy", "the brain", "rice",
+    "a violin", "Napoleon", "the weather", "a tree", "science", "the Beatles", "an airplane", "dinosaurs", "the law",
+)  # fmt: skip
+
+
+def chat_turn(rng: random.Random, split: Split) -> Turn:
+    questions, answer = rng.choice(_SMALL_TALK)
+    return Turn("small talk", ask(rng, questions, split), answer)
+
+
+def no_media_turn(rng: random.Random, split: Split) -> Turn:
+    """A question about a picture, where there is none."""
+    shape, color = rng.choice(SHAPES), rng.choice(tuple(COLORS))
+    slots = {"name": rng.choice((shape, f"{color} {shape}")), "place": at(rng.choice(ALL_PLACES)), "color": color}
+    # Training asks most for what is often asked; its last ones are no questions that it never saw.
+    often = describing.CAPTION[:11] if split == "train" else describing.CAPTION
+    templates = (
+        often, describing.CAPTION, describing.COLOR, describing.COLOR_IT, describing.SHAPE_IT,
+        describing.PLACE, describing.WHAT, describing.BACKGROUND, describing.SHAPE,
+        ("How many [shapes|things|objects] [are there|do you see]?", f"How many {plural(shape)} are there?",
+         "What does [it|the sign] say?", f"Is there a {shape}?", "What happens [in the video|in the clip|]?",
+         "[Read|Transcribe] the text.", "Which way does it move?", "After how many seconds does it appear?"),
+    )  # fmt: skip
+    return Turn("no media", ask(rng, rng.choice(templates), split, **slots), NO_MEDIA)
+
+
+def off_topic_turn(rng: random.Random, split: Split) -> Turn:
+    """A question that nothing here answers; the things and places of each split are others."""
+    slots = {"place": _one(rng, _PLACES, split), "thing": _one(rng, _THINGS, split), "number": rng.randint(2, 99)}
+    if rng.random() < 0.3:  # the question of training, about what training never asked
+        from_train = ask(rng, _OFF_TOPIC, "train", **slots)
+        return Turn("off topic", from_train, CANT_TELL)
+    return Turn("off topic", ask(rng, _OFF_TOPIC, split, **slots), CANT_TELL)
+
+
+def _one(rng: random.Random, all_of: tuple[str, ...], split: Split) -> str:
+    """The last fifth is held out."""
+    bound = len(all_of) * 4 // 5
+    return rng.choice(all_of[:bound] if split == "train" else all_of[bound:])
+
+
+def _sample(turn: Callable[[random.Random, Split], Turn]) -> Callable[[random.Random, Split], Sample]:
+    return lambda rng, split: conversation(rng, [turn(rng, split)], [])
+
+
+SKILLS = (
+    Skill("small talk", _sample(chat_turn), 95),
+    Skill("no media", _sample(no_media_turn), 95),
+    Skill("off topic", _sample(off_topic_turn), 95),
+)

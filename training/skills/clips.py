@@ -1,0 +1,167 @@
+"""What happens in clips, to what, and when: the time is that of the first frames after it, as the prompt gives them."""
+
+from __future__ import annotations
+
+import random
+
+from training import scenes
+from training.language import a, ask, capital
+from training.media import random_timing
+from training.scenes import EVENTS, MOTIONS, Split
+from training.skills.base import Sample, Shown, Skill, Turn, conversation, video
+
+MOTION_PHRASES = {"left": "to the left", "right": "to the right", "up": "up", "down": "down"}
+CAPTION = (
+    "What happens?",
+    "What happens [in the video|in the clip|in this video|here]?",
+    "What is [happening|going on] [in this clip|in the video|here]?",
+    "[Describe|Summarize|Summarise|Caption] [the video|this clip|the clip|this video].",
+    "Describe what happens.",
+    "What do you see in the [video|clip]?",
+    "What is in this [video|clip]?",
+    "What does the [video|clip] show?",
+    "Tell me what [happens|you see].",
+    "[What is this|What do you see]?",
+    "What [changes|goes on] in [it|the video]?",
+    "Can you [summarize|describe] what [takes place|is going on]?",
+)
+MOTION = (
+    "[Which way|Where] does it [move|go]?",
+    "In [which|what] direction does it move?",
+    "[Which way|Where] does the {name} [move|go]?",
+    "How does the {name} move?",
+    "[What|Which] direction is it moving in?",
+    "In which direction does the {name} [move|go]?",
+    "Where is the {name} [going|heading|moving] to?",
+)
+DOES_IT_MOVE = (
+    "Does it move?",
+    "Does the {name} move?",
+    "Is the {name} moving?",
+    "Is it moving?",
+    "Does the {name} change its position?",
+)
+CHANGE = (
+    "[What|Which] [color|colour] does it [become|turn into|get]?",
+    "How does [its|the] [color|colour] change?",
+    "[What|Which] [color|colour] does the {name} [become|turn into|change to]?",
+    "To [what|which] [color|colour] does it change?",
+    "Into which [color|colour] does the {name} turn?",
+)
+COLOR = (
+    "[What|Which] [color|colour] is [it|the {name}]?",
+    "What is the [color|colour] of [it|the {name}]?",
+    "[What|Which] [color|colour] does [it|the {name}] have?",
+    "Tell me the [color|colour] of the {name}.",
+)
+SHAPE = (
+    "[What|Which] shape [moves|is it|changes|is in the video]?",
+    "[What|Which] shape do you see [in the video|]?",
+    "What kind of shape is it?",
+    "[What|Which] shape is this about?",
+)
+WHEN = (
+    "When does [it|the {name}] {verb}?",
+    "At [what|which] [time|second|moment] does [it|the {name}] {verb}?",
+    "When [exactly |]does that happen?",
+    "At which [time|second] does that happen?",
+    "At what point [in the video |]does the {name} {verb}?",
+    "After how many seconds does the {name} {verb}?",
+)
+OTHERS = (
+    "What else [is there|do you see|is in the video]?",
+    "Is there anything else [in the video|]?",
+    "[Which|What] other shape is there?",
+    "What else can be seen?",
+)
+_VERBS = {"appear": ("appear", "appears"), "vanish": ("disappear", "disappears"), "change": ("change", "changes")}
+
+
+def seconds(shown: Shown) -> float:
+    """The time that the prompt gives to the first frames after the event: where their middle lies behind it."""
+    times = shown.times_s + shown.times_s[-1:] * (len(shown.times_s) % 2)
+    middles = [(first + second) / 2 for first, second in zip(times[::2], times[1::2], strict=True)]
+    return next((t for t in middles if t >= shown.clip.event_s), middles[-1])
+
+
+def caption(shown: Shown) -> str:
+    """'A red circle moves to the left.', 'A blue star appears at 2.5 seconds.', 'A red circle stays still.'"""
+    clip, item = shown.clip, shown.clip.start
+    if clip.event == "change":
+        return capital(f"{a(item.shape)} changes from {item.color} to {clip.end.color}.")
+    if clip.event in MOTIONS:
+        return capital(f"{a(item.name)} moves {MOTION_PHRASES[clip.event]}.")
+    return capital(f"{a(item.name)} {_VERBS[clip.event][1] if clip.event in _VERBS else 'stays still'}.")
+
+
+def clip_turn(rng: random.Random, shown: Shown, split: Split, skill: str) -> Turn | None:
+    """A question of `skill` about the clip, or None where it has none."""
+    clip = shown.clip
+    item, name = clip.start, clip.start.shape
+    if skill == "clip caption":
+        return Turn(skill, ask(rng, CAPTION, split), caption(shown), item)
+    if skill == "motion":
+        if clip.event in MOTIONS:
+            answer = f"It moves {MOTION_PHRASES[clip.event]}."
+            if rng.random() < 0.25:
+                return Turn(
+                    skill,
+                    ask(rng, DOES_IT_MOVE, split, name=name),
+                    f"Yes, it moves {MOTION_PHRASES[clip.event]}.",
+                    item,
+                )
+            return Turn(skill, ask(rng, MOTION, split, name=name), answer, item)
+        if clip.event == "still" or rng.random() < 0.3:
+            if rng.random() < 0.5:
+                return Turn(skill, ask(rng, DOES_IT_MOVE, split, name=name), "No, it does not move.", item)
+            return Turn(skill, ask(rng, MOTION, split, name=name), "It does not move.", item)
+        return None
+    if skill == "change" and clip.event == "change":
+        answer = f"It changes from {item.color} to {clip.end.color}."
+        return Turn(skill, ask(rng, CHANGE, split, name=name), answer, item)
+    if skill == "when" and clip.event in _VERBS:
+        verb, says = _VERBS[clip.event]
+        question = ask(rng, WHEN, split, name=name, verb=verb)
+        return Turn(skill, question, f"It {says} at {seconds(shown):.1f} seconds.", item)
+    if skill == "clip color" and clip.event != "change":
+        return Turn(skill, ask(rng, COLOR, split, name=name), f"It is {item.color}.", item)
+    if skill == "clip shape":
+        return Turn(skill, ask(rng, SHAPE, split), f"It is a {name}.", item)
+    if skill == "others":
+        answer = f"There is also {a(clip.others[0].name)}." if clip.others else "There is nothing else."
+        return Turn(skill, ask(rng, OTHERS, split), answer)
+    return None
+
+
+def random_shown(rng: random.Random, split: Split, event: str | None = None, most_frames: int = 32) -> Shown:
+    fps = rng.choice((8.0, 10.0, 12.0, 15.0, 24.0, 25.0, 30.0))
+    duration, times = random_timing(rng, most_frames, fps)
+    aspect = min(2.5, max(0.4, scenes.random_aspect(rng)))
+    width, height = scenes.random_size(rng, aspect, 480)
+    size = (width // 2 * 2, height // 2 * 2)  # as encoders want it
+    return Shown(scenes.random_clip(rng, size, split, event, duration), times, fps)
+
+
+EVENTS_OF = {
+    "clip caption": EVENTS,
+    "motion": (*MOTIONS, *MOTIONS, "still"),
+    "change": ("change",),
+    "when": ("appear", "vanish", "change"),
+    "clip color": (*MOTIONS, "appear", "vanish", "still"),
+    "clip shape": EVENTS,
+    "others": (*MOTIONS, "change", "appear", "still"),
+}
+
+
+def _sample(skill: str):
+    def sample(rng: random.Random, split: Split) -> Sample:
+        while True:
+            shown = random_shown(rng, split, rng.choice(EVENTS_OF[skill]))
+            turn = clip_turn(rng, shown, split, skill)
+            if turn is not None:
+                return conversation(rng, [turn], [video(shown)])
+
+    return sample
+
+
+SKILLS = tuple(Skill(skill, _sample(skill)) for skill in EVENTS_OF)

@@ -1,0 +1,241 @@
+"""Captions, and colour, shape, size and place of one shape, of what is at a place, and of the background."""
+
+from __future__ import annotations
+
+import random
+
+from training.language import a, ask, at, capital, listed, sized
+from training.scenes import BACKGROUNDS, SHAPES, Item, Picture, Split
+from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+
+CAPTION = (
+    "[Describe|Caption] [the|this] [picture|image|photo|pic].",
+    "[Describe|Summarize|Summarise] [the|this] [picture|image] in [one|a single] sentence.",
+    "What is [in|on] [the|this] [picture|image|pic]?",
+    "What [do you see|can you see|can be seen] [here|in this picture|in the image|in the picture]?",
+    "What do you see?",
+    "What does [the|this] [picture|image] show?",
+    "[Tell me|Say|Write down] what is in [the|this] [picture|image].",
+    "What is this?",
+    "What is it?",
+    "What am I looking at?",
+    "Give me a [caption|description] [of this picture|for this image|of it].",
+    "List [everything|all shapes|all the shapes] [in the picture|you see|that you see].",
+    "[Which|What] shapes are [there|in the picture|in the image|shown]?",
+    "Which [things|objects] are [there|in it|in the picture]?",
+    "I would like a [short |]description of [this|the] [picture|image].",
+    "What [shapes|objects|things] can you [make out|find] [here|in it]?",
+    "[How would you|Could you] describe [this|the] [picture|image]?",
+)
+COLOR = (
+    "[What|Which] [color|colour] is the {name}?",
+    "What is the [color|colour] of the {name}?",
+    "[What|Which] [color|colour] does the {name} have?",
+    "The {name}: [what|which] [color|colour] is it?",
+    "In [what|which] [color|colour] is the {name} [drawn|painted|shown]?",
+    "Tell me the [color|colour] of the {name}.",
+    "How would you call the [color|colour] of the {name}?",
+)
+COLOR_AT = (
+    "[What|Which] [color|colour] is the [shape|one|object|thing] {place}?",
+    "What is the [color|colour] of the [shape|thing|object] {place}?",
+    "[What|Which] [color|colour] does the [shape|one|thing] {place} have?",
+    "[What|Which] [color|colour] is it {place}?",
+    "Tell me the [color|colour] of what is {place}.",
+)
+COLOR_IT = (
+    "[What|Which] [color|colour] is it?",
+    "What is its [color|colour]?",
+    "And [which|what] [color|colour] does it have?",
+    "[What|Which] [color|colour] does it have?",
+    "Its [color|colour]?",
+    "Tell me its [color|colour].",
+)
+SHAPE = (
+    "[What|Which] shape is {color}?",
+    "What is the {color} [shape|one|thing|object]?",
+    "What is the shape of the {color} [one|thing|object]?",
+    "What kind of shape is the {color} one?",
+    "Which shape does the {color} [one|object|thing] have?",
+    "What do you call the {color} [shape|thing]?",
+)
+SHAPE_AT = (
+    "[What|Which] shape is {place}?",
+    "What is the shape of the [thing|object|one] {place}?",
+    "What kind of shape is {place}?",
+    "Which shape do you see {place}?",
+    "Which kind of shape can you see {place}?",
+)
+SHAPE_IT = (
+    "[What|Which] shape is it?",
+    "What is its shape?",
+    "And [what|which] shape does it have?",
+    "What kind of shape is it?",
+    "Its shape?",
+    "Which kind of shape is that?",
+)
+PLACE = (
+    "Where is the {name}?",
+    "Where is the {name} in the [picture|image]?",
+    "Where do you see the {name}?",
+    "In which [part|corner|area] [of the picture |]is the {name}?",
+    "Where [in the picture |]can I find the {name}?",
+    "On which side is the {name}?",
+    "[Locate|Find] the {name}.",
+    "Whereabouts is the {name}?",
+)
+PLACE_IT = (
+    "Where is it?",
+    "And where is it?",
+    "Where is it in the [picture|image]?",
+    "In which part of the [picture|image] is it?",
+    "Where do you see it?",
+    "Whereabouts is it?",
+)
+SIZE = (
+    "[How big|How large|What size] is the {name}?",
+    "What is the size of the {name}?",
+    "Is the {name} [big or small|small or big|large or small]?",
+    "What size does the {name} have?",
+    "Of what size is the {name}?",
+)
+SIZE_IT = (
+    "[How big|How large|What size] is it?",
+    "What is its size?",
+    "Is it [big or small|large or small]?",
+    "Its size?",
+)
+WHAT = (
+    "What is {place}?",
+    "What do you see {place}?",
+    "Which [thing|object|shape] is {place}?",
+    "What can you see {place}?",
+    "What is there {place}?",
+    "Tell me what is {place}.",
+    "Describe what is {place}.",
+    "Which thing can be found {place}?",
+)
+BACKGROUND = (
+    "[What|Which] [color|colour] is the background?",
+    "What is the [color|colour] of the background?",
+    "[What|Which] [color|colour] does the background have?",
+    "The background is of which [color|colour]?",
+    "[What|Which] background [color|colour] [is it|does the picture have]?",
+    "On which [color|colour] are the shapes drawn?",
+)
+SIZE_WORDS = {"small": "small", "": "medium-sized", "big": "big"}
+
+
+def caption(items: tuple[Item, ...]) -> str:
+    """'A big red circle at the top left, a blue star in the center and a green cross on the right.'"""
+    return capital(listed([f"{a(sized(item))} {at(item.place)}" for item in items])) + "."
+
+
+def names(items: tuple[Item, ...], item: Item) -> list[str]:
+    """What an item may be called so that no other is meant."""
+    found = [item.name]
+    if sum(other.shape == item.shape for other in items) == 1:
+        found += [item.shape] * 2
+    if sum(other.color == item.color for other in items) == 1:
+        found += [f"{item.color} {noun}" for noun in ("shape", "one", "thing")]
+    return found
+
+
+def any_name(rng: random.Random, items: tuple[Item, ...], item: Item) -> str:
+    return rng.choice(names(items, item))
+
+
+def short_name(items: tuple[Item, ...], item: Item) -> str:
+    """'circle' where there is one, else 'red circle': how answers call it."""
+    return item.shape if sum(other.shape == item.shape for other in items) == 1 else item.name
+
+
+def caption_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    items = picture.items
+    only = items[0] if len(items) == 1 else None
+    return Turn("caption", ask(rng, CAPTION, split), caption(items), only, "phrases")
+
+
+def color_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    item, by_pronoun = _choose(rng, picture, about)
+    if by_pronoun:
+        return Turn("color", ask(rng, COLOR_IT, split), f"It is {item.color}.", item)
+    if rng.random() < 0.35 or sum(other.shape == item.shape for other in picture.items) > 1:
+        return Turn("color", ask(rng, COLOR_AT, split, place=at(item.place)), f"It is {item.color}.", item)
+    return Turn("color", ask(rng, COLOR, split, name=item.shape), f"The {item.shape} is {item.color}.", item)
+
+
+def shape_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    item, by_pronoun = _choose(rng, picture, about)
+    if by_pronoun:
+        return Turn("shape", ask(rng, SHAPE_IT, split), f"It is a {item.shape}.", item)
+    if rng.random() < 0.35 or sum(other.color == item.color for other in picture.items) > 1:
+        return Turn("shape", ask(rng, SHAPE_AT, split, place=at(item.place)), f"It is a {item.shape}.", item)
+    question = ask(rng, SHAPE, split, color=item.color)
+    return Turn("shape", question, f"The {item.color} shape is a {item.shape}.", item)
+
+
+def place_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    item, by_pronoun = _choose(rng, picture, about)
+    if by_pronoun:
+        return Turn("place", ask(rng, PLACE_IT, split), f"It is {at(item.place)}.", item)
+    question = ask(rng, PLACE, split, name=any_name(rng, picture.items, item))
+    return Turn("place", question, f"The {short_name(picture.items, item)} is {at(item.place)}.", item)
+
+
+def size_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    item, by_pronoun = _choose(rng, picture, about)
+    if by_pronoun:
+        return Turn("size", ask(rng, SIZE_IT, split), f"It is {SIZE_WORDS[item.size]}.", item)
+    question = ask(rng, SIZE, split, name=any_name(rng, picture.items, item))
+    return Turn("size", question, f"The {short_name(picture.items, item)} is {SIZE_WORDS[item.size]}.", item)
+
+
+def what_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    """What is at a place; now and then nothing is."""
+    item = rng.choice(picture.items)
+    empty = [p for p in ("left", "right", "center", "top", "bottom") if all(i.place != p for i in picture.items)]
+    if rng.random() < 0.12 and empty:
+        place = at(rng.choice(empty))
+        return Turn("what", ask(rng, WHAT, split, place=place), f"There is nothing {place}.")
+    answer = capital(f"{a(sized(item))} is {at(item.place)}.")
+    return Turn("what", ask(rng, WHAT, split, place=at(item.place)), answer, item)
+
+
+def background_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    assert picture.background.name in BACKGROUNDS
+    return Turn("background", ask(rng, BACKGROUND, split), f"The background is {picture.background.name}.")
+
+
+def _choose(rng: random.Random, picture: Picture, about: Item | None) -> tuple[Item, bool]:
+    """An item, and whether "it" means it: the one of the turn before, or the picture's only one."""
+    if about is None and len(picture.items) == 1:
+        about = picture.items[0]
+    if about is not None and rng.random() < 0.6:
+        return about, True
+    return rng.choice(picture.items), False
+
+
+def _sample(turn, most: int = 5, least: int = 1):
+    def sample(rng: random.Random, split: Split) -> Sample:
+        picture = picture_for(rng, split, most, least)
+        return conversation(rng, [turn(rng, picture, split)], [image(picture)])
+
+    return sample
+
+
+assert len(SHAPES) == 6  # the phrasings above name none
+TURNS = {
+    "caption": caption_turn,
+    "color": color_turn,
+    "shape": shape_turn,
+    "place": place_turn,
+    "size": size_turn,
+    "what": what_turn,
+    "background": background_turn,
+}
+SKILLS = (
+    Skill("caption 1-3", _sample(caption_turn, 3)),
+    Skill("caption 4-6", _sample(caption_turn, 6, 4)),
+    *(Skill(name, _sample(turn)) for name, turn in TURNS.items() if name != "caption"),
+)

@@ -1,0 +1,86 @@
+"""Words and numbers on signs, which training never showed; spelled letter by letter in the answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from training import scenes, words
+from training.data import END_SPELL, SPELL
+from training.drawing import NUM_ALL_FONTS, NUM_FONTS
+from training.language import NUMBERS, ask, listed
+from training.scenes import Item, Picture, Split
+from training.skills.base import Sample, Skill, Turn, conversation, image
+
+READ = (
+    "What does [it|the sign|the picture|this] say?",
+    "What is written [here|there|in the picture|on it|on the sign]?",
+    "Read [the text|it|the word|this|what it says].",
+    "[What|Which] [word|text] [is this|is it|do you see|is in the picture]?",
+    "[Which|What] [letters|words] [are there|do you see|are written there]?",
+    "[Transcribe|Read out] [the text|the picture].",
+    "What can you read [here|in it|]?",
+    "What [do you see|is in the picture|is this]?",
+    "Describe the [picture|image].",
+    "[Spell out|OCR] the [text|word].",
+    "What text [appears|is shown] [here|in the image]?",
+)
+COLOR = (
+    "[What|Which] [color|colour] is [the text|the word|the writing|it]?",
+    "What is the [color|colour] of the [text|word|writing]?",
+    "In [what|which] [color|colour] is it written?",
+    "[What|Which] [color|colour] [do the letters have|are the letters]?",
+    "Which [color|colour] is used for the [text|word]?",
+)
+HOW_MANY = ("How many words are [there|in the picture|on it]?", "How many words [do you see|can you read]?",
+            "Count the words.", "What is the number of words?")  # fmt: skip
+
+
+def read_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    said = listed([f'"{SPELL}{word.text}{END_SPELL}"' for word in picture.words])
+    return Turn("reading", ask(rng, READ, split), f"It says {said}.", grade="letters")
+
+
+def text_color_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn | None:
+    word, *more = picture.words
+    return None if more else Turn("text color", ask(rng, COLOR, split), f"It is {word.color}.")
+
+
+def num_words_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
+    count = len(picture.words)
+    answer = f"There {'is' if count == 1 else 'are'} {NUMBERS[count]} word{'s' * (count > 1)}."
+    return Turn("number of words", ask(rng, HOW_MANY, split), answer)
+
+
+def random_sign(rng: random.Random, split: Split, most: int = words.MOST_LETTERS, lines: int | None = None) -> Picture:
+    """A sign of one to three words; in "combos" in fonts that training never saw, and outside "train" of new words."""
+    texts = words.random_words(rng, most, split)[:lines]
+    sign = scenes.random_sign(rng, scenes.random_size(rng), texts, NUM_FONTS)
+    if split == "combos":
+        font = rng.randrange(NUM_FONTS, NUM_ALL_FONTS)
+        held_out = tuple(replace(word, font=font) for word in sign.words)
+        return replace(sign, words=held_out)
+    return sign
+
+
+def _sample(most: int, lines: int | None = None):
+    def sample(rng: random.Random, split: Split) -> Sample:
+        sign = random_sign(rng, split, most, lines)
+        return conversation(rng, [read_turn(rng, sign, split)], [image(sign)])
+
+    return sample
+
+
+def _color_sample(rng: random.Random, split: Split) -> Sample:
+    sign = random_sign(rng, split, lines=1)
+    turn = text_color_turn(rng, sign, split)
+    assert turn is not None
+    return conversation(rng, [turn], [image(sign)])
+
+
+TURNS = {"reading": read_turn, "text color": text_color_turn, "number of words": num_words_turn}
+SKILLS = (
+    Skill("reading up to 5", _sample(5, 1), 92),
+    Skill("reading up to 8", _sample(8), 92),
+    Skill("text color", _color_sample),
+)

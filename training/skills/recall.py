@@ -1,0 +1,185 @@
+"""One to thirty facts that the conversation tells, and questions about them up to 2,000 tokens later."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from training.language import ask, capital, filled
+from training.scenes import COLORS, Split
+from training.skills.base import Sample, Skill, Turn, conversation
+
+NOT_TOLD = "You have not told me."
+_PEOPLE = (
+    "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia", "Noah",
+    "Olga", "Paul", "Rosa", "Sam", "Tina", "Uma", "Victor", "Wendy", "Xenia", "Yusuf", "Zoe", "Alice", "Bob", "Carl",
+    "Diana", "Erik", "Fiona", "George", "Hanna", "Ivan", "Julia", "Karl", "Lena", "Mark", "Nina", "Oscar", "Petra",
+    "Rex", "Sara", "Tom", "Vera", "Will", "Max", "Bella", "Luna", "Rocky", "Milo", "Coco", "Ruby", "Toby", "Lucy",
+)  # fmt: skip
+_RELATIVES = ("sister", "brother", "dog", "cat", "teacher", "boss", "neighbor", "uncle", "aunt", "friend", "doctor",
+              "horse", "cousin", "parrot", "daughter", "son")  # fmt: skip
+_THINGS = ("bike", "car", "hat", "coat", "bag", "cup", "house", "door", "phone", "chair", "boat", "pen", "lamp", "book",
+           "shirt", "table", "kite", "tent", "umbrella", "scarf")  # fmt: skip
+_NUMBERED = ("locker", "room", "box", "gate", "safe", "office", "garage", "cabin", "suitcase", "flat")
+_CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Tokyo", "Berlin", "Madrid", "Dublin", "Quito", "Delhi", "Seoul",
+           "Vienna", "Boston", "Athens", "Geneva", "Lisbon", "Prague", "Warsaw", "Havana")  # fmt: skip
+_FOODS = ("apples", "bread", "cheese", "rice", "soup", "cake", "eggs", "fish", "honey", "milk", "nuts", "pasta",
+          "pears", "pizza", "salad", "tea")  # fmt: skip
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_REMEMBER = (
+    "[Remember|Please remember|Keep in mind|Note] [this|the following|these facts|what I tell you][:|.] ",
+    "[Here are|These are] some facts[:|.] ",
+    "Let me tell you something. ",
+    "I will tell you a few things. ",
+    "[Learn|Memorize|Memorise] this: ",
+)
+_NOTED = "OK."
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`key` tells it from all others; `answer` is the right answer to any of `questions`."""
+
+    key: str
+    statement: str
+    questions: tuple[str, ...]
+    answer: str
+
+    def question(self, rng: random.Random, split: Split) -> str:
+        return ask(rng, self.questions, split)
+
+
+def _name(rng: random.Random, names: tuple[str, ...], split: Split) -> str:
+    """Of values, the last fifth is held out."""
+    bound = len(names) * 4 // 5
+    return rng.choice(names[:bound] if split == "train" else names[bound:])
+
+
+def _code(rng: random.Random, split: Split) -> Fact:
+    place = f"{rng.choice(_NUMBERED)} {rng.randint(1, 99)}"
+    kind, code = rng.choice(("code", "key number", "password")), rng.randint(10, 999)
+    statement = filled(rng, rng.choice((
+        "The {kind} of {place} is {code}.", "{place} has the {kind} {code}.", "For {place}, the {kind} is {code}.",
+    )), kind=kind, place=place, code=code)  # fmt: skip
+    questions = (
+        f"What is the {kind} of {place}?",
+        f"Which {kind} does {place} have?",
+        f"Tell me the {kind} of {place}.",
+        f"[Do you remember|What was] the {kind} of {place}?",
+        f"I forgot the {kind} of {place}. What is it?",
+    )
+    return Fact(f"{kind} {place}", statement, questions, f"The {kind} of {place} is {code}.")
+
+
+def _relative(rng: random.Random, split: Split) -> Fact:
+    who, name = rng.choice(_RELATIVES), _name(rng, _PEOPLE, split)
+    whose = rng.choice(("my", "my", rng.choice(_PEOPLE[:40]) + "'s"))
+    statement = filled(rng, rng.choice((
+        "[The name of {whose} {who}|{whose} {who}'s name] is {name}.", "{whose} {who} is called {name}.",
+        "{whose} {who} is named {name}.",
+    )), whose=whose, who=who, name=name)  # fmt: skip
+    questions = (
+        f"What is {whose} {who}'s name?",
+        f"What is {whose} {who} called?",
+        f"What is the name of {whose} {who}?",
+        f"[How|What] do they call {whose} {who}?",
+        f"Do you remember the name of {whose} {who}?",
+    )
+    said = whose if whose != "my" else "your"
+    return Fact(f"{whose} {who}", statement, questions, capital(f"{said} {who} is called {name}."))
+
+
+def _color(rng: random.Random, split: Split) -> Fact:
+    thing, color = rng.choice(_THINGS), rng.choice(tuple(COLORS))
+    whose = rng.choice(("my", "my", rng.choice(_PEOPLE[:40]) + "'s"))
+    statement = filled(rng, rng.choice((
+        "{whose} {thing} is {color}.", "{whose} {thing} has the color {color}.",
+        "The color of {whose} {thing} is {color}.",
+    )), whose=whose, thing=thing, color=color)  # fmt: skip
+    questions = (
+        f"[What|Which] [color|colour] is {whose} {thing}?",
+        f"What is the [color|colour] of {whose} {thing}?",
+        f"[What|Which] [color|colour] does {whose} {thing} have?",
+        f"Tell me the [color|colour] of {whose} {thing}.",
+        f"Do you remember the [color|colour] of {whose} {thing}?",
+    )
+    said = whose if whose != "my" else "your"
+    return Fact(f"{whose} {thing}", statement, questions, capital(f"{said} {thing} is {color}."))
+
+
+def _lives(rng: random.Random, split: Split) -> Fact:
+    who, city = rng.choice(_PEOPLE), _name(rng, _CITIES, split)
+    told = ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.")
+    statement = filled(rng, rng.choice(told), who=who, city=city)
+    questions = (f"Where does {who} live?", f"In which city does {who} live?", f"Where is {who} from?",
+                 f"Which city does {who} live in?", f"Where is {who} living?")  # fmt: skip
+    return Fact(f"{who} city", statement, questions, f"{who} lives in {city}.")
+
+
+def _likes(rng: random.Random, split: Split) -> Fact:
+    who, food = rng.choice(_PEOPLE), _name(rng, _FOODS, split)
+    statement = filled(rng, rng.choice(("{who} likes {food}.", "{who}'s favorite food is {food}.",
+                                        "What {who} likes most is {food}.")), who=who, food=food)  # fmt: skip
+    questions = (f"What does {who} like?", f"What is {who}'s favorite food?", f"Which food does {who} like?",
+                 f"What does {who} like to eat?", f"What food is {who} fond of?")  # fmt: skip
+    return Fact(f"{who} food", statement, questions, f"{who} likes {food}.")
+
+
+def _when(rng: random.Random, split: Split) -> Fact:
+    what, day = (
+        rng.choice(("meeting", "party", "concert", "exam", "match", "trip", "visit", "lesson")),
+        rng.choice(_DAYS),
+    )
+    who = rng.choice(_PEOPLE)
+    statement = filled(rng, rng.choice((
+        "The {what} with {who} is on {day}.", "On {day} there is the {what} with {who}.",
+        "{day} is the day of the {what} with {who}.",
+    )), what=what, who=who, day=day)  # fmt: skip
+    questions = (f"When is the {what} with {who}?", f"On which day is the {what} with {who}?",
+                 f"Which day is the {what} with {who}?", f"What day is the {what} with {who} on?")  # fmt: skip
+    return Fact(f"{what} {who}", statement, questions, f"The {what} with {who} is on {day}.")
+
+
+_FAMILIES: tuple[Callable[[random.Random, Split], Fact], ...] = (_code, _code, _relative, _color, _lives, _likes, _when)
+
+
+def facts(rng: random.Random, split: Split, count: int) -> list[Fact]:
+    """`count` facts about different things."""
+    found: dict[str, Fact] = {}
+    while len(found) < count:
+        fact = rng.choice(_FAMILIES)(rng, split)
+        found.setdefault(fact.key, fact)
+    return list(found.values())
+
+
+def sample_with(rng: random.Random, split: Split, num_facts: int, spread: bool, questions: int | None = None) -> Sample:
+    """A conversation that tells `num_facts` facts, at once or (`spread`) over several turns, and asks for some."""
+    told = facts(rng, split, num_facts + 1)
+    unknown = told.pop()
+    groups = [told]
+    if spread and num_facts > 1:
+        size = rng.randint(1, max(1, num_facts // 2))
+        groups = [told[i : i + size] for i in range(0, num_facts, size)]
+    before = []
+    for index, group in enumerate(groups):
+        opening = filled(rng, rng.choice(_REMEMBER)) if index == 0 or rng.random() < 0.2 else ""
+        opening = opening + " " if opening and rng.random() < 0.98 else opening
+        before.append(Turn("noted", opening + " ".join(fact.statement for fact in group), _NOTED))
+    turns = []
+    for fact in rng.sample(told, min(num_facts, questions or rng.randint(2, 6))):
+        turns.append(Turn("recall", fact.question(rng, split), fact.answer))
+    if questions is None and rng.random() < 0.12:
+        turns.insert(rng.randint(0, len(turns)), Turn("not told", unknown.question(rng, split), NOT_TOLD))
+    return conversation(rng, [*before, *turns], [])
+
+
+def _sample(num_facts: int) -> Callable[[random.Random, Split], Sample]:
+    return lambda rng, split: sample_with(rng, split, num_facts, rng.random() < 0.4, questions=1)
+
+
+SKILLS = (
+    Skill("recall 1", _sample(1), 95),
+    Skill("recall 10", _sample(10), 95),
+    Skill("recall 30", _sample(30), 85),
+)

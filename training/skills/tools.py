@@ -1,0 +1,156 @@
+"""One tool call in the family's own format, and its result put into a sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from training.language import ask
+from training.scenes import Split
+from training.skills.base import Sample, Skill
+from training.skills.chat import chat_turn
+
+_CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Tokyo", "Berlin", "Madrid", "Dublin", "Quito", "Delhi", "Seoul",
+           "Vienna", "Boston", "Athens", "Geneva", "Lisbon", "Prague", "Warsaw", "Havana")  # fmt: skip
+_PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia",
+           "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Victor", "Wendy", "Yusuf", "Zoe", "Alice",
+           "Bob")  # fmt: skip
+_THINGS = ("milk", "bread", "apples", "paper", "coffee", "soap", "rice", "tea", "eggs", "honey", "pens", "salt")
+_SONGS = ("Yesterday", "Imagine", "Thunder", "Hello", "Stay", "Halo", "Fire", "Rain", "Home", "Sunday")
+_ROOMS = ("kitchen", "bedroom", "garage", "office", "garden", "bathroom", "hall", "cellar")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function: what it takes (name -> values, by kind), how people ask for it, what it returns and what is said.
+
+    `says` uses the arguments and the result's `value`.
+    """
+
+    name: str
+    description: str
+    takes: dict[str, str]
+    questions: tuple[str, ...]
+    returns: str
+    says: str
+
+    def schema(self) -> dict[str, Any]:
+        types = {key: {"type": "integer" if kind == "number" else "string"} for key, kind in self.takes.items()}
+        parameters = {"type": "object", "properties": types, "required": list(types)}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+_TOOLS = (
+    Tool("get_weather", "The weather in a city", {"city": "city"}, (
+        "What is the weather [like |]in {city}?", "How is the weather in {city}?",
+        "[How warm|How hot] is it in {city}?", "What is the temperature in {city}?", "Tell me the weather in {city}.",
+    ), "temperature", "It is {value} degrees in {city}."),
+    Tool("get_time", "The local time in a city", {"city": "city"}, (
+        "What time is it in {city}?", "How late is it in {city}?", "Tell me the time in {city}.",
+        "What is the [local |]time in {city}?", "Which time is it in {city} now?",
+    ), "hour", "It is {value} o'clock in {city}."),
+    Tool("set_timer", "Sets a timer", {"minutes": "number"}, (
+        "Set a timer for {minutes} minutes.", "Wake me in {minutes} minutes.",
+        "[Start|I need] a timer of {minutes} minutes.", "Timer: {minutes} minutes.", "Remind me in {minutes} minutes.",
+    ), "timer", "Timer {value} is set to {minutes} minutes."),
+    Tool("call_person", "Calls a person", {"name": "person"}, (
+        "Call {name}.", "[Please phone|Ring] {name}.", "I want to [talk to|call] {name}.", "Give {name} a call.",
+    ), "line", "I am calling {name} on line {value}."),
+    Tool("add_item", "Adds an item to a list", {"item": "thing", "count": "number"}, (
+        "Add {count} {item} to [the list|my list].", "[Put|Write] {count} {item} on [the|my] list.",
+        "We need {count} {item}, add it to the list.", "List: {count} {item}.",
+    ), "length", "Your list has {value} entries now."),
+    Tool("play_song", "Plays a song", {"title": "song"}, (
+        "Play {title}.", "I want to hear {title}.", "[Put on|Start] the song {title}.", "Let me hear {title}.",
+    ), "minutes", "{title} is playing, it takes {value} minutes."),
+    Tool("set_light", "Dims the light of a room", {"room": "room", "percent": "number"}, (
+        "Set the light in the {room} to {percent} percent.", "Dim the {room} to {percent} percent.",
+        "{percent} percent light in the {room}.", "Make the light in the {room} {percent} percent.",
+    ), "percent", "The light in the {room} is at {value} percent."),
+    Tool("multiply", "Multiplies two numbers", {"a": "number", "b": "number"}, (
+        "What is {a} times {b}?", "[Multiply|Compute] {a} by {b}.", "How much is {a} times {b}?", "{a} times {b}?",
+    ), "product", "{a} times {b} is {value}."),
+    Tool("get_price", "The price of a product", {"product": "thing"}, (
+        "[What|How much] does {product} cost?", "What is the price of {product}?", "How expensive is {product}?",
+        "Look up the price of {product}.",
+    ), "price", "The price of {product} is {value}."),
+    Tool("find_flight", "Finds a flight", {"start": "city", "end": "city"}, (
+        "[Find|I need] a flight from {start} to {end}.", "How do I fly from {start} to {end}?",
+        "Is there a flight from {start} to {end}?", "Fly me from {start} to {end}.",
+    ), "flight", "Take flight {value} from {start} to {end}."),
+    Tool("count_people", "How many people are in a room", {"room": "room"}, (
+        "How many people are in the {room}?", "Count the people in the {room}.", "Who is in the {room}, how many?",
+        "How full is the {room}?",
+    ), "people", "There are {value} people in the {room}."),
+    Tool("get_age", "How old a person is", {"name": "person"}, (
+        "How old is {name}?", "What is {name}'s age?", "Tell me the age of {name}.", "Which age does {name} have?",
+    ), "age", "{name} is {value} years old."),
+    # Held out: training knows none of these.
+    Tool("get_humidity", "The humidity in a city", {"city": "city"}, (
+        "What is the humidity in {city}?", "How humid is it in {city}?", "Tell me the humidity in {city}.",
+        "Humidity in {city}?",
+    ), "humidity", "The humidity in {city} is {value}."),
+    Tool("find_person", "Finds the room of a person", {"name": "person"}, (
+        "Where can I find {name}?", "Find {name}.", "In which room is {name}?", "Which room is {name} in?",
+    ), "room", "{name} is in room {value}."),
+)  # fmt: skip
+_HELD_OUT = 2
+
+
+def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]], Tool, dict[str, Any], str]:
+    """(schemas, the tool that is wanted, its arguments, the question); in "combos" always a held-out tool."""
+    known, others = _TOOLS[:-_HELD_OUT], _TOOLS[-_HELD_OUT:]
+    tool = rng.choice(others if split == "combos" else known)
+    beside = rng.sample([each for each in known if each is not tool], rng.randint(0, 2))
+    schemas = [each.schema() for each in rng.sample([tool, *beside], len(beside) + 1)]
+    values = {"city": _CITIES, "person": _PEOPLE, "thing": _THINGS, "song": _SONGS, "room": _ROOMS}
+    arguments: dict[str, Any] = {}
+    for key, kind in tool.takes.items():
+        value = rng.randint(2, 99) if kind == "number" else rng.choice(values[kind])
+        while value in arguments.values():
+            value = rng.randint(2, 99) if kind == "number" else rng.choice(values[kind])
+        arguments[key] = value
+    return schemas, tool, arguments, ask(rng, tool.questions, split, **arguments)
+
+
+def call_sample(rng: random.Random, split: Split) -> Sample:
+    schemas, tool, arguments, question = random_call(rng, split)
+    messages = [{"role": "user", "content": question}, _called(tool, arguments)]
+    return Sample("tool call", messages, ["tool call"], "call", tools=schemas)
+
+
+def result_sample(rng: random.Random, split: Split) -> Sample:
+    schemas, tool, arguments, question = random_call(rng, split)
+    value = rng.randint(1, 99)
+    messages = [
+        {"role": "user", "content": question},
+        _called(tool, arguments),
+        {"role": "tool", "content": json.dumps({tool.returns: value})},
+        {"role": "assistant", "content": tool.says.format(value=value, **arguments)},
+    ]
+    return Sample("tool result", messages, ["tool call", "tool result"], tools=schemas)
+
+
+def restraint_sample(rng: random.Random, split: Split) -> Sample:
+    """Tools are there, and nothing that needs one is asked."""
+    schemas, *_ = random_call(rng, split)
+    turn = chat_turn(rng, split)
+    messages = [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
+    return Sample("tool restraint", messages, ["tool restraint"], tools=schemas)
+
+
+def _called(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": tool.name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+_KINDS: dict[str, Callable[[random.Random, Split], Sample]] = {
+    "tool call": call_sample,
+    "tool result": result_sample,
+    "tool restraint": restraint_sample,
+}
+SKILLS = tuple(Skill(name, sample, 95) for name, sample in _KINDS.items())

@@ -1,0 +1,54 @@
+"""What signs say: words and numbers that are drawn anew each time, so that reading can't be guessing from a list.
+
+A third are random letters, a third are pronounceable, the rest numbers and mixtures. Held out is one in ten by its
+checksum: training never shows those.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+import zlib
+
+from training.scenes import Split
+
+MOST_LETTERS = 8
+_VOWELS = "aeiou"
+_CONSONANTS = "bcdfghjklmnpqrstvwxyz"
+_CASES = (str.upper, str.lower, str.capitalize)
+
+
+def is_held_out(text: str) -> bool:
+    return zlib.crc32(text.lower().encode()) % 10 == 0
+
+
+def random_word(rng: random.Random, most: int = MOST_LETTERS, split: Split = "train", least: int = 1) -> str:
+    """A word or number of `least` to `most` letters; never one of the held-out ones in "train", always else."""
+    while True:
+        text = _random_text(rng, rng.randint(least, max(least, most)))
+        if is_held_out(text) == (split != "train"):
+            return text
+
+
+def random_words(rng: random.Random, most: int = MOST_LETTERS, split: Split = "train") -> list[str]:
+    """What stands on a sign: mostly one word, now and then two or three below each other, all different."""
+    count = rng.choices((1, 2, 3), (6, 2, 1))[0]
+    found: list[str] = []
+    while len(found) < count:
+        text = random_word(rng, most, split)
+        if text not in found:
+            found.append(text)
+    return found
+
+
+def _random_text(rng: random.Random, length: int) -> str:
+    kind = rng.random()
+    if kind < 0.3:
+        return "".join(rng.choices(string.digits, k=length))
+    if kind < 0.4:
+        return "".join(rng.choices(string.ascii_uppercase + string.digits, k=length))
+    case = rng.choice(_CASES)
+    if kind < 0.65:
+        return case("".join(rng.choices(string.ascii_lowercase, k=length)))
+    first = rng.randrange(2)
+    return case("".join(rng.choice((_VOWELS, _CONSONANTS)[(first + i) % 2]) for i in range(length)))

@@ -28,21 +28,26 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Every process orthogonalises its share of the matrices; the updates are then summed over processes."""
+        """Every process orthogonalises its share of the matrices; the updates are then summed over processes.
+
+        What has no gradient stays as it is, and so does its momentum.
+        """
         params: list[nn.Parameter] = []
         updates: list[torch.Tensor] = []
         for (rows, columns, rate), group in self.groups.items():
-            if all(param.grad is None for param in group):
+            learned = [i for i, param in enumerate(group) if param.grad is not None]
+            if not learned:
                 continue
+            grads = torch.stack([grad.reshape(rows, columns) for param in group if (grad := param.grad) is not None])
             buffer = self.buffers[rows, columns, rate]
-            grads = torch.stack([_grad(param).reshape(rows, columns) for param in group])
-            buffer.mul_(self.momentum).add_(grads)
-            grads.add_(buffer, alpha=self.momentum)
-            mine = torch.arange(parallel.rank(), len(group), parallel.world())
+            momentum = buffer[learned] * self.momentum + grads
+            buffer[learned] = momentum
+            grads.add_(momentum, alpha=self.momentum)
+            mine = torch.arange(parallel.rank(), len(learned), parallel.world())
             update = torch.zeros_like(grads)
             if len(mine):
                 update[mine] = _orthogonal(grads[mine]) * (rate * max(1.0, rows / columns) ** 0.5)
-            params += group
+            params += [group[i] for i in learned]
             updates += update
         parallel.sum_over_processes(updates)
         for param, update in zip(params, updates, strict=True):
@@ -83,10 +88,6 @@ class Optimizer:
         self.adam.load_state_dict(state["adam"])
         for buffer, saved in zip(self.muon.buffers.values(), state["muon"], strict=True):
             buffer.copy_(saved)
-
-
-def _grad(param: nn.Parameter) -> torch.Tensor:
-    return param.grad if param.grad is not None else torch.zeros_like(param)
 
 
 def _orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:

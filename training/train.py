@@ -120,15 +120,15 @@ class Trainer:
         return shown, results
 
     def apply(self, phase: Phase) -> None:
-        """Sums gradients over processes and takes the step; what a process has no gradient of counts as zero."""
-        if phase.parts:
-            params = [*self.model.parameters(), *(self.heads.parameters() if phase.probe_weight else ())]
-            params = [p for p in params if p.grad is not None or parallel.world() > 1]
-            if not phase.mtp_weight:
-                kept = {id(p) for p in self.model.mtp.parameters()}
-                params = [p for p in params if id(p) not in kept]
-        else:
-            params = [*self.model.model.visual.parameters(), *self.heads.parameters()]
+        """Sums gradients over processes and takes the step.
+
+        What one process has no gradient of counts as zero there; what none has one of stays as it is, momentum and
+        all: Muon would go on with steps of their full size.
+        """
+        params = [*self.model.parameters(), *self.heads.parameters()]
+        known = torch.tensor([float(param.grad is not None) for param in params])
+        parallel.sum_over_processes([known])
+        params = [param for param, processes in zip(params, known.tolist(), strict=True) if processes]
         for param in params:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)

@@ -51,9 +51,9 @@ CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip colo
 
 def draw(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> dict[str, Any]:
     """A part of a step's batch, when the fraction `done` of the phase is over."""
+    done = phase.begins + (phase.ends - phase.begins) * done
     if not phase.parts:
         return _vision(rng, done)
-    done = phase.begins + (1 - phase.begins) * done
     names, weights = tuple(phase.parts), tuple(phase.parts.values())
     rows: list[list[Encoded]] = [[] for _ in range(phase.rows)]
     room = [phase.most_tokens] * phase.rows
@@ -61,6 +61,11 @@ def draw(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> dic
     while misses < _FULL:
         sample = PARTS[rng.choices(names, weights)[0]](rng, done)
         encoded = encoder.encode(realized(sample))
+        if len(encoded.ids) > phase.most_tokens:
+            raise ValueError(
+                f"A conversation about {sample.skill!r} has {len(encoded.ids)} tokens, and rows of the phase "
+                f"{phase.name!r} have {phase.most_tokens}: give it longer rows (most_tokens), or tell it less."
+            )
         fitting = [i for i, left in enumerate(room) if left >= len(encoded.ids)]
         if not fitting:
             misses += 1

@@ -15,7 +15,7 @@ class Phase:
         parts: what examples are drawn from (`mixture.PARTS`), with their weights; empty where the vision tower is
             trained alone, with its probes.
         until: figures of the metrics that end the phase earlier, each a mean over the last of it (`train.Averages`).
-        begins: how far the curriculum is when the phase begins, 0 to 1: it goes on to 1 at its end.
+        begins, ends: how far the curriculum is then, 0 to 1.
         mtp_weight: of the MTP layer's loss; probe_weight: of the vision heads'.
         most_tokens: of a row, and so of an example.
     """
@@ -26,6 +26,7 @@ class Phase:
     parts: Mapping[str, float] = field(default_factory=dict)
     until: Mapping[str, float] = field(default_factory=dict)
     begins: float = 0.0
+    ends: float = 1.0
     mtp_weight: float = 0.0
     probe_weight: float = 1.0
     rows: int = 3
@@ -39,7 +40,7 @@ _WORLD = {
 
 PHASES = (
     # Nothing is learned of pictures from answers alone: what is where, of which colour, and which letters first.
-    Phase("vision", 1500, (1.0, 0.5), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}),
+    Phase("vision", 1200, (1.0, 0.6), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}, ends=0.8),
     # To look up what was told needs a circuit that forms late, and not among pictures.
     Phase("recall", 500, (1.0, 0.8), {"recall": 1.0, "chat": 0.05}, {"right recall": 0.9}, probe_weight=0.0),
     Phase("joint", 2000, (0.9, 0.15), _WORLD, begins=0.15, probe_weight=0.2),

@@ -214,7 +214,8 @@ def random_clip(
         if kind in ("change", "appear", "vanish"):
             begin = finish = rng.uniform(0.25, 0.75)
         others: tuple[Item, ...] = ()
-        if rng.random() < 0.4:
+        # Where nothing happens, nothing tells which of two is meant.
+        if kind != "still" and rng.random() < 0.4:
             other = _random_item(rng, size, background, 3, SHAPES)
             apart = all(_fits_beside(other, replace(start, x=x, y=y), size, True) for x, y in _path(start, end))
             if not apart or is_held_out(other.color, other.shape, other.place):

@@ -105,7 +105,8 @@ def _there(rng: random.Random, picture: Picture, split: Split, truth: bool) -> T
     """A shape, a colour, both together: there or not; where not, one of both often is."""
     items, kind = picture.items, rng.choice(("kind", "kind", "both", "place"))
     if kind == "kind":
-        noun, _ = _kind(rng, picture, truth)
+        noun, found = _kind(rng, picture, truth)
+        truth = bool(found)  # of every shape there is one, now and then
     elif truth:
         noun = rng.choice(items).name
     else:

@@ -1,4 +1,4 @@
-"""What happens in clips, to what, and when: the time is that of the first frames after it, as the prompt gives them."""
+"""What happens in clips, to what, and when: the time is that of the first frames that show it, as the prompt has it."""
 
 from __future__ import annotations
 
@@ -78,10 +78,11 @@ _VERBS = {"appear": ("appear", "appears"), "vanish": ("disappear", "disappears")
 
 
 def seconds(shown: Shown) -> float:
-    """The time that the prompt gives to the first frames after the event: where their middle lies behind it."""
+    """The time that the prompt gives to the first two frames of which the second one is after the event."""
     times = shown.times_s + shown.times_s[-1:] * (len(shown.times_s) % 2)
-    middles = [(first + second) / 2 for first, second in zip(times[::2], times[1::2], strict=True)]
-    return next((t for t in middles if t >= shown.clip.event_s), middles[-1])
+    pairs = list(zip(times[::2], times[1::2], strict=True))
+    first, second = next((pair for pair in pairs if pair[1] >= shown.clip.event_s), pairs[-1])
+    return (first + second) / 2
 
 
 def caption(shown: Shown) -> str:

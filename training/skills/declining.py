@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from training import scenes
-from training.language import ask, at
+from training.language import ask, at, plural
 from training.scenes import ALL_PLACES, COLORS, SHAPES, Item, Picture, Split, Unknown
 from training.skills.asking import COUNT, THERE
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
@@ -29,7 +29,7 @@ def unknown_turn(rng: random.Random, split: Split) -> Turn:
     templates, slots = rng.choice((
         (CAPTION, {}), (CAPTION, {}), (CAPTION, {}), (COUNT, {}), (READ, {}),
         (COLOR, {"name": shape}), (PLACE, {"name": rng.choice((shape, f"{color} {shape}"))}),
-        (WHAT, {"place": at(rng.choice(ALL_PLACES))}), (THERE, {"noun": f"a {shape}", "nouns": f"{shape}s"}),
+        (WHAT, {"place": at(rng.choice(ALL_PLACES))}), (THERE, {"noun": f"a {shape}", "nouns": plural(shape)}),
     ))  # fmt: skip
     return Turn("unknown picture", ask(rng, templates, split, **slots), CANT_TELL)
 

@@ -38,7 +38,9 @@ DIFFERS = (
     "Spot the difference.",
 )
 SAME = ("Are [they|the pictures|both pictures] the same?", "Do both [pictures|images] show the same?",
-        "Is there a difference?", "Are the two images identical?")  # fmt: skip
+        "Is [it|this] the same [picture|image] twice?", "Are the two images identical?")  # fmt: skip
+DO_DIFFER = ("Is there a difference[ between them|]?", "Do [they|the pictures|the images] differ?",
+             "Has anything changed?", "Are there any differences?")  # fmt: skip
 
 
 def pictures_turn(rng: random.Random, pictures: list[Picture], split: Split) -> Turn:
@@ -97,7 +99,9 @@ def difference_turn(rng: random.Random, split: Split) -> tuple[list[Picture], Tu
     else:
         answer = "They are the same."
     if rng.random() < 0.25:
-        return pictures, Turn("difference", ask(rng, SAME, split), answer if not kind else f"No. {answer}")
+        asked = rng.choice((SAME, DO_DIFFER))
+        word = "Yes" if (asked is SAME) != bool(kind) else "No"
+        return pictures, Turn("difference", ask(rng, asked, split), f"{word}. {answer}")
     return pictures, Turn("difference", ask(rng, DIFFERS, split), answer)
 
 

@@ -62,7 +62,8 @@ def as_json(item: Item) -> dict[str, str]:
 def box_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
     items = picture.items
     if len(items) > 1 and rng.random() < 0.25:
-        few = rng.choice([s for s in {i.shape for i in items} if sum(i.shape == s for i in items) < 4] or ["shape"])
+        shapes = sorted({i.shape for i in items})  # a set's own order is another one in each process
+        few = rng.choice([s for s in shapes if sum(i.shape == s for i in items) < 4] or ["shape"])
         found = [i for i in items if few in ("shape", i.shape)]
         if len(found) < 4:
             return Turn("box", ask(rng, BOXES, split, noun=few, nouns=plural(few)), _boxes(found, picture), grade="box")

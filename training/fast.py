@@ -20,6 +20,7 @@ qwen: Any = modeling_qwen3_5
 CHUNK = 32
 GAP = 3  # zeros between two segments: the convolution's taps less one
 _FORGET = -30.0  # a decay in log space that leaves 1e-13 of a state
+_SQUARED = 8  # the largest triangular matrices that are inverted by squaring
 
 
 def text_states(
@@ -118,8 +119,8 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """q, k, v [B, T, heads, width], decay (in log space) and beta [B, T, heads] -> [B, T, heads, width], fp32.
 
-    As transformers' `torch_chunk_gated_delta_rule`; the triangular systems are inverted by squaring, which takes
-    log2(chunk) products that a backward pass likes better than a solver.
+    As transformers' `torch_chunk_gated_delta_rule`; the triangular systems are inverted by products (`_inverse`), which
+    a backward pass likes better than a solver.
     """
     batch, length, heads, width = q.shape
     pad = -length % chunk
@@ -131,11 +132,7 @@ def gated_delta_rule(
     upper = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
     pairs = (total[..., :, None] - total[..., None, :]).masked_fill(upper, -torch.inf).exp()
     k_beta, v_beta = k * beta[..., None], v * beta[..., None]
-    power = -((k_beta @ k.mT) * pairs).tril(-1)
-    inverse = power + torch.eye(chunk, device=q.device)
-    for _ in range(max(0, (chunk - 1).bit_length() - 1)):
-        power = power @ power
-        inverse = inverse + inverse @ power
+    inverse = _inverse(-((k_beta @ k.mT) * pairs).tril(-1))
     news = inverse @ v_beta
     k_old = inverse @ (k_beta * total.exp()[..., None])
     inside = (q @ k.mT) * pairs
@@ -151,3 +148,22 @@ def gated_delta_rule(
         state = torch.baddbmm(state * kept, key, written)
     out = torch.stack(outs, 1).reshape(batch, heads, -1, v.shape[-1])
     return out[:, :, :length].transpose(1, 2)
+
+
+def _inverse(below: torch.Tensor) -> torch.Tensor:
+    """(1 - below)^-1 of strictly lower triangular matrices [..., n, n], n a power of two.
+
+    Small ones are sums of powers, by squaring. In large ones these powers pass 10^8 and cancel where keys are alike, as
+    those of a picture's plain parts are: so halves are inverted, and joined by substitution.
+    """
+    size = below.shape[-1]
+    if size <= _SQUARED:
+        inverse = below + torch.eye(size, device=below.device)
+        for _ in range((size - 1).bit_length() - 1):
+            below = below @ below
+            inverse = inverse + inverse @ below
+        return inverse
+    half = size // 2
+    first, last = _inverse(torch.stack([below[..., :half, :half], below[..., half:, half:]])).unbind()
+    corner = last @ below[..., half:, :half] @ first
+    return torch.cat([F.pad(first, (0, half)), torch.cat([corner, last], dim=-1)], dim=-2)

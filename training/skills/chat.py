@@ -51,7 +51,7 @@ _OFF_TOPIC = (
     "What time is it in {place}?",
     "How far is it to {place}?",
     "Should I [buy|sell|eat|learn] {thing}?",
-    "What does {thing} cost?",
+    "How much is {thing} worth?",
     "What is the meaning of {thing}?",
     "How tall is {thing}?",
     "Recommend [a book|a film|a song] about {thing}.",

@@ -52,7 +52,7 @@ COLOR = (
     "[What|Which] [color|colour] is [it|the {name}]?",
     "What is the [color|colour] of [it|the {name}]?",
     "[What|Which] [color|colour] does [it|the {name}] have?",
-    "Tell me the [color|colour] of the {name}.",
+    "What would you call the [color|colour] of the {name}?",
 )
 SHAPE = (
     "[What|Which] shape [moves|is it|changes|is in the video]?",

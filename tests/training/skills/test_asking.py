@@ -1,0 +1,71 @@
+"""Yes and no, and numbers, are true; both are asked for as often."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.training.claims import NUMBERS, holds, named
+from tests.training.skills.test_describing import turns
+from training.scenes import random_picture
+from training.skills import SKILLS, asking
+
+pytestmark = pytest.mark.usefixtures("plainly")
+
+
+def test_yes_and_no_are_true_and_as_frequent() -> None:
+    found = turns("yes no", 400)
+    for picture, about, turn in found:
+        word, claim = turn.answer.split(", ", 1)
+        it = about or (picture.items[0] if len(picture.items) == 1 else None)
+        assert holds(picture, claim, it), (turn, picture.items)
+        # A claim that is in the question is granted, another one corrects it.
+        question = turn.question.lower()
+        if claim.startswith("there is no "):
+            assert word == "No"
+            noun = claim[len("there is no ") :].rstrip(".")
+            assert noun in question.replace("crosses", "cross")
+        elif claim.startswith("there is a"):
+            assert word == "Yes"
+            assert claim.split(" ", 3)[3].rstrip(".") in question
+        elif claim.startswith("there"):
+            number = claim.split()[2]
+            assert (word == "Yes") == (number in question.rstrip("?").split())
+        else:
+            value = claim.split(" is ", 1)[1].rstrip(".")
+            assert (word == "Yes") == (f"{value} " in f"{question.rstrip('?')} ".replace(",", " ")), turn
+    share = sum(turn.answer.startswith("Yes") for _, _, turn in found) / len(found)
+    assert 0.4 < share < 0.6
+
+
+def test_nothing_is_denied_that_is_there() -> None:
+    """With all six shapes in the picture, none of them can be missing."""
+    rng = random.Random(0)
+    picture = random_picture(rng, (400, 400), 6, unique=True)
+    for _ in range(300):
+        _, claim = asking.yes_no_turn(rng, picture, "train").answer.split(", ", 1)
+        if claim.startswith("there"):
+            assert holds(picture, claim, None)
+
+
+def test_counts_are_true_and_the_thought_counts_one_by_one() -> None:
+    zeros = 0
+    for picture, _, turn in turns("count", 200):
+        assert holds(picture, turn.answer, None), (turn, picture.items)
+        noun = turn.answer.rstrip(".").split(" ", 3)[3]
+        general = noun in ("shape", "shapes")
+        counted = list(picture.items) if general else named(picture.items, noun)
+        lines = [f"{i}. {item.color} {item.shape}" for i, item in enumerate(counted or (), 1)]
+        assert turn.thought == ("\n".join(lines) or "none")
+        zeros += not counted
+        if not general:
+            assert noun.removesuffix("es").removesuffix("s") in turn.question.lower().replace("crosses", "cros")
+    assert 10 < zeros < 80
+
+
+def test_thinking_is_asked_for_by_its_skill_only() -> None:
+    rng = random.Random(0)
+    assert SKILLS["count, thinking"].sample(rng, "seen").thought
+    assert SKILLS["count"].sample(rng, "seen").thought is None
+    assert NUMBERS[3] == "three"

@@ -1,0 +1,105 @@
+"""Small talk, what can't be told, and follow-ups: what "it" means, and which picture is asked about."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from tests.training.claims import captioned, holds, named, seen
+from training import drawing
+from training.drawing import render_picture
+from training.scenes import Picture, Unknown
+from training.skills import SKILLS, chat, declining, followups
+from training.skills.chat import CANT_TELL, NO_MEDIA
+
+pytestmark = pytest.mark.usefixtures("plainly")
+
+
+def test_kinds_of_small_talk_share_no_question() -> None:
+    rng = random.Random(0)
+    answers: dict[str, set[str]] = {}
+    for _ in range(1500):
+        turn = rng.choice((chat.chat_turn, chat.off_topic_turn, chat.no_media_turn))(rng, rng.choice(("train", "seen")))
+        answers.setdefault(turn.question.lower().strip("?!. "), set()).add(turn.answer)
+    assert len(answers) > 300
+    assert not [question for question, found in answers.items() if len(found) > 1]
+    assert {answer for found in answers.values() for answer in found} >= {CANT_TELL, NO_MEDIA, chat.WHO, "Goodbye!"}
+
+
+def test_things_of_the_evaluation_are_new_ones() -> None:
+    rng = random.Random(0)
+    train = " ".join(chat.off_topic_turn(rng, "train").question for _ in range(2000))
+    new = [thing for names in (chat._THINGS, chat._PLACES) for thing in names[len(names) * 4 // 5 :]]
+    new = [thing for thing in new if not any(thing in template for template in chat._OFF_TOPIC)]
+    assert len(new) > 15
+    assert not [thing for thing in new if re.search(rf"\b{re.escape(thing)}\b", train)]
+
+
+def test_photographs_of_the_evaluation_are_none_of_training() -> None:
+    rng = random.Random(0)
+    photos = {"train": set(), "combos": set()}
+    for split, found in photos.items():
+        for _ in range(80):
+            unknown = declining.random_unknown(rng, split)  # type: ignore[arg-type]
+            if unknown.kind == "photo":
+                names = drawing._HELD_OUT_PHOTOS if unknown.seed >= 2**31 else drawing._PHOTOS
+                found.add(names[int(np.random.default_rng(unknown.seed).integers(len(names)))])
+    assert photos["train"] <= set(drawing._PHOTOS)
+    assert photos["combos"] == set(drawing._HELD_OUT_PHOTOS)
+    assert not set(drawing._PHOTOS) & set(drawing._HELD_OUT_PHOTOS)
+    plain = [np.asarray(render_picture(Unknown(96, 64, "photo", seed))).std() for seed in (3, 2**31 + 3)]
+    assert min(plain) > 3
+
+
+def test_of_unknown_pictures_nothing_is_told() -> None:
+    rng = random.Random(0)
+    questions = set()
+    for split in ("train", "seen"):
+        for _ in range(150):
+            turn = declining.unknown_turn(rng, split)
+            assert turn.answer == CANT_TELL
+            questions.add(turn.question)
+            assert not re.search("crosss|{|}", turn.question)
+    assert len(questions) > 100
+
+
+def test_it_is_what_the_turn_before_was_about() -> None:
+    rng = random.Random(0)
+    pronouns = 0
+    for _ in range(60):
+        sample = followups._sample(rng, "train")
+        (picture,) = (part["image"] for part in sample.messages[0]["content"] if part["type"] == "image")
+        it = None
+        for question, answer in zip(sample.messages[::2], sample.messages[1::2], strict=True):
+            text = question["content"] if isinstance(question["content"], str) else question["content"][-1].get("text")
+            text = text or question["content"][0]["text"]
+            meant = named(picture.items, text)
+            claim = answer["content"].split(", ", 1)[-1]
+            if claim.startswith("it ") or claim.startswith("It "):
+                # "Is it at the top?" asks about the former one, "What color is it at the top?" about that there.
+                it = meant[0] if meant and not answer["content"].startswith(("Yes", "No")) else it
+                pronouns += 1
+                assert it is not None
+            elif subject := named(picture.items, claim):
+                (it,) = subject[:1]
+            assert holds(picture, claim[0].lower() + claim[1:], it), (text, claim, it)
+    assert pronouns > 60
+
+
+def test_the_newest_picture_is_asked_about() -> None:
+    rng = random.Random(0)
+    captions = 0
+    for _ in range(60):
+        sample = SKILLS["second picture"].sample(rng, "train")
+        first, second = (
+            part["image"] for message in sample.messages[::2] for part in message["content"] if part["type"] == "image"
+        )
+        assert isinstance(second, Picture)
+        assert captioned(sample.messages[1]["content"]) == seen(first.items)
+        if sample.skill == "caption":
+            captions += 1
+            assert captioned(sample.messages[3]["content"]) == seen(second.items)
+    assert captions > 5

@@ -1,0 +1,94 @@
+"""What is asked was told once, and only once; held-out values are never a fact's in training."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from training.skills import recall
+from training.skills.base import Sample
+from training.skills.recall import NOT_TOLD
+
+pytestmark = pytest.mark.usefixtures("plainly")
+# Words that stand in questions or answers, and tell no fact from another.
+_COMMON = """
+    a an and are by call called can city code color colour day do does eat favorite fond food forgot from have how i in
+    is it key like likes live lives living me most my name named number of on password remember tell that the there they
+    to was what when where which who whose with you your"""
+COMMON = set(_COMMON.split())
+
+
+def content(text: str) -> set[str]:
+    return {word.removesuffix("'s") for word in re.findall(r"[a-z0-9']+", text.lower())} - COMMON
+
+
+def told(sample: Sample) -> list[str]:
+    """The statements, one sentence each."""
+    before = [m["content"] for m, reply in zip(sample.messages, sample.messages[1:], strict=False)
+              if m["role"] == "user" and reply["content"] == "OK."]  # fmt: skip
+    return [sentence for text in before for sentence in re.split(r"(?<=[.:]) +", text)]
+
+
+@pytest.mark.parametrize("split", ["train", "seen"])
+def test_answers_stand_in_one_statement_alone(split) -> None:
+    rng = random.Random(split)
+    unknown = 0
+    for index in range(150):
+        sample = recall.sample_with(rng, split, rng.randint(1, 30), spread=index % 2 == 0)
+        statements = told(sample)
+        for question, answer in zip(sample.messages, sample.messages[1:], strict=False):
+            if question["role"] != "user" or answer["content"] == "OK.":
+                continue
+            asked = content(question["content"])
+            if answer["content"] == NOT_TOLD:
+                unknown += 1
+                kind = {w for w in ("password", "key number", "code") if w in question["content"].lower()}
+                assert not any(
+                    asked <= content(each)
+                    and all(w in each.lower() for w in kind)
+                    and _same_kind(question["content"], each)
+                    for each in statements
+                )
+                continue
+            wanted = content(answer["content"])
+            holding = {each for each in statements if wanted <= content(each)}
+            # "The key number of room 5" and "the code of room 5" have the same words, and other numbers.
+            assert len(holding) == 1, (answer, holding)
+            (statement,) = holding
+            assert asked <= wanted | content(statement)
+    assert unknown > 5
+
+
+def _same_kind(question: str, statement: str) -> bool:
+    """Whether a person is asked for by what the statement tells: where, what is liked, when."""
+    kinds = ("live|from|city", "like|food|fond", "when|day|meeting", "code|key number|password", "call|name", "colou?r")
+    return any(re.search(kind, question.lower()) and re.search(kind, statement.lower()) for kind in kinds)
+
+
+def test_thirty_facts_have_thirty_keys() -> None:
+    for seed in range(20):
+        facts = recall.facts(random.Random(seed), "train", 30)
+        assert len({fact.key for fact in facts}) == 30
+        assert len({fact.answer.split(" is ")[0] for fact in facts if " is " in fact.answer}) > 5
+
+
+def test_held_out_values_are_no_facts_of_training() -> None:
+    rng = random.Random(0)
+    training = {fact.answer.rstrip(".").split()[-1] for fact in recall.facts(rng, "train", 250)}
+    for names in (recall._PEOPLE, recall._CITIES, recall._FOODS):
+        held_out = set(names[len(names) * 4 // 5 :])
+        assert not training & held_out
+        assert training & set(names)
+    evaluated = {fact.answer.rstrip(".").split()[-1] for fact in recall.facts(rng, "combos", 100)}
+    assert evaluated & set(recall._PEOPLE[44:])
+    assert not evaluated & set(recall._PEOPLE[:44])
+
+
+@pytest.mark.parametrize("count", [1, 10, 30])
+def test_the_evaluation_asks_one_question_about_so_many_facts(count: int) -> None:
+    sample = next(skill for skill in recall.SKILLS if skill.name == f"recall {count}").sample(random.Random(0), "seen")
+    assert sample.skills.count("recall") == 1
+    statements = [each for each in told(sample) if content(each) - {"facts", "some", "this", "these", "here"}]
+    assert count <= len([each for each in statements if each.endswith(".")]) <= count + 2

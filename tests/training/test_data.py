@@ -1,0 +1,85 @@
+"""Conversations as ids, labels and pixels."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from training.data import END_SPELL, IGNORE, SPELL, Encoder, collate, plain
+from training.export import IMAGE_PROCESSOR, save_json
+from training.fast import GAP
+from training.media import patchify
+from training.mixture import PARTS, realized
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_every_answer_is_learned_and_nothing_else(encoder: Encoder, kind: str) -> None:
+    samples = [PARTS[kind](random.Random(i), 0.5) for i in range(4)]
+    encodeds = [encoder.encode(realized(sample)) for sample in samples]
+    batch = collate(encoder, [encodeds], sum(len(each.ids) + GAP for each in encodeds))
+    answers = []
+    for sample in samples:
+        said = [m for m in sample.messages if m["role"] == "assistant"]
+        assert len(said) == len(sample.skills)
+        answers += said
+    assert batch["skills"] == [skill for sample in samples for skill in sample.skills]
+    decode = encoder.tokenizer.decode
+    for number, message in enumerate(answers):
+        text = decode(batch["labels"][batch["answers"] == number].tolist(), skip_special_tokens=False)
+        assert text.endswith("<|im_end|>")
+        call = message.get("tool_calls")
+        assert plain(message["content"]) in text
+        assert not call or f"<function={call[0]['function']['name']}>" in text
+        # A thought, empty or not, may stand before it; the question doesn't.
+        assert text.count("<|im_end|>") == 1
+        assert "<|im_start|>" not in text
+    # A label is the next token of the same conversation.
+    learned = (batch["labels"] != IGNORE).nonzero()
+    for row, column in learned.tolist():
+        assert batch["labels"][row, column] == batch["input_ids"][row, column + 1]
+        assert batch["segments"][row, column] == batch["segments"][row, column + 1] > 0
+
+
+def test_what_is_read_is_spelled_letter_by_letter(encoder: Encoder) -> None:
+    text = f'It says "{SPELL}triangle{END_SPELL}".'
+    spelled, plain_ids = encoder.encode_text(text), encoder.encode_text(plain(text))
+    assert encoder.tokenizer.decode(spelled) == encoder.tokenizer.decode(plain_ids) == 'It says "triangle".'
+    letters = [encoder.encode_text(letter) for letter in "triangle"]
+    assert all(len(each) == 1 for each in letters)
+    start = spelled.index(letters[0][0], 3)
+    assert spelled[start : start + 8] == [each[0] for each in letters]
+    assert len(plain_ids) < len(spelled)
+
+
+def test_thinking_is_on_where_there_is_a_thought(encoder: Encoder) -> None:
+    sample = next(s for i in range(50) if (s := PARTS["thinking"](random.Random(i), 0.5)).thought)
+    example = realized(sample)
+    assert encoder.prompt(example).endswith("<|im_start|>assistant\n<think>\n")
+    text = encoder.tokenizer.decode(encoder.encode(example).ids.tolist(), skip_special_tokens=False)
+    assert text.endswith(f"<think>\n{sample.thought}\n</think>\n\n{sample.messages[-1]['content']}<|im_end|>")
+    silent = realized(PARTS["chat"](random.Random(0), 0.5))
+    assert encoder.prompt(silent).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_patches_equal_the_image_processors(tmp_path: Path) -> None:
+    save_json(tmp_path / "preprocessor_config.json", IMAGE_PROCESSOR)
+    image = np.random.default_rng(0).integers(0, 256, (160, 192, 3), dtype=np.uint8)
+    expected = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)(images=[image], return_tensors="np")
+    assert expected["image_grid_thw"].tolist() == [[1, 10, 12]]
+    np.testing.assert_allclose(patchify(image[None, None]), expected["pixel_values"], atol=1e-6)
+
+
+def test_padding_is_nothing(encoder: Encoder) -> None:
+    encoded = encoder.encode(realized(PARTS["chat"](random.Random(0), 0.5)))
+    length = len(encoded.ids)
+    batch = collate(encoder, [[encoded, encoded]], 2 * length + GAP + 7)
+    segments = [1] * length + [0] * GAP + [2] * length + [0] * 7
+    assert batch["segments"].tolist() == [segments]
+    padding = torch.tensor([segments]) == 0
+    assert bool((batch["labels"][padding] == IGNORE).all())
+    assert set(batch["input_ids"][padding].tolist()) == {encoder.ids["<|endoftext|>"]}

@@ -1,0 +1,125 @@
+"""The family's proportions, and its MTP layer trained beside transformers' model."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.nn import functional as F
+
+from training.data import IGNORE, Encoder, collate
+from training.fast import GAP
+from training.losses import answer_loss
+from training.mixture import PARTS, realized
+from training.model import demo_config, new_model
+
+
+def batch_of(encoder: Encoder, *kinds: str) -> dict[str, Any]:
+    encodeds = [encoder.encode(realized(PARTS[kind](random.Random(kind), 0.3))) for kind in kinds]
+    return collate(encoder, [encodeds], sum(len(each.ids) + GAP for each in encodeds))
+
+
+def test_proportions_are_the_familys(encoder: Encoder) -> None:
+    config = demo_config(encoder.ids, 1280)
+    text: Any = config.text_config
+    assert text.linear_key_head_dim == text.linear_value_head_dim == 64
+    assert text.tie_word_embeddings
+    assert text.layer_types == (["linear_attention"] * 3 + ["full_attention"]) * 2
+    widths = (
+        text.head_dim,
+        text.linear_key_head_dim,
+        config.vision_config.hidden_size // config.vision_config.num_heads,
+    )
+    assert all(width & (width - 1) == 0 for width in widths)
+    assert (
+        2 * sum(text.rope_parameters["mrope_section"]) == text.head_dim * text.rope_parameters["partial_rotary_factor"]
+    )
+    with torch.device("meta"):
+        size = sum(p.numel() for p in new_model(config, 0).parameters())
+    assert 2 * size < 15 * 2**20
+
+
+def test_decays_and_taps_begin_where_they_can_learn(model: Any) -> None:
+    """With transformers' own beginning, states forget at once and positions aren't learned."""
+    net = model.model.language_model.layers[0].linear_attn
+    steps = F.softplus(net.dt_bias)
+    assert 0.0009 < steps.min() < steps.max() < 0.11
+    assert net.conv1d.weight.abs().max() > 0.4
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+@torch.no_grad()
+def test_the_mtp_layer_foretells_the_token_after_the_next(model: Any, encoder: Encoder) -> None:
+    """Written anew for one conversation, token by token, from transformers' own hidden states."""
+    batch = batch_of(encoder, "chat")
+    loss, shown, _ = answer_loss(model, batch, None, mtp_weight=0.5)
+    ids = batch["input_ids"][:, :-GAP]
+    hidden = model.model(input_ids=ids).last_hidden_state[0]
+    embeds = model.get_input_embeddings()(ids)[0]
+    mtp = model.mtp
+
+    def normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + norm.weight)
+
+    joined = torch.cat([normed(mtp.pre_fc_norm_embedding, embeds[1:]), normed(mtp.pre_fc_norm_hidden, hidden[:-1])], -1)
+    x = (joined @ mtp.fc.weight.T)[None]
+    rotary = model.model.language_model.rotary_emb(x, torch.arange(x.shape[1]).expand(3, 1, -1))
+    mask = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    logits = model.lm_head(normed(mtp.norm, mtp.layers[0](x, position_embeddings=rotary, attention_mask=mask)[0]))
+    losses = []
+    for place in range(ids.shape[1] - 2):
+        this, after = (int(batch["answers"][0, place + i]) for i in (0, 1))
+        if this == after >= 0:
+            losses.append(F.cross_entropy(logits[place], ids[0, place + 2]))
+    assert losses
+    expected = torch.stack(losses).mean()
+    torch.testing.assert_close(torch.tensor(shown["mtp"]), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(loss, torch.tensor(shown["loss"]) + 0.5 * expected, atol=1e-4, rtol=1e-4)
+
+
+def test_only_its_weight_makes_the_mtp_layer_learn(model: Any, encoder: Encoder) -> None:
+    for weight in (0.0, 0.3):
+        model.zero_grad(set_to_none=True)
+        answer_loss(model, batch_of(encoder, "chat", "recall"), None, weight)[0].backward()
+        learned = {name for name, param in model.named_parameters() if param.grad is not None}
+        mtp = {name for name, _ in model.named_parameters() if name.startswith("mtp.")}
+        assert (mtp <= learned) if weight else not mtp & learned
+    model.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def test_an_answer_is_right_where_every_token_is_the_likeliest(model: Any, encoder: Encoder) -> None:
+    batch = batch_of(encoder, "chat", "recall")
+    _, _, results = answer_loss(model, batch, None)
+    assert {name: len(found) for name, found in results.items()} == {
+        name: batch["skills"].count(name) for name in set(batch["skills"])
+    }
+    assert not any(hit for found in results.values() for hit in found)
+    # What the model itself holds for likeliest is right, all but one token of one answer.
+    hidden = model.model(input_ids=batch["input_ids"][:, : int((batch["segments"] == 1).sum())]).last_hidden_state
+    guesses = model.lm_head(hidden)[0].argmax(-1)
+    own = batch["labels"].clone()
+    first = (batch["segments"][0] == 1) & (own[0] != IGNORE)
+    own[0, first] = guesses[first[: len(guesses)].nonzero()[:, 0]]
+    own[0, ~first] = IGNORE
+    _, _, results = answer_loss(model, batch | {"labels": own}, None)
+    assert sum(hit for found in results.values() for hit in found) == len(
+        set(batch["answers"][0, first].tolist())
+    ) + sum(n not in batch["answers"][0, first] for n in range(len(batch["skills"])))
+
+
+def test_the_checkpoint_has_the_familys_names(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    layer = "mtp.layers.0."
+    assert {name for name in names if name.startswith("mtp.")} == {
+        "mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight",
+        layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight",
+        *(f"{layer}self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+        *(f"{layer}mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")),
+    }  # fmt: skip
+    assert "lm_head.weight" not in names

@@ -1,0 +1,260 @@
+"""Phases by step, the same data for any number of processes, and a training that stops and goes on as if it hadn't."""
+
+from __future__ import annotations
+
+import functools
+import random
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import Qwen3_5ForConditionalGeneration
+
+from qwen35mm.model import load
+from tests.training.conftest import TINY
+from training import mixture, parallel, train
+from training.data import Encoder
+from training.export import export_state
+from training.phases import PHASES, Phase
+from training.train import Averages, Batches, Trainer, main, parse_args
+
+WORLD = {"picture": 1.0, "chat": 1.0}
+SHORT = (
+    Phase("vision", 2, (1.0, 0.5), ends=0.5),
+    Phase("recall", 1, (1.0, 0.8), {"chat": 1.0}, rows=1, most_tokens=256, probe_weight=0.0),
+    Phase("joint", 2, (0.9, 0.1), WORLD, rows=1, most_tokens=512, mtp_weight=0.3),
+)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole training, of a tiny model through short phases."""
+    monkeypatch.setattr(train, "texts", lambda seed: mixture.texts(seed, 150))
+    monkeypatch.setattr(train, "demo_config", functools.partial(train.demo_config, **TINY))
+    monkeypatch.setattr(train, "PHASES", SHORT)
+    monkeypatch.setattr(mixture, "_VISION_TOKENS", 40)
+
+
+def arguments(work: Path, *more: str) -> Namespace:
+    work.mkdir(exist_ok=True)
+    options = [
+        "--work",
+        str(work),
+        "--out",
+        str(work / "out"),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--workers",
+        "0",
+    ]
+    return parse_args([*options, *more])
+
+
+def numbers(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {**trainer.model.state_dict(), **{f"heads.{k}": v for k, v in trainer.heads.state_dict().items()}}
+
+
+def test_a_training_that_stops_after_every_step_ends_as_one_that_does_not(small: None, tmp_path: Path) -> None:
+    whole = Trainer(arguments(tmp_path / "whole"))
+    assert whole.run()
+    stops = 0
+    trainer = Trainer(arguments(tmp_path / "parts"))
+    while not trainer.run(stop_after_s=0.0):
+        stops += 1
+        before = trainer.phase, trainer.step
+        trainer = Trainer(arguments(tmp_path / "parts", "--resume"))
+        assert (trainer.phase, trainer.step) == before
+    assert stops >= 5
+    expected, found = numbers(whole), numbers(trainer)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert whole.history == trainer.history
+    assert [(each["phase"], each["steps"]) for each in whole.history] == [(p.name, p.steps) for p in SHORT]
+    assert whole.tokens == trainer.tokens > 0
+
+
+def test_what_a_phase_does_not_show_stays_as_it_is(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one of several processes too, where each counts as zero what it has no gradient of."""
+    trainer = Trainer(arguments(tmp_path))
+    monkeypatch.setattr(train, "PHASES", SHORT[:2])
+    monkeypatch.setattr(parallel, "world", lambda: 2)
+    monkeypatch.setattr(parallel, "sum_over_processes", lambda tensors: None)
+    monkeypatch.setattr(parallel, "gather", lambda value: [value])
+    before = {name: value.clone() for name, value in numbers(trainer).items()}
+    seen: dict[str, dict[str, torch.Tensor]] = {}
+    save = trainer.save
+
+    def watched() -> None:
+        seen[str(trainer.phase)] = {name: value.clone() for name, value in numbers(trainer).items()}
+        save()
+
+    monkeypatch.setattr(trainer, "save", watched)
+    assert trainer.run()
+    after_vision, after_recall = seen["1"], seen["2"]
+    moved = {name for name in before if not torch.equal(before[name], after_vision[name])}
+    assert moved
+    assert all(name.startswith(("model.visual.", "heads.")) for name in moved)
+    moved = {name for name in before if not torch.equal(after_vision[name], after_recall[name])}
+    assert {name.split(".")[1] for name in moved if name.startswith("model.")} == {"language_model"}
+    assert not any(name.startswith(("heads.", "mtp.")) for name in moved)
+
+
+def test_every_process_and_worker_draws_its_parts_of_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = (Phase("one", 3, (1, 1)), Phase("two", 5, (1, 1)))
+    monkeypatch.setattr(train, "draw", lambda rng, encoder, phase, done: (phase.name, done, rng.random()))
+
+    def drawn(rank: int, world: int, workers: int, start: tuple[int, int] = (0, 0)) -> list[Any]:
+        monkeypatch.setattr(parallel, "rank", lambda: rank)
+        monkeypatch.setattr(parallel, "world", lambda: world)
+        found = []
+        for worker in range(workers):
+            info = SimpleNamespace(id=worker, num_workers=workers) if workers > 1 else None
+            monkeypatch.setattr(train, "get_worker_info", lambda info=info: info)
+            found.append(list(Batches(None, phases, 0, 4, start)))  # type: ignore[arg-type]
+        # The loader asks its workers in turn.
+        return [found[i % workers][i // workers] for i in range(sum(map(len, found)))]
+
+    whole = drawn(0, 1, 1)
+    assert len(whole) == 8 * 4
+    assert len({batch[-1] for _, _, batch in whole}) == len(whole)
+    for world in (1, 2, 4):
+        for workers in (1, 2, 3):
+            shares = [drawn(rank, world, workers) for rank in range(world)]
+            # One part of each process in turn is the order of the parts.
+            together = [share[i] for i in range(len(shares[0])) for share in shares]
+            assert together == whole
+    assert drawn(0, 1, 1, (1, 2)) == [each for each in whole if each[:2] >= (1, 2)]
+
+
+def test_the_loader_keeps_the_order_of_two_real_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "draw", lambda rng, encoder, phase, done: rng.random())
+    data = Batches(None, (Phase("one", 7, (1, 1)),), 3, 2, (0, 0))  # type: ignore[arg-type]
+    one, two = (list(DataLoader(data, batch_size=None, num_workers=workers)) for workers in (0, 2))
+    assert one == two
+    assert [step for _, step, _ in one] == [i // 2 for i in range(14)]
+
+
+@pytest.mark.parametrize("phase", [PHASES[0], PHASES[2]], ids=lambda phase: phase.name)
+def test_the_same_part_is_the_same_batch(encoder: Encoder, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixture, "_VISION_TOKENS", 150)
+    first, second, other = (
+        mixture.draw(random.Random(f"0/{phase.name}/7/{part}"), encoder, phase, 0.4) for part in (0, 0, 1)
+    )
+    assert set(first) == set(second)
+    for name, value in first.items():
+        assert (
+            torch.equal(value.nan_to_num(), second[name].nan_to_num())
+            if isinstance(value, torch.Tensor)
+            else (value == second[name])
+        )
+    assert first["pixels"].shape != other["pixels"].shape or not torch.equal(first["pixels"], other["pixels"])
+
+
+def test_a_conversation_that_fits_in_no_row_is_told(encoder: Encoder) -> None:
+    phase = Phase("short", 1, (1, 1), {"recall": 1.0}, most_tokens=64)
+    with pytest.raises(ValueError, match="rows of the phase 'short' have 64: give it longer rows"):
+        mixture.draw(random.Random(0), encoder, phase, 1.0)
+
+
+def test_a_phase_ends_when_all_its_figures_are_there() -> None:
+    phase = Phase("vision", 100, (1, 1), until={"color": 0.9, "box": 12.0})
+    mean = Averages()
+    for _ in range(train.JUDGED_OVER):
+        assert not mean.reached(phase)
+        mean.add({"color": 0.95, "box": 20.0}, {})
+        mean.share()
+    assert not mean.reached(phase)
+    for _ in range(train.JUDGED_OVER):
+        mean.add({"color": 0.95, "box": 10.0}, {})
+        mean.share()
+    assert mean.reached(phase)
+    assert mean.figures() == pytest.approx({"color": 0.95, "box": 10.0})
+    mean.add({"color": -50.0, "box": 10.0}, {})
+    mean.share()
+    assert not mean.reached(phase)
+    assert not mean.reached(Phase("endless", 100, (1, 1)))
+
+
+def test_answers_are_judged_over_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    phase = Phase("recall", 100, (1, 1), until={"right recall": 0.9})
+    mean = Averages()
+    mean.add({}, {"recall": [True] * 300 + [False] * 100})
+    mean.share()
+    assert mean.figures() == {"right recall": 0.5}
+    mean.add({}, {"recall": [True] * 190})
+    mean.share()
+    assert mean.reached(phase)
+
+
+def test_a_phase_that_ends_early_hands_on_to_the_next(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    easy = Phase("easy", 50, (1.0, 0.5), {"chat": 1.0}, {"loss": 1000.0}, rows=1, most_tokens=256)
+    monkeypatch.setattr(train, "PHASES", (easy, SHORT[1]))
+    monkeypatch.setattr(train, "JUDGED_OVER", 6)
+    ended = []
+    for stop in (None, 0.0):
+        trainer = Trainer(arguments(tmp_path / str(stop)))
+        while not trainer.run(stop_after_s=stop):
+            trainer = Trainer(arguments(tmp_path / str(stop), "--resume"))
+        ended.append([(each["phase"], each["steps"]) for each in trainer.history])
+    # Two parts a step; what a stopped training judged by goes on with it.
+    assert ended == [[("easy", 3), ("recall", 1)]] * 2
+
+
+def test_rates_warm_up_and_fall(small: None, tmp_path: Path) -> None:
+    trainer = Trainer(arguments(tmp_path))
+    phase = Phase("long", 1000, (0.8, 0.2))
+    rates = []
+    for trainer.step in (0, 59, 500, 1000):
+        rates.append(trainer.rate(phase))
+    assert rates == pytest.approx([0.8 / 60, 0.8 - 0.6 * 0.059, 0.5, 0.2])
+
+
+def test_a_state_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="Leave --resume away to begin"):
+        Trainer(arguments(tmp_path, "--resume"))
+
+
+def test_a_running_trainings_state_becomes_a_checkpoint(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "PHASES", SHORT[:2])
+    assert Trainer(arguments(tmp_path)).run()
+    monkeypatch.setattr("training.export.demo_config", train.demo_config)
+    export_state(tmp_path / "state.pt", tmp_path / "out")
+    loaded: Any = Qwen3_5ForConditionalGeneration.from_pretrained(tmp_path / "out", output_loading_info=True)
+    model, report = loaded
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    # Our own engine reads it, too.
+    ours = load(tmp_path / "out", dtype="float32", device="cpu")
+    assert ours.config.text.num_layers == model.config.text_config.num_hidden_layers
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
+    """The real phases and the real size, by the command, stopped after a step; then to the end of another."""
+    states = []
+    for processes in ("1", "2"):
+        work = tmp_path / processes
+        command = ["--work", str(work), "--out", str(work / "out"), "--device", "cpu", "--dtype", "float32"]
+        command += ["--stop-after", "0.001", "--processes", processes]
+        main(command)
+        main([*command, "--resume"])
+        states.append(torch.load(work / "state.pt", weights_only=True))
+        assert not (work / "out").exists()
+    one, two = states
+    assert (one["phase"], one["step"]) == (two["phase"], two["step"]) == (0, 2)
+    assert one["tokenizer"] == two["tokenizer"]
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, atol=2e-4, rtol=0)
+    for name, value in one["mean"].items():
+        assert two["mean"][name] == pytest.approx(value, abs=1e-3), name

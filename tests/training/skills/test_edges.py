@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.claims import captioned, holds, named, seen
+from tests.training.test_language import questions
 from training import drawing
 from training.drawing import render_picture
 from training.scenes import Picture, Unknown
@@ -56,14 +57,14 @@ def test_photographs_of_the_evaluation_are_none_of_training() -> None:
 
 def test_of_unknown_pictures_nothing_is_told() -> None:
     rng = random.Random(0)
-    questions = set()
+    found = set()
     for split in ("train", "seen"):
         for _ in range(150):
             turn = declining.unknown_turn(rng, split)
             assert turn.answer == CANT_TELL
-            questions.add(turn.question)
+            found.add(turn.question)
             assert not re.search("crosss|{|}", turn.question)
-    assert len(questions) > 100
+    assert len(found) > 100
 
 
 def test_it_is_what_the_turn_before_was_about() -> None:
@@ -74,8 +75,7 @@ def test_it_is_what_the_turn_before_was_about() -> None:
         (picture,) = (part["image"] for part in sample.messages[0]["content"] if part["type"] == "image")
         it = None
         for question, answer in zip(sample.messages[::2], sample.messages[1::2], strict=True):
-            text = question["content"] if isinstance(question["content"], str) else question["content"][-1].get("text")
-            text = text or question["content"][0]["text"]
+            (text,) = questions([question])
             meant = named(picture.items, text)
             claim = answer["content"].split(", ", 1)[-1]
             if claim.startswith("it ") or claim.startswith("It "):

@@ -1,0 +1,59 @@
+"""Cases are conversations with real files, the same for the same arguments, and their right answers are right."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import av
+import pytest
+from PIL import Image
+
+from qwen35mm.prompt import Message, iter_media
+from training.cases import NAMES, TYPED_SKILL, make_cases
+from training.data import END_SPELL, SPELL
+from training.skills import SKILLS
+
+
+def asked(messages: list[dict[str, Any]]) -> list[Any]:
+    """x264 writes other bytes for the same frames now and then: what is asked, not the files."""
+    return [
+        [part.get("text", part["type"]) for part in m["content"]] if isinstance(m["content"], list) else m["content"]
+        for m in messages
+    ]
+
+
+@pytest.mark.parametrize("skill", NAMES)
+def test_cases_are_reproducible_and_can_be_asked(skill: str) -> None:
+    first, second = (make_cases(skill, 2, "combos") for _ in range(2))
+    assert len(first) == 2
+    for one, other in zip(first, second, strict=True):
+        assert (one.skill, one.expected, asked(one.messages)) == (other.skill, other.expected, asked(other.messages))
+        assert one.is_right(one.expected) != (skill == "point")
+        assert not one.is_right("Bananas.")
+        messages = [Message.from_dict(message) for message in one.messages]
+        assert messages[-1].role in ("user", "tool")
+        for medium in iter_media(messages):
+            source: Any = medium.source
+            if type(medium).__name__ == "Image":
+                assert Image.open(io.BytesIO(source)).format in ("PNG", "JPEG")
+            else:
+                with av.open(io.BytesIO(source)) as container:
+                    assert container.streams.video[0].frames > 1
+        assert SPELL not in str(asked(one.messages)) + one.expected
+        assert END_SPELL not in one.expected
+
+
+def test_what_is_seen_and_what_is_held_out_differ() -> None:
+    for skill in ("color", "recall 1", "tool call"):
+        assert asked(make_cases(skill, 1, "seen")[0].messages) != asked(make_cases(skill, 1, "combos")[0].messages)
+
+
+def test_only_what_tokens_spell_is_a_plain_answer() -> None:
+    plain = {name: make_cases(name, 1, "seen")[0].plain_answer for name in SKILLS}
+    odd = {"reading up to 5", "reading up to 8", "point", "count, thinking", "tool call"}
+    assert {name for name, is_plain in plain.items() if not is_plain} == odd
+    assert not make_cases(TYPED_SKILL, 1, "combos")[0].plain_answer
+    tools = make_cases("tool result", 1, "seen")[0]
+    assert tools.tools
+    assert make_cases("count, thinking", 1, "seen")[0].enable_thinking

@@ -1,0 +1,121 @@
+"""Scenes as the product's own preprocessing makes them of the very files."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qwen35mm_preprocess import MediaProcessor
+from training import files, media, scenes
+from training.export import IMAGE_PROCESSOR, VIDEO_PROCESSOR, save_json
+from training.media import CLASSES, MERGED, clip_media, frame_times, image_size, patchify, picture_media, token_targets
+from training.scenes import BACKGROUNDS, COLORS, SHAPES, Background, Item, Picture, Word
+from training.skills.clips import random_shown
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory: pytest.TempPathFactory) -> MediaProcessor:
+    """As the exported checkpoint has it."""
+    folder = tmp_path_factory.mktemp("processors")
+    save_json(folder / "preprocessor_config.json", IMAGE_PROCESSOR)
+    save_json(folder / "video_preprocessor_config.json", VIDEO_PROCESSOR)
+    return MediaProcessor.from_pretrained(folder)
+
+
+def test_pictures_have_the_size_and_nearly_the_pixels_of_the_apps(processor: MediaProcessor, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    sizes = [(64, 64), (1024, 256), (70, 280), (1000, 1000), *(scenes.random_size(rng) for _ in range(12))]
+    tokens = set()
+    for size in sizes:
+        picture = scenes.random_picture(rng, size, rng.randint(1, 4))
+        path = tmp_path / "picture.png"
+        path.write_bytes(files.picture_file(picture))
+        prepared = processor.prepare(path, kind="image")
+        made = picture_media(picture)
+        assert tuple(prepared.plan.size) == image_size(size) == made.frames.shape[2:4]
+        tokens.add(made.tokens_per_span)
+        off = np.abs(prepared.patches.values() - patchify(made.frames))
+        assert off.mean() < 0.03, size
+    assert min(tokens) >= 16
+    assert max(tokens) == 256
+
+
+def test_clips_have_the_times_and_sizes_of_the_apps(processor: MediaProcessor, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    spans = set()
+    for index in range(10):
+        shown = random_shown(rng, "train", most_frames=(8, 16, 32)[index % 3])
+        path = tmp_path / "clip.mp4"
+        path.write_bytes(files.clip_file(shown.clip, "mp4", shown.fps))
+        plan = processor.plan(path, kind="video")
+        made = clip_media(shown.clip, shown.times_s)
+        assert tuple(plan.size) == made.frames.shape[2:4]
+        assert plan.grid_thw.t == len(made.frames)
+        assert made.times_s is not None
+        assert [f"{time:.1f}" for time in made.times_s] == [f"{time:.1f}" for time in plan.timestamps_s or ()]
+        spans.add(len(made.frames))
+    assert max(spans) > 8
+    assert media.video_size((64, 48), 32)[0] * media.video_size((64, 48), 32)[1] * 32 >= 96 * 2048
+
+
+def test_frame_times_are_two_a_second_from_the_first_to_the_last() -> None:
+    assert frame_times(4.0, 10.0) == [0.0, 0.6, 1.1, 1.7, 2.2, 2.8, 3.3, 3.9]
+    assert frame_times(1.0, 8.0) == [0.0, 0.2, 0.6, 0.9] or len(frame_times(1.0, 8.0)) == 4
+    assert len(frame_times(60.0, 30.0)) == VIDEO_PROCESSOR["max_frames"]
+    assert frame_times(0.1, 8.0) == [0.0]
+
+
+def plain(*items: Item, words: tuple[Word, ...] = ()) -> Picture:
+    return Picture(320, 320, Background("white", (255, 255, 255), (255, 255, 255), "plain", 0.0, 0), items, words)
+
+
+def test_targets_say_what_lies_at_each_token() -> None:
+    big = Item("red", "circle", 0.5, 0.5, 0.2, 0.0, (220, 35, 35), "big")
+    small = Item("blue", "star", 0.85, 0.15, 0.06, 0.0, (40, 80, 220), "small")
+    targets, boxes = token_targets(plain(big, small), (320, 320))
+    grid = dict(zip(CLASSES, np.moveaxis(targets.reshape(10, 10, -1), -1, 0), strict=True))
+    pixels = np.asarray(files.render_picture(plain(big, small)).resize((320, 320)), dtype=int)
+    for row in range(10):
+        for column in range(10):
+            at = pixels[row * MERGED + 16, column * MERGED + 16]
+            color = grid["color"][row, column]
+            # Where a token's middle is in a shape, its colour is the target; at the edge it may be left out.
+            near = {tuple(big.rgb): "red", tuple(small.rgb): "blue"}.get(tuple(at))
+            assert near is None or color == 0 or tuple(COLORS)[color - 1] == near
+            assert (boxes.reshape(10, 10, 4)[row, column] >= 0).all() == (color > 0)
+    assert (grid["color"] == 1 + tuple(COLORS).index("red")).sum() > 10
+    assert grid["shape"][1, 8] == 1 + SHAPES.index("star")
+    assert (grid["centre"] == 1).nonzero()[0].tolist() == [1, 5]
+    assert set(grid["background"].flat) == {1 + tuple(BACKGROUNDS).index("white")}
+    left, top, right, bottom = boxes.reshape(10, 10, 4)[5, 5]
+    rows, columns = np.nonzero((pixels == big.rgb).all(-1))
+    assert [left, top, right, bottom] == pytest.approx(
+        [columns.min() / 320, rows.min() / 320, columns.max() / 320, rows.max() / 320], abs=0.01
+    )
+
+
+def test_targets_have_each_letter_where_it_stands() -> None:
+    word = Word("a1b", 0.5, 0.5, 0.3, "black", (0, 0, 0), 0, 0.0)
+    targets, _ = token_targets(plain(words=(word,)), (320, 320))
+    letters = targets.reshape(10, 10, -1)[..., 6:]
+    rows, columns, _ = letters.nonzero()
+    found = [
+        media.LETTERS[letters[row, column].max() - 1]
+        for row, column in sorted(zip(rows, columns, strict=True), key=lambda at: at[1])
+    ]
+    assert found == list("a1b")
+    assert set(rows.tolist()) <= {4, 5}
+
+
+def test_a_jpeg_has_its_artefacts() -> None:
+    picture = scenes.random_picture(random.Random(0), (200, 200), 2)
+    smooth = Picture(*(200, 200), picture.background, picture.items)
+    rough = Picture(*(200, 200), picture.background, picture.items, jpeg=45)
+    a, b = (np.asarray(files.render_picture(each), dtype=int) for each in (smooth, rough))
+    assert 0 < np.abs(a - b).mean() < 10
+    assert Image.open(io.BytesIO(files.picture_file(smooth, "JPEG", 60))).format == "JPEG"

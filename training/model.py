@@ -53,6 +53,7 @@ def demo_config(ids: dict[str, int], vocab_size: int, **overrides: int) -> Qwen3
             "mrope_section": [3, 3, 2],
         },
         "tie_word_embeddings": True,
+        "mtp_num_hidden_layers": 1,  # for those that run it: transformers takes no notice
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }

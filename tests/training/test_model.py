@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,4 @@ def test_the_checkpoint_has_the_familys_names(model: Any, tmp_path: Path) -> Non
         *(f"{layer}mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")),
     }  # fmt: skip
     assert "lm_head.weight" not in names
+    assert json.loads((tmp_path / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"] == 1

@@ -263,7 +263,8 @@ async def test_a_megabyte_of_text_is_refused_before_it_is_tokenized(
 
 
 async def test_what_is_a_little_too_long_is_told_to_the_token(backend: LocalBackend) -> None:
-    messages = [Message("user", (Text("word " * (backend.context_length // 2)),))]
+    thousand = backend.count_tokens([Message("user", (Text("word " * 1000),))])
+    messages = [Message("user", (Text("word " * (1500 * backend.context_length // thousand)),))]
     num_tokens = backend.count_tokens(messages)
     assert backend.context_length < num_tokens < 2 * backend.context_length
     with pytest.raises(ContextTooLongError, match=f"has {num_tokens:,} tokens and the context"):

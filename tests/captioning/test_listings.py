@@ -34,7 +34,7 @@ def odd(tmp_path: Path) -> Path:
     picture(0).save(folder / "whole.png")
     picture(1).save(folder / "pages.tiff", save_all=True, append_images=[picture(2), picture(3)])
     clip = asset_path("samples/moves-down.webm").read_bytes()
-    (folder / "cut.webm").write_bytes(clip[: len(clip) // 2])
+    (folder / "cut.webm").write_bytes(clip[: len(clip) * 3 // 5])
     (folder / "half.png").write_bytes((folder / "whole.png").read_bytes()[:60])
     return folder
 

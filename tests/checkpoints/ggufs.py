@@ -5,7 +5,8 @@ llama-cpp-python 0.3.36) and a build of llama-server they are made anew by
 
     python -m tests.checkpoints.ggufs LLAMA_CPP_SOURCES LLAMA_SERVER
 
-Each holds the numbers of a random model that `model_of` builds; its tokenizer is the demo model's.
+Each holds the numbers of a random model that `model_of` builds; its tokenizer, template and processors are those in
+gguf/source, which were the demo model's: a newer demo leaves these files as they are.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
 )
 
-from qwen35mm.assets import demo_model_path
 from tests.tiny import TinySpec, config_dict, randomize
 
 FOLDER = Path(__file__).with_name("gguf")
+SOURCE = FOLDER / "source"
 # llama.cpp wants keys and values of one width, and repeats key heads for the value heads.
 DENSE = TinySpec("dense", num_layers=2, interval=2, tied=False, value_heads=4, seed=11)
 MOE = TinySpec("moe", num_layers=2, interval=2, value_heads=4, moe=True, seed=12)
@@ -47,14 +48,14 @@ NUM_TOKENS = 64
 
 
 def model_of(spec: TinySpec) -> Any:
-    """transformers' model, in float32, with the demo's vocabulary."""
+    """transformers' model, in float32, with the vocabulary of `SOURCE`."""
     values = config_dict(spec)
-    demo = json.loads((demo_model_path() / "config.json").read_text())
-    values |= {name: demo[name] for name in demo if name.endswith("_token_id")}
+    source = json.loads((SOURCE / "config.json").read_text())
+    values |= {name: source[name] for name in source if name.endswith("_token_id")}
     values["vision_start_token_id"], values["vision_end_token_id"] = 943, 944
     values["text_config"] |= {
-        "vocab_size": demo["text_config"]["vocab_size"],
-        "eos_token_id": demo["eos_token_id"],
+        "vocab_size": source["text_config"]["vocab_size"],
+        "eos_token_id": source["eos_token_id"],
         "linear_key_head_dim": 32,
         "linear_value_head_dim": 32,
     }
@@ -67,8 +68,8 @@ def model_of(spec: TinySpec) -> Any:
 def write_checkpoint(spec: TinySpec, folder: Path) -> None:
     """The model as a checkpoint's folder."""
     model_of(spec).save_pretrained(folder)
-    for path in demo_model_path().iterdir():
-        if path.suffix in (".json", ".jinja") and path.name not in ("config.json", "training_info.json"):
+    for path in SOURCE.iterdir():
+        if path.name != "config.json":
             shutil.copy(path, folder)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.config import MEDIA_TOKENS
+from tests.checkpoints import ggufs
 from tests.cli.conftest import Run
 from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
 
@@ -21,13 +22,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """A tiny checkpoint that can read: the bundled model's tokens are among its own."""
-    for path in demo_model_path().iterdir():
-        if path.suffix in (".json", ".jinja") and not (folder / path.name).exists():
+    """A tiny checkpoint that can read: the tokens of a small tokenizer are among its own."""
+    for path in ggufs.SOURCE.iterdir():
+        if not (folder / path.name).exists():
             shutil.copy(path, folder)
     config = json.loads((folder / "config.json").read_text())
-    demo = json.loads((demo_model_path() / "config.json").read_text())
-    ids = {name: demo[name] for name in MEDIA_TOKENS}
+    source = json.loads((ggufs.SOURCE / "config.json").read_text())
+    ids = {name: source[name] for name in MEDIA_TOKENS}
     (folder / "config.json").write_text(json.dumps(config | ids))
     return folder
 

@@ -18,7 +18,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.checkpoints.gguf_files import GgufFile
 from qwen35mm.checkpoints.gguf_folder import config_of, gguf_folder
@@ -93,12 +92,12 @@ def alone(dense: Path) -> Path:
 
 def test_tokens_are_those_of_llama_cpp_and_of_the_tokenizer_that_was_converted(dense: Path) -> None:
     ours = Tokenizer.from_pretrained(gguf_folder(dense))
-    theirs = tokenizers.Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
-    assert ours.control_ids == Tokenizer.from_pretrained(demo_model_path()).control_ids
+    theirs = tokenizers.Tokenizer.from_file(str(ggufs.SOURCE / "tokenizer.json"))
+    assert ours.control_ids == Tokenizer.from_pretrained(ggufs.SOURCE).control_ids
     for answer in json.loads(ggufs.ANSWERS.read_text("utf-8")):
         assert ours.encode_plain(answer["prompt"]) == answer["tokens"] == theirs.encode(answer["prompt"]).ids
     for text in ("e\u0301", "it's  I'LL\r\n\r\n 12 ", "नमस्ते", "\u00a0x", "<tool_call>"):
-        assert ours.encode_plain(text) == Tokenizer.from_pretrained(demo_model_path()).encode_plain(text)
+        assert ours.encode_plain(text) == Tokenizer.from_pretrained(ggufs.SOURCE).encode_plain(text)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "strict": True, "
 def test_a_call_is_made_kept_and_answered(model: LocalBackend, address: str) -> None:
     with RemoteBackend(address) as server:
         for backend in (model, server):
-            chat = backend.chat(tools=[WEATHER], params=SHORT | {"max_tokens": 40})
-            reply = chat.ask("How is the weather in Bonn?", tool_choice="required")
+            chat = backend.chat(tools=[WEATHER], params=SHORT | {"max_tokens": 80})
+            reply = chat.ask("How is the weather in Bonn?", tool_choice="required", parallel_tool_calls=False)
             (call,) = reply.tool_calls
             assert (call.name, reply.text, chat.messages[-1].tool_calls) == ("weather", "", (call,))
             assert call.arguments["place"] in PLACE["enum"]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qwen35mm.assets import asset_path
+from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.chat import strips
 from qwen35mm_preprocess import VideoClip
 from tests.chat.chat_kit import PICTURE
@@ -26,6 +26,7 @@ from tests.web.serving.test_files_routes import attach, rewritten
 
 # Three seconds, fifteen frames each.
 VIDEO = asset_path("samples") / "moves-right.mp4"
+MOST_FRAMES = json.loads((demo_model_path() / "video_preprocessor_config.json").read_text())["max_frames"]
 CLIP = {"start_s": 0.4, "end_s": 1.4, "num_frames": 4, "drop_similar": False}
 
 
@@ -137,7 +138,7 @@ async def test_a_strip_is_what_the_model_is_shown(page: PageClient, monkeypatch:
     monkeypatch.setattr(strips, "sampled_frames", counting)
     video = await attach(page, VIDEO.read_bytes(), "a.mp4")
     before = (await page.call("strip", attachments=[{**video, "clip": CLIP}])).json()
-    assert (len(before["frames"]), before["duration_s"], before["most"]) == (4, 3.0, 8)
+    assert (len(before["frames"]), before["duration_s"], before["most"]) == (4, 3.0, MOST_FRAMES)
     chat = await page.ask("look", attachments=[{**video, "clip": CLIP}])
     question = chat["messages"][0]["id"]
     after = (await page.call("shown_strip", conversation=chat["id"], node=question, at=0)).json()

@@ -34,8 +34,8 @@ class Phase:
 
 
 _WORLD = {
-    "picture": 30, "thinking": 5, "sign": 12, "clip": 12, "pictures": 7, "difference": 3, "second": 3, "unknown": 3,
-    "chat": 3, "recall": 10, "recall picture": 3, "tools": 7,
+    "picture": 30, "thinking": 4, "sign": 16, "clip": 12, "pictures": 6, "difference": 3, "second": 3, "unknown": 3,
+    "chat": 3, "recall": 9, "recall picture": 2, "tools": 6,
 }  # fmt: skip
 
 PHASES = (
@@ -43,6 +43,6 @@ PHASES = (
     Phase("vision", 1200, (1.0, 0.6), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}, ends=0.8),
     # To look up what was told needs a circuit that forms late, and not among pictures.
     Phase("recall", 500, (1.0, 0.8), {"recall": 1.0, "chat": 0.05}, {"right recall": 0.9}, probe_weight=0.0),
-    Phase("joint", 2000, (0.9, 0.15), _WORLD, begins=0.15, probe_weight=0.2),
-    Phase("anneal", 250, (0.15, 0.01), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05),
+    Phase("joint", 1350, (0.9, 0.15), _WORLD, begins=0.15, probe_weight=0.2),
+    Phase("anneal", 150, (0.15, 0.01), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05),
 )

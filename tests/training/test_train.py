@@ -157,6 +157,21 @@ def test_the_same_part_is_the_same_batch(encoder: Encoder, phase: Phase, monkeyp
     assert first["pixels"].shape != other["pixels"].shape or not torch.equal(first["pixels"], other["pixels"])
 
 
+def test_the_curriculum_goes_from_where_a_phase_begins_to_where_it_ends(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(mixture, "_vision", lambda rng, done: seen.append(done) or {})
+    monkeypatch.setitem(mixture.PARTS, "chat", lambda rng, done: seen.append(done) or 1 / 0)
+    for done in (0.0, 0.5, 1.0):
+        mixture.draw(random.Random(0), encoder, Phase("vision", 1, (1, 1), ends=0.8), done)
+        with pytest.raises(ZeroDivisionError):
+            mixture.draw(random.Random(0), encoder, Phase("joint", 1, (1, 1), {"chat": 1}, begins=0.2), done)
+    assert seen == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert all(set(phase.parts) <= set(mixture.PARTS) and 0 <= phase.begins <= phase.ends <= 1 for phase in PHASES)
+    assert sum(phase.mtp_weight > 0 for phase in PHASES) == 1
+
+
 def test_a_conversation_that_fits_in_no_row_is_told(encoder: Encoder) -> None:
     phase = Phase("short", 1, (1, 1), {"recall": 1.0}, most_tokens=64)
     with pytest.raises(ValueError, match="rows of the phase 'short' have 64: give it longer rows"):

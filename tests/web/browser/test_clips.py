@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, expect
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.chat import strips
 from qwen35mm_preprocess import MediaLimitError
 from tests.chat.fake_backend import FakeBackend
@@ -19,10 +21,15 @@ from tests.web.browser import ChatPage, OpenPage
 
 pytestmark = pytest.mark.browser
 
+# As many as the bundled model takes, or as there are: of a second at 15 a second, and of eight seconds at two.
+MOST_FRAMES = json.loads((demo_model_path() / "video_preprocessor_config.json").read_text())["max_frames"]
+IN_A_SECOND, IN_EIGHT_SECONDS = min(MOST_FRAMES, 16), min(MOST_FRAMES, 16)
+SAME = IN_EIGHT_SECONDS - 6
+
 
 @pytest.fixture
 def video(samples: Path) -> Path:
-    """Three seconds of 15 frames each; the demo takes four of them by itself, and eight at most."""
+    """Three seconds of 15 frames each; the demo takes a few of them by itself, and `MOST_FRAMES` at most."""
     return samples / "moves-right.mp4"
 
 
@@ -74,8 +81,8 @@ def test_a_part_is_chosen_on_the_frames_and_the_model_is_shown_it(
     to.press("Enter")
     expect(end).to_have_attribute("aria-valuetext", "0:01.4")
     strip.get_by_label("Frames of this video").fill("100")
-    expect(label).to_have_text(re.compile("^8 frames, "))
-    expect(strip.locator(".film li")).to_have_count(8)
+    expect(label).to_have_text(re.compile(f"^{IN_A_SECOND} frames, "))
+    expect(strip.locator(".film li")).to_have_count(IN_A_SECOND)
     expect(strip.locator(".time").last).to_have_text("0:01.4")
     chosen = times(strip)
     assert chosen[0] == "0:00.4"
@@ -83,7 +90,7 @@ def test_a_part_is_chosen_on_the_frames_and_the_model_is_shown_it(
     # A reload keeps it.
     page.box.fill("which?")
     page.visit()
-    expect(label).to_have_text(re.compile("^8 frames, "))
+    expect(label).to_have_text(re.compile(f"^{IN_A_SECOND} frames, "))
     strip = open_strip(page.page.locator(".films .frames"))
     assert times(strip) == chosen
     page.box.press("Enter")
@@ -91,14 +98,14 @@ def test_a_part_is_chosen_on_the_frames_and_the_model_is_shown_it(
     assert sent_times(backend) == chosen
     # What was sent shows the same, and a frame is seen on the whole screen.
     shown = page.questions.locator(".frames")
-    expect(shown.locator("summary")).to_contain_text("8 frames, 0:00.4–0:01.4")
+    expect(shown.locator("summary")).to_contain_text(f"{IN_A_SECOND} frames, 0:00.4–0:01.4")
     open_strip(shown)
     assert times(shown) == chosen
     assert shown.locator(".film img").evaluate_all("images => images.map(image => image.src)") == pictures
     shown.get_by_label("Frame at 0:01.4").click()
-    expect(page.dialog).to_contain_text("moves-right.mp4, 0:01.4, 8 of 8")
+    expect(page.dialog).to_contain_text(f"moves-right.mp4, 0:01.4, {IN_A_SECOND} of {IN_A_SECOND}")
     page.page.keyboard.press("ArrowLeft")
-    expect(page.dialog).to_contain_text("7 of 8")
+    expect(page.dialog).to_contain_text(f"{IN_A_SECOND - 1} of {IN_A_SECOND}")
     page.page.keyboard.press("Escape")
     # An edit goes on with it, and gives it back.
     page.tool(page.questions, "Edit").click()
@@ -117,11 +124,12 @@ def test_frames_that_show_the_same_are_seen_as_left_out(page: ChatPage, backend:
     page.attach(still)
     strip = open_strip(page.page.locator(".films .frames"))
     expect(strip.locator(".same")).to_have_count(0)
-    expect(strip.locator(".controls label").last).to_have_text("Leave out frames that show the same2")
+    expect(strip.locator(".controls label").last).to_have_text(f"Leave out frames that show the same{SAME}")
     strip.get_by_label("Leave out frames that show the same").check()
-    expect(strip.locator(".same")).to_have_count(2)
-    expect(strip.get_by_text("Shown to the model: 6. Left out, since they show the same: 2.")).to_be_visible()
-    expect(strip.get_by_label("left out: it shows the same as before")).to_have_count(2)
+    expect(strip.locator(".same")).to_have_count(SAME)
+    shown = strip.get_by_text(f"Shown to the model: 6. Left out, since they show the same: {SAME}.")
+    expect(shown).to_be_visible()
+    expect(strip.get_by_label("left out: it shows the same as before")).to_have_count(SAME)
     page.ask("which?")
     page.wait_answered()
     assert backend.calls[-1].messages[-1].media[0].plan.similar_difference
@@ -145,7 +153,7 @@ def test_of_a_video_that_takes_too_long_a_part_can_be_chosen(
     strip = page.page.locator(".films .frames")
     strip.locator("summary").click()
     expect(strip.get_by_text("It takes too long.")).to_be_visible()
-    expect(strip.locator(".behind img")).to_have_count(8)
+    expect(strip.locator(".behind img")).to_have_count(min(MOST_FRAMES, 12))
     strip.locator(".track input").last.fill("1")
     expect(strip.locator(".time").last).to_have_text("0:01.0")
     expect(strip.get_by_text("It takes too long.")).to_be_hidden()

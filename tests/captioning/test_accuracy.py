@@ -64,13 +64,14 @@ def captions(backend: LocalBackend, folder: Path, cases: Sequence[Case]) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("skills", "count"), [(SKILLS, 4), (ONE_TURN_SKILLS, 10)])
+@pytest.mark.parametrize(("skills", "count", "percent"), [(SKILLS, 4, 85), (ONE_TURN_SKILLS, 10, 80)])
 def test_captions_are_the_evaluations_answers(
-    demo: LoadedModel, tmp_path: Path, skills: Sequence[str], count: int
+    demo: LoadedModel, tmp_path: Path, skills: Sequence[str], count: int, percent: float
 ) -> None:
     cases = questions(skills, count)
     assert len(cases) > len(skills) * count
     with closing(LocalBackend(demo)) as backend:
         found = captions(backend, tmp_path, cases)
     assert found == [answer.strip() for answer in answer_cases(demo, cases)]
-    assert len(set(found)) > len(cases) / 4
+    right = [case.is_right(answer) for case, answer in zip(cases, found, strict=True)]
+    assert 100 * sum(right) / len(right) > percent

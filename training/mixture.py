@@ -131,7 +131,11 @@ def _picture(rng: random.Random, done: float) -> Sample:
 
 
 def _thinking(rng: random.Random, done: float) -> Sample:
-    """Thinking counts one by one; other questions are answered after an empty thought as well."""
+    """Thinking counts one by one; other questions, without a picture too, are answered after a short thought."""
+    if rng.random() < 0.2:
+        asked = rng.choice((chat.chat_turn, chat.no_media_turn, chat.off_topic_turn))(rng, "train")
+        thought = Turn(asked.skill, asked.question, asked.answer, thought="There is no picture to look at.")
+        return conversation(rng, [thought], [], _system(rng))
     picture = scenes.random_picture(rng, scenes.random_size(rng), rng.randint(2, 6))
     turns = picture_turns(rng, picture, rng.randint(0, 2))
     last = asking.count_turn(rng, picture, "train")

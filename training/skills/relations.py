@@ -92,7 +92,8 @@ def relation_turn(rng: random.Random, picture: Picture, split: Split, about: Ite
     relation = rng.choice(RELATIONS)
     if kind == "what":
         found = [item for item in items if relation.between(item, second)]
-        if len(found) > 2:
+        # Mostly nothing is on that side: then that would be the answer to bet on.
+        if len(found) > 2 or (not found and rng.random() < 0.7):
             return None
         question = ask(rng, _put(WHAT, relation), split, **names)
         answer = f"{capital(listed([a(i.name) for i in found]))}." if found else "Nothing."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForConditionalGeneration
 
@@ -77,6 +78,25 @@ def export_state(state_path: Path, folder: Path) -> None:
     model = new_model(demo_config(token_ids(tokenizer), tokenizer.get_vocab_size()), seed=0)  # with its MTP layer
     model.load_state_dict(state["model"])
     export(model, tokenizer, folder)
+
+
+def read_weights(model: Qwen3_5ForConditionalGeneration, folder: Path) -> None:
+    """Fills a model with the weights of an exported checkpoint.
+
+    Raises:
+        ValueError: they are another architecture's, or some are missing.
+    """
+    weights = load_file(folder / "model.safetensors")
+    try:
+        found = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"The weights in {folder} don't fit the model that is trained: {error}") from error
+    missing = sorted({*found.missing_keys} - {"lm_head.weight"})  # the embedding's, too
+    if missing or found.unexpected_keys:
+        raise ValueError(
+            f"The weights in {folder} aren't those of the model that is trained: {missing} are missing, "
+            f"{sorted(found.unexpected_keys)} are too many. Take a checkpoint that this training exported."
+        )
 
 
 def save_json(path: Path, content: dict[str, Any]) -> None:

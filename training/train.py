@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from training import parallel
 from training.data import Encoder
-from training.export import export, save_json
+from training.export import export, read_weights, save_json
 from training.fast import vision_tokens
 from training.losses import VisionHeads, answer_loss
 from training.mixture import draw, texts
@@ -81,12 +81,24 @@ class Trainer:
             )
         state = torch.load(self.state_path, map_location=args.device, weights_only=True) if args.resume else None
         # The model's vocabulary is the one it began with, also where the phrases have changed since.
-        self.tokenizer = Tokenizer.from_str(state["tokenizer"]) if state else train_tokenizer(texts(args.seed))
+        if state:
+            self.tokenizer = Tokenizer.from_str(state["tokenizer"])
+        elif args.start:
+            self.tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+        else:
+            self.tokenizer = train_tokenizer(texts(args.seed))
         config = demo_config(token_ids(self.tokenizer), self.tokenizer.get_vocab_size())
         self.model = new_model(config, args.seed).to(args.device)
+        if args.start and not state:
+            read_weights(self.model, args.start)
         self.heads = VisionHeads(self.model.lm_head.in_features).to(args.device)
         self.optimizer = Optimizer(self.model, self.heads, args.muon_lr, args.adam_lr, args.vision_rate)
-        self.phase, self.step, self.tokens, self.elapsed_s = 0, 0, 0, 0.0
+        self.phase, self.step, self.tokens, self.elapsed_s = (
+            [phase.name for phase in PHASES].index(args.first),
+            0,
+            0,
+            0.0,
+        )
         self.history: list[dict[str, Any]] = []  # of the phases that are over
         self.mean = Averages()
         if state:
@@ -269,6 +281,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("build/demo-training"), help="where the state is kept")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from the state in --work")
+    parser.add_argument("--start", type=Path, help="a checkpoint whose weights and vocabulary it begins with, not anew")
+    names = [phase.name for phase in PHASES]
+    parser.add_argument("--first", choices=names, default=names[0], help="the phase that it begins with")
     parser.add_argument("--stop-after", type=float, help="minutes; the state is saved, and --resume goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="bfloat16: autocast")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import Qwen3_5ForConditionalGeneration
 
@@ -76,6 +77,24 @@ def test_a_training_that_stops_after_every_step_ends_as_one_that_does_not(small:
     assert whole.history == trainer.history
     assert [(each["phase"], each["steps"]) for each in whole.history] == [(p.name, p.steps) for p in SHORT]
     assert whole.tokens == trainer.tokens > 0
+
+
+def test_a_training_begins_with_an_exported_checkpoint(small: None, tmp_path: Path) -> None:
+    """With its weights and vocabulary, whatever the seed, at the phase that is named."""
+    first = Trainer(arguments(tmp_path))
+    first.save()
+    export_state(tmp_path / "state.pt", tmp_path / "out")
+    then = Trainer(arguments(tmp_path / "then", "--start", str(tmp_path / "out"), "--first", "joint", "--seed", "7"))
+    assert (then.phase, then.step) == (2, 0)
+    assert then.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+    expected, found = first.model.state_dict(), then.model.state_dict()
+    assert all(torch.equal(expected[name].bfloat16(), found[name].bfloat16()) for name in expected)
+    assert then.run()
+    assert [each["phase"] for each in then.history] == ["joint"]
+    weights = tmp_path / "out" / "model.safetensors"
+    save_file({name: value for name, value in load_file(weights).items() if "mtp" not in name}, weights)
+    with pytest.raises(ValueError, match=r"mtp\.fc\.weight.* are missing"):
+        Trainer(arguments(tmp_path / "then", "--start", str(tmp_path / "out")))
 
 
 def test_what_a_phase_does_not_show_stays_as_it_is(

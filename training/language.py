@@ -2,7 +2,8 @@
 
 A template has choices in brackets, nested where needed ("[What|Which] [color|colour] is the {name}?"), and slots in
 braces. Of every tuple of four or more templates the last one in five is held out: training never asks that way, and
-the evaluation asks in no other.
+the evaluation asks in no other. Every word of a held-out template stands in some other one, since nobody who learns
+English from these alone can know another: questions of foreign words are in `typed.py`.
 """
 
 from __future__ import annotations

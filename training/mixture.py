@@ -46,6 +46,12 @@ PICTURE_TURNS = (
     (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 5),
     (structured.point_turn, 2), (structured.json_turn, 2), (declining.beyond_turn, 2),
 )  # fmt: skip
+# What an answer takes one look for: it is learned first, and nothing else before it.
+SIMPLE_TURNS = (
+    (describing.caption_turn, 4), (describing.color_turn, 5), (describing.shape_turn, 5), (describing.place_turn, 5),
+    (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 2), (asking.yes_no_turn, 5),
+    (asking.count_turn, 3),
+)  # fmt: skip
 CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip color": 2, "clip shape": 2, "others": 1}
 
 
@@ -110,10 +116,10 @@ def realized(sample: Sample) -> Example:
     return Example(messages, sample.skills, media, sample.thought, sample.tools)
 
 
-def picture_turns(rng: random.Random, picture: Picture, count: int) -> list[Turn]:
+def picture_turns(rng: random.Random, picture: Picture, count: int, is_simple: bool = False) -> list[Turn]:
     """`count` questions about one picture; "it" is what the one before was about."""
     turns: list[Turn] = []
-    functions, weights = zip(*PICTURE_TURNS, strict=True)
+    functions, weights = zip(*(SIMPLE_TURNS if is_simple else PICTURE_TURNS), strict=True)
     while len(turns) < count:
         turn = rng.choices(functions, weights)[0](rng, picture, "train", turns[-1].about if turns else None)
         if turn is not None:
@@ -122,12 +128,20 @@ def picture_turns(rng: random.Random, picture: Picture, count: int) -> list[Turn
 
 
 def _picture(rng: random.Random, done: float) -> Sample:
-    """Up to seven questions about one picture, which gets fuller over the first fifth."""
-    most = 1 + round(5 * min(1.0, 4 * done + 0.2))
+    """Up to seven questions about a picture, which gets fuller and larger, and they harder, by the middle."""
+    most = 1 + round(5 * min(1.0, 2 * done))
     number = rng.choices(range(1, most + 1), (5, 5, 6, 5, 4, 2)[:most])[0]
-    picture = scenes.random_picture(rng, scenes.random_size(rng), number, unique=rng.random() < 0.3)
-    turns = [_loud(turn) for turn in picture_turns(rng, picture, rng.randint(2, 7))]
+    picture = scenes.random_picture(rng, _size(rng, done), number, unique=rng.random() < 0.3)
+    turns = [_loud(turn) for turn in picture_turns(rng, picture, rng.randint(2, 7), rng.random() > 2 * done)]
     return _opened(rng, turns, [image(picture)])
+
+
+def _plain(rng: random.Random, done: float) -> Sample:
+    """Questions of one look about a small picture: nothing of high loss drowns what colours and places teach."""
+    number = rng.choices((1, 2, 3, 4, 5), (3, 5, 5, 3, 2))[0]
+    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), number, unique=rng.random() < 0.5)
+    turns = picture_turns(rng, picture, rng.randint(2, 5), is_simple=True)
+    return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
 
 
 def _thinking(rng: random.Random, done: float) -> Sample:
@@ -146,8 +160,8 @@ def _thinking(rng: random.Random, done: float) -> Sample:
 
 
 def _sign(rng: random.Random, done: float) -> Sample:
-    """What signs say; words grow to eight letters over the first third."""
-    sign = reading.random_sign(rng, "train", 2 + round(6 * min(1.0, 3 * done + 0.15)))
+    """What signs say; words grow to eight letters, and signs to any size, by the middle."""
+    sign = reading.random_sign(rng, "train", 2 + round(6 * min(1.0, 2 * done)), size=_size(rng, done))
     turns: list[Turn] = [reading.read_turn(rng, sign, "train")]
     for turn in (reading.text_color_turn, reading.num_words_turn, describing.background_turn):
         found = turn(rng, sign, "train") if rng.random() < 0.25 else None
@@ -221,6 +235,7 @@ def _tools(rng: random.Random, done: float) -> Sample:
 
 PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "picture": _picture,
+    "plain": _plain,
     "thinking": _thinking,
     "sign": _sign,
     "clip": _clip,
@@ -233,6 +248,11 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "recall picture": _recall_picture,
     "tools": _tools,
 }
+
+
+def _size(rng: random.Random, done: float) -> tuple[int, int]:
+    """Small at first, of any size from the middle on: many small pictures teach more in the same time."""
+    return scenes.random_size(rng, largest=None if done > 0.5 else 128 + 384 * done)
 
 
 def _opened(rng: random.Random, turns: list[Turn], media: list[dict[str, Any]]) -> Sample:

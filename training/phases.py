@@ -38,13 +38,16 @@ _WORLD = {
     "chat": 3, "recall": 9, "recall picture": 2, "tools": 6,
 }  # fmt: skip
 
+_SMALL = {"picture": 60, "sign": 15, "clip": 10, "recall": 6, "chat": 3, "unknown": 2, "tools": 4}
+
 PHASES = (
     # Nothing is learned of pictures from answers alone: what is where, of which colour, and which letters first.
     Phase("vision", 1200, (1.0, 0.6), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}, ends=0.8),
     # To look up what was told needs a circuit that forms late, and not among pictures.
     Phase("recall", 500, (1.0, 0.8), {"recall": 1.0, "chat": 0.05}, {"right recall": 0.9}, probe_weight=0.0),
-    Phase("joint", 400, (0.9, 0.678), _WORLD, begins=0.15, ends=0.402, probe_weight=0.2),
-    # A step of Muon's has one size, whatever the batch: many small ones go further in the same time.
-    Phase("world", 2750, (0.8, 0.12), _WORLD, begins=0.402, probe_weight=0.2, rows=1),
-    Phase("anneal", 350, (0.12, 0.01), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05, rows=1),
+    # To look into a picture, too: of one shape at first, in few tokens. A step of Muon's has one size, whatever the
+    # batch: many steps of one row go further in the same time.
+    Phase("small", 700, (1.0, 0.8), _SMALL, ends=0.4, probe_weight=0.2, rows=1),
+    Phase("world", 1500, (0.8, 0.12), _WORLD, begins=0.25, probe_weight=0.2, rows=1),
+    Phase("anneal", 200, (0.12, 0.01), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05, rows=1),
 )

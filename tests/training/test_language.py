@@ -59,6 +59,10 @@ def pattern(template: str) -> re.Pattern[str]:
     return re.compile("".join(parts).replace(r"\ ", " *"), re.IGNORECASE)
 
 
+def words(template: str) -> set[str]:
+    return {*re.findall(r"[a-z']+", re.sub(r"\{\w+\}", " ", template).lower())}
+
+
 def questions(messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
         if message["role"] == "user":
@@ -122,6 +126,13 @@ def test_training_asks_in_no_held_out_way(monkeypatch: pytest.MonkeyPatch) -> No
     # Of any skill: a question about a clip is no new one where pictures are asked so.
     broken = {t: next(q for q in asked if p.fullmatch(q)) for t, p in held_out.items() if any(map(p.fullmatch, asked))}
     assert broken == {}
+
+
+def test_no_held_out_way_has_a_word_of_its_own() -> None:
+    ways = [each for each in templates() if len(each) >= 4]
+    trained = {word for each in ways for template in split_templates(each, "train") for word in words(template)}
+    foreign = {t: words(t) - trained for each in ways for t in split_templates(each, "combos") if words(t) - trained}
+    assert foreign == {}
 
 
 @pytest.mark.parametrize("name", [name for name in SKILLS if name not in ("off topic", "beyond", "follow-up")])

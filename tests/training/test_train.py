@@ -19,7 +19,7 @@ from qwen35mm.model import load
 from tests.training.conftest import TINY
 from training import mixture, parallel, train
 from training.data import Encoder
-from training.export import export_state
+from training.export import export, export_state
 from training.phases import PHASES, Phase
 from training.train import Averages, Batches, Trainer, main, parse_args
 
@@ -82,8 +82,7 @@ def test_a_training_that_stops_after_every_step_ends_as_one_that_does_not(small:
 def test_a_training_begins_with_an_exported_checkpoint(small: None, tmp_path: Path) -> None:
     """With its weights and vocabulary, whatever the seed, at the phase that is named."""
     first = Trainer(arguments(tmp_path))
-    first.save()
-    export_state(tmp_path / "state.pt", tmp_path / "out")
+    export(first.model, first.tokenizer, tmp_path / "out")
     then = Trainer(arguments(tmp_path / "then", "--start", str(tmp_path / "out"), "--first", "joint", "--seed", "7"))
     assert (then.phase, then.step) == (2, 0)
     assert then.tokenizer.get_vocab() == first.tokenizer.get_vocab()

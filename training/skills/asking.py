@@ -18,6 +18,13 @@ THERE = (
     "Are there any {nouns}?",
     "Any {nouns} [in it|here|in the picture|]?",
     "Can {noun} be seen [anywhere|in it]?",
+    "[Can|Could] you [find|make out] {noun}[ here|]?",
+    "Do you see any {nouns}[ in it|]?",
+    "Tell me [if|whether] there is {noun}.",
+    "Is [one of them|any of them] {noun}?",
+    "Are any {nouns} [there|in the picture|to be seen]?",
+    "Do you [find|see] {noun} anywhere?",
+    "Does the picture [show|contain] any {nouns}?",
 )
 IS = (
     "Is the {name} {value}?",
@@ -25,6 +32,11 @@ IS = (
     "The {name} is {value}, [right|isn't it|is it]?",
     "Would you say [that |]the {name} is {value}?",
     "Is it true that the {name} is {value}?",
+    "[I think|I would say] the {name} is {value}. [Right|Is that true|Correct]?",
+    "Can you see [if|whether] the {name} is {value}?",
+    "The {name}: is it {value}?",
+    "I would say that the {name} is {value}. Right?",
+    "Is the {name} {value}, would you say?",
 )
 IS_IT = (
     "Is it {value}?",
@@ -32,15 +44,27 @@ IS_IT = (
     "It is {value}, right?",
     "So is it {value}?",
     "Would you call it {value}?",
+    "Would you say it is {value}?",
+    "And is it {value}?",
+    "Is it true that it is {value}?",
+    "So it is {value}, is it?",
+    "Would you say that it is {value}?",
 )
 NUMBER = (
     "Are there {number} [shapes|things|objects] [in the picture|]?",
     "Do you see {number} [shapes|things|objects]?",
     "Is the number of shapes {number}?",
-    "Does the picture show {number} shapes?",
+    "Does [the picture|it] [show|have|contain] {number} [shapes|things]?",
+    "There are {number} [shapes|objects], right?",
+    "Are there exactly {number} [shapes|things]?",
+    "Can you see {number} [shapes|things|objects]?",
+    "Is the number of [objects|things] {number}?",
+    "Do you see exactly {number} [shapes|objects]?",
 )
 BACKGROUND = ("Is the background {color}?", "Does [it|the picture] have a {color} background?", "Is it on {color}?",
-              "Is the backdrop {color}?")  # fmt: skip
+              "Is the color of the background {color}?", "The background is {color}, right?",
+              "Does it have a background of {color}?", "Is the {color} color the background's?",
+              "Is it {color} in the background?")  # fmt: skip
 COUNT = (
     "How many [shapes|objects|things] are [there|in the picture|in the image|in it]?",
     "How many [shapes|objects|things] [do you see|can you see|does it show]?",
@@ -50,6 +74,15 @@ COUNT = (
     "How many shapes [in all|in total|altogether]?",
     "[Can|Could] you count the [shapes|objects]?",
     "How many things can be counted [here|in it]?",
+    "[Tell me|Say] how many [shapes|objects|things] there are.",
+    "How many [shapes|things|objects]?",
+    "Count [all shapes|all the things|everything][ in the picture|].",
+    "How many are there in [all|total]?",
+    "[Tell me|Give me] the number of [shapes|things].",
+    "How many do you [see|count]?",
+    "How many [objects|shapes] can you count[ here|]?",
+    "Say how many [objects|shapes|things] you see.",
+    "What is the total number of [shapes|objects|things]?",
 )
 COUNT_OF = (
     "How many {nouns} are [there|in the picture|in the image|in it]?",
@@ -59,6 +92,14 @@ COUNT_OF = (
     "How many {nouns} does it show?",
     "How many {nouns}?",
     "How many {nouns} can be counted?",
+    "[Tell me|Say] how many {nouns} there are.",
+    "[Can|Could] you count the {nouns}?",
+    "How many {nouns} [in all|in total]?",
+    "Of {nouns}, how many are there?",
+    "[Tell me|Give me] the number of {nouns}.",
+    "How many {nouns} can you count?",
+    "Say how many {nouns} you see.",
+    "Of {nouns}, how many do you see?",
 )
 
 

@@ -23,7 +23,13 @@ CAPTION = (
     "Tell me what [happens|you see].",
     "[What is this|What do you see]?",
     "What [changes|goes on] in [it|the video]?",
-    "Can you [summarize|describe] what [takes place|is going on]?",
+    "[Can|Could] you [summarize|describe] what [takes place|is going on]?",
+    "Tell me [about|what is in] [this|the] [video|clip].",
+    "What [takes place|can be seen] [here|in the clip]?",
+    "Give me a [description|summary] of the [video|clip].",
+    "[Can|Could] you tell me what happens[ here|in it|]?",
+    "Describe what [takes place|goes on|is going on].",
+    "Tell me what the [video|clip] shows.",
 )
 MOTION = (
     "[Which way|Where] does it [move|go]?",
@@ -33,13 +39,22 @@ MOTION = (
     "[What|Which] direction is it moving in?",
     "In which direction does the {name} [move|go]?",
     "Where is the {name} [going|heading|moving] to?",
+    "[Where|Which way] is it [going|heading|moving]?",
+    "Tell me [where|which way] the {name} moves.",
+    "How does it move?",
+    "In [which|what] direction is [it|the {name}] moving?",
+    "Tell me which way it [moves|goes].",
 )
 DOES_IT_MOVE = (
     "Does it move?",
     "Does the {name} move?",
     "Is the {name} moving?",
     "Is it moving?",
-    "Does the {name} change its position?",
+    "Does the {name} [change its position|stay where it is]?",
+    "Do you see the {name} move?",
+    "Does anything move?",
+    "Can you see [if|whether] the {name} moves?",
+    "Do you see it move?",
 )
 CHANGE = (
     "[What|Which] [color|colour] does it [become|turn into|get]?",
@@ -47,18 +62,28 @@ CHANGE = (
     "[What|Which] [color|colour] does the {name} [become|turn into|change to]?",
     "To [what|which] [color|colour] does it change?",
     "Into which [color|colour] does the {name} turn?",
+    "[What|Which] [color|colour] is it [afterwards|at the end|then]?",
+    "Tell me [what|which] [color|colour] the {name} [becomes|gets].",
+    "[What|Which] [color|colour] does it [have|turn] at the end?",
+    "Into [what|which] [color|colour] does it change?",
 )
 COLOR = (
     "[What|Which] [color|colour] is [it|the {name}]?",
     "What is the [color|colour] of [it|the {name}]?",
     "[What|Which] [color|colour] does [it|the {name}] have?",
     "What would you call the [color|colour] of the {name}?",
+    "Tell me the [color|colour] of the {name}.",
+    "Tell me [what|which] [color|colour] [it|the {name}] has.",
+    "Tell me [what|which] [color|colour] [it|the {name}] is.",
 )
 SHAPE = (
     "[What|Which] shape [moves|is it|changes|is in the video]?",
     "[What|Which] shape do you see [in the video|]?",
     "What kind of shape is it?",
     "[What|Which] shape is this about?",
+    "Tell me which shape [it is|is in it].",
+    "[What|Which] shape is [in it|there|in the clip]?",
+    "What kind of shape do you see[ in the clip|]?",
 )
 WHEN = (
     "When does [it|the {name}] {verb}?",
@@ -66,13 +91,20 @@ WHEN = (
     "When [exactly |]does that happen?",
     "At which [time|second] does that happen?",
     "At what point [in the video |]does the {name} {verb}?",
-    "After how many seconds does the {name} {verb}?",
+    "After how many seconds does [it|the {name}] {verb}?",
+    "Tell me when [it|the {name}] {verb}s.",
+    "After how many seconds does that happen?",
+    "Tell me [the second|the moment|the time] when [it|the {name}] {verb}s.",
+    "At [what|which] moment does that happen?",
 )
 OTHERS = (
     "What else [is there|do you see|is in the video]?",
     "Is there anything else [in the video|]?",
     "[Which|What] other shape is there?",
     "What else can be seen?",
+    "Do you see anything else?",
+    "Which other shape do you see?",
+    "What else can you see?",
 )
 _VERBS = {"appear": ("appear", "appears"), "vanish": ("disappear", "disappears"), "change": ("change", "changes")}
 

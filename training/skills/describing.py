@@ -19,13 +19,27 @@ CAPTION = (
     "What is this?",
     "What is it?",
     "What am I looking at?",
-    "Give me a [caption|description] [of this picture|for this image|of it].",
+    "Give me a [short |][caption|description] [of this picture|for this image|of it].",
     "List [everything|all shapes|all the shapes] [in the picture|you see|that you see].",
     "[Which|What] shapes are [there|in the picture|in the image|shown]?",
     "Which [things|objects] are [there|in it|in the picture]?",
     "I would like a [short |]description of [this|the] [picture|image].",
     "What [shapes|objects|things] can you [make out|find] [here|in it]?",
-    "[How would you|Could you] describe [this|the] [picture|image]?",
+    "[How would you|Could you|Can you] [describe|caption] [this|the] [picture|image]?",
+    "Tell me [about|something about] [this|the] [picture|image].",
+    "Write a [short |]caption[ for this picture|].",
+    "[Can|Could] you tell me what is [there|in it|in the picture]?",
+    "[Can you|Please] list [the shapes|the things|what there is].",
+    "What is [shown|there] [here|in this image]?",
+    "[Could|Can] you describe [it|what you see]?",
+    "[What|Which] objects do you see [here|]?",
+    "Give me a description of [what you see|what is there].",
+    "[Could|Can] you tell me what you see in [this|the] [picture|image]?",
+    "Write a short description of [this|the] [picture|image].",
+    "I would like a list of all [shapes|objects] in [this|the] [picture|image].",
+    "Describe what is shown [here|in the image].",
+    "[Can|Could] you list all the [shapes|objects] that you see?",
+    "What can you tell me about [this|the] [picture|image]?",
 )
 COLOR = (
     "[What|Which] [color|colour] is the {name}?",
@@ -35,6 +49,14 @@ COLOR = (
     "In [what|which] [color|colour] is the {name} [drawn|painted|shown]?",
     "Tell me the [color|colour] of the {name}.",
     "How would you call the [color|colour] of the {name}?",
+    "The {name} [has|is] [what|which] [color|colour]?",
+    "[Can|Could] you tell me what [color|colour] the {name} has?",
+    "Say [what|which] [color|colour] the {name} is.",
+    "[Color|Colour] of the {name}?",
+    "I would like to know the [color|colour] of the {name}.",
+    "[Could|Can] you say [what|which] [color|colour] the {name} has?",
+    "[Could|Can] you say the [color|colour] of the {name}?",
+    "Say the [color|colour] of the {name}.",
 )
 COLOR_AT = (
     "[What|Which] [color|colour] is the [shape|one|object|thing] {place}?",
@@ -42,6 +64,12 @@ COLOR_AT = (
     "[What|Which] [color|colour] does the [shape|one|thing] {place} have?",
     "[What|Which] [color|colour] is it {place}?",
     "Tell me the [color|colour] of what is {place}.",
+    "The [shape|one|thing] {place}: [what|which] [color|colour] is it?",
+    "[Can|Could] you tell me the [color|colour] of the [shape|thing] {place}?",
+    "Say [what|which] [color|colour] [it is|the shape is] {place}.",
+    "What [color|colour] is there {place}?",
+    "Tell me the [color|colour] of the [one|object|thing] {place}.",
+    "Say [what|which] [color|colour] the [object|thing] {place} is.",
 )
 COLOR_IT = (
     "[What|Which] [color|colour] is it?",
@@ -50,6 +78,11 @@ COLOR_IT = (
     "[What|Which] [color|colour] does it have?",
     "Its [color|colour]?",
     "Tell me its [color|colour].",
+    "And the [color|colour]?",
+    "[What|Which] [color|colour] is [that|this]?",
+    "[Can|Could] you tell me its [color|colour]?",
+    "Could you tell me [which|what] [color|colour] it has?",
+    "Tell me [which|what] its [color|colour] is.",
 )
 SHAPE = (
     "[What|Which] shape is {color}?",
@@ -58,6 +91,13 @@ SHAPE = (
     "What kind of shape is the {color} one?",
     "Which shape does the {color} [one|object|thing] have?",
     "What do you call the {color} [shape|thing]?",
+    "[Can|Could] you tell me what the {color} [thing|shape|one] is?",
+    "The {color} [one|shape|thing]: what is it?",
+    "Tell me [what|which] shape the {color} [one|thing] has.",
+    "Name the {color} [shape|object].",
+    "What is the name of the {color} [shape|object]?",
+    "Tell me what the {color} [object|shape] is.",
+    "[Can|Could] you name the {color} [thing|object]?",
 )
 SHAPE_AT = (
     "[What|Which] shape is {place}?",
@@ -65,6 +105,11 @@ SHAPE_AT = (
     "What kind of shape is {place}?",
     "Which shape do you see {place}?",
     "Which kind of shape can you see {place}?",
+    "Tell me [which|what] shape is {place}.",
+    "Name the shape {place}.",
+    "The shape {place}: [what|which] is it?",
+    "[What|Which] shape can you see {place}?",
+    "Tell me the shape of the [thing|object] {place}.",
 )
 SHAPE_IT = (
     "[What|Which] shape is it?",
@@ -73,6 +118,10 @@ SHAPE_IT = (
     "What kind of shape is it?",
     "Its shape?",
     "Which kind of shape is that?",
+    "Tell me its shape.",
+    "And the shape?",
+    "What kind of shape does it have?",
+    "[What|Which] shape is that?",
 )
 PLACE = (
     "Where is the {name}?",
@@ -83,6 +132,16 @@ PLACE = (
     "On which side is the {name}?",
     "[Locate|Find] the {name}.",
     "Whereabouts is the {name}?",
+    "Tell me where the {name} is.",
+    "[Can|Could] you [tell me|see] where the {name} is?",
+    "Where can the {name} be [found|seen]?",
+    "The {name}: where is it?",
+    "Say where [you see |]the {name}[ is|].",
+    "What is the [place|position] of the {name}?",
+    "Where exactly is the {name}?",
+    "Tell me [in which part|on which side] the {name} is.",
+    "Where can you see the {name}[ in the picture|]?",
+    "[Can|Could] you find the {name}?",
 )
 PLACE_IT = (
     "Where is it?",
@@ -91,6 +150,11 @@ PLACE_IT = (
     "In which part of the [picture|image] is it?",
     "Where do you see it?",
     "Whereabouts is it?",
+    "Tell me where it is.",
+    "Where can I find it?",
+    "Its [place|position]?",
+    "Where can you see it?",
+    "In which part is it?",
 )
 SIZE = (
     "[How big|How large|What size] is the {name}?",
@@ -98,12 +162,22 @@ SIZE = (
     "Is the {name} [big or small|small or big|large or small]?",
     "What size does the {name} have?",
     "Of what size is the {name}?",
+    "Tell me the size of the {name}.",
+    "Tell me how [big|large] the {name} is.",
+    "The {name}: [how big|what size] is it?",
+    "[Can|Could] you tell me [how large|how big] the {name} is?",
+    "Tell me what size the {name} has.",
 )
 SIZE_IT = (
     "[How big|How large|What size] is it?",
     "What is its size?",
     "Is it [big or small|large or small]?",
     "Its size?",
+    "Tell me [how big it is|its size].",
+    "What size does it have?",
+    "And the size?",
+    "Of what size is it?",
+    "And how [big|large] is it?",
 )
 WHAT = (
     "What is {place}?",
@@ -114,6 +188,13 @@ WHAT = (
     "Tell me what is {place}.",
     "Describe what is {place}.",
     "Which thing can be found {place}?",
+    "[Can|Could] you tell me what is {place}?",
+    "Is there [something|anything] {place}, and what?",
+    "{place}, what [is there|do you see]?",
+    "Describe what you see {place}.",
+    "Tell me what can be found {place}.",
+    "{place}, what can you see?",
+    "Tell me what [you see|there is] {place}.",
 )
 BACKGROUND = (
     "[What|Which] [color|colour] is the background?",
@@ -122,6 +203,11 @@ BACKGROUND = (
     "The background is of which [color|colour]?",
     "[What|Which] background [color|colour] [is it|does the picture have]?",
     "On which [color|colour] are the shapes drawn?",
+    "Tell me the [color|colour] of the background.",
+    "What [color|colour] is behind the shapes?",
+    "The background: [what|which] [color|colour]?",
+    "Tell me [what|which] [color|colour] the background is.",
+    "[What|Which] [color|colour] is behind the shape?",
 )
 SIZE_WORDS = {"small": "small", "": "medium-sized", "big": "big"}
 

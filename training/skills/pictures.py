@@ -19,6 +19,10 @@ WHICH = (
     "Where do you see {noun}, in which [picture|image]?",
     "Which of the [pictures|images] [has|shows] {noun}?",
     "{noun} is in which [picture|image]?",
+    "Tell me which [picture|image] [shows|has] {noun}.",
+    "In which of [the pictures|them] is {noun}?",
+    "Which of [them|the images] contains {noun}?",
+    "Tell me in which [picture|image] you see {noun}.",
 )
 NTH = (
     "What is in the {nth} [picture|image]?",
@@ -27,20 +31,31 @@ NTH = (
     "What do you see in the {nth} [picture|image|one]?",
     "And the {nth} one?",
     "Caption the {nth} [picture|image].",
+    "Tell me what is in the {nth} [picture|image].",
+    "What can be seen in the {nth} [picture|image|one]?",
+    "[Can|Could] you describe the {nth} [picture|image|one]?",
+    "Tell me what the {nth} [picture|image] shows.",
 )
 DIFFERS = (
     "What is different?",
     "What [differs|changed|has changed] [between the two pictures|between them|]?",
     "What is the difference [between the pictures|between the two images|]?",
     "How [do the pictures|do they|do these images] differ?",
-    "Find the difference.",
+    "[Find|Spot] the difference.",
     "Compare the two [pictures|images].",
-    "Spot the difference.",
+    "Tell me [what differs|what is different|the difference].",
+    "What is different [in the second picture|in the second one]?",
+    "Compare [them|these pictures].",
+    "Tell me what [changed|has changed].",
+    "What is different between [the pictures|them]?",
 )
 SAME = ("Are [they|the pictures|both pictures] the same?", "Do both [pictures|images] show the same?",
-        "Is [it|this] the same [picture|image] twice?", "Are the two images identical?")  # fmt: skip
+        "Is [it|this] the same [picture|image] twice?", "Are the two images identical?",
+        "Are [these|they] identical?", "Do they show the same?", "Are both images the same?",
+        "Do the two pictures show the same?")  # fmt: skip
 DO_DIFFER = ("Is there a difference[ between them|]?", "Do [they|the pictures|the images] differ?",
-             "Has anything changed?", "Are there any differences?")  # fmt: skip
+             "Has anything changed?", "Are there any differences?", "Do you see [a|any] difference?",
+             "Are they different?", "Do you see any differences between them?")  # fmt: skip
 
 
 def pictures_turn(rng: random.Random, pictures: list[Picture], split: Split) -> Turn:

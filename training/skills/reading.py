@@ -22,8 +22,15 @@ READ = (
     "What can you read [here|in it|]?",
     "What [do you see|is in the picture|is this]?",
     "Describe the [picture|image].",
-    "[Spell out|OCR] the [text|word].",
+    "[Spell out|Spell|OCR] the [text|word].",
     "What text [appears|is shown] [here|in the image]?",
+    "[Can|Could] you read [it|this|the sign|the text][ to me|]?",
+    "Tell me what [it says|is written here|the sign says].",
+    "The text[, please|]?",
+    "Which [text|word] can you [read|see] [here|]?",
+    "Tell me what you can read.",
+    "[Can|Could] you [transcribe|spell out] [it|the word]?",
+    "What [word|text] is written [there|on the sign]?",
 )
 COLOR = (
     "[What|Which] [color|colour] is [the text|the word|the writing|it]?",
@@ -31,9 +38,20 @@ COLOR = (
     "In [what|which] [color|colour] is it written?",
     "[What|Which] [color|colour] [do the letters have|are the letters]?",
     "Which [color|colour] is used for the [text|word]?",
+    "Tell me the [color|colour] of the [text|word|letters].",
+    "[What|Which] [color|colour] does the [text|word|writing] have?",
+    "What is the [color|colour] of the letters?",
+    "In [what|which] [color|colour] are the letters written?",
 )
-HOW_MANY = ("How many words are [there|in the picture|on it]?", "How many words [do you see|can you read]?",
-            "Count the words.", "What is the number of words?")  # fmt: skip
+HOW_MANY = (
+    "How many words are [there|in the picture|on it]?",
+    "How many words [do you see|can you read]?",
+    "Count the words.",
+    "What is the number of words?",
+    "[Tell me|Say] how many words there are.",
+    "[Can|Could] you count the words?",
+    "Say how many words you [see|can read].",
+)
 
 
 def read_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
@@ -52,10 +70,16 @@ def num_words_turn(rng: random.Random, picture: Picture, split: Split, about: It
     return Turn("number of words", ask(rng, HOW_MANY, split), answer)
 
 
-def random_sign(rng: random.Random, split: Split, most: int = words.MOST_LETTERS, lines: int | None = None) -> Picture:
+def random_sign(
+    rng: random.Random,
+    split: Split,
+    most: int = words.MOST_LETTERS,
+    lines: int | None = None,
+    size: tuple[int, int] | None = None,
+) -> Picture:
     """A sign of one to three words; in "combos" in fonts that training never saw, and outside "train" of new words."""
     texts = words.random_words(rng, most, split)[:lines]
-    sign = scenes.random_sign(rng, scenes.random_size(rng), texts, NUM_FONTS)
+    sign = scenes.random_sign(rng, size or scenes.random_size(rng), texts, NUM_FONTS)
     if split == "combos":
         font = rng.randrange(NUM_FONTS, NUM_ALL_FONTS)
         held_out = tuple(replace(word, font=font) for word in sign.words)

@@ -33,6 +33,7 @@ _REMEMBER = (
     "Let me tell you something. ",
     "I will tell you a few things. ",
     "[Learn|Memorize|Memorise] this: ",
+    "Please [memorize|learn] the following: ",
 )
 _NOTED = "OK."
 

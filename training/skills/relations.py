@@ -41,6 +41,11 @@ IS_IT = (
     "The {first} is {relation} the {second}, [right|isn't it]?",
     "Would you say the {first} is {relation} the {second}?",
     "Do you see the {first} {relation} the {second}?",
+    "Is it true that the {first} is {relation} the {second}?",
+    "Can you see [if|whether] the {first} is {relation} the {second}?",
+    "The {first}: is it {relation} the {second}?",
+    "Would you say that the {first} is {relation} the {second}?",
+    "Do you see that the {first} is {relation} the {second}?",
 )
 WHAT = (
     "[What|Which shape|Which thing] is {relation} the {second}?",
@@ -48,18 +53,31 @@ WHAT = (
     "What can be seen {relation} the {second}?",
     "Which shapes are {relation} the {second}?",
     "Name what is {relation} the {second}.",
+    "What can you see {relation} the {second}?",
+    "Tell me what is {relation} the {second}.",
+    "[Which|What] is the [shape|thing] {relation} the {second}?",
+    "Tell me what you see {relation} the {second}.",
+    "Which [things|shapes] do you see {relation} the {second}?",
 )
 WHERE = (
     "Where is the {first} compared [to|with] the {second}?",
     "Where is the {first} relative to the {second}?",
     "On which side of the {second} is the {first}?",
     "Seen from the {second}, where is the {first}?",
+    "Relative to the {second}, where is the {first}?",
+    "Where is the {first}, seen from the {second}?",
+    "Tell me where the {first} is relative to the {second}.",
+    "How does the {first} lie to the {second}?",
+    "Compared [to|with] the {second}, where is the {first}?",
 )
 BETWEEN = (
     "[What|Which shape|Which thing] is between the {first} and the {second}?",
     "What do you see between the {first} and the {second}?",
-    "What lies between the {first} and the {second}?",
-    "What stands between the {first} and the {second}?",
+    "What [lies|stands] between the {first} and the {second}?",
+    "Between the {first} and the {second}, what is there?",
+    "Tell me what is between the {first} and the {second}.",
+    "[Which shape|Which thing] do you see between the {first} and the {second}?",
+    "Between the {first} and the {second}, what do you see?",
 )
 EXTREME = (
     "[What|Which] is the {most} [shape|one|thing|object]?",
@@ -68,6 +86,10 @@ EXTREME = (
     "Which of them is the {most}?",
     "[Find|Name] the {most} [shape|object].",
     "Of all shapes, which one is the {most}?",
+    "Tell me which [shape|one] is the {most}.",
+    "Of [them|all of them], which is the {most}?",
+    "Which of the [shapes|things] is the {most}?",
+    "Of the [shapes|things], which is the {most}?",
 )
 _MOST = {True: "[largest|biggest]", False: "[smallest|tiniest]"}
 

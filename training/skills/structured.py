@@ -19,7 +19,11 @@ BOX = (
     "Where [exactly |]is the {name}? [Answer|Reply] with a [box|bounding box].",
     "[Draw|Put] a box around the {name}.",
     "Box the {name}.",
-    "I need the box coordinates of the {name}.",
+    "I [need|want] the box [coordinates |]of the {name}.",
+    "[Output|Return] the [coordinates|bbox coordinates] of the {name}.",
+    "Give me [a|the] box around the {name}.",
+    "I need the [bounding box|bbox] of the {name}.",
+    "[Show|Output] a bounding box around the {name}.",
 )
 BOXES = (
     "[Find|Locate|Detect] all {nouns} [and give their boxes|with boxes|and return their bounding boxes].",
@@ -27,6 +31,10 @@ BOXES = (
     "Detect [every {noun}|all {nouns}] and [output|report] the bbox coordinates in JSON.",
     "Boxes of all {nouns}, please.",
     "I want a box around every {noun}.",
+    "[Draw|Put] [boxes|bounding boxes] around all {nouns}.",
+    "Find every {noun} and give its box.",
+    "I want the boxes of all {nouns}.",
+    "Locate every {noun} with a [box|bounding box].",
 )
 POINT = (
     "[Point to|Point at] the {name}.",
@@ -34,6 +42,10 @@ POINT = (
     "[Where|At which point] is the {name}? [Answer|Reply] with a point.",
     "Click on the {name}.",
     "Mark the {name} with a point.",
+    "Where is the center of the {name}? Give a point.",
+    "[Put|Set] a point on the {name}.",
+    "What is the [point|center point] of the {name}?",
+    "Mark the center of the {name}[ with a point|].",
 )
 AS_JSON = (
     "[Describe|List] [the shapes|the picture|all shapes] [as|in] JSON with color, shape and place.",
@@ -41,12 +53,19 @@ AS_JSON = (
     "[Answer|Reply] in JSON. [Which|What] shapes are there? Use color, shape and place.",
     "Output a JSON list with the color, shape and place of [every|each] shape.",
     "As JSON, with the keys color, shape and place: what is in the picture?",
+    "JSON with color, shape and place of all shapes[, please|].",
+    "[Return|Output] the shapes as JSON[ with color, shape and place|, keys color, shape, place].",
+    "What is in the picture? [Reply|Answer] in JSON with color, shape and place.",
+    "Give me a JSON list of all shapes with color, shape and place.",
 )
 ONE_AS_JSON = (
     "[Describe|Give] the {name} as JSON with color, shape and place.",
     "JSON with color, shape and place of the {name}[, please|].",
     "[Answer|Reply] in JSON with color, shape and place: what is the {name}?",
     "Put color, shape and place of the {name} into JSON.",
+    "[Return|Output] color, shape and place of the {name} as JSON.",
+    "The {name} as JSON[, please|]: color, shape and place.",
+    "Give the {name} in JSON: color, shape and place.",
 )
 
 

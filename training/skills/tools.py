@@ -48,46 +48,57 @@ _TOOLS = (
     Tool("get_weather", "The weather in a city", {"city": "city"}, (
         "What is the weather [like |]in {city}?", "How is the weather in {city}?",
         "[How warm|How hot] is it in {city}?", "What is the temperature in {city}?", "Tell me the weather in {city}.",
+        "Weather in {city}?", "Is it [warm|hot|cold] in {city}?", "Tell me how [warm|hot] it is in {city}.",
     ), "temperature", "It is {value} degrees in {city}."),
     Tool("get_time", "The local time in a city", {"city": "city"}, (
         "What time is it in {city}?", "How late is it in {city}?", "Tell me the time in {city}.",
         "What is the [local |]time in {city}?", "Which time is it in {city} now?",
+        "Time in {city}?", "Tell me what time it is in {city}.",
     ), "hour", "It is {value} o'clock in {city}."),
     Tool("set_timer", "Sets a timer", {"minutes": "number"}, (
         "Set a timer for {minutes} minutes.", "Wake me in {minutes} minutes.",
-        "[Start|I need] a timer of {minutes} minutes.", "Timer: {minutes} minutes.", "Remind me in {minutes} minutes.",
+        "[Start|I need] a timer of {minutes} minutes.", "Timer: {minutes} minutes.",
+        "Remind me in {minutes} minutes.", "I need [to wake|a timer] in {minutes} minutes.",
     ), "timer", "Timer {value} is set to {minutes} minutes."),
     Tool("call_person", "Calls a person", {"name": "person"}, (
-        "Call {name}.", "[Please phone|Ring] {name}.", "I want to [talk to|call] {name}.", "Give {name} a call.",
+        "Call {name}.", "[Please phone|Ring] {name}.", "I want to [talk to|call] {name}.",
+        "Give {name} a [call|ring].", "Please call {name}.", "I want to give {name} a call.",
     ), "line", "I am calling {name} on line {value}."),
     Tool("add_item", "Adds an item to a list", {"item": "thing", "count": "number"}, (
         "Add {count} {item} to [the list|my list].", "[Put|Write] {count} {item} on [the|my] list.",
-        "We need {count} {item}, add it to the list.", "List: {count} {item}.",
+        "We need {count} {item}, add it to the list.",
+        "List: {count} {item}.", "[Put|Add] {count} {item}, list.", "I need {count} {item} on my list.",
     ), "length", "Your list has {value} entries now."),
     Tool("play_song", "Plays a song", {"title": "song"}, (
         "Play {title}.", "I want to hear {title}.", "[Put on|Start] the song {title}.", "Let me hear {title}.",
+        "Start [playing |]{title}.", "Play [me |]the song {title}.",
     ), "minutes", "{title} is playing, it takes {value} minutes."),
     Tool("set_light", "Dims the light of a room", {"room": "room", "percent": "number"}, (
         "Set the light in the {room} to {percent} percent.", "Dim the {room} to {percent} percent.",
         "{percent} percent light in the {room}.", "Make the light in the {room} {percent} percent.",
+        "Light in the {room}: {percent} percent.", "Dim the light in the {room} to {percent} percent.",
     ), "percent", "The light in the {room} is at {value} percent."),
     Tool("multiply", "Multiplies two numbers", {"a": "number", "b": "number"}, (
         "What is {a} times {b}?", "[Multiply|Compute] {a} by {b}.", "How much is {a} times {b}?", "{a} times {b}?",
+        "Compute {a} times {b}.",
     ), "product", "{a} times {b} is {value}."),
     Tool("get_price", "The price of a product", {"product": "thing"}, (
         "[What|How much] does {product} cost?", "What is the price of {product}?", "How expensive is {product}?",
         "Look up the price of {product}.",
+        "Price of {product}?", "Look up what {product} does cost.",
     ), "price", "The price of {product} is {value}."),
     Tool("find_flight", "Finds a flight", {"start": "city", "end": "city"}, (
         "[Find|I need] a flight from {start} to {end}.", "How do I fly from {start} to {end}?",
         "Is there a flight from {start} to {end}?", "Fly me from {start} to {end}.",
+        "Which flight goes from {start} to {end}?", "Is there a flight to {end} from {start}?",
     ), "flight", "Take flight {value} from {start} to {end}."),
     Tool("count_people", "How many people are in a room", {"room": "room"}, (
         "How many people are in the {room}?", "Count the people in the {room}.", "Who is in the {room}, how many?",
-        "How full is the {room}?",
+        "How full is the {room}?", "How many people are there in the {room}?",
     ), "people", "There are {value} people in the {room}."),
     Tool("get_age", "How old a person is", {"name": "person"}, (
         "How old is {name}?", "What is {name}'s age?", "Tell me the age of {name}.", "Which age does {name} have?",
+        "Tell me how old {name} is.",
     ), "age", "{name} is {value} years old."),
     # Held out: training knows none of these.
     Tool("get_humidity", "The humidity in a city", {"city": "city"}, (

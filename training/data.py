@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from training.fast import GAP
+from training.language import NUMBERS
 from training.media import Media, vision_batch
 from training.tokenizer import token_ids
 
@@ -22,6 +23,8 @@ IGNORE = -100
 # Around what an answer spells letter by letter: what is read in a picture has no tokens of its own.
 SPELL, END_SPELL = "\ue000", "\ue001"
 SPELLED = re.compile(f"{SPELL}(.*?){END_SPELL}", re.DOTALL)
+# How much a token counts that all after it follow from: else what follows is learned, and "No" is what is always said.
+DECIDING = {"Yes": 6.0, "No": 6.0, " an": 3.0} | {f" {number}": 3.0 for number in NUMBERS}
 _MEDIUM = re.compile(r"<\|vision_start\|><\|(image|video)_pad\|><\|vision_end\|>")
 
 
@@ -90,6 +93,11 @@ class Encoder:
         self.ids = token_ids(tokenizer)
         self.media_ids = (self.ids["<|image_pad|>"], self.ids["<|video_pad|>"])
         self.answer_start = self.encode_text("<|im_start|>assistant\n")
+        self.weights = np.ones(tokenizer.get_vocab_size(), dtype=np.float32)
+        for word, weight in DECIDING.items():
+            tokens = tokenizer.encode(word).ids
+            if len(tokens) == 1:
+                self.weights[tokens[0]] = weight
         self._letters: dict[str, list[int]] = {}
 
     def encode_text(self, text: str) -> list[int]:
@@ -152,8 +160,8 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
     """A batch of packed rows of `length` tokens.
 
     `input_ids` [B, T]; `segments` [B, T]: 0 is padding; `labels` [B, T]: the id to be predicted at each place, or
-    IGNORE; `answers` [B, T]: the number of the answer that it belongs to, whose skill is in `skills`; `position_ids`
-    [3, B, T]; and, where there are media, the entries of `vision_batch`.
+    IGNORE; `weights` [B, T]: how much it counts; `answers` [B, T]: the number of the answer that it belongs to, whose
+    skill is in `skills`; `position_ids` [3, B, T]; and, where there are media, the entries of `vision_batch`.
     """
     shape = (len(rows), length)
     ids = np.full(shape, encoder.ids["<|endoftext|>"], dtype=np.int64)
@@ -179,6 +187,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
         "input_ids": torch.from_numpy(ids),
         "segments": torch.from_numpy(segments),
         "labels": torch.from_numpy(labels),
+        "weights": torch.from_numpy(encoder.weights[labels.clip(0)]),
         "answers": torch.from_numpy(answers),
         "position_ids": torch.from_numpy(positions),
         "skills": skills,

@@ -111,8 +111,8 @@ def plural(noun: str) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """'a, b and c'."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    """'a, b, c': an "and" would have to be known two parts ahead, which is where captions failed."""
+    return ", ".join(parts)
 
 
 def at(place: str) -> str:

@@ -69,7 +69,8 @@ def answer_loss(
     hidden, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
     learned = labels != IGNORE
     logits = model.lm_head(hidden[learned]).float()
-    loss = F.cross_entropy(logits, labels[learned])
+    weights = batch["weights"][learned]
+    loss = (F.cross_entropy(logits, labels[learned], reduction="none") * weights).sum() / weights.sum()
     shown = {"loss": loss.item()}
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)
     wrong.index_add_(0, batch["answers"][learned], (logits.argmax(-1) != labels[learned]).long())

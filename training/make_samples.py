@@ -92,7 +92,7 @@ def samples() -> list[Sample]:
             ("How many shapes are there?", "There are five shapes."),
             ("What is the largest shape?", "The green circle is the largest."),
             ("Is there a cross?", "No, there is no cross."),
-            ("What is left of the circle?", "A red square and an orange diamond."),
+            ("What is left of the circle?", "A red square, an orange diamond."),
             ("Give the bounding box of the circle.", box),
         )),
         Sample("sign.png", sign, (("What does the sign say?", plain(_read(sign))),

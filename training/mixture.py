@@ -43,14 +43,18 @@ SYSTEM_PROMPTS = (
 PICTURE_TURNS = (
     (describing.caption_turn, 7), (describing.color_turn, 3), (describing.shape_turn, 3), (describing.place_turn, 4),
     (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 1), (asking.yes_no_turn, 9),
-    (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 5),
-    (structured.point_turn, 2), (structured.json_turn, 2), (declining.beyond_turn, 2),
+    (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 2),
+    (structured.point_turn, 1), (structured.json_turn, 2), (declining.beyond_turn, 2),
 )  # fmt: skip
 # What an answer takes one look for: it is learned first, and nothing else before it.
 SIMPLE_TURNS = (
     (describing.caption_turn, 4), (describing.color_turn, 5), (describing.shape_turn, 5), (describing.place_turn, 5),
-    (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 2), (asking.yes_no_turn, 5),
-    (asking.count_turn, 3),
+    (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 2), (asking.yes_no_turn, 8),
+    (asking.count_turn, 5),
+)  # fmt: skip
+PLACING_TURNS = (
+    (describing.place_turn, 4), (asking.count_turn, 4), (relations.relation_turn, 8), (relations.extreme_turn, 2),
+    (describing.what_turn, 2),
 )  # fmt: skip
 CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip color": 2, "clip shape": 2, "others": 1}
 
@@ -142,6 +146,24 @@ def _plain(rng: random.Random, done: float) -> Sample:
     picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), number, unique=rng.random() < 0.5)
     turns = picture_turns(rng, picture, rng.randint(2, 5), is_simple=True)
     return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
+
+
+def _verdict(rng: random.Random, done: float) -> Sample:
+    """Yes and no about a small picture: to compare takes a circuit that forms where little else is asked."""
+    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=192), rng.randint(1, 3))
+    turns: list[Turn] = []
+    for _ in range(rng.randint(3, 6)):
+        turns.append(asking.yes_no_turn(rng, picture, "train", turns[-1].about if turns else None))
+    return conversation(rng, turns, [image(picture)])
+
+
+def _relation(rng: random.Random, done: float) -> Sample:
+    """Where things are, to each other too, and how many: about a small picture of two to five shapes."""
+    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), rng.choice((2, 2, 3, 3, 4, 5)))
+    functions, weights = zip(*PLACING_TURNS, strict=True)
+    found = [rng.choices(functions, weights)[0](rng, picture, "train", None) for _ in range(rng.randint(4, 7))]
+    turns = [_loud(turn) for turn in found if turn is not None]
+    return conversation(rng, turns or picture_turns(rng, picture, 1), [image(picture)])
 
 
 def _thinking(rng: random.Random, done: float) -> Sample:
@@ -236,6 +258,8 @@ def _tools(rng: random.Random, done: float) -> Sample:
 PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "picture": _picture,
     "plain": _plain,
+    "verdict": _verdict,
+    "relation": _relation,
     "thinking": _thinking,
     "sign": _sign,
     "clip": _clip,

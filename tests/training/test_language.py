@@ -80,7 +80,7 @@ def test_choices_are_made_and_slots_filled() -> None:
 def test_the_words_of_answers() -> None:
     assert [a("orange star"), a("red star")] == ["an orange star", "a red star"]
     assert [plural("cross"), plural("star")] == ["crosses", "stars"]
-    assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a, b", "a, b, c"]
     assert [there_are(n, "cross") for n in (0, 1, 2)] == [
         "There are no crosses.", "There is one cross.", "There are two crosses.",
     ]  # fmt: skip

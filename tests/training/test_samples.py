@@ -37,7 +37,7 @@ def test_answers_about_pictures_are_true(name: str) -> None:
         elif question.startswith("What is left of"):
             second = the_one(picture.items, question)
             left = {item.name for item in picture.items if int(3 * item.x) < int(3 * second.x)}
-            assert {the_one(picture.items, part).name for part in answer.split(" and ")} == left
+            assert {the_one(picture.items, part).name for part in answer.split(", ")} == left
         elif re.match("An? ", answer):
             assert captioned(answer) == seen(picture.items)
         else:

@@ -62,7 +62,7 @@ CHANGE = (
     "[What|Which] [color|colour] does the {name} [become|turn into|change to]?",
     "To [what|which] [color|colour] does it change?",
     "Into which [color|colour] does the {name} turn?",
-    "[What|Which] [color|colour] is it [afterwards|at the end|then]?",
+    "[What|Which] [color|colour] is it [afterwards|then]?",
     "Tell me [what|which] [color|colour] the {name} [becomes|gets].",
     "[What|Which] [color|colour] does it [have|turn] at the end?",
     "Into [what|which] [color|colour] does it change?",

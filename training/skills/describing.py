@@ -213,7 +213,7 @@ SIZE_WORDS = {"small": "small", "": "medium-sized", "big": "big"}
 
 
 def caption(items: tuple[Item, ...]) -> str:
-    """'A big red circle at the top left, a blue star in the center and a green cross on the right.'"""
+    """'A big red circle at the top left, a blue star in the center, a green cross on the right.'"""
     return capital(listed([f"{a(sized(item))} {at(item.place)}" for item in items])) + "."
 
 

@@ -17,7 +17,7 @@ def exact(answer: str, right: str) -> bool:
 
 
 def phrases(answer: str, right: str) -> bool:
-    """The same parts in any order: 'A red circle on the left and a blue star on the right.'"""
+    """The same parts in any order: 'A red circle on the left, a blue star on the right.'"""
     return _phrases(answer) == _phrases(right)
 
 

@@ -20,8 +20,12 @@ _COMMON = """
 COMMON = set(_COMMON.split())
 
 
+def _words(text: str) -> set[str]:
+    return {word.removesuffix("'s") for word in re.findall(r"[a-z0-9']+", text.lower())}
+
+
 def content(text: str) -> set[str]:
-    return {word.removesuffix("'s") for word in re.findall(r"[a-z0-9']+", text.lower())} - COMMON
+    return _words(text) - COMMON
 
 
 def told(sample: Sample) -> list[str]:
@@ -45,12 +49,14 @@ def test_answers_stand_in_one_statement_alone(split) -> None:
             if answer["content"] == NOT_TOLD:
                 unknown += 1
                 kind = {w for w in ("password", "key number", "code") if w in question["content"].lower()}
-                assert not any(
-                    asked <= content(each)
+                assert not [
+                    each
+                    for each in statements
+                    if asked <= content(each)
                     and all(w in each.lower() for w in kind)
                     and _same_kind(question["content"], each)
-                    for each in statements
-                )
+                    and ("my" in _words(question["content"])) == ("my" in _words(each))
+                ], question["content"]
                 continue
             wanted = content(answer["content"])
             holding = {each for each in statements if wanted <= content(each)}

@@ -28,7 +28,7 @@ def test_relations_are_true() -> None:
         items, question = picture.items, turn.question.lower()
         answer = turn.answer.rstrip(".")
         if "between the" in question:
-            first, second = re.search(r"between the (.+) and the (.+)\?", question).groups()  # type: ignore[union-attr]
+            first, second = re.search(r"between the (.+) and the ([\w ]+)", question).groups()  # type: ignore[union-attr]
             ends = [the_one(items, each) for each in (first, second)]
             middle = the_one(items, answer)
             cells = [(int(3 * i.y), int(3 * i.x)) for i in (ends[0], middle, ends[1])]

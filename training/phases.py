@@ -29,25 +29,33 @@ class Phase:
     ends: float = 1.0
     mtp_weight: float = 0.0
     probe_weight: float = 1.0
-    rows: int = 3
+    rows: int = 1
     most_tokens: int = 1024
 
 
+_PLAIN = {"plain": 74, "clip": 8, "recall": 5, "chat": 3, "unknown": 2, "tools": 4, "sign": 4}
+_VERDICTS = {"verdict": 70, "plain": 16, "recall": 4, "chat": 2, "clip": 4, "tools": 2, "unknown": 2}
+_RELATIONS = {"relation": 55, "verdict": 12, "plain": 12, "sign": 8, "tools": 6, "recall": 4, "clip": 3}
+_SIGNS = {"sign": 50, "tools": 22, "plain": 10, "verdict": 6, "relation": 6, "recall": 6}
 _WORLD = {
-    "picture": 30, "thinking": 4, "sign": 16, "clip": 12, "pictures": 6, "difference": 3, "second": 3, "unknown": 3,
-    "chat": 3, "recall": 9, "recall picture": 2, "tools": 6,
+    "plain": 20, "verdict": 8, "relation": 8, "picture": 22, "thinking": 3, "sign": 8, "clip": 10, "pictures": 5,
+    "difference": 2, "second": 3, "unknown": 3, "chat": 4, "recall": 7, "recall picture": 2, "tools": 8,
 }  # fmt: skip
 
-_SMALL = {"picture": 60, "sign": 15, "clip": 10, "recall": 6, "chat": 3, "unknown": 2, "tools": 4}
-
+# Each of the first six forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns
+# what could be. A step of Muon's has one size, whatever the batch: so rows are few, and steps many.
 PHASES = (
     # Nothing is learned of pictures from answers alone: what is where, of which colour, and which letters first.
     Phase("vision", 1200, (1.0, 0.6), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}, ends=0.8),
-    # To look up what was told needs a circuit that forms late, and not among pictures.
+    # To look up what was told.
     Phase("recall", 500, (1.0, 0.8), {"recall": 1.0, "chat": 0.05}, {"right recall": 0.9}, probe_weight=0.0),
-    # To look into a picture, too: of one shape at first, in few tokens. A step of Muon's has one size, whatever the
-    # batch: many steps of one row go further in the same time.
-    Phase("small", 700, (1.0, 0.8), _SMALL, ends=0.4, probe_weight=0.2, rows=1),
-    Phase("world", 1500, (0.8, 0.12), _WORLD, begins=0.25, probe_weight=0.2, rows=1),
-    Phase("anneal", 200, (0.12, 0.01), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05, rows=1),
+    # To look into a picture: at one shape or a few, in few tokens, for what takes one look.
+    Phase("plain", 1800, (1.0, 0.6), _PLAIN, {"right color": 0.97, "right caption": 0.9}, ends=0.2, probe_weight=0.2),
+    # To compare what is asked with what is there.
+    Phase("verdicts", 400, (0.8, 0.6), _VERDICTS, {"right yes no": 0.93}, ends=0.2, probe_weight=0.2),
+    # To compare two things, and to count.
+    Phase("relations", 700, (0.8, 0.6), _RELATIONS, {"right relation": 0.85}, ends=0.2, probe_weight=0.2),
+    Phase("signs", 600, (0.7, 0.6), _SIGNS, {"right reading": 0.8}, ends=0.3, probe_weight=0.4),
+    Phase("world", 3000, (0.6, 0.06), _WORLD, begins=0.2, probe_weight=0.2),
+    Phase("anneal", 250, (0.06, 0.005), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05),
 )

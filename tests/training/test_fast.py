@@ -79,7 +79,7 @@ def test_a_neighbour_in_the_row_changes_nothing(model: Any, encoder: Encoder) ->
         embeds = model.get_input_embeddings()(batch["input_ids"])
         return text_states(model, embeds, batch["position_ids"], batch["segments"])[0][0, start:]
 
-    torch.testing.assert_close(states(one), states(other), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(states(one), states(other), atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(1, 8), (63, 32), (96, 32), (70, 16)])

@@ -7,7 +7,7 @@ import random
 from training.language import NUMBERS, a, ask, at, plural, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.describing import SIZE_WORDS, any_name, short_name
+from training.skills.describing import SIZE_WORDS, any_name
 
 THERE = (
     "Is there {noun} [in the picture|in the image|in it|here|]?",
@@ -178,7 +178,7 @@ def _is(rng: random.Random, picture: Picture, split: Split, item: Item, by_prono
         kind, right, others = "place", at(item.place), [at(p) for p in ALL_PLACES if p != item.place]
     value = right if truth else rng.choice(others)
     name = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or any_name(rng, items, item)
-    said = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or short_name(items, item)
+    said = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or item.name
     question = ask(rng, IS_IT, split, value=value) if by_pronoun else ask(rng, IS, split, name=name, value=value)
     subject = "it" if by_pronoun else f"the {said}"
     return Turn("yes no", question, f"{'Yes' if truth else 'No'}, {subject} is {right}.", item, "first_word")

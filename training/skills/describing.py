@@ -231,11 +231,6 @@ def any_name(rng: random.Random, items: tuple[Item, ...], item: Item) -> str:
     return rng.choice(names(items, item))
 
 
-def short_name(items: tuple[Item, ...], item: Item) -> str:
-    """'circle' where there is one, else 'red circle': how answers call it."""
-    return item.shape if sum(other.shape == item.shape for other in items) == 1 else item.name
-
-
 def caption_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
     items = picture.items
     only = items[0] if len(items) == 1 else None
@@ -266,7 +261,7 @@ def place_turn(rng: random.Random, picture: Picture, split: Split, about: Item |
     if by_pronoun:
         return Turn("place", ask(rng, PLACE_IT, split), f"It is {at(item.place)}.", item)
     question = ask(rng, PLACE, split, name=any_name(rng, picture.items, item))
-    return Turn("place", question, f"The {short_name(picture.items, item)} is {at(item.place)}.", item)
+    return Turn("place", question, f"The {item.name} is {at(item.place)}.", item)
 
 
 def size_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
@@ -274,7 +269,7 @@ def size_turn(rng: random.Random, picture: Picture, split: Split, about: Item | 
     if by_pronoun:
         return Turn("size", ask(rng, SIZE_IT, split), f"It is {SIZE_WORDS[item.size]}.", item)
     question = ask(rng, SIZE, split, name=any_name(rng, picture.items, item))
-    return Turn("size", question, f"The {short_name(picture.items, item)} is {SIZE_WORDS[item.size]}.", item)
+    return Turn("size", question, f"The {item.name} is {SIZE_WORDS[item.size]}.", item)
 
 
 def what_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from training.language import a, ask, capital, listed
 from training.scenes import PLACES, Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.describing import any_name, short_name
+from training.skills.describing import any_name
 
 _CELLS = {name: (row, column) for row, names in enumerate(PLACES) for column, name in enumerate(names)}
 
@@ -106,7 +106,7 @@ def relation_turn(rng: random.Random, picture: Picture, split: Split, about: Ite
             return turn
     first, second = rng.sample(items, 2)
     names = {"first": any_name(rng, items, first), "second": any_name(rng, items, second)}
-    said = f"the {short_name(items, first)}", f"the {short_name(items, second)}"
+    said = f"the {first.name}", f"the {second.name}"
     if kind == "where":
         holding = [r.said for r in RELATIONS if r.between(first, second)]
         answer = capital(f"{said[0]} is {' and '.join(reversed(holding))} {said[1]}.")
@@ -126,7 +126,7 @@ def relation_turn(rng: random.Random, picture: Picture, split: Split, about: Ite
         return None
     first, second = rng.choice(pairs)
     names = {"first": any_name(rng, items, first), "second": any_name(rng, items, second)}
-    said = f"the {short_name(items, first)}", f"the {short_name(items, second)}"
+    said = f"the {first.name}", f"the {second.name}"
     claim = f"{said[0]} is {'' if truth else 'not '}{relation.said} {said[1]}"
     question = ask(rng, _put(IS_IT, relation), split, **names)
     return Turn("relation", question, f"{'Yes' if truth else 'No'}, {claim}.", first, "first_word")

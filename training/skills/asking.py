@@ -63,7 +63,7 @@ NUMBER = (
 )
 BACKGROUND = ("Is the background {color}?", "Does [it|the picture] have a {color} background?", "Is it on {color}?",
               "Is the color of the background {color}?", "The background is {color}, right?",
-              "Does it have a background of {color}?", "Is the {color} color the background's?",
+              "Does it have a background of {color}?", "Is {color} the color of the background?",
               "Is it {color} in the background?")  # fmt: skip
 COUNT = (
     "How many [shapes|objects|things] are [there|in the picture|in the image|in it]?",

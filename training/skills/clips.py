@@ -50,7 +50,7 @@ DOES_IT_MOVE = (
     "Does the {name} move?",
     "Is the {name} moving?",
     "Is it moving?",
-    "Does the {name} [change its position|stay where it is]?",
+    "Does the {name} change its position?",
     "Do you see the {name} move?",
     "Does anything move?",
     "Can you see [if|whether] the {name} moves?",

@@ -136,7 +136,7 @@ PLACE = (
     "[Can|Could] you [tell me|see] where the {name} is?",
     "Where can the {name} be [found|seen]?",
     "The {name}: where is it?",
-    "Say where [you see |]the {name}[ is|].",
+    "Say where [you see the {name}|the {name} is].",
     "What is the [place|position] of the {name}?",
     "Where exactly is the {name}?",
     "Tell me [in which part|on which side] the {name} is.",

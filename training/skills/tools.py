@@ -67,7 +67,7 @@ _TOOLS = (
     Tool("add_item", "Adds an item to a list", {"item": "thing", "count": "number"}, (
         "Add {count} {item} to [the list|my list].", "[Put|Write] {count} {item} on [the|my] list.",
         "We need {count} {item}, add it to the list.",
-        "List: {count} {item}.", "[Put|Add] {count} {item}, list.", "I need {count} {item} on my list.",
+        "List: {count} {item}.", "[Put|Add] {count} {item} to the list, please.", "I need {count} {item} on my list.",
     ), "length", "Your list has {value} entries now."),
     Tool("play_song", "Plays a song", {"title": "song"}, (
         "Play {title}.", "I want to hear {title}.", "[Put on|Start] the song {title}.", "Let me hear {title}.",
@@ -85,7 +85,7 @@ _TOOLS = (
     Tool("get_price", "The price of a product", {"product": "thing"}, (
         "[What|How much] does {product} cost?", "What is the price of {product}?", "How expensive is {product}?",
         "Look up the price of {product}.",
-        "Price of {product}?", "Look up what {product} does cost.",
+        "Price of {product}?", "Look up how much {product} is.",
     ), "price", "The price of {product} is {value}."),
     Tool("find_flight", "Finds a flight", {"start": "city", "end": "city"}, (
         "[Find|I need] a flight from {start} to {end}.", "How do I fly from {start} to {end}?",

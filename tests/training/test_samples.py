@@ -10,7 +10,7 @@ import av
 import pytest
 from PIL import Image
 
-from tests.training.claims import captioned, holds, named, seen, the_one
+from tests.training.claims import captioned, holds, named, seen
 from training import make_samples
 from training.make_samples import FPS, MAX_BYTES, Sample, content, samples, shown
 from training.scenes import Clip, Picture
@@ -26,19 +26,9 @@ def test_answers_about_pictures_are_true(name: str) -> None:
     assert isinstance(picture, Picture)
     it = picture.items[0] if len(picture.items) == 1 else None
     for question, answer in sample.turns:
-        if answer.startswith("It says"):
-            assert re.findall('"(.+?)"', answer) == [word.text for word in picture.words]
-        elif question == "What color is the text?":
-            assert answer == f"It is {picture.words[0].color}."
-        elif answer.startswith("["):
-            assert the_one(picture.items, question.replace("bounding", "")).name in answer
-        elif answer.startswith("No, "):
+        if answer.startswith("No, "):
             assert holds(picture, answer.removeprefix("No, "), it)
-        elif question.startswith("What is left of"):
-            second = the_one(picture.items, question)
-            left = {item.name for item in picture.items if int(3 * item.x) < int(3 * second.x)}
-            assert {the_one(picture.items, part).name for part in answer.split(", ")} == left
-        elif re.match("An? ", answer):
+        elif re.match("An? ", answer) and " is " not in answer:
             assert captioned(answer) == seen(picture.items)
         else:
             assert holds(picture, answer[0].lower() + answer[1:], it), (question, answer)

@@ -6,7 +6,7 @@ llama-cpp-python 0.3.36) and a build of llama-server they are made anew by
     python -m tests.checkpoints.ggufs LLAMA_CPP_SOURCES LLAMA_SERVER
 
 Each holds the numbers of a random model that `model_of` builds; its tokenizer, template and processors are those in
-gguf/source, which were the demo model's: a newer demo leaves these files as they are.
+gguf_source, which were the demo model's: a newer demo leaves these files as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transformers import (
 from tests.tiny import TinySpec, config_dict, randomize
 
 FOLDER = Path(__file__).with_name("gguf")
-SOURCE = FOLDER / "source"
+SOURCE = FOLDER.with_name("gguf_source")
 # llama.cpp wants keys and values of one width, and repeats key heads for the value heads.
 DENSE = TinySpec("dense", num_layers=2, interval=2, tied=False, value_heads=4, seed=11)
 MOE = TinySpec("moe", num_layers=2, interval=2, value_heads=4, moe=True, seed=12)

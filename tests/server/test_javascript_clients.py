@@ -34,7 +34,7 @@ def test_openai(told: Any) -> None:
     assert found["whole"] == found["streamed"] != ""
     assert found["usage"]["completion_tokens"] > 0
     assert found["call"] == found["streamedCall"] == {"name": "weather", "arguments": '{"days": 2}'}
-    assert (found["finish"], found["after"]) == ("tool_calls", "length")
+    assert (found["finish"], found["after"]) == ("tool_calls", "stop")
     assert "square" in found["seen"]
     assert json.loads(found["held"])["color"] in ("red", "blue")
     assert found["thought"]

@@ -76,7 +76,7 @@ def picture(text: str = "How many shapes are there?") -> list[Any]:
 
 @pytest.mark.parametrize("reasoning", [{"summary": "auto"}, {}])
 def test_a_stream_says_the_response_in_events(reasoning: dict[str, str], address: str) -> None:
-    events = events_of(address, reasoning=reasoning, max_output_tokens=30, **THINKING)
+    events = events_of(address, reasoning=reasoning, max_output_tokens=60, **THINKING)
     types = [event["type"].removeprefix("response.") for event in events]
     kind = "reasoning_summary_text" if reasoning else "reasoning_text"
     part = "reasoning_summary_part" if reasoning else "content_part"
@@ -101,7 +101,7 @@ def test_a_stream_says_the_response_in_events(reasoning: dict[str, str], address
     assert response["status"] == "completed"
     assert 0 < response["usage"]["output_tokens_details"]["reasoning_tokens"] < response["usage"]["output_tokens"]
     # The same in one piece.
-    body = {"input": "Hello", "temperature": 0, "reasoning": reasoning, "max_output_tokens": 30, **THINKING}
+    body = {"input": "Hello", "temperature": 0, "reasoning": reasoning, "max_output_tokens": 60, **THINKING}
     whole = httpx.post(f"{address}/v1/responses", json=body, timeout=PATIENCE_S).json()
     check(Response, whole)
     assert without_ids(whole["output"]) == without_ids(response["output"])
@@ -171,7 +171,7 @@ def test_an_answer_is_gone_on_from_and_costs_its_new_message(
     assert other.usage.input_tokens > second.usage.input_tokens
     third = ask(client, picture("And here?"), previous_response_id=second.id, stream=True)
     assert list(third)[-1].response.previous_response_id == second.id
-    ask_way = {"type": "input_text", "text": "Which way?"}
+    ask_way = {"type": "input_text", "text": "Which way does it move?"}
     clip: list[Any] = [{"type": "input_video", "video_url": sample("moves-right.mp4")}, ask_way]
     assert "right" in ask(client, [{"role": "user", "content": clip}]).output_text
     clip[0] = {"type": "input_video", "input_video": {"data": sample("moves-right.mp4").partition(",")[2]}}

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.model import LoadedModel
 from tests.server.conftest import PATIENCE_S
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -59,9 +60,11 @@ def test_a_call_is_required(temperature: float, client: openai.OpenAI) -> None:
     assert [made.function.name for made in named.choices[0].message.tool_calls] == ["clock"]
 
 
-def test_thinking_stays_free_before_calls(client: openai.OpenAI) -> None:
+def test_thinking_stays_free_before_calls(client: openai.OpenAI, demo: LoadedModel) -> None:
     body = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 6}
-    choice = ask(client, tool_choice="required", parallel_tool_calls=False, extra_body=body).choices[0]
+    closing = {str(demo.tokenizer.control_ids["</think>"]): -100}  # the budget closes the thoughts, not the model
+    options: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": closing}
+    choice = ask(client, **options, extra_body=body).choices[0]
     assert choice.message.reasoning
     assert len(choice.message.tool_calls) == 1
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,16 @@ CURVES: Mapping[str, tuple[tuple[str, ...], str]] = {
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 960, 430, 50, 40, 720, 390
 
 
-def points(lines: Sequence[Mapping[str, Any]], skills: Sequence[str]) -> list[tuple[float, float]]:
-    """(hours, share) of every line of the metrics that has all of these skills."""
+def points(lines: Sequence[Mapping[str, Any]], skills: Sequence[str]) -> list[list[tuple[float, float]]]:
+    """(hours, share) of every line of the metrics that has all of these skills, in runs of neighbouring lines."""
     names = [f"right {skill}" for skill in skills]
-    return [
-        (line["seconds"] / 3600, sum(line[name] for name in names) / len(names))
-        for line in lines
-        if all(name in line for name in names)
-    ]
+    runs: list[list[tuple[float, float]]] = [[]]
+    for line in lines:
+        if all(name in line for name in names):
+            runs[-1].append((line["seconds"] / 3600, sum(line[name] for name in names) / len(names)))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
 
 
 def drawn(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -54,31 +57,34 @@ def drawn(lines: Sequence[Mapping[str, Any]]) -> str:
         left, y = place(0, percent / 100).split(",")
         parts.append(f'<path d="M{left} {y} H{_RIGHT}" stroke="#e5e7eb"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{float(y) + 4}" text-anchor="end" fill="#1f2937">{percent}%</text>')
-    begun = 0.0
+    begun, taken = 0.0, -math.inf
     for line, after in zip(lines, [*lines[1:], None], strict=True):
         if after is not None and after["phase"] == line["phase"]:
             continue
         end = line["seconds"] / 3600
         left, right = (float(place(hour, 0).split(",")[0]) for hour in (begun, end))
         middle = (left + right) / 2
-        parts.append(
-            f'<text x="{middle:.1f}" y="{_TOP - 12}" text-anchor="middle" fill="#4b5563">{line["phase"]}</text>'
-        )
+        # Names of short phases take turns in two rows.
+        reach = 4.0 * len(line["phase"])
+        y = _TOP - (10 if middle - reach > taken else 26)
+        taken = middle + reach if y == _TOP - 10 else -math.inf
+        parts.append(f'<text x="{middle:.1f}" y="{y}" text-anchor="middle" fill="#4b5563">{line["phase"]}</text>')
         parts.append(f'<path d="M{right:.1f} {_TOP} V{_BOTTOM}" stroke="#9ca3af" stroke-dasharray="4 4"/>')
         begun = end
     parts.append(f'<text x="{_RIGHT}" y="{_BOTTOM + 26}" text-anchor="end" fill="#1f2937">{hours:.1f} hours</text>')
     row = 0
     for name, (skills, color) in CURVES.items():
-        curve = points(lines, skills)
-        if not curve:
+        runs = points(lines, skills)
+        if not runs:
             continue
-        parts.append(
-            f'<polyline points="{" ".join(place(*point) for point in curve)}" fill="none" stroke="{color}" '
+        parts += [
+            f'<polyline points="{" ".join(place(*point) for point in run)}" fill="none" stroke="{color}" '
             'stroke-width="2"/>'
-        )
+            for run in runs
+        ]
         y = _TOP + 12 + 24 * row
         parts.append(f'<path d="M{_RIGHT + 16} {y - 4} h22" stroke="{color}" stroke-width="3"/>')
-        parts.append(f'<text x="{_RIGHT + 46}" y="{y}" fill="#1f2937">{name}: {100 * curve[-1][1]:.0f}%</text>')
+        parts.append(f'<text x="{_RIGHT + 46}" y="{y}" fill="#1f2937">{name}: {100 * runs[-1][-1][1]:.0f}%</text>')
         row += 1
     return "\n".join([*parts, "</svg>"]) + "\n"
 

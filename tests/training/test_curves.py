@@ -19,7 +19,9 @@ LINES = [
 
 
 def test_a_curve_is_the_mean_of_its_skills_where_all_were_asked() -> None:
-    assert points(LINES, ["yes no", "count"]) == [(1.0, pytest.approx(0.4)), (2.0, pytest.approx(0.8))]
+    assert points(LINES, ["yes no", "count"]) == [[(1.0, pytest.approx(0.4)), (2.0, pytest.approx(0.8))]]
+    unasked = {"phase": "joint", "step": 75, "seconds": 9000}
+    assert [len(run) for run in points([*LINES, unasked, LINES[2]], ["recall"])] == [3, 1]
     assert points(LINES, ["caption"]) == []
 
 

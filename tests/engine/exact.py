@@ -27,7 +27,6 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
 )
 
-from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools, CacheSettings
 from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, Result, StepOutput
 from qwen35mm.engine.reply import Reply, StepResult
@@ -36,6 +35,7 @@ from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import EncodedMedium, Image, Message, Part, PromptBuilder, Text, Video, iter_media
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
+from tests.checkpoints import ggufs
 from tests.tiny import TinySpec, config_dict, randomize
 
 T = TypeVar("T")
@@ -62,8 +62,8 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def chat_checkpoint(spec: TinySpec) -> Path:
-    """A tiny random checkpoint with the demo's tokenizer, template and ids, which reads media at a few tokens each."""
-    demo, folder = demo_model_path(), Path(_scratch().name) / spec.name
+    """A tiny random checkpoint with a tokenizer, template and ids, which reads media at a few tokens each."""
+    demo, folder = ggufs.SOURCE, Path(_scratch().name) / spec.name
     ours = json.loads((demo / "config.json").read_text())
     values = config_dict(spec)
     ids = {name: value for name, value in ours.items() if name.endswith("_token_id")}

@@ -58,7 +58,7 @@ def test_an_array_that_is_given_stays_the_callers(builder):
         ([1, "2"], "Token 2 of the prompt must be a whole number; got '2'"),
         ([1.0], "got 1.0"),
         ([True], "got True"),
-        ([1, -1], "Token 2 of the prompt must be an id from 0 to [0-9]+; got -1"),
+        ([1, -1], "Token 2 of the prompt must be an id from 0 to [0-9,]+; got -1"),
         ([10**30], "must be an id from 0"),
         (np.array([[1, 2]]), r"in one dimension; got int64 \(1, 2\)"),
         (np.array([1.0]), "got float64"),

@@ -154,7 +154,10 @@ def test_every_process_and_worker_draws_its_parts_of_the_same_data(monkeypatch: 
 def test_the_loader_keeps_the_order_of_two_real_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "draw", lambda rng, encoder, phase, done: rng.random())
     data = Batches(None, (Phase("one", 7, (1, 1)),), 3, 2, (0, 0))  # type: ignore[arg-type]
-    one, two = (list(DataLoader(data, batch_size=None, num_workers=workers)) for workers in (0, 2))
+    one, two = (
+        list(DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=context))
+        for workers, context in ((0, None), (2, "fork"))  # which sees the other draw
+    )
     assert one == two
     assert [step for _, step, _ in one] == [i // 2 for i in range(14)]
 

@@ -84,7 +84,7 @@ def names(length: int) -> str:
 async def test_the_next_turn_finds_the_reply_only_if_the_call_went_on(
     demo: LoadedModel, calls: PickledCalls, tmp_path: Path, commit: bool
 ) -> None:
-    messages = [Message("user", (Text(names(40)),))]
+    messages = [Message("user", (Text(f"{names(40)} What can you do?"),))]
     results = []
     for _ in range(2):
         # A backend of its own each: what one call leaves to the next one is on disk.

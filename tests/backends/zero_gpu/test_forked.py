@@ -77,7 +77,7 @@ def test_what_breaks_in_the_child_shows_nothing_of_the_server(told: dict[str, An
 def test_stopping_ends_the_child_and_keeps_its_prompt(told: dict[str, Any]) -> None:
     assert told["stopped"]
     assert told["closed"]
-    assert told["after_stop"]["cached_from"]["disk"] > 600
+    assert told["after_stop"]["cached_from"]["disk"] > 450
 
 
 def test_what_is_too_long_asks_for_no_gpu(told: dict[str, Any]) -> None:

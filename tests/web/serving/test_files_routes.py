@@ -218,7 +218,7 @@ async def test_what_an_import_says_of_a_medium_is_checked(page: PageClient) -> N
 
     assert "'a.png'" in await refusal(size=[60_000, 60_000])
     assert "60,000" in (await refusal(source_size=[60_000, 60_000])).replace("60000", "60,000")
-    assert "size in pixels" in await refusal(source_size=[2000, 2000])
+    assert "size in pixels" in await refusal(source_size=[960, 1280])
     assert "video" in await refusal(file={"kind": "video"})
     assert (await page.call("list", BOB)).json()["conversations"] == []
 

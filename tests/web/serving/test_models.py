@@ -84,7 +84,7 @@ def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
 ) -> None:
     monkeypatch.setattr(memory, "resident_bytes", lambda: 300 << 20)
     monkeypatch.setattr(memory, "available_bytes", lambda device: 20 * GIB)
-    model = ModelOptions(device="cpu", no_disk_cache=True, max_memory=553 << 20)
+    model = ModelOptions(device="cpu", no_disk_cache=True, max_memory=562 << 20)
     with open_page(model, PageOptions(port=0, data_dir=tmp_path)) as (backend, how):
         (line,) = [each for each in caplog.messages if each.startswith("Within ")]
         server = serve(backend, **{**how, "token": ""})
@@ -94,8 +94,8 @@ def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
         finally:
             server.close()
         length = backend.context_length
-    assert f"int4 weights (3.6 MiB), a context of {length:,} tokens with KV as int8, 1 slots" in line
+    assert f"int4 weights (5.0 MiB), a context of {length:,} tokens with KV as int8, 1 slots" in line
     assert said == (
         f"Weights: int4; keys and values: int8; {length:,} tokens of context; 1 reply at a time. Picked to fit "
-        "--max-memory 553 MiB."
+        "--max-memory 562 MiB."
     )

@@ -160,7 +160,7 @@ def _verdict(rng: random.Random, done: float) -> Sample:
 def _relation(rng: random.Random, done: float) -> Sample:
     """Where things are, to each other too, and how many: about a small picture of two to five shapes."""
     picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), rng.choice((2, 2, 3, 3, 4, 5)))
-    functions, weights = zip(*PLACING_TURNS, strict=True)
+    functions, weights = [function for function, _ in PLACING_TURNS], [weight for _, weight in PLACING_TURNS]
     found = [rng.choices(functions, weights)[0](rng, picture, "train", None) for _ in range(rng.randint(4, 7))]
     turns = [_loud(turn) for turn in found if turn is not None]
     return conversation(rng, turns or picture_turns(rng, picture, 1), [image(picture)])

@@ -98,6 +98,8 @@ def test_several_answers_are_walked_through_and_one_is_seen_while_it_is_written(
     picker.select_option(index=1)
     expect(first).to_contain_text("The same model and settings")
     expect(second.get_by_label("Which answer")).to_be_focused()
+    # While one is written, closing stays with it.
+    expect(first.get_by_role("button", name="Go on with this one")).to_be_enabled()
     page.dialog.get_by_role("button", name="Close the comparison").click()
     expect(page.answers.last.locator(".count")).to_have_text("2/3")
 

@@ -287,7 +287,7 @@ def test_weights_in_another_format(browser: Browser) -> None:
             expect(formats.locator("option")).to_have_text(
                 [
                     "Automatic: bf16",
-                    "bf16, 6.5 MiB",
+                    "bf16, 11 MiB",
                     re.compile(r"^int8, \d\.\d MiB(, up to 1\.\d times as fast)?$"),
                     re.compile(r"^int4, \d\.\d MiB(, up to \d\.\d times as fast)?$"),
                 ]

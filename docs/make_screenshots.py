@@ -54,8 +54,8 @@ def add_marks(store: ConversationStore) -> None:
     digest, num_bytes = store.media.add(io.BytesIO((SAMPLES / "two-shapes.jpg").read_bytes()), max_bytes=1 << 20)
     picture = Attachment(digest, "image", "two-shapes.jpg", num_bytes)
     boxes = [
-        {"bbox_2d": [65, 6, 271, 285], "label": "green circle"},
-        {"bbox_2d": [755, 180, 878, 413], "label": "purple diamond"},
+        {"bbox_2d": [84, 53, 276, 307], "label": "green circle"},
+        {"bbox_2d": [737, 21, 903, 339], "label": "purple diamond"},
     ]
     text, now_s = "```json\n[\n  " + ",\n  ".join(map(json.dumps, boxes)) + "\n]\n```", time.time()
     question = Node(new_id(), None, "user", now_s, "Where are the shapes?", attachments=(picture,))

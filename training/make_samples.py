@@ -97,15 +97,15 @@ def samples() -> list[Sample]:
                                                      question="What do you see?")),
         Sample("wide.jpg", wide, _described(wide, question="Describe this image.")),
         Sample("tall.png", tall, _described(tall, ("Where is it?", "It is at the top."))),
-        Sample("appears.mp4", appears, _happens(appears, (
-            "When does the star appear?", f"It appears at {clips.seconds(shown(appears)):.1f} seconds."))),
         Sample("moves-right.mp4", right, _happens(right, ("Which way does it move?", "It moves to the right."))),
-        Sample("moves-up.mp4", up, _happens(up, ("What shape is it?", "It is a square."),
-                                            question="Describe the video.")),
         Sample("changes-color.mp4", change, _happens(change, (
             "What color does it become?", "It changes from black to orange."), question="What happens?")),
-        Sample("moves-down.webm", down, _happens(down)),
         Sample("moves-left.gif", left, (("Which way does it move?", "It moves to the left."),)),
+        Sample("moves-up.mp4", up, _happens(up, ("What shape is it?", "It is a square."),
+                                            question="Describe the video.")),
+        Sample("moves-down.webm", down, _happens(down)),
+        Sample("appears.mp4", appears, _happens(appears, (
+            "When does the star appear?", f"It appears at {clips.seconds(shown(appears)):.1f} seconds."))),
     ]  # fmt: skip
 
 

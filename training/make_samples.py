@@ -15,7 +15,7 @@ from typing import Any
 
 from training import files, scenes
 from training.media import frame_times
-from training.scenes import MOTIONS, Background, Clip, Item, Picture, Word
+from training.scenes import MOTIONS, Background, Clip, Item, Picture
 from training.skills import clips, describing
 from training.skills.base import Shown
 from training.typed import item
@@ -36,10 +36,10 @@ class Sample:
     turns: tuple[tuple[str, str], ...]
 
 
-def _picture(size: tuple[int, int], *items: Item, words: tuple[Word, ...] = (), ground: Background = _PAPER) -> Picture:
+def _picture(size: tuple[int, int], *items: Item, ground: Background = _PAPER) -> Picture:
     order = list(scenes.ALL_PLACES)
     assert not any(scenes.is_held_out(i.color, i.shape, i.place) for i in items)
-    return Picture(*size, ground, tuple(sorted(items, key=lambda i: order.index(i.place))), words)
+    return Picture(*size, ground, tuple(sorted(items, key=lambda i: order.index(i.place))))
 
 
 def _moves(size: tuple[int, int], start: Item, event: str) -> Clip:

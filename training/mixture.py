@@ -39,20 +39,21 @@ SYSTEM_PROMPTS = (
     "Answer in one sentence.",
     "You are a friendly assistant for pictures.",
 )
+Asked = tuple[tuple[Callable[..., Turn | None], int], ...]
 # How often each is asked about a picture: what has more to learn comes more often.
-PICTURE_TURNS = (
+PICTURE_TURNS: Asked = (
     (describing.caption_turn, 7), (describing.color_turn, 3), (describing.shape_turn, 3), (describing.place_turn, 4),
     (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 1), (asking.yes_no_turn, 9),
     (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 2),
     (structured.point_turn, 1), (structured.json_turn, 2), (declining.beyond_turn, 2),
 )  # fmt: skip
 # What an answer takes one look for: it is learned first, and nothing else before it.
-SIMPLE_TURNS = (
+SIMPLE_TURNS: Asked = (
     (describing.caption_turn, 4), (describing.color_turn, 5), (describing.shape_turn, 5), (describing.place_turn, 5),
     (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 2), (asking.yes_no_turn, 8),
     (asking.count_turn, 5),
 )  # fmt: skip
-PLACING_TURNS = (
+PLACING_TURNS: Asked = (
     (describing.place_turn, 4), (asking.count_turn, 4), (relations.relation_turn, 8), (relations.extreme_turn, 2),
     (describing.what_turn, 2),
 )  # fmt: skip
@@ -120,10 +121,10 @@ def realized(sample: Sample) -> Example:
     return Example(messages, sample.skills, media, sample.thought, sample.tools)
 
 
-def picture_turns(rng: random.Random, picture: Picture, count: int, is_simple: bool = False) -> list[Turn]:
+def picture_turns(rng: random.Random, picture: Picture, count: int, asked: Asked = PICTURE_TURNS) -> list[Turn]:
     """`count` questions about one picture; "it" is what the one before was about."""
     turns: list[Turn] = []
-    functions, weights = zip(*(SIMPLE_TURNS if is_simple else PICTURE_TURNS), strict=True)
+    functions, weights = zip(*asked, strict=True)
     while len(turns) < count:
         turn = rng.choices(functions, weights)[0](rng, picture, "train", turns[-1].about if turns else None)
         if turn is not None:
@@ -136,34 +137,21 @@ def _picture(rng: random.Random, done: float) -> Sample:
     most = 1 + round(5 * min(1.0, 2 * done))
     number = rng.choices(range(1, most + 1), (5, 5, 6, 5, 4, 2)[:most])[0]
     picture = scenes.random_picture(rng, _size(rng, done), number, unique=rng.random() < 0.3)
-    turns = [_loud(turn) for turn in picture_turns(rng, picture, rng.randint(2, 7), rng.random() > 2 * done)]
+    asked = SIMPLE_TURNS if rng.random() > 2 * done else PICTURE_TURNS
+    turns = [_loud(turn) for turn in picture_turns(rng, picture, rng.randint(2, 7), asked)]
     return _opened(rng, turns, [image(picture)])
 
 
-def _plain(rng: random.Random, done: float) -> Sample:
-    """Questions of one look about a small picture: nothing of high loss drowns what colours and places teach."""
-    number = rng.choices((1, 2, 3, 4, 5), (3, 5, 5, 3, 2))[0]
-    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), number, unique=rng.random() < 0.5)
-    turns = picture_turns(rng, picture, rng.randint(2, 5), is_simple=True)
-    return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
+def _about(numbers: tuple[int, ...], asked: Asked) -> Callable[[random.Random, float], Sample]:
+    """Questions of a few kinds about small pictures: what they take forms where little else is asked."""
 
+    def part(rng: random.Random, done: float) -> Sample:
+        size = scenes.random_size(rng, largest=224)
+        picture = scenes.random_picture(rng, size, rng.choice(numbers), unique=rng.random() < 0.5)
+        turns = picture_turns(rng, picture, rng.randint(3, 6), asked)
+        return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
 
-def _verdict(rng: random.Random, done: float) -> Sample:
-    """Yes and no about a small picture: to compare takes a circuit that forms where little else is asked."""
-    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=192), rng.randint(1, 3))
-    turns: list[Turn] = []
-    for _ in range(rng.randint(3, 6)):
-        turns.append(asking.yes_no_turn(rng, picture, "train", turns[-1].about if turns else None))
-    return conversation(rng, turns, [image(picture)])
-
-
-def _relation(rng: random.Random, done: float) -> Sample:
-    """Where things are, to each other too, and how many: about a small picture of two to five shapes."""
-    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), rng.choice((2, 2, 3, 3, 4, 5)))
-    functions, weights = [function for function, _ in PLACING_TURNS], [weight for _, weight in PLACING_TURNS]
-    found = [rng.choices(functions, weights)[0](rng, picture, "train", None) for _ in range(rng.randint(4, 7))]
-    turns = [_loud(turn) for turn in found if turn is not None]
-    return conversation(rng, turns or picture_turns(rng, picture, 1), [image(picture)])
+    return part
 
 
 def _thinking(rng: random.Random, done: float) -> Sample:
@@ -257,9 +245,9 @@ def _tools(rng: random.Random, done: float) -> Sample:
 
 PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "picture": _picture,
-    "plain": _plain,
-    "verdict": _verdict,
-    "relation": _relation,
+    "plain": _about((1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5), SIMPLE_TURNS),
+    "verdict": _about((1, 2, 3), ((asking.yes_no_turn, 1),)),
+    "relation": _about((2, 2, 3, 3, 4, 5), PLACING_TURNS),
     "thinking": _thinking,
     "sign": _sign,
     "clip": _clip,

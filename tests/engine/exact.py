@@ -63,8 +63,8 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 @functools.cache
 def chat_checkpoint(spec: TinySpec) -> Path:
     """A tiny random checkpoint with a tokenizer, template and ids, which reads media at a few tokens each."""
-    demo, folder = ggufs.SOURCE, Path(_scratch().name) / spec.name
-    ours = json.loads((demo / "config.json").read_text())
+    source, folder = ggufs.SOURCE, Path(_scratch().name) / spec.name
+    ours = json.loads((source / "config.json").read_text())
     values = config_dict(spec)
     ids = {name: value for name, value in ours.items() if name.endswith("_token_id")}
     values |= ids
@@ -77,12 +77,12 @@ def chat_checkpoint(spec: TinySpec) -> Path:
     randomize(model, spec.seed, tied=spec.tied)
     model.save_pretrained(folder)
     for name in _TOKENIZER_FILES:
-        shutil.copy(demo / name, folder)
+        shutil.copy(source / name, folder)
     for name, least, most in (
         ("preprocessor_config.json", 1024, 65_536),
         ("video_preprocessor_config.json", 4096, 65_536),
     ):
-        processing = json.loads((demo / name).read_text()) | {"size": {"shortest_edge": least, "longest_edge": most}}
+        processing = json.loads((source / name).read_text()) | {"size": {"shortest_edge": least, "longest_edge": most}}
         (folder / name).write_text(json.dumps(processing | ({"max_frames": 40} if "video" in name else {})))
     return folder
 

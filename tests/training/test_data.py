@@ -45,6 +45,19 @@ def test_every_answer_is_learned_and_nothing_else(encoder: Encoder, kind: str) -
         assert batch["segments"][row, column] == batch["segments"][row, column + 1] > 0
 
 
+def test_words_that_decide_weigh_more(encoder: Encoder) -> None:
+    encodeds = [encoder.encode(realized(PARTS["verdict"](random.Random(i), 0.5))) for i in range(3)]
+    batch = collate(encoder, [encodeds], sum(len(each.ids) + GAP for each in encodeds))
+    labels, weights = batch["labels"], batch["weights"]
+    verdicts = [encoder.encode_text(word) for word in ("Yes", "No")]
+    assert all(len(each) == 1 for each in verdicts), "the tokenizer knows them"
+    decides = torch.isin(labels, torch.tensor(verdicts).flatten())
+    assert decides.sum() >= 9
+    assert set(weights[decides].tolist()) == {6.0}
+    others = (labels != IGNORE) & ~decides
+    assert (weights[others] == 1).sum() > 50
+
+
 def test_what_is_read_is_spelled_letter_by_letter(encoder: Encoder) -> None:
     text = f'It says "{SPELL}triangle{END_SPELL}".'
     spelled, plain_ids = encoder.encode_text(text), encoder.encode_text(plain(text))

@@ -112,6 +112,18 @@ def test_an_answer_is_right_where_every_token_is_the_likeliest(model: Any, encod
     ) + sum(n not in batch["answers"][0, first] for n in range(len(batch["skills"])))
 
 
+@torch.no_grad()
+def test_the_loss_is_the_mean_by_weight(model: Any, encoder: Encoder) -> None:
+    batch = batch_of(encoder, "chat", "recall")
+    learned = batch["labels"] != IGNORE
+    parts = torch.rand(learned.shape) < 0.5
+    losses = [answer_loss(model, batch | {"weights": part.float()}, None)[0] for part in (parts, ~parts)]
+    shares = [(part & learned).sum() for part in (parts, ~parts)]
+    weighted = answer_loss(model, batch | {"weights": torch.where(parts, 3.0, 1.0)}, None)[0]
+    whole = 3 * losses[0] * shares[0] + losses[1] * shares[1]
+    torch.testing.assert_close(weighted, whole / (3 * shares[0] + shares[1]))
+
+
 def test_the_checkpoint_has_the_familys_names(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:

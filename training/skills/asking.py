@@ -177,8 +177,9 @@ def _is(rng: random.Random, picture: Picture, split: Split, item: Item, by_prono
     if kind == "size" and not item.size:
         kind, right, others = "place", at(item.place), [at(p) for p in ALL_PLACES if p != item.place]
     value = right if truth else rng.choice(others)
-    name = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or any_name(rng, items, item)
-    said = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind) or item.name
+    # What is asked for stays unsaid in the name.
+    part = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind)
+    name, said = part or any_name(rng, items, item), part or item.name
     question = ask(rng, IS_IT, split, value=value) if by_pronoun else ask(rng, IS, split, name=name, value=value)
     subject = "it" if by_pronoun else f"the {said}"
     return Turn("yes no", question, f"{'Yes' if truth else 'No'}, {subject} is {right}.", item, "first_word")

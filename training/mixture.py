@@ -122,13 +122,18 @@ def realized(sample: Sample) -> Example:
 
 
 def picture_turns(rng: random.Random, picture: Picture, count: int, asked: Asked = PICTURE_TURNS) -> list[Turn]:
-    """`count` questions about one picture; "it" is what the one before was about."""
+    """Up to `count` questions about one picture; "it" is what the one before was about.
+
+    Each has another answer: one that was given before teaches to copy, and not to look.
+    """
     turns: list[Turn] = []
     functions, weights = zip(*asked, strict=True)
-    while len(turns) < count:
+    for _ in range(20 * count):
         turn = rng.choices(functions, weights)[0](rng, picture, "train", turns[-1].about if turns else None)
-        if turn is not None:
+        if turn is not None and turn.answer not in [each.answer for each in turns]:
             turns.append(turn)
+        if len(turns) == count:
+            break
     return turns
 
 
@@ -152,6 +157,20 @@ def _about(numbers: tuple[int, ...], asked: Asked) -> Callable[[random.Random, f
         return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
 
     return part
+
+
+def _box(rng: random.Random, done: float) -> Sample:
+    """A box or a point of each of up to three shapes, once: a second one would be copied from the first."""
+    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), rng.choice((1, 1, 2, 3)), unique=True)
+    turns: list[Turn] = []
+    while len(turns) < len(picture.items):
+        turn = rng.choices((structured.box_turn, structured.point_turn), (5, 2))[0](rng, picture, "train")
+        # Several boxes in one answer come alone.
+        if turn.about is None and not turns:
+            return _opened(rng, [turn], [image(picture)])
+        if turn.about is not None and turn.about not in [each.about for each in turns]:
+            turns.append(turn)
+    return _opened(rng, turns, [image(picture)])
 
 
 def _thinking(rng: random.Random, done: float) -> Sample:
@@ -193,8 +212,14 @@ def _clip(rng: random.Random, done: float) -> Sample:
 
 
 def _pictures(rng: random.Random, done: float) -> Sample:
-    several = pictures.some_pictures(rng, "train")
+    """Two small pictures at first, up to four by the middle: which is which is learned on few tokens."""
+    few = min(1.0, 2 * done)
+    several = pictures.some_pictures(rng, "train", 2 + round(2 * few), round(128 + 132 * few))
     turns = [pictures.pictures_turn(rng, several, "train") for _ in range(rng.randint(1, 4))]
+    # Of each picture a description once.
+    turns = [
+        t for i, t in enumerate(turns) if t.skill == "which picture" or t.answer not in [u.answer for u in turns[:i]]
+    ]
     return conversation(rng, turns, [image(each) for each in several])
 
 
@@ -248,6 +273,7 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "plain": _about((1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5), SIMPLE_TURNS),
     "verdict": _about((1, 2, 3), ((asking.yes_no_turn, 1),)),
     "relation": _about((2, 2, 3, 3, 4, 5), PLACING_TURNS),
+    "box": _box,
     "thinking": _thinking,
     "sign": _sign,
     "clip": _clip,
@@ -270,7 +296,7 @@ def _size(rng: random.Random, done: float) -> tuple[int, int]:
 def _opened(rng: random.Random, turns: list[Turn], media: list[dict[str, Any]]) -> Sample:
     """The turns as a conversation; now and then after a system prompt, or after small talk."""
     before = [chat.chat_turn(rng, "train")] if rng.random() < 0.06 else None
-    if rng.random() < 0.06:
+    if rng.random() < 0.12:
         turns = [*turns, chat.chat_turn(rng, "train")]
     return conversation(rng, turns, media, _system(rng), before)
 

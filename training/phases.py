@@ -36,13 +36,16 @@ class Phase:
 _PLAIN = {"plain": 74, "clip": 8, "recall": 5, "chat": 3, "unknown": 2, "tools": 4, "sign": 4}
 _VERDICTS = {"verdict": 70, "plain": 16, "recall": 4, "chat": 2, "clip": 4, "tools": 2, "unknown": 2}
 _RELATIONS = {"relation": 55, "verdict": 12, "plain": 12, "sign": 8, "tools": 6, "recall": 4, "clip": 3}
-_SIGNS = {"sign": 50, "tools": 22, "plain": 10, "verdict": 6, "relation": 6, "recall": 6}
+_PICTURES = {"pictures": 70, "tools": 12, "recall": 8, "plain": 6, "chat": 2}
+_SIGNS = {"sign": 60, "tools": 14, "pictures": 13, "recall": 8, "unknown": 4}
+_COPIES = {"tools": 50, "recall": 36, "pictures": 8, "chat": 4}
+_BOXES = {"box": 66, "tools": 12, "pictures": 10, "plain": 8, "recall": 4}
 _WORLD = {
-    "plain": 20, "verdict": 8, "relation": 8, "picture": 22, "thinking": 3, "sign": 8, "clip": 10, "pictures": 5,
-    "difference": 2, "second": 3, "unknown": 3, "chat": 4, "recall": 7, "recall picture": 2, "tools": 8,
+    "plain": 16, "verdict": 6, "relation": 9, "picture": 22, "thinking": 5, "sign": 9, "clip": 11, "pictures": 9,
+    "difference": 4, "second": 5, "unknown": 4, "chat": 4, "recall": 8, "recall picture": 2, "tools": 12, "box": 6,
 }  # fmt: skip
 
-# Each of the first six forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns
+# Each of the first ten forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns
 # what could be. A step of Muon's has one size, whatever the batch: so rows are few, and steps many.
 PHASES = (
     # Nothing is learned of pictures from answers alone: what is where, of which colour, and which letters first.
@@ -55,7 +58,13 @@ PHASES = (
     Phase("verdicts", 400, (0.8, 0.6), _VERDICTS, {"right yes no": 0.93}, ends=0.2, probe_weight=0.2),
     # To compare two things, and to count.
     Phase("relations", 700, (0.8, 0.6), _RELATIONS, {"right relation": 0.85}, ends=0.2, probe_weight=0.2),
-    Phase("signs", 600, (0.7, 0.6), _SIGNS, {"right reading": 0.8}, ends=0.3, probe_weight=0.4),
+    # To tell several pictures apart, of two at first.
+    Phase("pictures", 350, (0.8, 0.7), _PICTURES, {"right which picture": 0.95}, ends=0.12, probe_weight=0.1),
+    Phase("more pictures", 300, (0.8, 0.6), _PICTURES, begins=0.15, ends=0.6, probe_weight=0.1),
+    Phase("signs", 700, (0.8, 0.6), _SIGNS, {"right reading": 0.8}, begins=0.2, ends=0.5),
+    # To copy what nobody has said before: names of tools, of people, codes.
+    Phase("copies", 850, (0.8, 0.6), _COPIES, {"right tool call": 0.95}, ends=0.5, probe_weight=0.1),
+    Phase("boxes", 600, (0.8, 0.6), _BOXES, ends=0.3, probe_weight=0.5),
     Phase("world", 3000, (0.6, 0.06), _WORLD, begins=0.2, probe_weight=0.2),
     Phase("anneal", 250, (0.06, 0.005), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05),
 )

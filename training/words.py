@@ -50,5 +50,10 @@ def _random_text(rng: random.Random, length: int) -> str:
     case = rng.choice(_CASES)
     if kind < 0.65:
         return case("".join(rng.choices(string.ascii_lowercase, k=length)))
+    return case(pronounceable(rng, length))
+
+
+def pronounceable(rng: random.Random, length: int) -> str:
+    """Vowels and consonants in turn, in small letters: a name that nobody has."""
     first = rng.randrange(2)
-    return case("".join(rng.choice((_VOWELS, _CONSONANTS)[(first + i) % 2]) for i in range(length)))
+    return "".join(rng.choice((_VOWELS, _CONSONANTS)[(first + i) % 2]) for i in range(length))

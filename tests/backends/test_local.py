@@ -30,6 +30,7 @@ from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia, VideoClip
 from tests import forked
 from tests.backends.events import collect, result_of
+from tests.backends.remote.asking import until
 from tests.engine.exact import clip as short_clip
 from tests.engine.exact import picture
 from tests.oracle import greedy_reply, load_demo_oracle
@@ -373,12 +374,7 @@ async def test_the_last_reference_ends_its_threads(demo: LoadedModel) -> None:
     alive = weakref.ref(backend)
     del backend
     # The thread that keeps the history holds it until it is done, and a pool's worker a moment after its answer.
-    for _ in range(6000):
-        gc.collect()
-        if alive() is None:
-            break
-        await asyncio.sleep(0.01)
-    assert alive() is None
+    await until(lambda: gc.collect() >= 0 and alive() is None)
     for thread in threads:
         if not thread.name.startswith(LASTING):
             await asyncio.to_thread(thread.join, 60)

@@ -45,6 +45,21 @@ def test_every_answer_is_learned_and_nothing_else(encoder: Encoder, kind: str) -
         assert batch["segments"][row, column] == batch["segments"][row, column + 1] > 0
 
 
+@pytest.mark.parametrize("kind", ["picture", "plain", "verdict", "relation", "box", "pictures"])
+def test_no_answer_could_be_copied_from_one_before(kind: str) -> None:
+    """Of several pictures, which one it is may be asked again: "The first picture." has another reason each time."""
+    longest = 0
+    for seed in range(60):
+        sample = PARTS[kind](random.Random(seed), 0.5)
+        said = [message["content"] for message in sample.messages if message["role"] == "assistant"]
+        shown = [
+            a for a, skill in zip(said, sample.skills, strict=True) if skill not in ("small talk", "which picture")
+        ]
+        assert len(set(shown)) == len(shown), shown
+        longest = max(longest, len(shown))
+    assert longest >= 3
+
+
 def test_words_that_decide_weigh_more(encoder: Encoder) -> None:
     encodeds = [encoder.encode(realized(PARTS["verdict"](random.Random(i), 0.5))) for i in range(3)]
     batch = collate(encoder, [encodeds], sum(len(each.ids) + GAP for each in encodeds))

@@ -120,9 +120,10 @@ def difference_turn(rng: random.Random, split: Split) -> tuple[list[Picture], Tu
     return pictures, Turn("difference", ask(rng, DIFFERS, split), answer)
 
 
-def some_pictures(rng: random.Random, split: Split, most: int = 4) -> list[Picture]:
+def some_pictures(rng: random.Random, split: Split, most: int = 4, largest: int = 260) -> list[Picture]:
+    """Two to `most` pictures of up to two shapes, and of up to `largest` pixels a side."""
     return [
-        scenes.random_picture(rng, scenes.random_size(rng, largest=260), rng.choice((1, 1, 2)), split)
+        scenes.random_picture(rng, scenes.random_size(rng, largest=largest), rng.choice((1, 1, 2)), split)
         for _ in range(rng.randint(2, most))
     ]
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from training import words
 from training.language import ask, capital, filled
 from training.scenes import COLORS, Split
 from training.skills.base import Sample, Skill, Turn, conversation
@@ -52,8 +53,11 @@ class Fact:
 
 
 def _name(rng: random.Random, names: tuple[str, ...], split: Split) -> str:
-    """Of values, the last fifth is held out."""
+    """Of values, the last fifth is held out. Training has names that nobody has, too: what is told is to be copied."""
     bound = len(names) * 4 // 5
+    if split == "train" and rng.random() < 0.2:
+        made_up = words.pronounceable(rng, rng.randint(3, 7))
+        return made_up.capitalize() if names[0][0].isupper() else made_up
     return rng.choice(names[:bound] if split == "train" else names[bound:])
 
 
@@ -67,6 +71,10 @@ def _code(rng: random.Random, split: Split) -> Fact:
         f"What is the {kind} of {place}?",
         f"Which {kind} does {place} have?",
         f"Tell me the {kind} of {place}.",
+        f"I need the {kind} of {place}.",
+        f"[Can|Could] you give me the {kind} of {place}?",
+        f"What {kind} did I [say|tell you] {place} has?",
+        f"The {kind} of {place}, please.",
         f"[Do you remember|What was] the {kind} of {place}?",
         f"I forgot the {kind} of {place}. What is it?",
     )
@@ -84,6 +92,10 @@ def _relative(rng: random.Random, split: Split) -> Fact:
         f"What is {whose} {who}'s name?",
         f"What is {whose} {who} called?",
         f"What is the name of {whose} {who}?",
+        f"[Who|And who] is {whose} {who}?",
+        f"Tell me the name of {whose} {who}.",
+        f"I forgot {whose} {who}'s name. What is it?",
+        f"[Can|Could] you say [how|what] {whose} {who} is called?",
         f"[How|What] do they call {whose} {who}?",
         f"Do you remember the name of {whose} {who}?",
     )
@@ -103,6 +115,10 @@ def _color(rng: random.Random, split: Split) -> Fact:
         f"What is the [color|colour] of {whose} {thing}?",
         f"[What|Which] [color|colour] does {whose} {thing} have?",
         f"Tell me the [color|colour] of {whose} {thing}.",
+        f"I forgot the [color|colour] of {whose} {thing}. What is it?",
+        f"[What|Which] [color|colour] did I say {whose} {thing} has?",
+        f"The [color|colour] of {whose} {thing}, please.",
+        f"[Can|Could] you say [what|which] [color|colour] {whose} {thing} is?",
         f"Do you remember the [color|colour] of {whose} {thing}?",
     )
     said = whose if whose != "my" else "your"
@@ -113,7 +129,9 @@ def _lives(rng: random.Random, split: Split) -> Fact:
     who, city = rng.choice(_PEOPLE), _name(rng, _CITIES, split)
     told = ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.")
     statement = filled(rng, rng.choice(told), who=who, city=city)
-    questions = (f"Where does {who} live?", f"In which city does {who} live?", f"Where is {who} from?",
+    questions = (f"Where does {who} live?", f"Tell me where {who} lives.", f"Do you remember where {who} lives?",
+                 f"[What|Which] city is {who} from?", f"I forgot where {who} lives. Where is it?",
+                 f"In which city does {who} live?", f"Where is {who} from?",
                  f"Which city does {who} live in?", f"Where is {who} living?")  # fmt: skip
     return Fact(f"{who} city", statement, questions, f"{who} lives in {city}.")
 
@@ -122,7 +140,9 @@ def _likes(rng: random.Random, split: Split) -> Fact:
     who, food = rng.choice(_PEOPLE), _name(rng, _FOODS, split)
     statement = filled(rng, rng.choice(("{who} likes {food}.", "{who}'s favorite food is {food}.",
                                         "What {who} likes most is {food}.")), who=who, food=food)  # fmt: skip
-    questions = (f"What does {who} like?", f"What is {who}'s favorite food?", f"Which food does {who} like?",
+    questions = (f"What does {who} like?", f"Tell me what {who} likes.", f"Do you remember what {who} likes?",
+                 f"What does {who} like [most|best]?", f"What was the favorite food of {who}?",
+                 f"What is {who}'s favorite food?", f"Which food does {who} like?",
                  f"What does {who} like to eat?", f"What food is {who} fond of?")  # fmt: skip
     return Fact(f"{who} food", statement, questions, f"{who} likes {food}.")
 
@@ -137,7 +157,10 @@ def _when(rng: random.Random, split: Split) -> Fact:
         "The {what} with {who} is on {day}.", "On {day} there is the {what} with {who}.",
         "{day} is the day of the {what} with {who}.",
     )), what=what, who=who, day=day)  # fmt: skip
-    questions = (f"When is the {what} with {who}?", f"On which day is the {what} with {who}?",
+    questions = (f"When is the {what} with {who}?", f"Tell me when the {what} with {who} is.",
+                 f"I forgot when the {what} with {who} is. Which day is it?",
+                 f"What was the day of the {what} with {who}?", f"Do you remember when the {what} with {who} is?",
+                 f"On which day is the {what} with {who}?",
                  f"Which day is the {what} with {who}?", f"What day is the {what} with {who} on?")  # fmt: skip
     return Fact(f"{what} {who}", statement, questions, f"The {what} with {who} is on {day}.")
 

@@ -1,4 +1,8 @@
-"""One tool call in the family's own format, and its result put into a sentence."""
+"""One tool call in the family's own format, and its result put into a sentence.
+
+Most of training's tools are made up anew each time: twelve fixed ones were learned by heart, and a thirteenth was
+never called by its own name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from training import words
 from training.language import ask
 from training.scenes import Split
 from training.skills.base import Sample, Skill
@@ -110,6 +115,55 @@ _TOOLS = (
     ), "room", "{name} is in room {value}."),
 )  # fmt: skip
 _HELD_OUT = 2
+# Of one noun each, which the question has, too; the name's second word needn't be it.
+_VERBS = ("get", "find", "set", "send", "check", "read", "look_up", "compute", "show", "request")
+_NOUNS = ("rent", "tax", "fee", "score", "level", "weight", "height", "rank", "speed", "noise", "pressure", "altitude",
+          "rainfall", "tide", "traffic", "salary", "balance", "grade", "street", "seat", "desk", "house", "lane",
+          "gate", "floor", "hotel", "train", "fan", "heater", "radio", "window", "oven", "alarm", "curtain", "sum",
+          "distance", "letter", "parcel")  # fmt: skip
+_MADE_UP = (
+    Tool("", "The {noun} in a city", {"city": "city"}, (
+        "What is the {noun} in {city}?", "Tell me the {noun} in {city}.", "How [high |]is the {noun} in {city}?",
+        "[Look up|Check] the {noun} in {city}.", "I need the {noun} in {city}.", "The {noun} of {city}, please.",
+    ), "{noun}", "The {noun} in {city} is {value}."),
+    Tool("", "The {noun} of a person", {"name": "person"}, (
+        "What is the {noun} of {name}?", "Tell me {name}'s {noun}.", "Which {noun} does {name} have?",
+        "[Look up|Check] the {noun} of {name}.", "I need {name}'s {noun}.",
+    ), "{noun}", "The {noun} of {name} is {value}."),
+    Tool("", "Finds the {noun} of a person", {"name": "person"}, (
+        "In which {noun} is {name}?", "Find the {noun} of {name}.", "Find {name}'s {noun}.",
+        "[Which|What] {noun} is {name} in?", "Where is {name}, in which {noun}?",
+    ), "{noun}", "{name} is in {noun} {value}."),
+    Tool("", "Sets the {noun} of a room", {"room": "room", "level": "number"}, (
+        "Set the {noun} in the {room} to {level}.", "Put the {noun} in the {room} at {level}.",
+        "I want the {noun} of the {room} at {level}.", "Change the {noun} in the {room} to {level}.",
+    ), "{noun}", "The {noun} in the {room} is at {value}."),
+    Tool("", "Sends something by {noun}", {"item": "thing", "name": "person"}, (
+        "Send {item} to {name} by {noun}.", "Send {name} {item} by {noun}.", "{name} needs {item}, send it by {noun}.",
+        "By {noun}, send {item} to {name}.",
+    ), "{noun}", "{name} gets {item} by {noun} {value}."),
+    Tool("", "The {noun} between two cities", {"start": "city", "end": "city"}, (
+        "What is the {noun} from {start} to {end}?", "Tell me the {noun} from {start} to {end}.",
+        "How [high |]is the {noun} from {start} to {end}?", "From {start} to {end}, what is the {noun}?",
+    ), "{noun}", "The {noun} from {start} to {end} is {value}."),
+    Tool("", "The {noun} of two numbers", {"a": "number", "b": "number"}, (
+        "What is the {noun} of {a} and {b}?", "Give me the {noun} of {a} and {b}.", "The {noun} of {a} and {b}?",
+        "Tell me the {noun} of {a} and {b}.",
+    ), "{noun}", "The {noun} of {a} and {b} is {value}."),
+)  # fmt: skip
+
+
+def _made_up(rng: random.Random) -> Tool:
+    """A tool that there never was: of a noun that may be no word, and of a name that has it mostly."""
+    tool, noun = rng.choice(_MADE_UP), _noun(rng)
+    name = f"{rng.choice(_VERBS)}_{noun if rng.random() < 0.6 else _noun(rng)}"
+    parts = tool.description, *tool.questions, tool.returns, tool.says
+    description, *questions, returns, says = (part.replace("{noun}", noun) for part in parts)
+    return Tool(name, description, tool.takes, tuple(questions), returns, says)
+
+
+def _noun(rng: random.Random) -> str:
+    return rng.choice(_NOUNS) if rng.random() < 0.5 else words.pronounceable(rng, rng.randint(3, 7))
 
 
 def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]], Tool, dict[str, Any], str]:
@@ -117,14 +171,20 @@ def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]],
     known, others = _TOOLS[:-_HELD_OUT], _TOOLS[-_HELD_OUT:]
     tool = rng.choice(others if split == "combos" else known)
     beside = rng.sample([each for each in known if each is not tool], rng.randint(0, 2))
+    if split == "train":
+        tool = _made_up(rng) if rng.random() < 0.6 else tool
+        beside = [_made_up(rng) if rng.random() < 0.4 else each for each in beside]
     schemas = [each.schema() for each in rng.sample([tool, *beside], len(beside) + 1)]
     values = {"city": _CITIES, "person": _PEOPLE, "thing": _THINGS, "song": _SONGS, "room": _ROOMS}
     arguments: dict[str, Any] = {}
     for key, kind in tool.takes.items():
-        value = rng.randint(2, 99) if kind == "number" else rng.choice(values[kind])
-        while value in arguments.values():
-            value = rng.randint(2, 99) if kind == "number" else rng.choice(values[kind])
-        arguments[key] = value
+        while key not in arguments or list(arguments.values()).count(arguments[key]) > 1:
+            if kind == "number":
+                arguments[key] = rng.randint(2, 99)
+            elif split == "train" and kind in ("city", "person", "song") and rng.random() < 0.25:
+                arguments[key] = words.pronounceable(rng, rng.randint(3, 7)).capitalize()
+            else:
+                arguments[key] = rng.choice(values[kind])
     return schemas, tool, arguments, ask(rng, tool.questions, split, **arguments)
 
 

@@ -1,0 +1,118 @@
+"""The bundled model's greedy answers, ours beside llama.cpp's: a second oracle, for the whole way from text to text.
+
+    python -m benchmarks.make_gguf llama_cpp_python-0.3.36 assets/demo demo.gguf --outtype f32
+    python -m benchmarks.make_gguf llama_cpp_python-0.3.36 assets/demo tower.gguf --outtype f32 --mmproj
+    python -m benchmarks.same_answers --llama-server llama/bin/llama-server --gguf demo.gguf --mmproj tower.gguf
+
+Both compute in float32, and each applies the checkpoint's own template. Pictures have sides of whole patches, so that
+nobody resizes them: llama.cpp's resize is another one than the reference's. Prints what differs, and how many didn't;
+ends with 1 where something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from benchmarks.serving import Server
+from qwen35mm.evaluation.skills import answer_cases
+from qwen35mm.model import load
+from training.cases import Case, make_cases
+
+# Thinking and tools are left out: servers cut them out of a reply, each in its own way.
+TEXTS = {"small talk": 6, "no media": 4, "off topic": 6, "recall 1": 5, "recall 10": 5, "recall 30": 4}
+PICTURES = {"color": 4, "caption 1-3": 4, "yes no": 4, "place": 4, "count": 2, "relation": 2}
+_SEED = 77
+_MERGED = 32  # pixels a side of a token
+_FEWEST = 256 * 256  # pixels; nobody enlarges a picture of so many
+
+
+def whole_patches(data: bytes) -> bytes:
+    """The picture as a PNG whose sides are multiples of `_MERGED`, of `_FEWEST` pixels or more."""
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    scale = max(1.0, (_FEWEST / (picture.width * picture.height)) ** 0.5)
+    width, height = (_MERGED * max(1, round(side * scale / _MERGED)) for side in picture.size)
+    out = io.BytesIO()
+    picture.resize((width, height), Image.Resampling.BICUBIC).save(out, "PNG")
+    return out.getvalue()
+
+
+def fitted(case: Case) -> Case:
+    """The case with pictures that are what both see."""
+
+    def part(part: dict[str, Any]) -> dict[str, Any]:
+        return part | {"image": whole_patches(part["image"])} if part["type"] == "image" else part
+
+    def message(message: dict[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        return message if isinstance(content, str) else message | {"content": [part(each) for each in content]}
+
+    return replace(case, messages=[message(each) for each in case.messages])
+
+
+def body(case: Case, max_tokens: int) -> dict[str, Any]:
+    """What llama-server is asked, as OpenAI's chats are."""
+
+    def part(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] != "image":
+            return part
+        url = f"data:image/png;base64,{base64.b64encode(part['image']).decode()}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    messages = [
+        each | {"content": each["content"] if isinstance(each["content"], str) else list(map(part, each["content"]))}
+        for each in case.messages
+    ]
+    plain = {"enable_thinking": False}
+    return {"messages": messages, "temperature": 0, "max_tokens": max_tokens, "chat_template_kwargs": plain}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path("assets/demo"))
+    parser.add_argument("--llama-server", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path, required=True, help="the model's text part, in float32")
+    parser.add_argument("--mmproj", type=Path, required=True, help="its vision tower")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    arguments = parser.parse_args()
+    for path in (arguments.llama_server, arguments.gguf, arguments.mmproj):
+        if not path.is_file():
+            parser.error(f"{path} is no file")
+    asked = {name: make_cases(name, count, "seen", _SEED) for name, count in (TEXTS | PICTURES).items()}
+    cases = [fitted(case) for each in asked.values() for case in each]
+    ours = answer_cases(load(arguments.model, dtype="float32", device="cpu"), cases)
+    command = [str(arguments.llama_server), "--model", str(arguments.gguf), "--mmproj", str(arguments.mmproj)]
+    command += ["--port", "{port}", "--jinja", "--ctx-size", "8192", "--parallel", "1", "--no-webui"]
+    command += ["--cache-type-k", "f32", "--cache-type-v", "f32", "--no-cache-prompt"]
+    server = Server("llama.cpp", command, "default", {})
+    same = {"texts": 0, "pictures": 0}
+    try:
+        for case, mine in zip(cases, ours, strict=True):
+            reply = httpx.post(
+                f"{server.address}/v1/chat/completions", json=body(case, arguments.max_tokens), timeout=600
+            )
+            reply.raise_for_status()
+            theirs = reply.json()["choices"][0]["message"]["content"]
+            if theirs.strip() == mine.strip():
+                same["texts" if case.skill in TEXTS else "pictures"] += 1
+            else:
+                print(f"{case.skill}: {mine!r} here, {theirs!r} there")
+    finally:
+        server.close()
+    print(
+        f"{same['texts']} of {sum(TEXTS.values())} about texts and {same['pictures']} of {sum(PICTURES.values())} ",
+        end="",
+    )
+    print("about pictures are the same.")
+    raise SystemExit(sum(same.values()) < len(cases))
+
+
+if __name__ == "__main__":
+    main()

@@ -78,8 +78,8 @@ def samples() -> list[Sample]:
     up = _moves((240, 320), item("red", "square", "center"), "up")
     down = _moves((320, 240), item("black", "circle", "center"), "down")
     left = _moves((240, 180), item("blue", "diamond", "center"), "left")
-    white, orange = item("black", "cross", "center"), item("orange", "cross", "center")
-    change = Clip(320, 240, _PAPER, white, orange, "change", 0.5, 0.5, 3.0)
+    green, red = item("green", "cross", "center"), item("red", "cross", "center")
+    change = Clip(320, 240, _PAPER, green, red, "change", 0.5, 0.5, 3.0)
     star = item("blue", "star", "left")
     appears = Clip(320, 240, _PAPER, star, star, "appear", 0.5, 0.5, 5.0)
     return [
@@ -99,7 +99,7 @@ def samples() -> list[Sample]:
         Sample("tall.png", tall, _described(tall, ("Where is it?", "It is at the top."))),
         Sample("moves-right.mp4", right, _happens(right, ("Which way does it move?", "It moves to the right."))),
         Sample("changes-color.mp4", change, _happens(change, (
-            "What color does it become?", "It changes from black to orange."), question="What happens?")),
+            "What color does it become?", "It changes from green to red."), question="What happens?")),
         Sample("moves-left.gif", left, (("Which way does it move?", "It moves to the left."),)),
         Sample("moves-up.mp4", up, _happens(up, ("What shape is it?", "It is a square."),
                                             question="Describe the video.")),

@@ -68,7 +68,7 @@ def samples() -> list[Sample]:
         item("green", "circle", "center", "big"), item("orange", "diamond", "bottom left"),
         item("white", "triangle", "bottom right", "small"), ground=_STONE,
     )  # fmt: skip
-    one = _picture((640, 480), item("yellow", "square", "right"), ground=_NIGHT)
+    one = _picture((640, 480), item("yellow", "square", "right", "big"), ground=_NIGHT)
     two = _picture((800, 600), item("green", "circle", "top left"), item("purple", "diamond", "top right"))
     three = _picture((640, 480), item("yellow", "diamond", "top"), item("blue", "star", "left"),
                      item("red", "circle", "center"), ground=_STONE)  # fmt: skip

@@ -272,6 +272,8 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "picture": _picture,
     "plain": _about((1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5), SIMPLE_TURNS),
     "verdict": _about((1, 2, 3), ((asking.yes_no_turn, 1),)),
+    # Beside signs, which are asked the same: a square alone was read as a letter.
+    "lone": _about((1,), ((describing.caption_turn, 1),)),
     "relation": _about((2, 2, 3, 3, 4, 5), PLACING_TURNS),
     "box": _box,
     "thinking": _thinking,

@@ -43,6 +43,7 @@ _BOXES = {"box": 66, "tools": 12, "pictures": 10, "plain": 8, "recall": 4}
 _WORLD = {
     "plain": 16, "verdict": 6, "relation": 9, "picture": 22, "thinking": 5, "sign": 9, "clip": 11, "pictures": 9,
     "difference": 4, "second": 5, "unknown": 4, "chat": 4, "recall": 8, "recall picture": 2, "tools": 12, "box": 6,
+    "lone": 5,
 }  # fmt: skip
 
 # Each of the first ten forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns

@@ -66,12 +66,12 @@ def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(ca
     looked = caption(folder, "--preset", "plain", "--dry-run")
     assert looked.returncode == 0, looked.stderr
     assert "To caption: 2" in looked.stdout
-    assert "A yellow square on the right." in looked.stdout
+    assert "A big yellow square on the right." in looked.stdout
     assert sorted(path.name for path in folder.iterdir()) == ["moves-right.mp4", "one-shape.png"]
     done = caption(folder, "--preset", "plain")
     assert done.returncode == 0, done.stderr
     assert "2 done" in done.stderr
-    assert (folder / "one-shape.txt").read_text() == "A yellow square on the right.\n"
+    assert (folder / "one-shape.txt").read_text() == "A big yellow square on the right.\n"
     assert (folder / "moves-right.txt").read_text() == "A red star moves to the right.\n"
     again = caption(folder, "--preset", "plain")
     assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr

@@ -34,7 +34,7 @@ async function ofOpenAI() {
   const tools = [{ type: "function", function: { name: "weather", parameters: weather } }];
   const called = await caller.chat.completions.create({ model: "default", messages: hello, tools });
   const result = { role: "tool", tool_call_id: called.choices[0].message.tool_calls[0].id, content: "Rain" };
-  const after = await chat({ messages: [...hello, called.choices[0].message, result], tools });
+  const after = await chat({ messages: [...hello, called.choices[0].message, result], tools, max_tokens: 60 });
   const running = caller.chat.completions.stream({ model: "default", messages: hello, tools });
   const parts = [
     { type: "image_url", image_url: { url: picture } },

@@ -18,6 +18,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
+from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.evaluation.skills import MAX_TOKENS, answer_cases
 from qwen35mm.model import LoadedModel
@@ -55,6 +56,8 @@ def captions(backend: LocalBackend, folder: Path, cases: Sequence[Case]) -> list
         [str(media)],
         PromptSet([Question("{metadata.question}")]),
         {"max_tokens": MAX_TOKENS, "temperature": 0.0},
+        # A JSON answer that goes round in circles is cut back where answers are cleaned.
+        style=CaptionStyle(cleans=False),
         outputs=[parse_output("sidecar")],
         output_settings=OutputSettings(folder=folder / "captions"),
     )
@@ -64,7 +67,7 @@ def captions(backend: LocalBackend, folder: Path, cases: Sequence[Case]) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("skills", "count", "percent"), [(SKILLS, 4, 70), (ONE_TURN_SKILLS, 10, 65)])
+@pytest.mark.parametrize(("skills", "count", "percent"), [(SKILLS, 4, 85), (ONE_TURN_SKILLS, 10, 72)])
 def test_captions_are_the_evaluations_answers(
     demo: LoadedModel, tmp_path: Path, skills: Sequence[str], count: int, percent: float
 ) -> None:

@@ -57,18 +57,20 @@ def drawn(lines: Sequence[Mapping[str, Any]]) -> str:
         left, y = place(0, percent / 100).split(",")
         parts.append(f'<path d="M{left} {y} H{_RIGHT}" stroke="#e5e7eb"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{float(y) + 4}" text-anchor="end" fill="#1f2937">{percent}%</text>')
-    begun, taken = 0.0, -math.inf
+    begun, taken = 0.0, [-math.inf, -math.inf]
     for line, after in zip(lines, [*lines[1:], None], strict=True):
         if after is not None and after["phase"] == line["phase"]:
             continue
         end = line["seconds"] / 3600
         left, right = (float(place(hour, 0).split(",")[0]) for hour in (begun, end))
         middle = (left + right) / 2
-        # Names of short phases take turns in two rows.
+        # Names stand in the first of two rows where there is room; those of phases too short for either are left out.
         reach = 4.0 * len(line["phase"])
-        y = _TOP - (10 if middle - reach > taken else 26)
-        taken = middle + reach if y == _TOP - 10 else -math.inf
-        parts.append(f'<text x="{middle:.1f}" y="{y}" text-anchor="middle" fill="#4b5563">{line["phase"]}</text>')
+        free = next((row for row, end in enumerate(taken) if middle - reach > end), None)
+        if free is not None:
+            y = _TOP - 10 - 16 * free
+            taken[free] = middle + reach
+            parts.append(f'<text x="{middle:.1f}" y="{y}" text-anchor="middle" fill="#4b5563">{line["phase"]}</text>')
         parts.append(f'<path d="M{right:.1f} {_TOP} V{_BOTTOM}" stroke="#9ca3af" stroke-dasharray="4 4"/>')
         begun = end
     parts.append(f'<text x="{_RIGHT}" y="{_BOTTOM + 26}" text-anchor="end" fill="#1f2937">{hours:.1f} hours</text>')

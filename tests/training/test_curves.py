@@ -40,5 +40,9 @@ def test_curves_phases_and_last_shares_are_drawn(tmp_path: Path, monkeypatch: py
     # All end at the right, the better one higher up.
     assert len({x for x, _ in ends}) == 1
     assert {y for _, y in ends} == {40.0, 110.0}
+    # Two rows hold two names in one place; the others are left out.
+    short = [LINES[-1] | {"phase": f"phase {i}", "seconds": 7200 + 10 * i} for i in range(1, 9)]
+    names = [each for each in ET.fromstring(drawn([*LINES, *short])).itertext() if each.startswith("phase")]
+    assert names == ["phase 1", "phase 2"]
     with pytest.raises(ValueError, match=r"expected the metrics\.jsonl"):
         drawn([])

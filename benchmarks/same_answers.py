@@ -14,7 +14,10 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import httpx
 from PIL import Image
 
 from benchmarks.serving import Server
-from qwen35mm.evaluation.skills import answer_cases
+from qwen35mm.evaluation.skills import MAX_TOKENS, answer_cases
 from qwen35mm.model import load
 from training.cases import Case, make_cases
 
@@ -44,34 +47,21 @@ def whole_patches(data: bytes) -> bytes:
     return out.getvalue()
 
 
-def fitted(case: Case) -> Case:
-    """The case with pictures that are what both see."""
+def with_pictures(case: Case, change: Callable[[bytes], dict[str, Any]]) -> Case:
+    """The case with its pictures' parts changed; `change` takes a file."""
 
-    def part(part: dict[str, Any]) -> dict[str, Any]:
-        return part | {"image": whole_patches(part["image"])} if part["type"] == "image" else part
+    def changed(content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        return [change(part["image"]) if part["type"] == "image" else part for part in content]
 
-    def message(message: dict[str, Any]) -> dict[str, Any]:
-        content = message["content"]
-        return message if isinstance(content, str) else message | {"content": [part(each) for each in content]}
-
-    return replace(case, messages=[message(each) for each in case.messages])
+    return replace(case, messages=[each | {"content": changed(each["content"])} for each in case.messages])
 
 
-def body(case: Case, max_tokens: int) -> dict[str, Any]:
-    """What llama-server is asked, as OpenAI's chats are."""
-
-    def part(part: dict[str, Any]) -> dict[str, Any]:
-        if part["type"] != "image":
-            return part
-        url = f"data:image/png;base64,{base64.b64encode(part['image']).decode()}"
-        return {"type": "image_url", "image_url": {"url": url}}
-
-    messages = [
-        each | {"content": each["content"] if isinstance(each["content"], str) else list(map(part, each["content"]))}
-        for each in case.messages
-    ]
-    plain = {"enable_thinking": False}
-    return {"messages": messages, "temperature": 0, "max_tokens": max_tokens, "chat_template_kwargs": plain}
+def as_url(data: bytes) -> dict[str, Any]:
+    """A picture as OpenAI's chats take it."""
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def main() -> None:
@@ -80,38 +70,32 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--gguf", type=Path, required=True, help="the model's text part, in float32")
     parser.add_argument("--mmproj", type=Path, required=True, help="its vision tower")
-    parser.add_argument("--max-tokens", type=int, default=256)
     arguments = parser.parse_args()
     for path in (arguments.llama_server, arguments.gguf, arguments.mmproj):
         if not path.is_file():
             parser.error(f"{path} is no file")
     asked = {name: make_cases(name, count, "seen", _SEED) for name, count in (TEXTS | PICTURES).items()}
+    fitted = partial(with_pictures, change=lambda data: {"type": "image", "image": whole_patches(data)})
     cases = [fitted(case) for each in asked.values() for case in each]
     ours = answer_cases(load(arguments.model, dtype="float32", device="cpu"), cases)
     command = [str(arguments.llama_server), "--model", str(arguments.gguf), "--mmproj", str(arguments.mmproj)]
     command += ["--port", "{port}", "--jinja", "--ctx-size", "8192", "--parallel", "1", "--no-webui"]
     command += ["--cache-type-k", "f32", "--cache-type-v", "f32", "--no-cache-prompt"]
-    server = Server("llama.cpp", command, "default", {})
+    how = {"temperature": 0, "max_tokens": MAX_TOKENS, "chat_template_kwargs": {"enable_thinking": False}}
     same = {"texts": 0, "pictures": 0}
-    try:
+    with closing(Server("llama.cpp", command, "default", {})) as server:
         for case, mine in zip(cases, ours, strict=True):
-            reply = httpx.post(
-                f"{server.address}/v1/chat/completions", json=body(case, arguments.max_tokens), timeout=600
-            )
+            body = {"messages": with_pictures(case, as_url).messages, **how}
+            reply = httpx.post(f"{server.address}/v1/chat/completions", json=body, timeout=600)
             reply.raise_for_status()
             theirs = reply.json()["choices"][0]["message"]["content"]
             if theirs.strip() == mine.strip():
                 same["texts" if case.skill in TEXTS else "pictures"] += 1
             else:
                 print(f"{case.skill}: {mine!r} here, {theirs!r} there")
-    finally:
-        server.close()
-    print(
-        f"{same['texts']} of {sum(TEXTS.values())} about texts and {same['pictures']} of {sum(PICTURES.values())} ",
-        end="",
-    )
-    print("about pictures are the same.")
-    raise SystemExit(sum(same.values()) < len(cases))
+    counts = {"texts": sum(TEXTS.values()), "pictures": sum(PICTURES.values())}
+    print("The same:", ", ".join(f"{same[kind]} of {count} about {kind}" for kind, count in counts.items()))
+    raise SystemExit(same != counts)
 
 
 if __name__ == "__main__":

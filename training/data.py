@@ -24,8 +24,11 @@ IGNORE = -100
 SPELL, END_SPELL = "\ue000", "\ue001"
 SPELLED = re.compile(f"{SPELL}(.*?){END_SPELL}", re.DOTALL)
 # How much a token counts that all after it follow from: else what follows is learned, and "No" is what is always said.
-DECIDING = {"Yes": 6.0, "No": 6.0, " an": 3.0} | {f" {number}": 3.0 for number in NUMBERS}
-DECIDING |= {" first": 6.0, " second": 6.0, " third": 6.0, " fourth": 6.0}
+DECIDING = (
+    dict.fromkeys(("Yes", "No", " first", " second", " third", " fourth"), 6.0)
+    | {" an": 3.0}
+    | {f" {number}": 3.0 for number in NUMBERS}
+)
 _MEDIUM = re.compile(r"<\|vision_start\|><\|(image|video)_pad\|><\|vision_end\|>")
 
 

@@ -57,6 +57,7 @@ PLACING_TURNS: Asked = (
     (describing.place_turn, 4), (asking.count_turn, 4), (relations.relation_turn, 8), (relations.extreme_turn, 2),
     (describing.what_turn, 2),
 )  # fmt: skip
+BOX_TURNS: Asked = ((structured.box_turn, 5), (structured.point_turn, 2))
 CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip color": 2, "clip shape": 2, "others": 1}
 
 
@@ -159,20 +160,6 @@ def _about(numbers: tuple[int, ...], asked: Asked) -> Callable[[random.Random, f
     return part
 
 
-def _box(rng: random.Random, done: float) -> Sample:
-    """A box or a point of each of up to three shapes, once: a second one would be copied from the first."""
-    picture = scenes.random_picture(rng, scenes.random_size(rng, largest=224), rng.choice((1, 1, 2, 3)), unique=True)
-    turns: list[Turn] = []
-    while len(turns) < len(picture.items):
-        turn = rng.choices((structured.box_turn, structured.point_turn), (5, 2))[0](rng, picture, "train")
-        # Several boxes in one answer come alone.
-        if turn.about is None and not turns:
-            return _opened(rng, [turn], [image(picture)])
-        if turn.about is not None and turn.about not in [each.about for each in turns]:
-            turns.append(turn)
-    return _opened(rng, turns, [image(picture)])
-
-
 def _thinking(rng: random.Random, done: float) -> Sample:
     """Thinking counts one by one; other questions, without a picture too, are answered after a short thought."""
     if rng.random() < 0.2:
@@ -216,10 +203,9 @@ def _pictures(rng: random.Random, done: float) -> Sample:
     few = min(1.0, 2 * done)
     several = pictures.some_pictures(rng, "train", 2 + round(2 * few), round(128 + 132 * few))
     turns = [pictures.pictures_turn(rng, several, "train") for _ in range(rng.randint(1, 4))]
-    # Of each picture a description once.
-    turns = [
-        t for i, t in enumerate(turns) if t.skill == "which picture" or t.answer not in [u.answer for u in turns[:i]]
-    ]
+    # Of each picture a description once: a second one would be copied.
+    described = {turn.answer: turn for turn in turns if turn.skill == "nth picture"}
+    turns = [turn for turn in turns if described.get(turn.answer, turn) is turn]
     return conversation(rng, turns, [image(each) for each in several])
 
 
@@ -275,7 +261,7 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     # Beside signs, which are asked the same: a square alone was read as a letter.
     "lone": _about((1,), ((describing.caption_turn, 1),)),
     "relation": _about((2, 2, 3, 3, 4, 5), PLACING_TURNS),
-    "box": _box,
+    "box": _about((1, 1, 2, 3), BOX_TURNS),
     "thinking": _thinking,
     "sign": _sign,
     "clip": _clip,

@@ -50,10 +50,14 @@ def _random_text(rng: random.Random, length: int) -> str:
     case = rng.choice(_CASES)
     if kind < 0.65:
         return case("".join(rng.choices(string.ascii_lowercase, k=length)))
-    return case(pronounceable(rng, length))
+    return case(_pronounceable(rng, length))
 
 
-def pronounceable(rng: random.Random, length: int) -> str:
-    """Vowels and consonants in turn, in small letters: a name that nobody has."""
+def made_up(rng: random.Random) -> str:
+    """A word in small letters that can be said, and that hardly anybody has used."""
+    return _pronounceable(rng, rng.randint(3, 7))
+
+
+def _pronounceable(rng: random.Random, length: int) -> str:
     first = rng.randrange(2)
     return "".join(rng.choice((_VOWELS, _CONSONANTS)[(first + i) % 2]) for i in range(length))

@@ -64,7 +64,7 @@ def test_what_differs_is_shown_and_counted(
     *different, summary = capsys.readouterr().out.splitlines()
     assert ended.value.code == (0 if is_same else 1)
     assert different == ([] if is_same else ["color: 'Hello.' here, 'Goodbye. ' there"])
-    assert summary == f"1 of 1 about texts and {int(is_same)} of 1 about pictures are the same."
+    assert summary == f"The same: 1 of 1 about texts, {int(is_same)} of 1 about pictures"
     text, about_picture = asked
     assert isinstance(text["messages"][-1]["content"], str)
     (url,) = (p["image_url"]["url"] for p in about_picture["messages"][0]["content"] if p["type"] == "image_url")

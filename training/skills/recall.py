@@ -56,7 +56,7 @@ def _name(rng: random.Random, names: tuple[str, ...], split: Split) -> str:
     """Of values, the last fifth is held out. Training has names that nobody has, too: what is told is to be copied."""
     bound = len(names) * 4 // 5
     if split == "train" and rng.random() < 0.2:
-        made_up = words.pronounceable(rng, rng.randint(3, 7))
+        made_up = words.made_up(rng)
         return made_up.capitalize() if names[0][0].isupper() else made_up
     return rng.choice(names[:bound] if split == "train" else names[bound:])
 

@@ -163,7 +163,7 @@ def _made_up(rng: random.Random) -> Tool:
 
 
 def _noun(rng: random.Random) -> str:
-    return rng.choice(_NOUNS) if rng.random() < 0.5 else words.pronounceable(rng, rng.randint(3, 7))
+    return rng.choice(_NOUNS) if rng.random() < 0.5 else words.made_up(rng)
 
 
 def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]], Tool, dict[str, Any], str]:
@@ -182,7 +182,7 @@ def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]],
             if kind == "number":
                 arguments[key] = rng.randint(2, 99)
             elif split == "train" and kind in ("city", "person", "song") and rng.random() < 0.25:
-                arguments[key] = words.pronounceable(rng, rng.randint(3, 7)).capitalize()
+                arguments[key] = words.made_up(rng).capitalize()
             else:
                 arguments[key] = rng.choice(values[kind])
     return schemas, tool, arguments, ask(rng, tool.questions, split, **arguments)

@@ -11,9 +11,10 @@ from transformers import Qwen3_5ForConditionalGeneration
 
 from training.data import IGNORE
 from training.fast import text_states
-from training.media import CLASSES
+from training.media import CLASSES, EDGES
 
 _BOX_WEIGHT = 4.0
+_DIGIT_WEIGHT = 0.3
 
 
 class VisionHeads(nn.Module):
@@ -41,6 +42,9 @@ class VisionHeads(nn.Module):
             if name.startswith("letter"):
                 share = F.cross_entropy(logit, target, reduction="none")
                 loss = loss + (share * torch.where(there, 1.0, 0.1)).sum() / (there.sum() + 0.1 * len(target))
+            elif name.startswith(EDGES):
+                share = F.cross_entropy(logit, target, reduction="none")
+                loss = loss + _DIGIT_WEIGHT * (share * there).sum() / there.sum().clamp(1)
             else:
                 loss = loss + F.cross_entropy(logit, target)
             if there.any():

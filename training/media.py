@@ -21,7 +21,7 @@ from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, SIZES, Clip
 MERGED = 32  # pixels of a merged token's side: patch 16, merge 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 MOST_LETTERS = 3  # letters whose middles may lie in one token
-NOTHING = -1  # a target that isn't learned
+EDGES = ("x1", "y1", "x2", "y2", "x", "y")  # of the box around a shape, and its middle
 # Of each token's targets: classes, and how many numbers of a box follow them.
 CLASSES = {
     "color": len(COLORS) + 1,
@@ -33,6 +33,8 @@ CLASSES = {
     "letter 1": len(LETTERS) + 1,
     "letter 2": len(LETTERS) + 1,
     "letter 3": len(LETTERS) + 1,
+    # The digits that boxes and points are written with: from a number alone, answers didn't learn to write them.
+    **{f"{edge} {digit}": count for edge in EDGES for digit, count in (("100", 12), ("10", 11))},
 }
 
 
@@ -151,7 +153,8 @@ def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np
         near[row, column] = True
         near &= distance < nearest
         targets[near, :4] = _classes(item)
-        boxes[near] = item_box(item, (width, height))
+        boxes[near] = box = item_box(item, (width, height))
+        targets[near, -2 * len(EDGES) :] = _digits(*box, item.x, item.y)
         nearest[near] = distance[near]
         targets[row, column, 4] = 1
     for word in picture.words:
@@ -161,11 +164,16 @@ def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np
             along = (left + (begin + end) / 2) - word.x * width
             column = _cell((word.x * width + along * np.cos(turn)) / width, columns)
             row = _cell((word.y * height - along * np.sin(turn)) / height, rows)
-            slots = targets[row, column, 6:]
+            slots = targets[row, column, 6:9]
             free = np.flatnonzero(slots == 0)
             if letter in LETTERS and len(free):
                 slots[free[0]] = 1 + LETTERS.index(letter)
     return targets.reshape(-1, len(CLASSES)), boxes.reshape(-1, 4)
+
+
+def _digits(*edges: float) -> list[int]:
+    """Of each in thousandths, the hundreds and the tens as classes."""
+    return [1 + digit for edge in edges for digit in divmod(round(1000 * edge) // 10, 10)]
 
 
 def _cell(fraction: float, count: int) -> int:

@@ -59,6 +59,7 @@ PLACING_TURNS: Asked = (
 )  # fmt: skip
 BOX_TURNS: Asked = ((structured.box_turn, 5), (structured.point_turn, 2))
 CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip color": 2, "clip shape": 2, "others": 1}
+EVENT_TURNS = {"when": 6, "change": 2, "clip caption": 2}
 
 
 def draw(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> dict[str, Any]:
@@ -186,16 +187,21 @@ def _sign(rng: random.Random, done: float) -> Sample:
     return _opened(rng, turns, [image(sign)])
 
 
-def _clip(rng: random.Random, done: float) -> Sample:
-    shown = clips.random_shown(rng, "train", most_frames=rng.choice((6, 8, 12, 16, 32)))
-    turns: list[Turn] = []
-    names, weights = tuple(CLIP_TURNS), tuple(CLIP_TURNS.values())
-    count = rng.randint(2, 5)
-    while len(turns) < count:
-        turn = clips.clip_turn(rng, shown, "train", rng.choices(names, weights)[0])
-        if turn is not None:
-            turns.append(turn)
-    return _opened(rng, turns, [video(shown)])
+def _clips(asked: dict[str, int], events: tuple[str, ...] | None = None) -> Callable[[random.Random, float], Sample]:
+    """Questions about clips of one of these events, or of any."""
+    names, weights = tuple(asked), tuple(asked.values())
+
+    def part(rng: random.Random, done: float) -> Sample:
+        event = rng.choice(events) if events else None
+        shown = clips.random_shown(rng, "train", event, rng.choice((6, 8, 12, 16, 32, 32)))
+        turns: list[Turn] = []
+        for name in rng.choices(names, weights, k=20):
+            turn = clips.clip_turn(rng, shown, "train", name)
+            if turn is not None and turn.answer not in [each.answer for each in turns]:
+                turns.append(turn)
+        return _opened(rng, turns[: rng.randint(2, 5)], [video(shown)])
+
+    return part
 
 
 def _pictures(rng: random.Random, done: float) -> Sample:
@@ -210,14 +216,16 @@ def _pictures(rng: random.Random, done: float) -> Sample:
 
 
 def _difference(rng: random.Random, done: float) -> Sample:
-    two, turn = pictures.difference_turn(rng, "train")
+    """One shape in small pictures at first, up to three by the middle."""
+    few = min(1.0, 2 * done)
+    two, turn = pictures.difference_turn(rng, "train", 1 + round(2 * few), round(128 + 172 * few))
     turns = [turn, *(pictures.pictures_turn(rng, two, "train") for _ in range(rng.randint(0, 1)))]
     return conversation(rng, [t for t in turns if t.skill != "which picture"], [image(each) for each in two])
 
 
 def _second(rng: random.Random, done: float) -> Sample:
     """A second picture, sign or clip is sent in a later turn; the questions are about the newest."""
-    first, then = _picture(rng, 0.1), rng.choice((_picture, _picture, _sign, _clip))(rng, 0.1)
+    first, then = _picture(rng, 0.1), rng.choice((_picture, _picture, _sign, PARTS["clip"]))(rng, 0.1)
     kept = [message for message in then.messages if message["role"] != "system"]
     return Sample(then.skill, first.messages + kept, first.skills + then.skills, then.grade)
 
@@ -230,6 +238,11 @@ def _unknown(rng: random.Random, done: float) -> Sample:
 def _chat(rng: random.Random, done: float) -> Sample:
     kinds = (chat.chat_turn, chat.chat_turn, chat.no_media_turn, chat.off_topic_turn)
     turns = [rng.choice(kinds)(rng, "train") for _ in range(rng.randint(1, 4))]
+    return conversation(rng, turns, [], _system(rng))
+
+
+def _repeat(rng: random.Random, done: float) -> Sample:
+    turns = [chat.repeat_turn(rng, "train") for _ in range(rng.randint(2, 6))]
     return conversation(rng, turns, [], _system(rng))
 
 
@@ -264,12 +277,14 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "box": _about((1, 1, 2, 3), BOX_TURNS),
     "thinking": _thinking,
     "sign": _sign,
-    "clip": _clip,
+    "clip": _clips(CLIP_TURNS),
+    "event": _clips(EVENT_TURNS, ("appear", "vanish", "change")),
     "pictures": _pictures,
     "difference": _difference,
     "second": _second,
     "unknown": _unknown,
     "chat": _chat,
+    "repeat": _repeat,
     "recall": _recall,
     "recall picture": _recall_picture,
     "tools": _tools,
@@ -314,7 +329,7 @@ def _vision_medium(rng: random.Random, done: float) -> Media:
     # Large pictures come last: many small ones teach more in the same time.
     size = scenes.random_size(rng, largest=176 if done < 0.7 else None)
     chosen = rng.random()
-    if chosen < 0.5:
+    if chosen < 0.4:
         return picture_media(scenes.random_picture(rng, size, rng.randint(1, 2 + round(4 * min(1.0, 3 * done)))))
     if chosen < 0.86:
         most = 2 + round(6 * min(1.0, 3 * done))

@@ -38,19 +38,21 @@ _VERDICTS = {"verdict": 70, "plain": 16, "recall": 4, "chat": 2, "clip": 4, "too
 _RELATIONS = {"relation": 55, "verdict": 12, "plain": 12, "sign": 8, "tools": 6, "recall": 4, "clip": 3}
 _PICTURES = {"pictures": 70, "tools": 12, "recall": 8, "plain": 6, "chat": 2}
 _SIGNS = {"sign": 60, "tools": 14, "pictures": 13, "recall": 8, "unknown": 4}
-_COPIES = {"tools": 50, "recall": 36, "pictures": 8, "chat": 4}
-_BOXES = {"box": 66, "tools": 12, "pictures": 10, "plain": 8, "recall": 4}
+_COPIES = {"repeat": 30, "tools": 38, "recall": 32}
+_DIFFERENCES = {"difference": 46, "pictures": 22, "second": 17, "sign": 6, "tools": 5, "repeat": 4}
+_EVENTS = {"event": 70, "difference": 10, "sign": 8, "tools": 6, "recall": 6}
+_BOXES = {"box": 56, "sign": 24, "plain": 10, "tools": 5, "recall": 5}
 _WORLD = {
-    "plain": 16, "verdict": 6, "relation": 9, "picture": 22, "thinking": 5, "sign": 9, "clip": 11, "pictures": 9,
-    "difference": 4, "second": 5, "unknown": 4, "chat": 4, "recall": 8, "recall picture": 2, "tools": 12, "box": 6,
-    "lone": 5,
+    "plain": 12, "verdict": 6, "relation": 9, "picture": 22, "thinking": 6, "sign": 16, "clip": 10, "event": 5,
+    "pictures": 9, "difference": 9, "second": 7, "unknown": 4, "chat": 6, "repeat": 3, "recall": 9,
+    "recall picture": 2, "tools": 11, "box": 12, "lone": 3,
 }  # fmt: skip
 
-# Each of the first ten forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns
+# Each but the last two forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns
 # what could be. A step of Muon's has one size, whatever the batch: so rows are few, and steps many.
 PHASES = (
     # Nothing is learned of pictures from answers alone: what is where, of which colour, and which letters first.
-    Phase("vision", 1200, (1.0, 0.6), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}, ends=0.8),
+    Phase("vision", 2700, (1.0, 0.25), until={"color": 0.985, "shape": 0.98, "letter 1": 0.93, "box": 12.0}, ends=0.85),
     # To look up what was told.
     Phase("recall", 500, (1.0, 0.8), {"recall": 1.0, "chat": 0.05}, {"right recall": 0.9}, probe_weight=0.0),
     # To look into a picture: at one shape or a few, in few tokens, for what takes one look.
@@ -62,10 +64,13 @@ PHASES = (
     # To tell several pictures apart, of two at first.
     Phase("pictures", 350, (0.8, 0.7), _PICTURES, {"right which picture": 0.95}, ends=0.12, probe_weight=0.1),
     Phase("more pictures", 300, (0.8, 0.6), _PICTURES, begins=0.15, ends=0.6, probe_weight=0.1),
+    # To compare two pictures, and two moments.
+    Phase("differences", 700, (0.8, 0.6), _DIFFERENCES, {"right difference": 0.95}, ends=0.7, probe_weight=0.2),
+    Phase("events", 350, (0.8, 0.6), _EVENTS, {"right when": 0.95}, probe_weight=0.2),
     Phase("signs", 700, (0.8, 0.6), _SIGNS, {"right reading": 0.8}, begins=0.2, ends=0.5),
     # To copy what nobody has said before: names of tools, of people, codes.
-    Phase("copies", 850, (0.8, 0.6), _COPIES, {"right tool call": 0.95}, ends=0.5, probe_weight=0.1),
-    Phase("boxes", 600, (0.8, 0.6), _BOXES, ends=0.3, probe_weight=0.5),
+    Phase("copies", 850, (0.8, 0.6), _COPIES, {"right tool call": 0.95}, ends=0.7),
+    Phase("boxes", 700, (0.8, 0.6), _BOXES, ends=0.3, probe_weight=0.5),
     Phase("world", 3000, (0.6, 0.06), _WORLD, begins=0.2, probe_weight=0.2),
     Phase("anneal", 250, (0.06, 0.005), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05),
 )

@@ -15,6 +15,11 @@ from training.scenes import Split
 MOST_LETTERS = 8
 _VOWELS = "aeiou"
 _CONSONANTS = "bcdfghjklmnpqrstvwxyz"
+_ONSETS = ("b", "bl", "br", "c", "ch", "cl", "d", "dr", "f", "fl", "g", "gr", "h", "j", "l", "m", "n", "p", "pl", "pr",
+           "r", "s", "sh", "sp", "st", "str", "t", "th", "tr", "v", "w", "")  # fmt: skip
+_MIDDLES = ("a", "e", "i", "o", "u", "ai", "ea", "ee", "oo", "ou")
+_CODAS = ("", "", "b", "ck", "d", "g", "l", "m", "n", "nd", "ng", "p", "r", "rt", "s", "st", "t", "x")
+_ENDINGS = ("", "", "", "er", "ity", "tion", "ing", "al", "ment", "ness", "age", "ure", "y", "ance", "ic", "ful")
 _CASES = (str.upper, str.lower, str.capitalize)
 
 
@@ -54,8 +59,14 @@ def _random_text(rng: random.Random, length: int) -> str:
 
 
 def made_up(rng: random.Random) -> str:
-    """A word in small letters that can be said, and that hardly anybody has used."""
-    return _pronounceable(rng, rng.randint(3, 7))
+    """A word in small letters that can be said, and that hardly anybody has used.
+
+    Half are built as English words are, so that they fall into as many kinds of tokens.
+    """
+    if rng.random() < 0.5:
+        return _pronounceable(rng, rng.randint(3, 7))
+    syllables = (rng.choice(_ONSETS) + rng.choice(_MIDDLES) + rng.choice(_CODAS) for _ in range(rng.randint(1, 2)))
+    return "".join(syllables) + rng.choice(_ENDINGS)
 
 
 def _pronounceable(rng: random.Random, length: int) -> str:

@@ -25,6 +25,8 @@ from tests.kernels.native import emulated
 NATIVE = tuple(library.usable_libraries())
 EMULATED = tuple(pytest.param(name, marks=pytest.mark.slow) for name in emulated.FLAGS)
 TRITON = ("interpreted", pytest.param("cuda", marks=pytest.mark.gpu))
+# Backends of which `make test` runs one case of so many.
+SPARSE = {"interpreted": 5} | dict.fromkeys(NATIVE[1:], 3)
 
 
 @pytest.fixture
@@ -91,20 +93,24 @@ def triton_backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each test's cases, `make test` interprets every fifth: dtypes and lengths take turns. The others are slow.
+    """Of each test's cases, `make test` takes a part where a backend is slow or not the one that is used here.
 
-    The longest length is slow too: it is for what torch does in blocks, and no kernel has a branch for it. Interpreted,
-    a kernel takes a thousand times what torch does; `make test-slow` and a card run all of them.
+    Interpreted is every fifth, and compiled for lesser processors than this one every third: dtypes and lengths take
+    turns. The longest length is interpreted in none: it is for what torch does in blocks, and no kernel has a branch
+    for it. The others are slow: `make test-slow` runs all, and a card what is interpreted here, which takes a thousand
+    times what torch does.
     """
-    counts = Counter[str]()
+    counts = Counter[tuple[str, str]]()
     for item in items:
-        if not (item.path.is_relative_to(Path(__file__).parent) and "interpreted" in item.name):
+        if not item.path.is_relative_to(Path(__file__).parent):
             continue
         test, _, case = item.nodeid.partition("[")
-        is_long = str(LENGTHS[-1]) in case.rstrip("]").split("-")
-        if is_long or counts[test] % 5:
-            item.add_marker(pytest.mark.slow)
-        counts[test] += not is_long
+        parts = case.rstrip("]").split("-")
+        for name in SPARSE.keys() & parts:
+            is_long = name == "interpreted" and str(LENGTHS[-1]) in parts
+            if is_long or counts[test, name] % SPARSE[name]:
+                item.add_marker(pytest.mark.slow)
+            counts[test, name] += not is_long
 
 
 @pytest.fixture(autouse=True)

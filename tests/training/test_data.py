@@ -47,7 +47,9 @@ def test_every_answer_is_learned_and_nothing_else(encoder: Encoder, kind: str) -
         assert batch["segments"][row, column] == batch["segments"][row, column + 1] > 0
 
 
-@pytest.mark.parametrize("kind", ["picture", "plain", "verdict", "relation", "box", "pictures"])
+@pytest.mark.parametrize(
+    "kind", ["picture", "plain", "verdict", "relation", "box", "pictures", "repeat", "clip", "event"]
+)
 def test_no_answer_could_be_copied_from_one_before(kind: str) -> None:
     """Of several pictures, which one it is may be asked again: "The first picture." has another reason each time."""
     longest = 0

@@ -13,7 +13,17 @@ from PIL import Image
 from qwen35mm_preprocess import MediaProcessor
 from training import files, media, scenes
 from training.export import IMAGE_PROCESSOR, VIDEO_PROCESSOR, save_json
-from training.media import CLASSES, MERGED, clip_media, frame_times, image_size, patchify, picture_media, token_targets
+from training.media import (
+    CLASSES,
+    EDGES,
+    MERGED,
+    clip_media,
+    frame_times,
+    image_size,
+    patchify,
+    picture_media,
+    token_targets,
+)
 from training.scenes import BACKGROUNDS, COLORS, SHAPES, Background, Item, Picture, Word
 from training.skills.clips import random_shown
 
@@ -97,12 +107,16 @@ def test_targets_say_what_lies_at_each_token() -> None:
     assert [left, top, right, bottom] == pytest.approx(
         [columns.min() / 320, rows.min() / 320, columns.max() / 320, rows.max() / 320], abs=0.01
     )
+    for name, edge in zip(EDGES, (left, top, right, bottom, big.x, big.y), strict=True):
+        hundreds, tens = (int(grid[f"{name} {digit}"][5, 5]) - 1 for digit in ("100", "10"))
+        assert 0 <= 1000 * float(edge) - 100 * hundreds - 10 * tens < 10.6  # thousandths are rounded
+    assert not grid["x1 100"][grid["color"] == 0].any()
 
 
 def test_targets_have_each_letter_where_it_stands() -> None:
     word = Word("a1b", 0.5, 0.5, 0.3, "black", (0, 0, 0), 0, 0.0)
     targets, _ = token_targets(plain(words=(word,)), (320, 320))
-    letters = targets.reshape(10, 10, -1)[..., 6:]
+    letters = targets.reshape(10, 10, -1)[..., 6:9]
     rows, columns, _ = letters.nonzero()
     found = [
         media.LETTERS[letters[row, column].max() - 1]

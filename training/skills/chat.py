@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from training import words
 from training.language import ask, at, plural
 from training.scenes import ALL_PLACES, COLORS, SHAPES, Split
 from training.skills import describing
@@ -22,16 +23,16 @@ _SMALL_TALK = (
     (("Who are you?", "What are you?", "What is your name?", "Which model is this?", "Are you a real model?",
       "[Are you|Is this] [ChatGPT|Qwen|a robot|an AI|human]?", "Who made you?", "Introduce yourself.",
       "Tell me who you are.", "What model are you?"), WHO),
-    (("What can you do?", "Help[!|]", "How can you help me?", "What do you know?", "What can I ask you?",
-      "How does this work?", "What are you able to do?", "Can you see [pictures|images|videos]?",
+    (("What can you do?", "Help[!|]", "How can you help me?", "What [things |]do you know[ about|]?",
+      "What can I ask you?", "How does this work?", "What are you able to do?", "Can you see [pictures|images|videos]?",
       "What should I ask?", "Which things can you do?", "What are you good at?",
       "Tell me what you can do.", "Which things do you know?", "Tell me what I can ask you."), WHAT),
     (("Thanks[!|]", "Thank you[ very much|!|.]", "[Great|Cool|Nice|OK], [thanks|thank you][!|]", "Well done!",
       "[Good job|Nice work|Perfect|Awesome|Great][!|]", "Thx", "Ty", "[Correct|That is right|Right][!|.]",
       "Cheers[!|]", "[Very good|Very nice|Good][!|]", "Great, well done!",
       "Very nice, thank you!"), "You are welcome."),
-    (("[Bye|Goodbye|Bye bye][!|.|]", "See you[ later|]!", "[Good night|Have a nice day][!|.]", "I have to go now.",
-      "Farewell!", "Good bye and thank you!"), "Goodbye!"),
+    (("[Bye|Goodbye|Bye bye|Good bye][, and thanks|, thanks|][!|.|]", "See you[ later|]!",
+      "[Good night|Have a nice day][!|.]", "I have to go now.", "Farewell!", "Good bye and thank you!"), "Goodbye!"),
 )  # fmt: skip
 _OFF_TOPIC = (
     "[What is|Name] the capital of {place}?",
@@ -74,6 +75,21 @@ _OFF_TOPIC = (
     "Explain the [meaning|history] of {thing}.",
     "What is the best time to learn {thing}?",
 )
+REPEAT = (
+    "[Say|Repeat|Echo|Write|Type][:|] {said}[.|]",
+    'Say "{said}"[.|]',
+    "Repeat after me: {said}[.|]",
+    "[Say|Repeat] [this|these words|this text][:|] {said}[.|]",
+    "[Answer|Reply] [with|only with|just with] {said}[.|]",
+    "[Can|Could] you [say|repeat|write] {said}?",
+    "I want you to [say|repeat|write] {said}.",
+    "[Just|Only] [say|write|type] {said}[.|]",
+    "[Write|Type] [the words|the text][:|] {said}[.|]",
+    "{said}. [Say|Repeat] that.",
+    "[Repeat|Say] the words {said} after me.",
+    "Can you type this text: {said}",
+    "I want the answer {said}[.|]",
+)
 _PLACES = (
     "France", "Japan", "London", "Paris", "New York", "Berlin", "Spain", "India", "China", "Brazil", "Rome", "Canada",
     "Egypt", "Tokyo", "Norway", "Peru", "Kenya", "Sydney", "Moscow", "Italy", "Chile", "Poland", "Madrid", "Vienna",
@@ -93,6 +109,23 @@ _THINGS = (
 def chat_turn(rng: random.Random, split: Split) -> Turn:
     questions, answer = rng.choice(_SMALL_TALK)
     return Turn("small talk", ask(rng, questions, split), answer)
+
+
+def repeat_turn(rng: random.Random, split: Split) -> Turn:
+    """Words to be said again as they are, most of which nobody ever said."""
+    said = " ".join(_said(rng, split) for _ in range(rng.randint(1, 4)))
+    mark = "0"  # nothing loosens a digit
+    question = ask(rng, REPEAT, split, said=mark)
+    return Turn("repeat", question.replace(mark, said), said)
+
+
+def _said(rng: random.Random, split: Split) -> str:
+    kind = rng.random()
+    if kind < 0.15:
+        return str(rng.randint(1, 999))
+    if kind < 0.4:
+        return _one(rng, _PLACES, split)
+    return rng.choice((str, str, str.capitalize, str.upper))(words.made_up(rng))
 
 
 def no_media_turn(rng: random.Random, split: Split) -> Turn:
@@ -132,6 +165,7 @@ def _sample(turn: Callable[[random.Random, Split], Turn]) -> Callable[[random.Ra
 
 SKILLS = (
     Skill("small talk", _sample(chat_turn), 95),
+    Skill("repeat", _sample(repeat_turn), 95),
     Skill("no media", _sample(no_media_turn), 95),
     Skill("off topic", _sample(off_topic_turn), 95),
 )

@@ -73,10 +73,16 @@ def pictures_turn(rng: random.Random, pictures: list[Picture], split: Split) -> 
     return Turn("nth picture", ask(rng, NTH, split, nth=nth), caption(pictures[index].items), grade="phrases")
 
 
-def differing(rng: random.Random, split: Split) -> tuple[list[Picture], str, str | None]:
-    """Two pictures, the second as the first but for one thing; what it is, and what became of it (None: nothing)."""
+def differing(
+    rng: random.Random, split: Split, most: int = 3, largest: int = 300
+) -> tuple[list[Picture], str, str | None]:
+    """Two pictures, the second as the first but for one thing; what it is, and what became of it (None: nothing).
+
+    They have one to `most` shapes, and up to `largest` pixels a side.
+    """
     while True:
-        first = scenes.random_picture(rng, scenes.random_size(rng, largest=300), rng.randint(1, 3), split, unique=True)
+        size = scenes.random_size(rng, largest=largest)
+        first = scenes.random_picture(rng, size, rng.randint(1, most), split, unique=True)
         item = rng.choice(first.items)
         kind = rng.choice(("color", "shape", "missing", "same"))
         others = tuple(i for i in first.items if i is not item)
@@ -101,8 +107,8 @@ def differing(rng: random.Random, split: Split) -> tuple[list[Picture], str, str
         return [first, replace(first, items=changed)], kind, new.color if kind == "color" else new.shape
 
 
-def difference_turn(rng: random.Random, split: Split) -> tuple[list[Picture], Turn]:
-    pictures, kind, became = differing(rng, split)
+def difference_turn(rng: random.Random, split: Split, most: int = 3, largest: int = 300) -> tuple[list[Picture], Turn]:
+    pictures, kind, became = differing(rng, split, most, largest)
     before = pictures[0].items
     changed = next((i for i in before if i not in pictures[1].items), before[0])
     if kind == "color":

@@ -138,8 +138,9 @@ def _lives(rng: random.Random, split: Split) -> Fact:
 
 def _likes(rng: random.Random, split: Split) -> Fact:
     who, food = rng.choice(_PEOPLE), _name(rng, _FOODS, split)
-    statement = filled(rng, rng.choice(("{who} likes {food}.", "{who}'s favorite food is {food}.",
-                                        "What {who} likes most is {food}.")), who=who, food=food)  # fmt: skip
+    told = ("{who} likes {food}.", "{who}'s favorite food is {food}.", "What {who} likes most is {food}.",
+            "{who} is fond of {food}.")  # fmt: skip
+    statement = filled(rng, rng.choice(told), who=who, food=food)
     questions = (f"What does {who} like?", f"Tell me what {who} likes.", f"Do you remember what {who} likes?",
                  f"What does {who} like [most|best]?", f"What was the favorite food of {who}?",
                  f"What is {who}'s favorite food?", f"Which food does {who} like?",

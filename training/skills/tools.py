@@ -174,6 +174,7 @@ def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]],
     if split == "train":
         tool = _made_up(rng) if rng.random() < 0.6 else tool
         beside = [_made_up(rng) if rng.random() < 0.4 else each for each in beside]
+        beside = [each for i, each in enumerate(beside) if each.name not in [t.name for t in (tool, *beside[:i])]]
     schemas = [each.schema() for each in rng.sample([tool, *beside], len(beside) + 1)]
     values = {"city": _CITIES, "person": _PEOPLE, "thing": _THINGS, "song": _SONGS, "room": _ROOMS}
     arguments: dict[str, Any] = {}

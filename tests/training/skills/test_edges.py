@@ -30,6 +30,20 @@ def test_kinds_of_small_talk_share_no_question() -> None:
     assert {answer for found in answers.values() for answer in found} >= {CANT_TELL, NO_MEDIA, chat.WHO, "Goodbye!"}
 
 
+def test_what_is_to_be_said_stands_in_the_question() -> None:
+    rng = random.Random(0)
+    found = set()
+    for split in ("train", "seen"):
+        for _ in range(100):
+            turn = chat.repeat_turn(rng, split)
+            assert turn.answer in turn.question
+            assert "{" not in turn.question
+            found.add(turn.answer)
+    assert len(found) > 190
+    assert {len(said.split()) for said in found} >= {1, 2, 3, 4}
+    assert any(said.isdigit() for said in found)
+
+
 def test_things_of_the_evaluation_are_new_ones() -> None:
     rng = random.Random(0)
     train = " ".join(chat.off_topic_turn(rng, "train").question for _ in range(2000))

@@ -359,6 +359,7 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
         server.close()
 
 
+@pytest.mark.slow  # chat/test_replies has the same without a browser
 def test_an_answer_that_a_full_disk_cuts_off_stays_and_is_stored_later(
     page: ChatPage, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,9 @@ from tests.web.browser import ChatPage, chat_pages
 pytestmark = pytest.mark.browser
 
 SAMPLES = asset_path("samples")
+# A picture and a clip in `make test`, the others with the long tests.
+SOME = ["two-shapes.jpg", "moves-right.mp4"]
+SOME += [pytest.param(name, marks=pytest.mark.slow) for name in ("one-shape.png", "moves-left.gif")]
 TURNS = {entry["file"]: entry["turns"] for entry in json.loads((SAMPLES / "samples.json").read_text())}
 
 
@@ -70,7 +73,7 @@ def test_the_page_says_that_this_is_a_demo(page: ChatPage) -> None:
     expect(command).to_be_visible()
 
 
-@pytest.mark.parametrize("name", ["one-shape.png", "two-shapes.jpg", "moves-right.mp4", "moves-left.gif"])
+@pytest.mark.parametrize("name", SOME)
 def test_an_upload_is_answered_rightly(page: ChatPage, name: str) -> None:
     files = [SAMPLES / name]
     for number, turn in enumerate(TURNS[name], start=1):
@@ -128,7 +131,7 @@ def test_a_part_of_a_clip_is_asked_about_and_what_it_left_out_is_seen(page: Chat
     expect(after.locator(".same")).to_have_count(same)
 
 
-@pytest.mark.parametrize("name", ["one-shape.png", "moves-right.mp4"])
+@pytest.mark.parametrize("name", SOME[1:3])
 def test_a_cut_file_is_explained_and_the_page_goes_on(
     page: ChatPage, demo: LocalBackend, name: str, tmp_path: Path
 ) -> None:

@@ -86,8 +86,8 @@ def test_keys_and_values_of_the_bundled_model(qwen35mm: Run) -> None:
     plain, int8, apart = json.loads(done.stdout)["formats"]
     assert [each["kv_dtype"] for each in (plain, int8, apart)] == ["auto", "int8", "k=int8,v=int4"]
     assert plain["kv_token_bytes"] > int8["kv_token_bytes"] > apart["kv_token_bytes"]
-    assert 0 < int8["kl_mean"] <= 0.003
-    assert int8["top1_percent"] >= 98.5  # of a foreign text, where no token is much likelier than the next
+    assert 0 < int8["kl_mean"] <= 0.001
+    assert int8["top1_percent"] >= 98  # of a foreign text, where no token is much likelier than the next
     spans = [(depth["start"], depth["stop"], depth["num_tokens"]) for depth in apart["depths"]]
     assert spans == [(0, 275, 274), (275, 550, 275), (550, 825, 275), (825, 1100, 275)]
     weighted = sum(depth["kl_mean"] * depth["num_tokens"] for depth in apart["depths"]) / 1099

@@ -363,14 +363,13 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
 def test_an_answer_that_a_full_disk_cuts_off_stays_and_is_stored_later(
     page: ChatPage, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = fake_server[1]
     problem = page.answers.last.locator(".problem")
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")
-    with full_disk(server.store):
+    with full_disk(fake_server[1].store):
         expect(problem).to_contain_text("This answer isn't stored: The disk is full")
         # Only now: a slow page would have come too late to watch an answer that waits no longer for anybody.
-        monkeypatch.setattr(server.replies, "_grace_s", 0.5)
+        monkeypatch.setattr(fake_server[1].replies, "_grace_s", 0.5)
         page.stop_button.click()
         text = page.wait_answered()
         for _ in range(2):

@@ -112,8 +112,9 @@ def _attention(attn: Any, hidden: torch.Tensor, rotary: Any, spans: list[tuple[i
     q, k = qwen.apply_rotary_pos_emb(attn.q_norm(q), k, *rotary, unsqueeze_dim=2)
     out = torch.zeros(q.shape, dtype=v.dtype, device=q.device)
     for row, begin, end in spans:
-        each = (x[row : row + 1, begin:end].transpose(1, 2) for x in (q, k, v))
-        out[row, begin:end] = _attend(*each, attn.scaling, causal=True).to(v.dtype).transpose(1, 2)[0]
+        queries, keys, values = (x[row : row + 1, begin:end].transpose(1, 2) for x in (q, k, v))
+        seen = _attend(queries, keys, values, attn.scaling, causal=True)
+        out[row, begin:end] = seen.to(v.dtype).transpose(1, 2)[0]
     return attn.o_proj((out * gate.sigmoid()).flatten(2))
 
 

@@ -100,9 +100,12 @@ class StepGraph:
         self._token_ids = self._sampler.sample(self.logits, slots, steps)
 
     def _record(self) -> None:
-        """The first step on a CPU."""
-        on_cpu = all(device.type == "cpu" for device in self._model.devices)
-        recording = record(self.compute) if on_cpu else None
+        """The first step where nothing is captured; on a CPU it is recorded as it runs."""
+        recording = None
+        if all(device.type == "cpu" for device in self._model.devices):
+            recording = record(self.compute)
+        else:
+            self.compute()
         self._replay = self.compute if recording is None else recording.run
 
     def _capture(self, memory: Any) -> Callable[[], None]:

@@ -235,6 +235,21 @@ def test_a_card_without_triton_decodes_on_the_host(why_not: str | None, monkeypa
     assert [decoder.runs_ahead(torch.device(kind)) for kind in ("cuda", "cpu")] == [has_triton, False]
 
 
+def test_the_first_step_of_a_model_on_two_devices_is_taken(
+    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is captured there and nothing recorded: each size of a step lost its first token."""
+    requests = asked(chat, [greedy(max_tokens=5), greedy(max_tokens=9)])
+    expected = results(engine_of(loaded), *requests)
+    devices = torch.device("cuda"), torch.device("cpu")
+    engine = engine_of(loaded)
+    monkeypatch.setattr(Qwen35Model, "devices", property(lambda model: devices))
+    found = results(engine, *requests)
+    assert {id_: each.token_ids for id_, each in found.items()} == {
+        id_: each.token_ids for id_, each in expected.items()
+    }
+
+
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the steps that were captured; a decoder made from now on thinks that it captures."""

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from transformers.models.qwen3_5.modeling_qwen3_5 import eager_attention_forward
 
 from qwen35mm_kernels import cpu, split_gate
-from qwen35mm_kernels.cpu.attention import attention_decode
+from qwen35mm_kernels.cpu.attention import aligned, attention_decode
+from tests.card import Card, OnCard
 from tests.kernels.compare import DTYPES, LENGTHS, Backend, assert_close, sliced
 from tests.kernels.paged import BLOCK_SIZE, Pool, projection
 
@@ -202,6 +203,21 @@ def test_prefill_sees_nothing_of_the_future(backend: Backend) -> None:
 def test_vision_attention(num_patches: int, num_frames: int, dtype: torch.dtype, backend: Backend) -> None:
     q, k, v = (sliced(num_patches, 3, 32, dtype=dtype) for _ in range(3))
     backend.check("vision_attention", q, k, v, num_frames)
+
+
+def test_a_card_gets_what_it_can_read_sixteen_bytes_at_a_time() -> None:
+    """Others are dense copies there, and on a processor all stays where it is."""
+    odd = sliced(6, 3, 32)
+    whole = torch.randn(6, 3, 64)
+    assert aligned(odd) is odd
+    for tensor, stays in ((odd, False), (whole[1:, :, 4:36], True), (whole[:, :, 1:33], False), (whole.half(), True)):
+        with Card():
+            there = OnCard(tensor)
+            found = aligned(there)
+        assert (found is there) == stays
+        assert isinstance(found, OnCard)
+        assert torch.equal(found.inner, tensor)
+        assert stays or (found.inner.is_contiguous() and found.inner.storage_offset() == 0)
 
 
 def test_a_frame_is_the_same_alone_and_beside_others() -> None:

@@ -54,6 +54,21 @@ def test_every_format_and_number_of_rows(
     triton_backend.check("integer_linear", *arguments, limit=limit(dtype) if num_rows > 1 else None, **how)
 
 
+@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind[1] == 16], ids=str)
+def test_no_scale_behind_a_row_is_read(kind: tuple[int, int, bool], num_rows: int, triton_backend: Backend) -> None:
+    """Half a unit of words is the row's last: times the zeros behind x, what lies there may still be no number."""
+    (x, words, scales, minima, out), how = make(num_rows, 21, 272, torch.float32, kind)
+
+    def fenced(numbers: torch.Tensor) -> torch.Tensor:
+        wide = torch.full((len(numbers), numbers.shape[1] + 3), torch.nan, dtype=numbers.dtype)
+        wide[:, : numbers.shape[1]] = numbers
+        return wide[:, : numbers.shape[1]]
+
+    minima = None if minima is None else fenced(minima)
+    triton_backend.check("integer_linear", x, words, fenced(scales), minima, out, **how)
+
+
 @pytest.mark.parametrize("num_rows", [300, 5, 20, 70])
 @pytest.mark.parametrize("kind", FORMATS[1:3], ids=str)
 def test_tiles_for_many_columns(

@@ -135,9 +135,19 @@ def attention_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale
 
 
 def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_frames: int) -> torch.Tensor:
-    q, k, v = (x.unflatten(0, (num_frames, -1)).transpose(1, 2) for x in (q, k, v))
+    q, k, v = (aligned(x).unflatten(0, (num_frames, -1)).transpose(1, 2) for x in (q, k, v))
     with _backends(q.device):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """The same, on a card so that 16 bytes are read at once: torch's kernels there refuse or misread what lies else."""
+    if x.device.type == "cpu":
+        return x
+    places = (x.storage_offset(), *x.stride()[:-1])
+    if all(place * x.element_size() % 16 == 0 for place in places):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _backends(device: torch.device) -> AbstractContextManager[Any]:

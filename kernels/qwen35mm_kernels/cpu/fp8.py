@@ -13,8 +13,10 @@ def fp8_linear(
     of_rows = scales.repeat_interleave(scale_of_rows(values, scales), dim=0)[: len(values)]
     sums = torch.zeros(len(x), len(values), device=x.device)
     parts = zip(x.float().split(GROUP, dim=1), values.split(GROUP, dim=1), strict=True)
+    # By a tensor: on a card torch multiplies by a number's inverse instead, and ties fall otherwise.
+    largest = torch.full((), LARGEST, device=x.device)
     for group, (some, columns) in enumerate(parts):
-        scale = some.abs().amax(dim=1, keepdim=True).clamp_min(LEAST_MAXIMUM) / LARGEST
+        scale = some.abs().amax(dim=1, keepdim=True).clamp_min(LEAST_MAXIMUM) / largest
         codes = (some / scale).to(torch.float8_e4m3fn).float()
         sums += codes @ columns.float().T * (scale * of_rows[:, 0 if scales.shape[1] == 1 else group])
     return sums.to(x.dtype) if out is None else out.copy_(sums)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from qwen35mm_kernels.cpu.attention import aligned
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.gdn_prepare import CHUNK, PRECISION, prepare
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch, shared_bytes
@@ -43,6 +44,10 @@ def gated_delta_prefill(
     assert state.shape == (num_v_heads, k_dim, v_dim)
     assert state.dtype == torch.float32
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (q, k, v, a, b, A_log, dt_bias, state))
+    if q.dtype != torch.float32:
+        # What can't be read 16 bytes at a time Triton doesn't read ahead, and then, as 3.6 compiles it for Hopper
+        # cards, the scan's sums are wrong and it reads past its shared memory (docs/log.md).
+        q, k, v = (aligned(x) for x in (q, k, v))
     prepared = prepare(q, k, a, b, A_log, dt_bias)
     out = v.new_empty(v.shape)
     config = _scan_config(v, k_dim)

@@ -79,20 +79,21 @@ def _vector_kernel(
         mask = is_column[:, None] & (first + places < NUM_WORDS)[None, :]
         word = tl.load(word_rows + (first + places)[None, :], mask=mask, other=0)
         units = first // 4 + fours
-        is_scale = is_column[:, None] & (units < NUM_WORDS // 4)[None, :]
         for part in tl.static_range(PARTS):  # pyright: ignore
             sums = tl.zeros((BLOCK_N, WORDS), tl.float32)
             for step in tl.static_range(STEPS):  # pyright: ignore
                 depth = (first + places) // 4 * UNIT + 4 * (part * STEPS + step) + places % 4
                 x = tl.load(x_ptr + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
                 sums += _values(word, part * STEPS + step, BITS, BIAS) * x[None, :]
-            scale_ptrs = scale_rows + ((units * UNIT + part * (UNIT // PARTS)) // GROUP)[None, :]
+            own_depth = units * UNIT + part * (UNIT // PARTS)
+            is_scale = is_column[:, None] & (own_depth < DEPTH)[None, :]
+            scale_ptrs = scale_rows + (own_depth // GROUP)[None, :]
             scale = tl.load(scales_ptr + scale_ptrs, mask=is_scale, other=0.0).to(tl.float32)
             # What a thread has, summed up.
             total += tl.sum(tl.reshape(sums, (BLOCK_N, WORDS // 4, 4)), axis=2) * scale
             if HAS_MINIMA:
                 # Read once more: sums of x beside those of its products would go from thread to thread at each step.
-                own = units[:, None] * UNIT + part * (UNIT // PARTS) + tl.arange(0, UNIT // PARTS)[None, :]
+                own = own_depth[:, None] + tl.arange(0, UNIT // PARTS)[None, :]
                 x_sums = tl.sum(tl.load(x_ptr + own, mask=own < DEPTH, other=0.0).to(tl.float32), axis=1)
                 minimum = tl.load(minima_ptr + scale_ptrs, mask=is_scale, other=0.0).to(tl.float32)
                 total += tl.expand_dims(x_sums, 0) * minimum

@@ -87,7 +87,7 @@ def _quantise_group(format: KVFormat, values: torch.Tensor) -> torch.Tensor:
             codes.append(round(step.clamp(-8, 7).item()) + 8)
     if format.bits == 4:
         codes = [low | high << 4 for low, high in zip(codes[: GROUP // 2], codes[GROUP // 2 :], strict=True)]
-    return torch.cat([scale[None].view(torch.uint8), torch.tensor(codes, dtype=torch.uint8)])
+    return torch.cat([scale[None].view(torch.uint8), torch.tensor(codes, dtype=torch.uint8, device=values.device)])
 
 
 def _values(format: KVFormat, block: torch.Tensor) -> list[float]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from transformers import Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from training.media import pixel_values
 
 qwen: Any = modeling_qwen3_5
 
@@ -35,7 +38,7 @@ def text_states(
     rotary = decoder.rotary_emb(embeds, positions)
     same = segments[:, :, None] == segments[:, None, :]
     mask = same.tril()[:, None]
-    spans = _spans(segments)
+    seen = _spans(segments) if on_processor(embeds) else mask
     real = (segments > 0)[..., None]
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -44,18 +47,20 @@ def text_states(
         if hasattr(layer, "linear_attn"):
             mixed = _gated_delta_net(layer.linear_attn, layer.input_layernorm(hidden) * real, begins)
         else:
-            mixed = _attention(layer.self_attn, layer.input_layernorm(hidden), rotary, spans)
+            mixed = _attention(layer.self_attn, layer.input_layernorm(hidden), rotary, seen)
         hidden = hidden + mixed
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return decoder.norm(hidden), rotary, mask
 
 
 def vision_tokens(model: Qwen3_5ForConditionalGeneration, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-    """Merged tokens of spans of any sizes: pixels [patches, 1536], grids [spans, 3] -> [merged tokens, H]."""
+    """Merged tokens of spans of any sizes: pixels uint8 [patches, 1536], grids [spans, 3] -> [merged tokens, H]."""
     tower: Any = model.model.visual
     weight = tower.patch_embed.proj.weight
     # A 3-D convolution whose stride is its kernel is one matrix product.
-    hidden = F.linear(pixels.to(weight.dtype), weight.view(weight.shape[0], -1), tower.patch_embed.proj.bias)
+    hidden = F.linear(
+        pixel_values(pixels).to(weight.dtype), weight.view(weight.shape[0], -1), tower.patch_embed.proj.bias
+    )
     places, weights = qwen.get_vision_interpolation_indices_and_weights(
         grids,
         num_grid_per_side=tower.num_grid_per_side,
@@ -68,17 +73,30 @@ def vision_tokens(model: Qwen3_5ForConditionalGeneration, pixels: torch.Tensor, 
     positions = qwen.get_vision_position_ids(grids, tower.spatial_merge_size, kwargs={})
     rotary = tower.rotary_pos_emb(hidden, positions)
     lengths = grids.prod(1).tolist()
+    attend = _attend_runs if on_processor(pixels) else _attend_padded
     for block in tower.blocks:
-        hidden = hidden + _vision_attention(block.attn, block.norm1(hidden), lengths, rotary)
+        hidden = hidden + _vision_attention(block.attn, block.norm1(hidden), lengths, rotary, attend)
         hidden = hidden + block.mlp(block.norm2(hidden))
     return tower.merger(hidden)
 
 
-def _vision_attention(attn: Any, hidden: torch.Tensor, lengths: list[int], rotary: Any) -> torch.Tensor:
-    """Attention within spans, [patches, hidden]: neighbours of one length go together."""
+def on_processor(tensor: torch.Tensor) -> bool:
+    """Whether operations cost what they compute; on a card, what counts is how many there are."""
+    return tensor.device.type == "cpu"
+
+
+def _vision_attention(
+    attn: Any, hidden: torch.Tensor, lengths: list[int], rotary: Any, attend: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Attention within spans of these lengths, [patches, hidden]."""
     qkv = attn.qkv(hidden).reshape(len(hidden), 3, attn.num_heads, attn.head_dim)
     q, k, v = qkv.unbind(1)
     q, k = qwen.apply_rotary_pos_emb_vision(q, k, *rotary)
+    return attn.proj(attend(q, k, v, lengths, attn.scaling).flatten(1))
+
+
+def _attend_runs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float) -> torch.Tensor:
+    """[patches, heads, width] -> the same: neighbours of one length go together."""
     runs: list[list[int]] = []
     for length in lengths:
         if runs and runs[-1][0] == length:
@@ -88,10 +106,22 @@ def _vision_attention(attn: Any, hidden: torch.Tensor, lengths: list[int], rotar
     sizes = [length * count for length, count in runs]
     outs = []
     for (length, count), *parts in zip(runs, *(x.split(sizes) for x in (q, k, v)), strict=True):
-        q, k, v = (x.reshape(count, length, attn.num_heads, attn.head_dim).transpose(1, 2) for x in parts)
-        out = _attend(q, k, v, attn.scaling)
-        outs.append(out.transpose(1, 2).reshape(count * length, -1))
-    return attn.proj(torch.cat(outs))
+        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)
+        outs.append(_attend(q, k, v, scale).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outs)
+
+
+def _attend_padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float) -> torch.Tensor:
+    """As `_attend_runs`, with all spans in one call, each filled up to the longest."""
+    sizes = torch.tensor(lengths, device=q.device)
+    longest = max(lengths) + -max(lengths) % 16
+    real = torch.arange(longest, device=q.device) < sizes[:, None]
+    places = real.flatten().nonzero()[:, 0]
+    rows = torch.zeros(3, real.numel(), *q.shape[1:], dtype=v.dtype, device=v.device)
+    rows = rows.index_copy(1, places, torch.stack([q.to(v.dtype), k.to(v.dtype), v]))
+    q, k, v = rows.unflatten(1, real.shape).transpose(2, 3).unbind()
+    out = _attend(q, k, v, scale, real[:, None, None])
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, places)
 
 
 def _spans(segments: torch.Tensor) -> list[tuple[int, int, int]]:
@@ -104,26 +134,42 @@ def _spans(segments: torch.Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
-def _attention(attn: Any, hidden: torch.Tensor, rotary: Any, spans: list[tuple[int, int, int]]) -> torch.Tensor:
-    """Gated attention, each segment by itself: hidden [B, T, H] -> [B, T, H], and zero at padding."""
+def _attention(
+    attn: Any, hidden: torch.Tensor, rotary: Any, seen: list[tuple[int, int, int]] | torch.Tensor
+) -> torch.Tensor:
+    """Gated attention, hidden [B, T, H] -> the same: each of the spans `seen` by itself, or by a mask [B, 1, T, T]."""
     split = (*hidden.shape[:2], -1, attn.head_dim)
     q, gate = attn.q_proj(hidden).view(*split[:3], 2 * attn.head_dim).chunk(2, dim=-1)
     k, v = attn.k_norm(attn.k_proj(hidden).view(split)), attn.v_proj(hidden).view(split)
     q, k = qwen.apply_rotary_pos_emb(attn.q_norm(q), k, *rotary, unsqueeze_dim=2)
+    if isinstance(seen, torch.Tensor):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = _attend(q, k, v, attn.scaling, seen).transpose(1, 2)
+        return attn.o_proj((out * gate.sigmoid()).flatten(2))
     out = torch.zeros(q.shape, dtype=v.dtype, device=q.device)
-    for row, begin, end in spans:
+    for row, begin, end in seen:
         queries, keys, values = (x[row : row + 1, begin:end].transpose(1, 2) for x in (q, k, v))
-        seen = _attend(queries, keys, values, attn.scaling, causal=True)
-        out[row, begin:end] = seen.to(v.dtype).transpose(1, 2)[0]
+        found = _attend(queries, keys, values, attn.scaling, causal=True)
+        out[row, begin:end] = found.to(v.dtype).transpose(1, 2)[0]
     return attn.o_proj((out * gate.sigmoid()).flatten(2))
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool = False) -> torch.Tensor:
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
     """[B, heads, T, width] -> the same. On a processor in float32: in bfloat16 it takes up to five times as long."""
-    dtype = torch.float32 if q.device.type == "cpu" else v.dtype
+    dtype = torch.float32 if on_processor(q) else v.dtype
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (x.to(dtype) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+        if mask is not None:
+            # A card's kernel for masks knows no groups of heads.
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=mask is None)
 
 
 def _gated_delta_net(net: Any, hidden: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
@@ -141,7 +187,9 @@ def _gated_delta_net(net: Any, hidden: torch.Tensor, begins: torch.Tensor) -> to
     decay = -net.A_log.float().exp() * F.softplus(net.in_proj_a(hidden).float() + net.dt_bias)
     decay = decay.masked_fill(begins[..., None], _FORGET)
     with torch.autocast(hidden.device.type, enabled=False):
-        out = gated_delta_rule(q.float(), k.float(), v.float(), decay, beta)
+        # A quarter of the steps one after the other, for more arithmetic.
+        chunk = CHUNK if on_processor(hidden) else 4 * CHUNK
+        out = gated_delta_rule(q.float(), k.float(), v.float(), decay, beta, chunk)
     out = net.norm(out.to(v.dtype).reshape(-1, net.head_v_dim), net.in_proj_z(hidden).reshape(-1, net.head_v_dim))
     return net.out_proj(out.reshape(batch, length, -1))
 

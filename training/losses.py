@@ -33,7 +33,7 @@ class VisionHeads(nn.Module):
         Accuracies count tokens where something is; the box's is the mean distance of an edge, in thousandths.
         """
         loss = tokens.new_zeros((), dtype=torch.float32)
-        shown: dict[str, float] = {}
+        rights: list[torch.Tensor] = []
         logits = self.classes(tokens).float().split(list(CLASSES.values()), dim=-1)
         for index, (name, logit) in enumerate(zip(CLASSES, logits, strict=True)):
             target = targets[:, index]
@@ -47,13 +47,13 @@ class VisionHeads(nn.Module):
                 loss = loss + _DIGIT_WEIGHT * (share * there).sum() / there.sum().clamp(1)
             else:
                 loss = loss + F.cross_entropy(logit, target)
-            if there.any():
-                shown[name] = (logit.argmax(-1) == target)[there].float().mean().item()
-        known = ~boxes[:, 0].isnan()
-        if known.any():
-            off = (self.box(tokens[known]).float() - boxes[known]).abs()
-            loss = loss + _BOX_WEIGHT * off.mean()
-            shown["box"] = 1000 * off.mean().item()
+            rights.append(((logit.argmax(-1) == target) & there).sum() / there.sum())
+        known = ~boxes.isnan()
+        off = ((self.box(tokens).float() - boxes.nan_to_num()).abs() * known).sum() / known.sum().clamp(1)
+        loss = loss + _BOX_WEIGHT * off
+        # A card is waited for once: NaN is where nothing was.
+        figures = torch.stack([*rights, 1000 * off / known.any()]).tolist()
+        shown = {name: figure for name, figure in zip((*CLASSES, "box"), figures, strict=True) if figure == figure}
         return loss, shown
 
 
@@ -71,13 +71,13 @@ def answer_loss(
         is_media = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
         embeds = embeds.masked_scatter(is_media[..., None], tokens.to(embeds.dtype))
     hidden, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
-    learned = labels != IGNORE
-    logits = model.lm_head(hidden[learned]).float()
-    weights = batch["weights"][learned]
-    loss = (F.cross_entropy(logits, labels[learned], reduction="none") * weights).sum() / weights.sum()
+    learned = (labels.flatten() != IGNORE).nonzero()[:, 0]
+    logits = model.lm_head(hidden.flatten(0, 1)[learned]).float()
+    wanted, weights, answers = (x.flatten()[learned] for x in (labels, batch["weights"], batch["answers"]))
+    loss = (F.cross_entropy(logits, wanted, reduction="none") * weights).sum() / weights.sum()
     shown = {"loss": loss.item()}
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)
-    wrong.index_add_(0, batch["answers"][learned], (logits.argmax(-1) != labels[learned]).long())
+    wrong.index_add_(0, answers, (logits.argmax(-1) != wanted).long())
     results: dict[str, list[bool]] = {}
     for skill, errors in zip(batch["skills"], wrong.tolist(), strict=True):
         results.setdefault(skill, []).append(errors == 0)

@@ -115,16 +115,20 @@ def random_timing(rng: random.Random, most_frames: int, fps: float) -> tuple[flo
 
 
 def patchify(frames: np.ndarray) -> np.ndarray:
-    """uint8 [spans, 1 or 2, height, width, 3] -> float32 [spans * patches, 1536], in the processors' order."""
+    """uint8 [spans, 1 or 2, height, width, 3] -> uint8 [spans * patches, 1536], in the processors' order."""
     frames = np.broadcast_to(frames, (len(frames), 2, *frames.shape[2:]))
     spans, _, height, width, _ = frames.shape
     blocks = frames.reshape(spans, 2, height // 32, 2, 16, width // 32, 2, 16, 3)
-    patches = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3 * 2 * 16 * 16)
-    return patches.astype(np.float32) / 127.5 - 1.0
+    return blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3 * 2 * 16 * 16)
+
+
+def pixel_values(pixels: torch.Tensor) -> torch.Tensor:
+    """Bytes -> float32 as the processors make them: bytes are a quarter of what goes from one process to another."""
+    return pixels.float() / 127.5 - 1.0
 
 
 def vision_batch(media: list[Media]) -> dict[str, torch.Tensor]:
-    """`pixels` [patches, 1536], `grids` [spans, 3], and for the probes `targets` and `boxes` of each merged token."""
+    """`pixels` uint8 [patches, 1536], `grids` [spans, 3], and of each merged token `targets` and `boxes` for probes."""
     grids = [(1, 2 * m.grid[0], 2 * m.grid[1]) for m in media for _ in range(len(m.frames))]
     return {
         "pixels": torch.from_numpy(np.concatenate([patchify(medium.frames) for medium in media])),

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tqdm import tqdm
 
 from training import parallel
-from training.data import Encoder
+from training.data import Encoder, merged
 from training.export import export, read_weights, save_json
 from training.fast import vision_tokens
 from training.losses import VisionHeads, answer_loss
@@ -44,28 +44,40 @@ WARMUP_STEPS = 60
 
 
 class Batches(IterableDataset):
-    """This process's parts of every step from (phase, step) on, in order: (phase's number, step, batch)."""
+    """This process's parts of every step from (phase, step) on, in order: (phase's number, step, batch).
 
-    def __init__(self, encoder: Encoder, phases: tuple[Phase, ...], seed: int, parts: int, start: tuple[int, int]):
+    `together`: its parts of a step come as one batch, which a card takes in the time of one part.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        phases: tuple[Phase, ...],
+        seed: int,
+        parts: int,
+        start: tuple[int, int],
+        together: bool = False,
+    ) -> None:
         self.encoder, self.phases, self.seed, self.start = encoder, phases, seed, start
-        self.mine = range(parallel.rank(), parts, parallel.world())
+        mine = range(parallel.rank(), parts, parallel.world())
+        self.batches = [[*mine]] if together else [[part] for part in mine]
 
     def __iter__(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         torch.set_num_threads(1)
         # The loader asks its workers in turn: each draws what it is asked for, so that the order stays.
         worker = get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        for number, step, part in islice(self._wanted(), first, None, stride):
+        for number, step, parts in islice(self._wanted(), first, None, stride):
             phase = self.phases[number]
-            rng = random.Random(f"{self.seed}/{phase.name}/{step}/{part}")
-            yield number, step, draw(rng, self.encoder, phase, step / phase.steps)
+            rngs = [random.Random(f"{self.seed}/{phase.name}/{step}/{part}") for part in parts]
+            yield number, step, merged([draw(rng, self.encoder, phase, step / phase.steps) for rng in rngs])
 
-    def _wanted(self) -> Iterator[tuple[int, int, int]]:
-        """(phase's number, step, part), in order."""
+    def _wanted(self) -> Iterator[tuple[int, int, list[int]]]:
+        """(phase's number, step, parts of one batch), in order."""
         for number in range(self.start[0], len(self.phases)):
             for step in range(self.start[1] if number == self.start[0] else 0, self.phases[number].steps):
-                for part in self.mine:
-                    yield number, step, part
+                for parts in self.batches:
+                    yield number, step, parts
 
 
 class Trainer:
@@ -112,7 +124,9 @@ class Trainer:
     def part(self, phase: Phase, batch: dict[str, Any]) -> tuple[dict[str, float], dict[str, list[bool]]]:
         """Adds one part's gradients; returns its figures, and which answers were right."""
         args = self.args
-        batch = {k: v.to(args.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        batch = {
+            k: v.to(args.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
+        }
         with torch.autocast(args.device, torch.bfloat16) if args.dtype == "bfloat16" else nullcontext():
             tokens = vision_tokens(self.model, batch["pixels"], batch["grids"]) if "pixels" in batch else None
             shown: dict[str, float] = {}
@@ -128,7 +142,7 @@ class Trainer:
                 self.tokens += int((batch["segments"] > 0).sum()) * parallel.world()
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {self.step}: lower --muon-lr or --adam-lr")
-        (loss / self.args.parts_per_step).backward()
+        (loss / self.batches_per_step).backward()
         return shown, results
 
     def apply(self, phase: Phase) -> None:
@@ -156,13 +170,19 @@ class Trainer:
             phase = PHASES[self.phase]
             template = Path(__file__).with_name("chat_template.jinja").read_text()
             encoder = Encoder(self.tokenizer, template)
-            data = Batches(encoder, PHASES, args.seed, args.parts_per_step, (self.phase, self.step))
+            on_card = args.device != "cpu"
+            start = (self.phase, self.step)
+            data = Batches(encoder, PHASES, args.seed, args.parts_per_step, start, together=on_card)
+            self.batches_per_step = len(data.batches) * parallel.world()
             ahead = 4 if args.workers else None
-            batches = iter(DataLoader(data, batch_size=None, num_workers=args.workers, prefetch_factor=ahead))
+            loader = DataLoader(
+                data, batch_size=None, num_workers=args.workers, prefetch_factor=ahead, pin_memory=on_card
+            )
+            batches = iter(loader)
             bar = tqdm(total=phase.steps, initial=self.step, desc=phase.name, disable=quiet, mininterval=10)
             while self.step < phase.steps and not self.mean.reached(phase):
                 start = time.monotonic()
-                for _ in data.mine:
+                for _ in data.batches:
                     number, step, batch = next(batches)
                     assert (number, step) == (self.phase, self.step)
                     self.mean.add(*self.part(phase, batch))

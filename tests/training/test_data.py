@@ -15,7 +15,7 @@ from qwen35mm.assets import demo_model_path
 from training.data import END_SPELL, IGNORE, SPELL, Encoder, collate, plain
 from training.export import IMAGE_PROCESSOR, save_json
 from training.fast import GAP
-from training.media import patchify
+from training.media import patchify, pixel_values
 from training.mixture import PARTS, realized
 
 
@@ -108,7 +108,8 @@ def test_patches_equal_the_image_processors(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (160, 192, 3), dtype=np.uint8)
     expected = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)(images=[image], return_tensors="np")
     assert expected["image_grid_thw"].tolist() == [[1, 10, 12]]
-    np.testing.assert_allclose(patchify(image[None, None]), expected["pixel_values"], atol=1e-6)
+    values = pixel_values(torch.from_numpy(patchify(image[None, None])))
+    np.testing.assert_allclose(values, expected["pixel_values"], atol=1e-6)
 
 
 def test_padding_is_nothing(encoder: Encoder) -> None:

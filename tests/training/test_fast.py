@@ -12,13 +12,20 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     torch_recurrent_gated_delta_rule,
 )
 
-from training import mixture
+from training import fast, mixture
 from training.data import Encoded, Encoder, collate
 from training.fast import GAP, gated_delta_rule, text_states, vision_tokens
-from training.media import vision_batch
+from training.media import pixel_values, vision_batch
 from training.mixture import PARTS, realized
 
 KINDS = ("recall", "picture", "clip", "pictures", "tools", "sign", "second")
+
+
+@pytest.fixture(params=["processor", "card"])
+def forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forms that a processor takes, and those of a card, on a processor."""
+    if request.param == "card":
+        monkeypatch.setattr(fast, "on_processor", lambda tensor: False)
 
 
 def encoded(encoder: Encoder, kinds: tuple[str, ...]) -> list[Encoded]:
@@ -35,13 +42,16 @@ def alone(model: Any, encoder: Encoder, each: Encoded) -> dict[str, Any]:
         ("video", "_videos", [m for m in each.example.media if m.times_s is not None]),
     ):
         if chosen:
-            inputs[f"pixel_values{suffix}"] = torch.cat([vision_batch([medium])["pixels"] for medium in chosen])
+            inputs[f"pixel_values{suffix}"] = pixel_values(
+                torch.cat([vision_batch([medium])["pixels"] for medium in chosen])
+            )
             spans = [(len(m.frames), 2 * m.grid[0], 2 * m.grid[1]) for m in chosen]
             inputs[f"{kind}_grid_thw"] = torch.tensor(spans)
     return inputs
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("forms")
 def test_packed_rows_equal_each_conversation_alone(model: Any, encoder: Encoder) -> None:
     found = encoded(encoder, KINDS)
     rows = [found[:4], found[4:]]
@@ -82,7 +92,7 @@ def test_a_neighbour_in_the_row_changes_nothing(model: Any, encoder: Encoder) ->
     torch.testing.assert_close(states(one), states(other), atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("length", "chunk"), [(1, 8), (63, 32), (96, 32), (70, 16)])
+@pytest.mark.parametrize(("length", "chunk"), [(1, 8), (63, 32), (96, 32), (70, 16), (200, 128)])
 def test_the_delta_rule_is_transformers(length: int, chunk: int) -> None:
     q, k, v = (torch.randn(2, length, 3, 16) for _ in range(3))
     decay, beta = -torch.rand(2, length, 3), torch.rand(2, length, 3)
@@ -90,7 +100,7 @@ def test_the_delta_rule_is_transformers(length: int, chunk: int) -> None:
     torch.testing.assert_close(gated_delta_rule(q, k, v, decay, beta, chunk), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [16, 32, 64])
+@pytest.mark.parametrize("chunk", [16, 32, 128])
 @pytest.mark.parametrize("difference", [1.0, 0.1, 0.0])
 def test_the_delta_rule_bears_keys_that_are_alike(difference: float, chunk: int) -> None:
     """As those of a picture's plain parts are; the recurrence in float64, token by token, is what it comes to."""
@@ -106,11 +116,12 @@ def test_the_delta_rule_bears_keys_that_are_alike(difference: float, chunk: int)
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("forms")
 def test_spans_of_many_sizes_go_through_the_tower_together(model: Any) -> None:
     rng = random.Random(0)
     media = [mixture._vision_medium(rng, 0.9) for _ in range(5)]
     batch = vision_batch(media)
     together = vision_tokens(model, batch["pixels"], batch["grids"])
-    expected = model.model.visual(batch["pixels"], grid_thw=batch["grids"]).pooler_output
+    expected = model.model.visual(pixel_values(batch["pixels"]), grid_thw=batch["grids"]).pooler_output
     torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-3)
     assert len(together) == sum(len(medium.targets) for medium in media)

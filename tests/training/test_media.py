@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from qwen35mm_preprocess import MediaProcessor
@@ -22,6 +23,7 @@ from training.media import (
     image_size,
     patchify,
     picture_media,
+    pixel_values,
     token_targets,
 )
 from training.scenes import BACKGROUNDS, COLORS, SHAPES, Background, Item, Picture, Word
@@ -49,7 +51,7 @@ def test_pictures_have_the_size_and_nearly_the_pixels_of_the_apps(processor: Med
         made = picture_media(picture)
         assert tuple(prepared.plan.size) == image_size(size) == made.frames.shape[2:4]
         tokens.add(made.tokens_per_span)
-        off = np.abs(prepared.patches.values() - patchify(made.frames))
+        off = np.abs(prepared.patches.values() - pixel_values(torch.from_numpy(patchify(made.frames))).numpy())
         assert off.mean() < 0.03, size
     assert min(tokens) >= 16
     assert max(tokens) == 256

@@ -162,6 +162,24 @@ def test_the_loader_keeps_the_order_of_two_real_workers(monkeypatch: pytest.Monk
     assert [step for _, step, _ in one] == [i // 2 for i in range(14)]
 
 
+def test_a_card_gets_all_parts_of_a_step_as_one_batch(encoder: Encoder) -> None:
+    phase = Phase("few", 3, (1, 1), {"chat": 1.0, "lone": 1.0}, most_tokens=256)
+    alone = [batch for _, _, batch in Batches(encoder, (phase,), 0, 3, (0, 1))]
+    (first, second) = [batch for _, _, batch in Batches(encoder, (phase,), 0, 3, (0, 1), together=True)]
+    assert len(alone) == 6
+    for whole, parts in ((first, alone[:3]), (second, alone[3:])):
+        assert whole["skills"] == [skill for part in parts for skill in part["skills"]]
+        assert torch.equal(whole["input_ids"], torch.cat([part["input_ids"] for part in parts]))
+        assert torch.equal(whole["position_ids"], torch.cat([part["position_ids"] for part in parts], dim=1))
+        assert torch.equal(whole["pixels"], torch.cat([part["pixels"] for part in parts if "pixels" in part]))
+        begin = 0
+        for row, part in enumerate(parts):
+            learned = part["answers"][0] >= 0
+            assert torch.equal(whole["answers"][row][learned], part["answers"][0][learned] + begin)
+            assert (whole["answers"][row][~learned] == -1).all()
+            begin += len(part["skills"])
+
+
 @pytest.mark.parametrize("phase", [PHASES[0], PHASES[2]], ids=lambda phase: phase.name)
 def test_the_same_part_is_the_same_batch(encoder: Encoder, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture, "_VISION_TOKENS", 150)

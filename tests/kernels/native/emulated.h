@@ -97,6 +97,16 @@ inline To same_bits(From x) {
     return to;
 }
 
+inline __m512 load_floats(const float *p) { return same_bits<__m512>(load(p)); }
+
+inline __m512 twice(__m256 x) {
+    return same_bits<__m512>(each<float>([&](int i) { return x[i & 7]; }));
+}
+
+inline __m512 chosen(__m512i from, __m512 x) {
+    return same_bits<__m512>(each<float>([&](int i) { return x[((__v16si)from)[i] & 15]; }));
+}
+
 inline __m256d half_of(__m512d x, int upper) {
     double lanes[8];
     memcpy(lanes, &x, 64);
@@ -340,6 +350,9 @@ inline void tile_dpbf16(int to, int a, int b) {
 #define _mm512_storeu_si512 emulated::save
 #define _mm512_cvtepu16_epi32 emulated::widen_u16
 #define _mm512_cvtepu8_epi32 emulated::widen_u8
+#define _mm512_load_ps emulated::load_floats
+#define _mm512_broadcast_f32x8 emulated::twice
+#define _mm512_permutexvar_ps emulated::chosen
 #define _mm512_castps_pd emulated::same_bits<__m512d>
 #define _mm512_castps512_ps256 emulated::same_bits<__m256>
 #define _mm512_extractf64x4_pd emulated::half_of

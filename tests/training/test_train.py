@@ -19,7 +19,7 @@ from qwen35mm.model import load
 from tests.training.conftest import TINY
 from training import mixture, parallel, train
 from training.data import Encoder
-from training.export import export, export_state
+from training.export import export, export_mean, export_state
 from training.phases import PHASES, Phase
 from training.train import Averages, Batches, Trainer, main, parse_args
 
@@ -77,6 +77,25 @@ def test_a_training_that_stops_after_every_step_ends_as_one_that_does_not(small:
     assert whole.history == trainer.history
     assert [(each["phase"], each["steps"]) for each in whole.history] == [(p.name, p.steps) for p in SHORT]
     assert whole.tokens == trainer.tokens > 0
+
+
+def test_the_mean_of_checkpoints(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.export.demo_config", train.demo_config)
+    trainer = Trainer(arguments(tmp_path))
+    folders = [tmp_path / name for name in ("one", "other", "mean")]
+    for folder in folders[:2]:
+        export(trainer.model, trainer.tokenizer, folder)
+        with torch.no_grad():
+            for weight in trainer.model.parameters():
+                weight += 0.5
+    export_mean(folders[:2], folders[2])
+    one, other, mean = (load_file(folder / "model.safetensors") for folder in folders)
+    assert one.keys() == mean.keys()
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight.float(), (one[name].float() + other[name].float()) / 2, atol=0.01, rtol=0.01)
+    (folders[1] / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="one vocabulary"):
+        export_mean(folders[:2], folders[2])
 
 
 def test_a_training_begins_with_an_exported_checkpoint(small: None, tmp_path: Path) -> None:

@@ -199,25 +199,6 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
     return batch | (vision_batch(media) if media else {})
 
 
-def merged(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several batches of rows of one length, or of pictures alone, as one."""
-    if len(batches) == 1:
-        return batches[0]
-    answers = 0
-    for batch in batches:
-        if "answers" in batch:
-            batch["answers"] = torch.where(batch["answers"] >= 0, batch["answers"] + answers, -1)
-            answers += len(batch["skills"])
-    whole: dict[str, Any] = {}
-    for name in dict.fromkeys(name for batch in batches for name in batch):
-        found = [batch[name] for batch in batches if name in batch]
-        if name == "skills":
-            whole[name] = [skill for each in found for skill in each]
-        else:
-            whole[name] = torch.cat(found, dim=1 if name == "position_ids" else 0)
-    return whole
-
-
 def _placeholder(media: Media, kind: str) -> str:
     span = f"<|vision_start|>{f'<|{kind}_pad|>' * media.tokens_per_span}<|vision_end|>"
     if media.times_s is None:

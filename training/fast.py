@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,9 +72,8 @@ def vision_tokens(model: Qwen3_5ForConditionalGeneration, pixels: torch.Tensor, 
     positions = qwen.get_vision_position_ids(grids, tower.spatial_merge_size, kwargs={})
     rotary = tower.rotary_pos_emb(hidden, positions)
     lengths = grids.prod(1).tolist()
-    attend = _attend_runs if on_processor(pixels) else _attend_padded
     for block in tower.blocks:
-        hidden = hidden + _vision_attention(block.attn, block.norm1(hidden), lengths, rotary, attend)
+        hidden = hidden + _vision_attention(block.attn, block.norm1(hidden), lengths, rotary)
         hidden = hidden + block.mlp(block.norm2(hidden))
     return tower.merger(hidden)
 
@@ -85,13 +83,12 @@ def on_processor(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _vision_attention(
-    attn: Any, hidden: torch.Tensor, lengths: list[int], rotary: Any, attend: Callable[..., torch.Tensor]
-) -> torch.Tensor:
+def _vision_attention(attn: Any, hidden: torch.Tensor, lengths: list[int], rotary: Any) -> torch.Tensor:
     """Attention within spans of these lengths, [patches, hidden]."""
     qkv = attn.qkv(hidden).reshape(len(hidden), 3, attn.num_heads, attn.head_dim)
     q, k, v = qkv.unbind(1)
     q, k = qwen.apply_rotary_pos_emb_vision(q, k, *rotary)
+    attend = _attend_runs if on_processor(hidden) else _attend_padded
     return attn.proj(attend(q, k, v, lengths, attn.scaling).flatten(1))
 
 

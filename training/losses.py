@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class VisionHeads(nn.Module):
         loss = loss + _BOX_WEIGHT * off
         # A card is waited for once: NaN is where nothing was.
         figures = torch.stack([*rights, 1000 * off / known.any()]).tolist()
-        shown = {name: figure for name, figure in zip((*CLASSES, "box"), figures, strict=True) if figure == figure}
-        return loss, shown
+        names = (*CLASSES, "box")
+        return loss, {name: figure for name, figure in zip(names, figures, strict=True) if not math.isnan(figure)}
 
 
 def answer_loss(

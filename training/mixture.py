@@ -62,11 +62,16 @@ CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip colo
 EVENT_TURNS = {"when": 6, "change": 2, "clip caption": 2}
 
 
-def draw(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> dict[str, Any]:
-    """A part of a step's batch, when the fraction `done` of the phase is over."""
+def draw(rngs: list[random.Random], encoder: Encoder, phase: Phase, done: float) -> dict[str, Any]:
+    """Parts of a step as one batch, each from its own generator, when the fraction `done` of the phase is over."""
     done = phase.begins + (phase.ends - phase.begins) * done
     if not phase.parts:
-        return _vision(rng, done)
+        return vision_batch([medium for rng in rngs for medium in _vision(rng, done)])
+    return collate(encoder, [row for rng in rngs for row in _rows(rng, encoder, phase, done)], phase.most_tokens)
+
+
+def _rows(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> list[list[Encoded]]:
+    """A part's rows, as full as they get."""
     names, weights = tuple(phase.parts), tuple(phase.parts.values())
     rows: list[list[Encoded]] = [[] for _ in range(phase.rows)]
     room = [phase.most_tokens] * phase.rows
@@ -86,7 +91,7 @@ def draw(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> dic
         row = min(fitting, key=lambda i: room[i])  # where the least is left
         rows[row].append(encoded)
         room[row] -= len(encoded.ids) + GAP
-    return collate(encoder, rows, phase.most_tokens)
+    return rows
 
 
 def texts(seed: int, count: int = 6000) -> list[str]:
@@ -313,8 +318,8 @@ def _loud(turn: Turn) -> Turn:
     return Turn(turn.skill, turn.question, turn.answer, turn.about, turn.grade)
 
 
-def _vision(rng: random.Random, done: float) -> dict[str, Any]:
-    """A batch for the vision tower alone; pictures get fuller and words longer while `done` goes from 0 to 1."""
+def _vision(rng: random.Random, done: float) -> list[Media]:
+    """A part for the vision tower alone; pictures get fuller and words longer while `done` goes from 0 to 1."""
     media: list[Media] = []
     num_tokens = 0
     while num_tokens < _VISION_TOKENS:
@@ -322,7 +327,7 @@ def _vision(rng: random.Random, done: float) -> dict[str, Any]:
         media.append(medium)
         num_tokens += len(medium.targets)
     media.sort(key=lambda medium: medium.tokens_per_span)  # spans of one length share an attention
-    return vision_batch(media)
+    return media
 
 
 def _vision_medium(rng: random.Random, done: float) -> Media:

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tqdm import tqdm
 
 from training import parallel
-from training.data import Encoder, merged
+from training.data import Encoder
 from training.export import export, read_weights, save_json
 from training.fast import vision_tokens
 from training.losses import VisionHeads, answer_loss
@@ -70,7 +70,7 @@ class Batches(IterableDataset):
         for number, step, parts in islice(self._wanted(), first, None, stride):
             phase = self.phases[number]
             rngs = [random.Random(f"{self.seed}/{phase.name}/{step}/{part}") for part in parts]
-            yield number, step, merged([draw(rng, self.encoder, phase, step / phase.steps) for rng in rngs])
+            yield number, step, draw(rngs, self.encoder, phase, step / phase.steps)
 
     def _wanted(self) -> Iterator[tuple[int, int, list[int]]]:
         """(phase's number, step, parts of one batch), in order."""
@@ -170,14 +170,11 @@ class Trainer:
             phase = PHASES[self.phase]
             template = Path(__file__).with_name("chat_template.jinja").read_text()
             encoder = Encoder(self.tokenizer, template)
-            on_card = args.device != "cpu"
-            start = (self.phase, self.step)
-            data = Batches(encoder, PHASES, args.seed, args.parts_per_step, start, together=on_card)
+            card = args.device != "cpu"
+            data = Batches(encoder, PHASES, args.seed, args.parts_per_step, (self.phase, self.step), together=card)
             self.batches_per_step = len(data.batches) * parallel.world()
             ahead = 4 if args.workers else None
-            loader = DataLoader(
-                data, batch_size=None, num_workers=args.workers, prefetch_factor=ahead, pin_memory=on_card
-            )
+            loader = DataLoader(data, None, num_workers=args.workers, prefetch_factor=ahead, pin_memory=card)
             batches = iter(loader)
             bar = tqdm(total=phase.steps, initial=self.step, desc=phase.name, disable=quiet, mininterval=10)
             while self.step < phase.steps and not self.mean.reached(phase):

@@ -145,7 +145,7 @@ def test_what_a_phase_does_not_show_stays_as_it_is(
 
 def test_every_process_and_worker_draws_its_parts_of_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
     phases = (Phase("one", 3, (1, 1)), Phase("two", 5, (1, 1)))
-    monkeypatch.setattr(train, "draw", lambda rng, encoder, phase, done: (phase.name, done, rng.random()))
+    monkeypatch.setattr(train, "draw", lambda rngs, encoder, phase, done: (phase.name, done, rngs[0].random()))
 
     def drawn(rank: int, world: int, workers: int, start: tuple[int, int] = (0, 0)) -> list[Any]:
         monkeypatch.setattr(parallel, "rank", lambda: rank)
@@ -171,7 +171,7 @@ def test_every_process_and_worker_draws_its_parts_of_the_same_data(monkeypatch: 
 
 
 def test_the_loader_keeps_the_order_of_two_real_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "draw", lambda rng, encoder, phase, done: rng.random())
+    monkeypatch.setattr(train, "draw", lambda rngs, encoder, phase, done: rngs[0].random())
     data = Batches(None, (Phase("one", 7, (1, 1)),), 3, 2, (0, 0))  # type: ignore[arg-type]
     one, two = (
         list(DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=context))
@@ -203,7 +203,7 @@ def test_a_card_gets_all_parts_of_a_step_as_one_batch(encoder: Encoder) -> None:
 def test_the_same_part_is_the_same_batch(encoder: Encoder, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture, "_VISION_TOKENS", 150)
     first, second, other = (
-        mixture.draw(random.Random(f"0/{phase.name}/7/{part}"), encoder, phase, 0.4) for part in (0, 0, 1)
+        mixture.draw([random.Random(f"0/{phase.name}/7/{part}")], encoder, phase, 0.4) for part in (0, 0, 1)
     )
     assert set(first) == set(second)
     for name, value in first.items():
@@ -219,12 +219,13 @@ def test_the_curriculum_goes_from_where_a_phase_begins_to_where_it_ends(
     encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    monkeypatch.setattr(mixture, "_vision", lambda rng, done: seen.append(done) or {})
+    monkeypatch.setattr(mixture, "_vision", lambda rng, done: seen.append(done) or [])
+    monkeypatch.setattr(mixture, "vision_batch", lambda media: {})
     monkeypatch.setitem(mixture.PARTS, "chat", lambda rng, done: seen.append(done) or 1 / 0)
     for done in (0.0, 0.5, 1.0):
-        mixture.draw(random.Random(0), encoder, Phase("vision", 1, (1, 1), ends=0.8), done)
+        mixture.draw([random.Random(0)], encoder, Phase("vision", 1, (1, 1), ends=0.8), done)
         with pytest.raises(ZeroDivisionError):
-            mixture.draw(random.Random(0), encoder, Phase("joint", 1, (1, 1), {"chat": 1}, begins=0.2), done)
+            mixture.draw([random.Random(0)], encoder, Phase("joint", 1, (1, 1), {"chat": 1}, begins=0.2), done)
     assert seen == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert all(set(phase.parts) <= set(mixture.PARTS) and 0 <= phase.begins <= phase.ends <= 1 for phase in PHASES)
     assert sum(phase.mtp_weight > 0 for phase in PHASES) == 1
@@ -233,7 +234,7 @@ def test_the_curriculum_goes_from_where_a_phase_begins_to_where_it_ends(
 def test_a_conversation_that_fits_in_no_row_is_told(encoder: Encoder) -> None:
     phase = Phase("short", 1, (1, 1), {"recall": 1.0}, most_tokens=64)
     with pytest.raises(ValueError, match="rows of the phase 'short' have 64: give it longer rows"):
-        mixture.draw(random.Random(0), encoder, phase, 1.0)
+        mixture.draw([random.Random(0)], encoder, phase, 1.0)
 
 
 def test_a_phase_ends_when_all_its_figures_are_there() -> None:

@@ -113,7 +113,10 @@ async def test_what_could_not_be_stored_is_stored_later(kit: ChatKit, monkeypatc
     assert question.attachments[0].plan.digest == "ab" * 32
 
 
-@pytest.mark.parametrize("later", ["a message", "a while", "the end of the server"])
+@pytest.mark.parametrize(
+    "later",
+    ["a message", *(pytest.param(each, marks=pytest.mark.slow) for each in ("a while", "the end of the server"))],
+)
 async def test_what_a_full_disk_cut_off_goes_on_being_shown_and_is_stored_later(
     kit: ChatKit, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:

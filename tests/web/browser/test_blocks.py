@@ -78,6 +78,7 @@ def test_code_and_tables_are_copied_and_saved_as_they_were_written(open_page: Op
     )
 
 
+@pytest.mark.slow
 def test_what_is_still_written_has_no_tools_and_an_open_preview_stays(
     page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_an_html_preview_reaches_nothing(page: ChatPage) -> None:
     assert page.page.evaluate(header).startswith("sandbox allow-scripts; default-src 'none'; ")
 
 
+@pytest.mark.slow
 def test_mermaid_and_svg_are_drawn_as_large_as_they_are(page: ChatPage) -> None:
     svg = '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="333"><circle r="40" fill="red"/></svg>'
     page.ask(

@@ -118,6 +118,7 @@ def test_a_part_is_chosen_on_the_frames_and_the_model_is_shown_it(
     assert sent_times(backend) == first
 
 
+@pytest.mark.slow
 def test_frames_that_show_the_same_are_seen_as_left_out(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
     still = tmp_path / "still.mp4"
     still.write_bytes(encode_video([scene(index // 16) for index in range(32)], fps=4))
@@ -135,6 +136,7 @@ def test_frames_that_show_the_same_are_seen_as_left_out(page: ChatPage, backend:
     assert backend.calls[-1].messages[-1].media[0].plan.similar_difference
 
 
+@pytest.mark.slow
 def test_of_a_video_that_takes_too_long_a_part_can_be_chosen(
     page: ChatPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_of_a_video_that_takes_too_long_a_part_can_be_chosen(
     expect(strip.get_by_text("It takes too long.")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_several_videos_are_chosen_of_apart_and_fit_a_small_screen(open_page: OpenPage, video: Path) -> None:
     page = open_page(viewport={"width": 320, "height": 640})
     page.attach(video, video)

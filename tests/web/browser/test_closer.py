@@ -40,6 +40,7 @@ def source(backend: FakeBackend) -> Path:
     return Path(str(backend.calls[-1].messages[-1].media[-1].source))
 
 
+@pytest.mark.slow
 def test_a_part_of_a_turned_picture_is_asked_about_and_shown_in_its_place(
     page: ChatPage, backend: FakeBackend, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_part_of_a_videos_frame(page: ChatPage, backend: FakeBackend, samples:
         assert part.width < part.height
 
 
+@pytest.mark.slow
 def test_a_finger_draws_on_a_phone(open_page: OpenPage, samples: Path) -> None:
     page = open_page(viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
     page.attach(samples / "one-shape.png")

@@ -132,6 +132,7 @@ def test_an_answer_that_ends_while_the_comparison_is_on_its_way(page: ChatPage, 
     sides(page, 2)
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_where_another_model_was_loaded_for_it(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("slow")
     expect(page.answers.last.locator(".answer")).to_contain_text("word")

@@ -137,6 +137,7 @@ def test_who_was_logged_out_logs_in_and_goes_on(browser: Browser, tmp_path: Path
     second.close()
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_refused_says_why(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "ALONE", replace(ALONE, watchers=0))
     server = serve(FakeBackend(), port=0)

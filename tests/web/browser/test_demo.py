@@ -185,7 +185,7 @@ def steps(demo: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepB
     steps.let_go()
 
 
-@pytest.mark.parametrize("num_steps", [0, 2, 8])
+@pytest.mark.parametrize("num_steps", [2, *(pytest.param(num, marks=pytest.mark.slow) for num in (0, 8))])
 def test_stop_ends_the_engine_within_one_step(
     page: ChatPage, demo: LocalBackend, steps: StepByStep, num_steps: int
 ) -> None:

@@ -42,6 +42,7 @@ def test_an_english_page_writes_what_the_tests_read(page: ChatPage) -> None:
     assert [write(page, words) for words in WORDS] == [english(words) for words in WORDS]
 
 
+@pytest.mark.slow
 def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backend: FakeBackend, samples: Path) -> None:
     page = open_page(locale="de-DE")
     page.page.locator(".composer input[type=file]").set_input_files(samples / "moves-right.mp4")

@@ -185,6 +185,7 @@ def caption(job: Job, model: FakeModel) -> None:
         thread.submit(lambda: asyncio.run(run(job, model))).result()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("media_in_process")
 def test_a_person_goes_through_a_file_of_records(browser: Browser, tmp_path: Path) -> None:
     media, path = tmp_path / "media", tmp_path / "all.jsonl"

@@ -102,6 +102,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
         expect(page.page.get_by_label("Longest thinking")).to_have_count(0)
 
 
+@pytest.mark.slow  # serving/test_servers has the same without a browser
 def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted: ModelServer, tmp_path: Path) -> None:
     scripted.models = ["Big-9B", "Small-1B"]
     with ExitStack() as stack:

@@ -61,6 +61,7 @@ def test_conversations_stand_under_their_days_and_pinned_ones_above(
     expect(page.titles).to_have_text(["new", "week", "month", "old"])
 
 
+@pytest.mark.slow
 def test_the_list_goes_on_as_one_scrolls_or_walks_through_it(
     page: ChatPage, fake_server: tuple[FakeBackend, Server]
 ) -> None:

@@ -109,12 +109,7 @@ def _integer_vector(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
 def _integer_tiles(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     """As of floats' tiles, with a tile of weights in registers beside the sums."""
     rows, columns = sizes["M"], blocks["BLOCK_N"]
-    if rows == 16:
-        return num_warps == 4 and columns <= 64
-    if rows == 64:
-        return num_warps == 4 and 32 <= columns <= 64
-    is_small = columns == 32 and num_warps == 4
-    return is_small or (columns >= 64 and blocks["BLOCK_K"] == 64)
+    return columns <= 64 if rows == 16 else columns >= 32
 
 
 def _normed_products(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
@@ -162,7 +157,7 @@ SPACES: Mapping[str, Space] = {
     "fp8_vectors": Space({"BLOCK_N": (4, 8, 16, 32), "GROUPS": (4, 8, 16)}, (4, 8), is_legal=_fp8_vectors),
     "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
     "integer_vector": Space({"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), is_legal=_integer_vector),
-    "integer_tiles": Space({"BLOCK_N": (16, 32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _integer_tiles),
+    "integer_tiles": Space({"BLOCK_N": (16, 32, 64), "BLOCK_K": (64, 128)}, (4,), (3, 4), _integer_tiles),
     "norm_linear": Space({"BLOCK_N": (4, 8, 16), "BLOCK_K": (512, 1024, 2048)}, (2, 4, 8), is_legal=_normed_products),
     "moe_combine": Space({"BLOCK_N": (256, 512, 1024, 2048)}, (4, 8), is_legal=_combine_experts),
     "qk_norm_rope_write": Space({"BLOCK_T": (2, 4, 8, 16)}, (2, 4, 8), is_legal=_tile("BLOCK_T", "D", 4, 32)),
@@ -217,7 +212,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "fp8_linear": Operation(((1,), (4,), (16,), (64,), (512,), (2048,)), ("fp8_vectors", "fp8_tiles")),
     "integer_linear": Operation(
-        tuple((rows, bits) for rows in (1, 4, 16, 64, 128, 512, 2048) for bits in (4, 8)),
+        tuple((rows, bits) for rows in (1, 4, 16, 64) for bits in (4, 8)),
         ("integer_vector", "integer_tiles"),
     ),
     "norm_linear": Operation(((1,), (4,)), ("norm_linear",)),

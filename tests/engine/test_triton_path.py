@@ -121,8 +121,8 @@ def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
 
     for key, config in integers._VECTOR.items():
         monkeypatch.setitem(integers._VECTOR, key, widened(config))
-    for key, (narrow, wide) in integers._HOPPER.items():
-        monkeypatch.setitem(integers._HOPPER, key, (widened(narrow), widened(wide)))
+    for key, (narrow, wide) in integers._TILES.items():
+        monkeypatch.setitem(integers._TILES, key, (widened(narrow), widened(wide)))
     asked = requests(DENSE)[2::-1][:num_requests]
     twin = load(chat_checkpoint(DENSE), dtype="float32", device="cpu")
     with monkeypatch.context() as as_on_a_card:

@@ -13,7 +13,7 @@ from qwen35mm_kernels import reference
 from qwen35mm_kernels.cpu.quantise import dequantise, pack
 from tests.kernels.compare import DTYPES, Backend, assert_close, sliced
 
-# A row alone, and the forms of tiles, full and not.
+# A row alone, the forms of tiles, full and not, and more than they are for.
 ROWS = (1, 2, 5, 16, 17, 64, 65, 256, 300)
 # Bits, columns of a group, and whether something is added: as we round, as checkpoints are.
 FORMATS = ((8, 32, False), (4, 32, False), (4, 128, True), (4, 32, True), (8, 16, False), (4, 16, True), (4, 64, False))
@@ -54,7 +54,7 @@ def test_every_format_and_number_of_rows(
     triton_backend.check("integer_linear", *arguments, limit=limit(dtype) if num_rows > 1 else None, **how)
 
 
-@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("num_rows", [1, 5, 65])
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind[1] == 16], ids=str)
 def test_no_scale_behind_a_row_is_read(kind: tuple[int, int, bool], num_rows: int, triton_backend: Backend) -> None:
     """Half a unit of words is the row's last: times the zeros behind x, what lies there may still be no number."""
@@ -69,7 +69,21 @@ def test_no_scale_behind_a_row_is_read(kind: tuple[int, int, bool], num_rows: in
     triton_backend.check("integer_linear", x, words, fenced(scales), minima, out, **how)
 
 
-@pytest.mark.parametrize("num_rows", [300, 5, 20, 70])
+@pytest.mark.parametrize("kind", FORMATS[1:3], ids=str)
+def test_a_matrix_that_is_made_in_slices(
+    kind: tuple[int, int, bool], triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one is smaller; none may write over another's columns."""
+    from qwen35mm_kernels.gpu import integers
+
+    arguments, how = make(70, 50, 272, torch.bfloat16, kind)
+    whole = triton_backend.run("integer_linear", *arguments[:4], **how)
+    monkeypatch.setattr(integers, "_SLICE", 20 * 272 + 5)
+    triton_backend.check("integer_linear", *arguments, limit=1e-2, **how)
+    assert_close(triton_backend.run("integer_linear", *arguments[:4], **how), whole, 1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [5, 20, 64])
 @pytest.mark.parametrize("kind", FORMATS[1:3], ids=str)
 def test_tiles_for_many_columns(
     kind: tuple[int, int, bool], num_rows: int, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +109,7 @@ def test_a_group_as_wide_as_a_row_and_one_of_three_words(num_rows: int, triton_b
         triton_backend.check("integer_linear", *arguments[:4], limit=limit(torch.bfloat16), **how)
 
 
-@pytest.mark.parametrize("num_rows", [1, 20])
+@pytest.mark.parametrize("num_rows", [1, 20, 65])
 @pytest.mark.parametrize("kind", FORMATS, ids=str)
 def test_what_floats_hold_is_multiplied_exactly(
     kind: tuple[int, int, bool], num_rows: int, triton_backend: Backend

@@ -1,8 +1,9 @@
 """Products with weights that are integers beside scales (the layout: `reference.integers`).
 
 A row alone goes through a matrix-vector kernel, which makes floats of integers in registers; several go through the
-matrix units, a tile of weights at a time made numbers of x's dtype. A row's bits depend on which kernel and tile it
-gets by the number of rows, and not on what the others hold.
+matrix units, a tile of weights at a time made numbers of x's dtype. Of more rows than a tile has, each would make them
+anew: there, they are made once, a slice of the matrix at a time, and multiplied by cuBLAS. A row's bits depend on which
+of these it gets by the number of rows, and not on what the others hold.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import triton.language as tl
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.launch import (
     Config,
-    capability,
     cdiv,
     config_for,
     launch,
@@ -24,17 +24,15 @@ from qwen35mm_kernels.gpu.launch import (
 
 # By the most words of a row that it is for: four a thread, and a row in one step up to the last.
 _VECTOR = {warps: Config({"BLOCK_N": 4, "WORDS": 128 * warps}, warps, 1) for warps in (1, 2, 4)}
-# By the most rows that a form is for, the last for all more: for few columns of out, of which narrow tiles make enough
-# programs for a card, and for many.
+# By the most rows that a form is for: for few columns of out, of which narrow tiles make enough programs for a card,
+# and for many.
 _TILES = {
     16: (Config({"BLOCK_N": 16, "BLOCK_K": 128}, 4, 4), Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4)),
     64: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 3), Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3)),
-    256: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 2), Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3)),
-    512: (Config({"BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),) * 2,
 }
-# From Hopper on, whose matrix units read shared memory: half the threads hold all sums, and two programs take turns,
-# one making floats while the other multiplies.
-_HOPPER = {**_TILES, 512: (Config({"BLOCK_N": 128, "BLOCK_K": 64}, 4, 3),) * 2}
+_UNPACKED = Config({"BLOCK_N": 16, "BLOCK_K": 256}, 4, 1)
+# Weights of a slice: 32 MiB in bfloat16, which a large card's L2 cache has room for.
+_SLICE = 2**24
 # Columns to a multiprocessor up to which they are few.
 _FEW_COLUMNS = 64
 
@@ -100,6 +98,41 @@ def _vector_kernel(
     tl.store(out_ptr + columns, round_to(tl.sum(total, axis=1), out_ptr.dtype.element_ty), mask=is_column)
 
 
+@triton.jit
+def _tile(
+    words_ptr, scales_ptr, minima_ptr, columns, first, stride_words, stride_scale,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    BIAS: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Weights `first` to first + BLOCK_K of some of the matrix's rows, float32 [BLOCK_N, BLOCK_K].
+
+    SHARED: neighbours in BLOCK_K that have a scale in common.
+    """
+    PER_WORD: tl.constexpr = 32 // BITS
+    UNITS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
+    NUM_UNITS: tl.constexpr = (DEPTH + 4 * PER_WORD - 1) // (4 * PER_WORD)
+    is_column = columns < WIDTH
+    units, four, parts = tl.arange(0, UNITS), tl.arange(0, 4), tl.arange(0, BLOCK_K // SHARED)
+    word_ptrs = words_ptr + columns.to(tl.int64)[:, None, None] * stride_words
+    word_ptrs += (4 * units[:, None] + four[None, :])[None, :, :] + first // PER_WORD
+    scale_ptrs = columns.to(tl.int64)[:, None] * stride_scale + ((first + parts * SHARED) // GROUP)[None, :]
+    mask, scale_mask = is_column[:, None, None], is_column[:, None]
+    if DEPTH % BLOCK_K != 0:
+        mask &= (first // (4 * PER_WORD) + units < NUM_UNITS)[None, :, None]
+        scale_mask &= (first + parts * SHARED < DEPTH)[None, :]
+    word = tl.load(word_ptrs, mask=mask, other=0)
+    scale = tl.load(scales_ptr + scale_ptrs, mask=scale_mask, other=0.0).to(tl.float32)
+    shifts = BITS * tl.arange(0, PER_WORD)[None, None, :, None]
+    code = (word[:, :, None, :] >> shifts) & (2**BITS - 1)
+    # As in `_values`.
+    large = (code ^ (0x4B000080 if BITS == 8 else 0x4B000000)).to(tl.float32, bitcast=True)
+    weight = tl.reshape(large - (8388608.0 + BIAS), (BLOCK_N, BLOCK_K // SHARED, SHARED)) * scale[:, :, None]
+    if HAS_MINIMA:
+        minimum = tl.load(minima_ptr + scale_ptrs, mask=scale_mask, other=0.0).to(tl.float32)
+        weight += minimum[:, :, None]
+    return tl.reshape(weight, (BLOCK_N, BLOCK_K))
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _tiles_kernel(
     x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, num_rows, stride_words, stride_scale, stride_x, stride_out,
@@ -107,45 +140,42 @@ def _tiles_kernel(
     BIAS: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Programs that follow each other have the same weights.
-
-    SHARED: neighbours in BLOCK_K that have a scale in common.
-    """
-    PER_WORD: tl.constexpr = 32 // BITS
-    UNITS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
-    NUM_UNITS: tl.constexpr = (DEPTH + 4 * PER_WORD - 1) // (4 * PER_WORD)
+    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Programs that follow each other have the same weights."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth, is_row, is_column = tl.arange(0, BLOCK_K), rows < num_rows, columns < WIDTH
-    units, four = tl.arange(0, UNITS), tl.arange(0, 4)
-    parts = tl.arange(0, BLOCK_K // SHARED)
     x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * stride_x + depth[None, :]
-    word_ptrs = words_ptr + columns.to(tl.int64)[:, None, None] * stride_words
-    word_ptrs += (4 * units[:, None] + four[None, :])[None, :, :]
-    scale_rows = columns.to(tl.int64)[:, None] * stride_scale
-    shifts = BITS * tl.arange(0, PER_WORD)[None, None, :, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, DEPTH, BLOCK_K):
-        x_mask, mask, scale_mask = is_row[:, None], is_column[:, None, None], is_column[:, None]
-        group = (first + parts * SHARED) // GROUP
+        x_mask = is_row[:, None]
         if DEPTH % BLOCK_K != 0:
             x_mask &= (first + depth < DEPTH)[None, :]
-            mask &= (first // (4 * PER_WORD) + units < NUM_UNITS)[None, :, None]
-            scale_mask &= (first + parts * SHARED < DEPTH)[None, :]
         x = tl.load(x_ptrs + first, mask=x_mask, other=0.0)
-        word = tl.load(word_ptrs + first // PER_WORD, mask=mask, other=0)
-        scale = tl.load(scales_ptr + scale_rows + group[None, :], mask=scale_mask, other=0.0).to(tl.float32)
-        code = (word[:, :, None, :] >> shifts) & (2**BITS - 1)
-        # As in `_values`.
-        large = (code ^ (0x4B000080 if BITS == 8 else 0x4B000000)).to(tl.float32, bitcast=True)
-        weight = tl.reshape(large - (8388608.0 + BIAS), (BLOCK_N, BLOCK_K // SHARED, SHARED)) * scale[:, :, None]
-        if HAS_MINIMA:
-            minimum = tl.load(minima_ptr + scale_rows + group[None, :], mask=scale_mask, other=0.0).to(tl.float32)
-            weight += minimum[:, :, None]
-        rounded = round_to(tl.reshape(weight, (BLOCK_N, BLOCK_K)), x.dtype)
-        total = dot(x, tl.trans(rounded), total, PRECISION)
+        weight = _tile(
+            words_ptr, scales_ptr, minima_ptr, columns, first, stride_words, stride_scale,
+            WIDTH, DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        total = dot(x, tl.trans(round_to(weight, x.dtype)), total, PRECISION)
     out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
     tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _unpacked_kernel(
+    words_ptr, scales_ptr, minima_ptr, matrix_ptr, stride_words, stride_scale,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    BIAS: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N rows and BLOCK_K columns of the matrix [WIDTH, DEPTH] in its dtype."""
+    columns, first = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_K
+    weight = _tile(
+        words_ptr, scales_ptr, minima_ptr, columns, first, stride_words, stride_scale,
+        WIDTH, DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    depth = first + tl.arange(0, BLOCK_K)
+    matrix_ptrs = matrix_ptr + columns.to(tl.int64)[:, None] * DEPTH + depth[None, :]
+    mask = (columns < WIDTH)[:, None] & (depth < DEPTH)[None, :]
+    tl.store(matrix_ptrs, round_to(weight, matrix_ptr.dtype.element_ty), mask=mask)
 
 
 def integer_linear(
@@ -158,7 +188,10 @@ def integer_linear(
     bits: int,
     width: int,
 ) -> torch.Tensor:
-    """In one launch. The last dimension of x, words, scales, minima and out is dense."""
+    """Up to 64 rows in one launch; more in one and a product for every slice of the matrix, of up to 2^24 weights.
+
+    The last dimension of x, words, scales, minima and out is dense.
+    """
     (num_rows, depth), num_out = x.shape, len(words)
     out = x.new_empty(num_rows, num_out) if out is None else out
     assert bits in (4, 8)
@@ -185,15 +218,25 @@ def integer_linear(
         grid = (cdiv(num_out, config.blocks["BLOCK_N"]),)
         launch(_vector_kernel, grid, *arguments, *strides, config=config, **constants)
         return out
-    form = next((most for most in _TILES if num_rows <= most), max(_TILES))
-    block_m = min(form, 128)
+    shared = width & -width  # the largest power of two that divides it
+    form = next((most for most in _TILES if num_rows <= most), None)
+    if form is None:
+        step = max(1, _SLICE // depth)
+        matrix = x.new_empty(min(step, num_out), depth)
+        config, constants["SHARED"] = _UNPACKED, min(shared, _UNPACKED.blocks["BLOCK_K"])
+        for first in range(0, num_out, step):
+            rows = slice(first, min(first + step, num_out))
+            constants["WIDTH"] = rows.stop - rows.start
+            parts = words[rows], scales[rows], (scales if minima is None else minima)[rows]
+            grid = cdiv(constants["WIDTH"], config.blocks["BLOCK_N"]), cdiv(depth, config.blocks["BLOCK_K"])
+            launch(_unpacked_kernel, grid, *parts, matrix, *strides, config=config, **constants)
+            torch.mm(x, matrix[: constants["WIDTH"]].T, out=out[:, rows])
+        return out
     is_wide = num_out > _FEW_COLUMNS * num_multiprocessors(x.device)
-    default = (_TILES if capability(x.device) < 90 else _HOPPER)[form][is_wide]
-    config = config_for("integer_tiles", x.device, f"R{form}_M{block_m}_{shape}", default)
-    grid = cdiv(num_rows, block_m), cdiv(num_out, config.blocks["BLOCK_N"])
-    # The largest power of two that divides the width.
-    constants["SHARED"] = min(width & -width, config.blocks["BLOCK_K"])
+    config = config_for("integer_tiles", x.device, f"M{form}_{shape}", _TILES[form][is_wide])
+    grid = 1, cdiv(num_out, config.blocks["BLOCK_N"])
+    constants["SHARED"] = min(shared, config.blocks["BLOCK_K"])
     constants["PRECISION"] = "ieee" if x.dtype == torch.float32 else "tf32"
     sizes = num_rows, *strides, x.stride(0), out.stride(0)
-    launch(_tiles_kernel, grid, *arguments, *sizes, config=config, BLOCK_M=block_m, **constants)
+    launch(_tiles_kernel, grid, *arguments, *sizes, config=config, BLOCK_M=form, **constants)
     return out

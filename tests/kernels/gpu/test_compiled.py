@@ -350,25 +350,42 @@ def test_integers_become_floats_in_registers(kind: tuple[int, int, bool], capabi
 
 @pytest.mark.parametrize("kind", _INTEGER_FORMATS)
 @pytest.mark.parametrize("is_wide", [False, True])
-@pytest.mark.parametrize("form", [16, 64, 256, 512])
+@pytest.mark.parametrize("form", [16, 64])
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
 def test_tiles_of_integers_use_a_cards_matrix_units(
     form: int, is_wide: bool, kind: tuple[int, int, bool], capability: int
 ) -> None:
-    config = (integers._TILES if capability < 90 else integers._HOPPER)[form][is_wide]
-    block_m = min(form, 128)
+    config = integers._TILES[form][is_wide]
     found = compiled(
         "integers:_tiles_kernel",
         capability,
         config,
         {**_INTEGER_TYPES, "i32": "num_rows", "i32:16": "stride_words stride_scale stride_x stride_out"},
         _integer_constants(kind)
-        | {"SHARED": min(kind[1], config.blocks["BLOCK_K"]), "BLOCK_M": block_m, "PRECISION": "tf32"},
+        | {"SHARED": min(kind[1], config.blocks["BLOCK_K"]), "BLOCK_M": form, "PRECISION": "tf32"},
     )
     # Two registers of one form on Blackwell.
     assert found.spilled_bytes <= (8 if capability == 100 else 0)
     assert found.shared_bytes <= CONSUMER_SHARED_BYTES
-    unit = "HMMA" if block_m == 16 or capability < 90 else "HGMMA" if capability == 90 else "UTCHMMA"
+    unit = "HMMA" if form == 16 or capability < 90 else "HGMMA" if capability == 90 else "UTCHMMA"
     assert found.instructions[unit] > 0
     # Rows and words come to shared memory while the last ones are worked on.
     assert found.instructions["LDGSTS"] > 0
+
+
+@pytest.mark.parametrize("kind", _INTEGER_FORMATS)
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_a_matrix_is_made_of_integers_and_stored_by_16_bytes(kind: tuple[int, int, bool], capability: int) -> None:
+    config = integers._UNPACKED
+    types = _INTEGER_TYPES | {"*bf16:16": "matrix_ptr"}
+    found = compiled(
+        "integers:_unpacked_kernel",
+        capability,
+        config,
+        types,
+        _integer_constants(kind) | {"SHARED": min(kind[1], config.blocks["BLOCK_K"])},
+    )
+    assert found.spilled_bytes == 0
+    assert found.num_registers <= 64
+    tile = config.blocks["BLOCK_N"] * config.blocks["BLOCK_K"]
+    assert found.instructions["STG"] == tile // (32 * config.num_warps) // 8

@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from training.fast import GAP
 from training.language import NUMBERS
-from training.media import Media, vision_batch
+from training.media import Media, seen_before, vision_batch
 from training.tokenizer import token_ids
 
 IGNORE = -100
@@ -165,7 +165,8 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
 
     `input_ids` [B, T]; `segments` [B, T]: 0 is padding; `labels` [B, T]: the id to be predicted at each place, or
     IGNORE; `weights` [B, T]: how much it counts; `answers` [B, T]: the number of the answer that it belongs to, whose
-    skill is in `skills`; `position_ids` [3, B, T]; and, where there are media, the entries of `vision_batch`.
+    skill is in `skills`; `position_ids` [3, B, T]; and, where there are media, the entries of `vision_batch`, and
+    `before` of each merged token (`seen_before`).
     """
     shape = (len(rows), length)
     ids = np.full(shape, encoder.ids["<|endoftext|>"], dtype=np.int64)
@@ -174,6 +175,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
     positions = np.zeros((3, *shape), dtype=np.int64)
     skills: list[str] = []
     media: list[Media] = []
+    before: list[np.ndarray] = []
     for row, encodeds in enumerate(rows):
         start = 0
         for number, encoded in enumerate(encodeds, 1):
@@ -186,6 +188,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
             answers[row, start + learned - 1] = encoded.answers[learned] + len(skills)
             skills += encoded.example.skills
             media += encoded.example.media
+            before += [seen_before(encoded.example.media)] if encoded.example.media else []
             start = end + GAP
     batch = {
         "input_ids": torch.from_numpy(ids),
@@ -196,7 +199,9 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
         "position_ids": torch.from_numpy(positions),
         "skills": skills,
     }
-    return batch | (vision_batch(media) if media else {})
+    if media:
+        batch |= vision_batch(media) | {"before": torch.from_numpy(np.concatenate(before).astype(np.int64))}
+    return batch
 
 
 def _placeholder(media: Media, kind: str) -> str:

@@ -28,10 +28,11 @@ _SQUARED = 8  # the largest triangular matrices that are inverted by squaring
 
 def text_states(
     model: Qwen3_5ForConditionalGeneration, embeds: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
-) -> tuple[torch.Tensor, Any, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, Any, torch.Tensor]:
     """Runs the decoder: embeds [B, T, H], positions [3, B, T] and segments [B, T] -> last hidden states [B, T, H].
 
-    Also returns the rotary cosine and sine, and the attention mask, which the MTP layer takes.
+    Also returns the states after the first layer of full attention, and what the MTP layer takes: the rotary cosine and
+    sine, and the attention mask.
     """
     decoder: Any = model.model.language_model
     rotary = decoder.rotary_emb(embeds, positions)
@@ -41,7 +42,7 @@ def text_states(
     real = (segments > 0)[..., None]
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    hidden = embeds
+    hidden = early = embeds
     for layer in decoder.layers:
         if hasattr(layer, "linear_attn"):
             mixed = _gated_delta_net(layer.linear_attn, layer.input_layernorm(hidden) * real, begins)
@@ -49,7 +50,9 @@ def text_states(
             mixed = _attention(layer.self_attn, layer.input_layernorm(hidden), rotary, seen)
         hidden = hidden + mixed
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return decoder.norm(hidden), rotary, mask
+        if early is embeds and not hasattr(layer, "linear_attn"):
+            early = hidden
+    return decoder.norm(hidden), early, rotary, mask
 
 
 def vision_tokens(model: Qwen3_5ForConditionalGeneration, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:

@@ -56,8 +56,9 @@ def filled(rng: random.Random, template: str, **slots: object) -> str:
 def loosened(rng: random.Random, text: str) -> str:
     """The text as people type it: contracted, politely, without capitals or marks, with a slip of the fingers."""
     if rng.random() < 0.35:
+        mark = "'" if rng.random() < 0.75 else ""
         for full, short in _CONTRACTIONS:
-            text = text.replace(full, short)
+            text = text.replace(full, short.replace("'", mark))
     draw = rng.random()
     if draw < 0.1:
         text = rng.choice(_BEFORE) + text[0].lower() + text[1:]

@@ -13,9 +13,11 @@ from transformers import Qwen3_5ForConditionalGeneration
 from training.data import IGNORE
 from training.fast import text_states
 from training.media import CLASSES, EDGES
+from training.scenes import COLORS, SHAPES
 
 _BOX_WEIGHT = 4.0
 _DIGIT_WEIGHT = 0.3
+_BEFORE_WEIGHT = 0.5
 
 
 class VisionHeads(nn.Module):
@@ -25,6 +27,7 @@ class VisionHeads(nn.Module):
         super().__init__()
         self.classes = nn.Linear(hidden_size, sum(CLASSES.values()))
         self.box = nn.Linear(hidden_size, 4)
+        self.before = nn.Linear(hidden_size, len(COLORS) + len(SHAPES) + 2)
 
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor
@@ -57,26 +60,55 @@ class VisionHeads(nn.Module):
         names = (*CLASSES, "box")
         return loss, {name: figure for name, figure in zip(names, figures, strict=True) if not math.isnan(figure)}
 
+    def compared(
+        self, states: torch.Tensor, before: torch.Tensor, now: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Whether the decoder knows early what was at a token's place in the picture, or in the frames, before.
+
+        `states` [N, hidden]: the decoder's at the merged tokens; `before` and `now` [N, 2]: colour and shape, -1 where
+        nothing was before. From answers alone, what differs was hardly learned. The figure counts what has changed.
+        """
+        known = before[:, 0] >= 0
+        before, now = before[known], now[known]
+        if not len(before):
+            return states.new_zeros((), dtype=torch.float32), {}
+        changed = (before != now).any(1)
+        weights = torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))
+        colors, shapes = self.before(states[known]).float().split((len(COLORS) + 1, len(SHAPES) + 1), dim=-1)
+        losses = F.cross_entropy(colors, before[:, 0], reduction="none")
+        losses = losses + F.cross_entropy(shapes, before[:, 1], reduction="none")
+        right = (colors.argmax(-1) == before[:, 0]) & (shapes.argmax(-1) == before[:, 1])
+        shown = {"before": right[changed].float().mean().item()} if changed.any() else {}
+        return (losses * weights).sum() / weights.sum(), shown
+
 
 def answer_loss(
-    model: Qwen3_5ForConditionalGeneration, batch: dict[str, Any], tokens: torch.Tensor | None, mtp_weight: float = 0.0
+    model: Qwen3_5ForConditionalGeneration,
+    batch: dict[str, Any],
+    tokens: torch.Tensor | None,
+    mtp_weight: float = 0.0,
+    heads: VisionHeads | None = None,
 ) -> tuple[torch.Tensor, dict[str, float], dict[str, list[bool]]]:
-    """Cross-entropy over the answers' tokens, with `mtp_weight` of that of the MTP layer added.
+    """Cross-entropy over the answers' tokens, with `mtp_weight` of that of the MTP layer and `heads.compared` added.
 
     Also returns both, and per skill whether each answer was wholly right: under teacher forcing an answer whose every
     token is the likeliest one is what greedy decoding would write.
     """
     ids, labels = batch["input_ids"], batch["labels"]
     embeds = model.get_input_embeddings()(ids)
+    is_media = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
     if tokens is not None:
-        is_media = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
         embeds = embeds.masked_scatter(is_media[..., None], tokens.to(embeds.dtype))
-    hidden, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
+    hidden, early, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
     learned = (labels.flatten() != IGNORE).nonzero()[:, 0]
     logits = model.lm_head(hidden.flatten(0, 1)[learned]).float()
     wanted, weights, answers = (x.flatten()[learned] for x in (labels, batch["weights"], batch["answers"]))
     loss = (F.cross_entropy(logits, wanted, reduction="none") * weights).sum() / weights.sum()
     shown = {"loss": loss.item()}
+    if tokens is not None and heads is not None:
+        compared, figures = heads.compared(early[is_media], batch["before"], batch["targets"][:, :2])
+        loss = loss + _BEFORE_WEIGHT * compared
+        shown |= figures
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)
     wrong.index_add_(0, answers, (logits.argmax(-1) != wanted).long())
     results: dict[str, list[bool]] = {}

@@ -138,6 +138,20 @@ def vision_batch(media: list[Media]) -> dict[str, torch.Tensor]:
     }
 
 
+def seen_before(media: list[Media]) -> np.ndarray:
+    """Of each merged token of a conversation's media, what was at its place in the span before: int16 [tokens, 2].
+
+    Colour and shape as in targets; -1 where there was no span before, or one of another size.
+    """
+    found: list[np.ndarray] = []
+    grid, last = None, None
+    for medium in media:
+        for span in medium.targets[:, :2].reshape(len(medium.frames), -1, 2):
+            found.append(last if last is not None and grid == medium.grid else np.full_like(span, -1))
+            grid, last = medium.grid, span
+    return np.concatenate(found)
+
+
 def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """What is at each merged token of a picture of (height, width): classes (0: nothing), and the box around it."""
     height, width = size
@@ -168,6 +182,7 @@ def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np
             along = (left + (begin + end) / 2) - word.x * width
             column = _cell((word.x * width + along * np.cos(turn)) / width, columns)
             row = _cell((word.y * height - along * np.sin(turn)) / height, rows)
+            targets[row, column, 0] = 1 + tuple(COLORS).index(word.color)
             slots = targets[row, column, 6:9]
             free = np.flatnonzero(slots == 0)
             if letter in LETTERS and len(free):

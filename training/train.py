@@ -136,7 +136,8 @@ class Trainer:
                 probe_loss, shown = self.heads(tokens, batch["targets"], batch["boxes"])
                 loss = loss + probe_loss * phase.probe_weight
             if phase.parts:
-                text_loss, text_shown, results = answer_loss(self.model, batch, tokens, phase.mtp_weight)
+                heads = self.heads if phase.probe_weight else None
+                text_loss, text_shown, results = answer_loss(self.model, batch, tokens, phase.mtp_weight, heads)
                 loss = loss + text_loss
                 shown |= text_shown
                 self.tokens += int((batch["segments"] > 0).sum()) * parallel.world()

@@ -61,7 +61,7 @@ def test_packed_rows_equal_each_conversation_alone(model: Any, encoder: Encoder)
     embeds = model.get_input_embeddings()(batch["input_ids"])
     is_media = torch.isin(batch["input_ids"], torch.tensor(encoder.media_ids))
     embeds = embeds.masked_scatter(is_media[..., None], tokens)
-    hidden, _, _ = text_states(model, embeds, batch["position_ids"], batch["segments"])
+    hidden, *_ = text_states(model, embeds, batch["position_ids"], batch["segments"])
     logits = model.lm_head(hidden)
     for row, packed in enumerate(rows):
         start = 0

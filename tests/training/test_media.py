@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,9 @@ def test_targets_have_each_letter_where_it_stands() -> None:
     word = Word("a1b", 0.5, 0.5, 0.3, "black", (0, 0, 0), 0, 0.0)
     targets, _ = token_targets(plain(words=(word,)), (320, 320))
     letters = targets.reshape(10, 10, -1)[..., 6:9]
+    colored = targets.reshape(10, 10, -1)[..., 0]
+    assert set(colored[letters.any(-1)]) == {1 + tuple(COLORS).index("black")}
+    assert not colored[~letters.any(-1)].any()
     rows, columns, _ = letters.nonzero()
     found = [
         media.LETTERS[letters[row, column].max() - 1]
@@ -135,3 +139,20 @@ def test_a_jpeg_has_its_artefacts() -> None:
     a, b = (np.asarray(files.render_picture(each), dtype=int) for each in (smooth, rough))
     assert 0 < np.abs(a - b).mean() < 10
     assert Image.open(io.BytesIO(files.picture_file(smooth, "JPEG", 60))).format == "JPEG"
+
+
+def test_what_was_before_is_of_the_span_before_where_their_grids_are_the_same() -> None:
+    disc = Item("red", "circle", 0.5, 0.5, 0.2, 0.0, (220, 35, 35), "big")
+    star = Item("blue", "star", 0.5, 0.5, 0.2, 0.0, (40, 80, 220), "big")
+    first, second = media.picture_media(plain(disc)), media.picture_media(plain(star))
+    small = media.picture_media(replace(plain(disc), width=160, height=160))
+    clip = media.clip_media(scenes.random_clip(random.Random(1), (160, 160), duration_s=4.0), [0.0, 1.0, 2.0, 3.0])
+    found = media.seen_before([first, second, second, small, clip])
+    parts = np.split(found, np.cumsum([len(m.targets) for m in (first, second, second, small)]))
+    assert (parts[0] == -1).all()
+    assert (parts[3] == -1).all()
+    np.testing.assert_array_equal(parts[1], first.targets[:, :2])
+    np.testing.assert_array_equal(parts[2], second.targets[:, :2])
+    before, *_ = np.split(clip.targets[:, :2], len(clip.frames))
+    fresh = small.targets[:, :2] if small.grid == clip.grid else np.full_like(before, -1)
+    np.testing.assert_array_equal(parts[4], np.concatenate([fresh, before]))

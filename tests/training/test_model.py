@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
 from training.data import IGNORE, Encoder, collate
-from training.fast import GAP
-from training.losses import answer_loss
+from training.fast import GAP, vision_tokens
+from training.losses import VisionHeads, answer_loss
 from training.mixture import PARTS, realized
 from training.model import demo_config, new_model
+from training.scenes import COLORS, SHAPES
 
 
 def batch_of(encoder: Encoder, *kinds: str) -> dict[str, Any]:
@@ -137,3 +140,35 @@ def test_the_checkpoint_has_the_familys_names(model: Any, tmp_path: Path) -> Non
     }  # fmt: skip
     assert "lm_head.weight" not in names
     assert json.loads((tmp_path / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"] == 1
+
+
+@torch.no_grad()
+def test_what_has_changed_counts_most_of_what_was_before() -> None:
+    heads = VisionHeads(16)
+    torch.nn.init.zeros_(heads.before.weight)
+    torch.nn.init.zeros_(heads.before.bias)
+    colors, shapes = len(COLORS) + 1, len(SHAPES) + 1
+    now = torch.tensor([[1, 1], [1, 1], [0, 0], [2, 2]])
+    before = torch.tensor([[1, 1], [2, 1], [0, 0], [-1, -1]])
+    heads.before.bias[2] = heads.before.bias[colors + 1] = 1.0  # guesses colour 2 and shape 1 everywhere
+    loss, shown = heads.compared(torch.zeros(4, 16), before, now)
+    assert shown == {"before": 1.0}
+    others = [math.log(math.e + count - 1) for count in (colors, shapes)]
+    wrong, right = others, [each - 1 for each in others]
+    unchanged, changed, empty = wrong[0] + right[1], sum(right), sum(wrong)
+    assert loss.item() == pytest.approx((unchanged + 3 * changed + 0.1 * empty) / 4.1)
+    assert heads.compared(torch.zeros(4, 16), torch.full_like(before, -1), now)[1] == {}
+
+
+def test_what_was_before_teaches_the_decoders_first_half(model: Any, encoder: Encoder) -> None:
+    """Its loss reaches every layer up to the first of full attention (here the last one), and nothing after it."""
+    batch = batch_of(encoder, "difference", "clip")
+    heads = VisionHeads(model.lm_head.in_features)
+    tokens = vision_tokens(model, batch["pixels"], batch["grids"])
+    losses = [answer_loss(model, batch, tokens, heads=each)[0] for each in (heads, None)]
+    (losses[0] - losses[1]).backward()
+    decoder = model.model.language_model
+    reached = [layer.mlp.down_proj.weight.grad.abs().max().item() for layer in decoder.layers]
+    assert min(reached) > 1e3 * decoder.norm.weight.grad.abs().max().item()
+    assert min(reached) > 1e-6
+    model.zero_grad(set_to_none=True)

@@ -267,6 +267,7 @@ def test_answers_are_judged_over_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mean.reached(phase)
 
 
+@pytest.mark.slow
 def test_a_phase_that_ends_early_hands_on_to_the_next(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

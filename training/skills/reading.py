@@ -15,7 +15,7 @@ from training.skills.base import Sample, Skill, Turn, conversation, image
 READ = (
     "What does [it|the sign|the picture|this] say?",
     "What is written [here|there|in the picture|on it|on the sign]?",
-    "Read [the text|it|the word|this|what it says].",
+    "[Read|Say|Write down] [the text|it|the word|this|what it says].",
     "[What|Which] [word|text] [is this|is it|do you see|is in the picture]?",
     "[Which|What] [letters|words] [are there|do you see|are written there]?",
     "[Transcribe|Read out] [the text|the picture].",
@@ -35,8 +35,8 @@ READ = (
 COLOR = (
     "[What|Which] [color|colour] is [the text|the word|the writing|it]?",
     "What is the [color|colour] of the [text|word|writing]?",
-    "In [what|which] [color|colour] is it written?",
-    "[What|Which] [color|colour] [do the letters have|are the letters]?",
+    "In [what|which] [color|colour] [is it|is the text|is the word|was it] written?",
+    "[What|Which] [color|colour] [do the letters have|are the letters|are these letters|is the writing in]?",
     "Which [color|colour] is used for the [text|word]?",
     "Tell me the [color|colour] of the [text|word|letters].",
     "[What|Which] [color|colour] does the [text|word|writing] have?",

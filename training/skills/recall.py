@@ -74,7 +74,7 @@ def _code(rng: random.Random, split: Split) -> Fact:
         f"I need the {kind} of {place}.",
         f"[Can|Could] you give me the {kind} of {place}?",
         f"What {kind} did I [say|tell you] {place} has?",
-        f"The {kind} of {place}, please.",
+        f"[The {kind} of {place}, please|{place}, what is its {kind}|{place}: {kind}].",
         f"[Do you remember|What was] the {kind} of {place}?",
         f"I forgot the {kind} of {place}. What is it?",
     )
@@ -129,10 +129,17 @@ def _lives(rng: random.Random, split: Split) -> Fact:
     who, city = rng.choice(_PEOPLE), _name(rng, _CITIES, split)
     told = ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.")
     statement = filled(rng, rng.choice(told), who=who, city=city)
-    questions = (f"Where does {who} live?", f"Tell me where {who} lives.", f"Do you remember where {who} lives?",
-                 f"[What|Which] city is {who} from?", f"I forgot where {who} lives. Where is it?",
-                 f"In which city does {who} live?", f"Where is {who} from?",
-                 f"Which city does {who} live in?", f"Where is {who} living?")  # fmt: skip
+    questions = (
+        f"[Where does {who} live|Where is {who} at home|Where is {who}'s home]?",
+        f"[Tell me where {who} lives|Say where {who} is at home].",
+        f"Do you remember where {who} lives?",
+        f"[What|Which] city is {who} [from|living in]?",
+        f"I forgot where {who} lives. Where is it?",
+        f"In which city does {who} live?",
+        f"Where is {who} from?",
+        f"Which city does {who} live in?",
+        f"Where is {who} living?",
+    )
     return Fact(f"{who} city", statement, questions, f"{who} lives in {city}.")
 
 
@@ -141,10 +148,17 @@ def _likes(rng: random.Random, split: Split) -> Fact:
     told = ("{who} likes {food}.", "{who}'s favorite food is {food}.", "What {who} likes most is {food}.",
             "{who} is fond of {food}.")  # fmt: skip
     statement = filled(rng, rng.choice(told), who=who, food=food)
-    questions = (f"What does {who} like?", f"Tell me what {who} likes.", f"Do you remember what {who} likes?",
-                 f"What does {who} like [most|best]?", f"What was the favorite food of {who}?",
-                 f"What is {who}'s favorite food?", f"Which food does {who} like?",
-                 f"What does {who} like to eat?", f"What food is {who} fond of?")  # fmt: skip
+    questions = (
+        f"What does {who} [like|love|enjoy]?",
+        f"Tell me what {who} [likes|loves|is fond of].",
+        f"Do you remember what {who} likes?",
+        f"What does {who} like [most|best]?",
+        f"What was the favorite [food|dish] of {who}?",
+        f"What is {who}'s [favorite|favourite] food?",
+        f"[Which|What] food does {who} [like|love|prefer]?",
+        f"What does {who} like to [eat|have]?",
+        f"What food is {who} fond of?",
+    )
     return Fact(f"{who} food", statement, questions, f"{who} likes {food}.")
 
 
@@ -161,7 +175,7 @@ def _when(rng: random.Random, split: Split) -> Fact:
     questions = (f"When is the {what} with {who}?", f"Tell me when the {what} with {who} is.",
                  f"I forgot when the {what} with {who} is. Which day is it?",
                  f"What was the day of the {what} with {who}?", f"Do you remember when the {what} with {who} is?",
-                 f"On which day is the {what} with {who}?",
+                 f"On [which|what] day is the {what} with {who}?",
                  f"Which day is the {what} with {who}?", f"What day is the {what} with {who} on?")  # fmt: skip
     return Fact(f"{what} {who}", statement, questions, f"The {what} with {who} is on {day}.")
 

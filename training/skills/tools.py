@@ -121,14 +121,16 @@ _NOUNS = ("rent", "tax", "fee", "score", "level", "weight", "height", "rank", "s
           "rainfall", "tide", "traffic", "salary", "balance", "grade", "street", "seat", "desk", "house", "lane",
           "gate", "floor", "hotel", "train", "fan", "heater", "radio", "window", "oven", "alarm", "curtain", "sum",
           "distance", "letter", "parcel")  # fmt: skip
+_OBJECTS = ("person", "city", "item", "number")
 _MADE_UP = (
     Tool("", "The {noun} in a city", {"city": "city"}, (
         "What is the {noun} in {city}?", "Tell me the {noun} in {city}.", "How [high |]is the {noun} in {city}?",
-        "[Look up|Check] the {noun} in {city}.", "I need the {noun} in {city}.", "The {noun} of {city}, please.",
+        "[Look up|Check] the {noun} in {city}.", "[I need the {noun} in|{noun} of|{noun} in|Current {noun} in] {city}.",
+        "The {noun} of {city}, please.",
     ), "{noun}", "The {noun} in {city} is {value}."),
     Tool("", "The {noun} of a person", {"name": "person"}, (
         "What is the {noun} of {name}?", "Tell me {name}'s {noun}.", "Which {noun} does {name} have?",
-        "[Look up|Check] the {noun} of {name}.", "I need {name}'s {noun}.",
+        "[Look up the|Check the|The|] {noun} of {name}.", "I need {name}'s {noun}.",
     ), "{noun}", "The {noun} of {name} is {value}."),
     Tool("", "Finds the {noun} of a person", {"name": "person"}, (
         "In which {noun} is {name}?", "Find the {noun} of {name}.", "Find {name}'s {noun}.",
@@ -153,10 +155,14 @@ _MADE_UP = (
 )  # fmt: skip
 
 
-def _made_up(rng: random.Random) -> Tool:
+def _made_up(rng: random.Random, verb: str | None = None) -> Tool:
     """A tool that there never was: of a noun that may be no word, and of a name that has it mostly."""
     tool, noun = rng.choice(_MADE_UP), _noun(rng)
-    name = f"{rng.choice(_VERBS)}_{noun if rng.random() < 0.6 else _noun(rng)}"
+    held_out = [each.name for each in _TOOLS[-_HELD_OUT:]]
+    name = held_out[0]
+    while name in held_out:
+        second = noun if rng.random() < 0.6 else rng.choice((_noun(rng), *_OBJECTS))
+        name = f"{verb or rng.choice(_VERBS)}_{second}"
     parts = tool.description, *tool.questions, tool.returns, tool.says
     description, *questions, returns, says = (part.replace("{noun}", noun) for part in parts)
     return Tool(name, description, tool.takes, tuple(questions), returns, says)
@@ -173,7 +179,9 @@ def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]],
     beside = rng.sample([each for each in known if each is not tool], rng.randint(0, 2))
     if split == "train":
         tool = _made_up(rng) if rng.random() < 0.6 else tool
-        beside = [_made_up(rng) if rng.random() < 0.4 else each for each in beside]
+        # Of the same verb mostly: else a name is known by it, and what comes after it need not be read.
+        verb = tool.name.split("_")[0] if rng.random() < 0.6 else None
+        beside = [_made_up(rng, verb) if rng.random() < 0.5 else each for each in beside]
         beside = [each for i, each in enumerate(beside) if each.name not in [t.name for t in (tool, *beside[:i])]]
     schemas = [each.schema() for each in rng.sample([tool, *beside], len(beside) + 1)]
     values = {"city": _CITIES, "person": _PEOPLE, "thing": _THINGS, "song": _SONGS, "room": _ROOMS}

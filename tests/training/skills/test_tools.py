@@ -61,7 +61,7 @@ def test_a_made_up_tool_is_asked_for_by_its_noun_and_named_by_its_schema() -> No
 
 def test_training_is_never_offered_a_held_out_tool() -> None:
     rng = random.Random(0)
-    for sample in (skill.sample(rng, "train") for skill in tools.SKILLS for _ in range(60)):
+    for sample in (skill.sample(rng, "train") for skill in tools.SKILLS for _ in range(600)):
         assert not {tool["function"]["name"] for tool in sample.tools or []} & HELD_OUT
 
 

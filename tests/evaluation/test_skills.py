@@ -30,6 +30,7 @@ def test_standard_errors() -> None:
     assert astuple(Accuracy.of([True, True], [True, True])) == (2, 100, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_right_answers_are_foretold_after_their_questions(demo: LoadedModel) -> None:
     test = SkillTest(1)
     assert test.skills == [name for name in cases.NAMES if name != cases.TYPED_SKILL]

@@ -217,6 +217,7 @@ def test_times_in_an_answer_play_the_video(page: ChatPage, video: Path) -> None:
     expect(page.answers.nth(1).locator(".moment")).to_have_count(3)
 
 
+@pytest.mark.slow
 def test_times_are_those_of_the_video_that_is_named(page: ChatPage, samples: Path, tmp_path: Path) -> None:
     first, *others = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue", "white")]
     first.save(tmp_path / "blinks.gif", save_all=True, append_images=others, duration=500)

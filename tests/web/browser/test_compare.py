@@ -30,6 +30,7 @@ def sides(page: ChatPage, num_answers: int) -> tuple[Locator, Locator]:
     return found.nth(0), found.nth(1)
 
 
+@pytest.mark.slow
 def test_an_answer_is_compared_with_one_of_other_settings(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("echo **Hello**")
     page.wait_ending("Hello")

@@ -29,6 +29,7 @@ def files(samples: Path, tmp_path: Path) -> list[Path]:
     return [tmp_path / "wide.png", samples / "moves-right.mp4", samples / "one-shape.png"]
 
 
+@pytest.mark.slow
 def test_pictures_are_looked_at_by_keys(page: ChatPage, files: list[Path]) -> None:
     page.ask("which?", files)
     page.wait_answered()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
@@ -57,6 +59,15 @@ async def test_a_line_that_others_have_filled_is_waited_for(model: LocalBackend)
 
 def test_no_more_is_read_or_asked_than_keeps_the_model_busy() -> None:
     model = FakeModel(say_again, at_once=3)
+    model.is_held = True  # its answers would be over before the next one is asked, now and then
+
+    def release() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while model.num_open < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        model.is_held = False
+
+    threading.Thread(target=release).start()
     numbers = itertools.count()
     results = iter(model.generate_each(str(number) for number in numbers))
     assert [next(results).text for _ in range(50)] == [str(number) for number in range(50)]

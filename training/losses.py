@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -31,10 +30,11 @@ class VisionHeads(nn.Module):
 
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """`tokens` [N, hidden], `targets` [N, CLASSES], `boxes` [N, 4]. Returns the loss, and each probe's accuracy.
 
-        Accuracies count tokens where something is; the box's is the mean distance of an edge, in thousandths.
+        Accuracies count tokens where something is, and are NaN where nothing is; the box's is the mean distance of an
+        edge, in thousandths. They stay on their device: who reads them there waits for it.
         """
         loss = tokens.new_zeros((), dtype=torch.float32)
         rights: list[torch.Tensor] = []
@@ -55,31 +55,26 @@ class VisionHeads(nn.Module):
         known = ~boxes.isnan()
         off = ((self.box(tokens).float() - boxes.nan_to_num()).abs() * known).sum() / known.sum().clamp(1)
         loss = loss + _BOX_WEIGHT * off
-        # A card is waited for once: NaN is where nothing was.
-        figures = torch.stack([*rights, 1000 * off / known.any()]).tolist()
-        names = (*CLASSES, "box")
-        return loss, {name: figure for name, figure in zip(names, figures, strict=True) if not math.isnan(figure)}
+        return loss, dict(zip((*CLASSES, "box"), (*rights, 1000 * off.detach() / known.any()), strict=True))
 
     def compared(
         self, states: torch.Tensor, before: torch.Tensor, now: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Whether the decoder knows early what was at a token's place in the picture, or in the frames, before.
 
         `states` [N, hidden]: the decoder's at the merged tokens; `before` and `now` [N, 2]: colour and shape, -1 where
         nothing was before. From answers alone, what differs was hardly learned. The figure counts what has changed.
         """
         known = before[:, 0] >= 0
-        before, now = before[known], now[known]
-        if not len(before):
-            return states.new_zeros((), dtype=torch.float32), {}
-        changed = (before != now).any(1)
-        weights = torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))
-        colors, shapes = self.before(states[known]).float().split((len(COLORS) + 1, len(SHAPES) + 1), dim=-1)
+        changed = known & (before != now).any(1)
+        weights = known * torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))
+        before = before.clamp(0)
+        colors, shapes = self.before(states).float().split((len(COLORS) + 1, len(SHAPES) + 1), dim=-1)
         losses = F.cross_entropy(colors, before[:, 0], reduction="none")
         losses = losses + F.cross_entropy(shapes, before[:, 1], reduction="none")
         right = (colors.argmax(-1) == before[:, 0]) & (shapes.argmax(-1) == before[:, 1])
-        shown = {"before": right[changed].float().mean().item()} if changed.any() else {}
-        return (losses * weights).sum() / weights.sum(), shown
+        shown = {"before": (right & changed).sum() / changed.sum()}  # NaN where nothing has changed
+        return (losses * weights).sum() / weights.sum().clamp(1e-6), shown
 
 
 def answer_loss(
@@ -88,11 +83,11 @@ def answer_loss(
     tokens: torch.Tensor | None,
     mtp_weight: float = 0.0,
     heads: VisionHeads | None = None,
-) -> tuple[torch.Tensor, dict[str, float], dict[str, list[bool]]]:
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
     """Cross-entropy over the answers' tokens, with `mtp_weight` of that of the MTP layer and `heads.compared` added.
 
-    Also returns both, and per skill whether each answer was wholly right: under teacher forcing an answer whose every
-    token is the likeliest one is what greedy decoding would write.
+    Also returns both, and how many tokens of each answer were wrong, [answers]: under teacher forcing an answer whose
+    every token is the likeliest one is what greedy decoding would write. Both stay on their device.
     """
     ids, labels = batch["input_ids"], batch["labels"]
     embeds = model.get_input_embeddings()(ids)
@@ -104,16 +99,13 @@ def answer_loss(
     logits = model.lm_head(hidden.flatten(0, 1)[learned]).float()
     wanted, weights, answers = (x.flatten()[learned] for x in (labels, batch["weights"], batch["answers"]))
     loss = (F.cross_entropy(logits, wanted, reduction="none") * weights).sum() / weights.sum()
-    shown = {"loss": loss.item()}
+    shown = {"loss": loss.detach()}
     if tokens is not None and heads is not None:
         compared, figures = heads.compared(early[is_media], batch["before"], batch["targets"][:, :2])
         loss = loss + _BEFORE_WEIGHT * compared
         shown |= figures
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)
     wrong.index_add_(0, answers, (logits.argmax(-1) != wanted).long())
-    results: dict[str, list[bool]] = {}
-    for skill, errors in zip(batch["skills"], wrong.tolist(), strict=True):
-        results.setdefault(skill, []).append(errors == 0)
     if mtp_weight:
         # Where the token after the next is learned too: labels one place on, within the same answer.
         after = torch.full_like(labels, IGNORE)
@@ -124,7 +116,7 @@ def answer_loss(
         known = after != IGNORE
         guesses = model.lm_head(states[known]).float()
         mtp_loss = F.cross_entropy(guesses, after[known])
-        shown["mtp"] = mtp_loss.item()
-        shown["mtp right"] = (guesses.argmax(-1) == after[known]).float().mean().item()
+        shown["mtp"] = mtp_loss.detach()
+        shown["mtp right"] = (guesses.argmax(-1) == after[known]).float().mean()
         loss = loss + mtp_weight * mtp_loss
-    return loss, shown, results
+    return loss, shown, wrong

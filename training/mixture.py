@@ -254,7 +254,9 @@ def _repeat(rng: random.Random, done: float) -> Sample:
 def _recall(rng: random.Random, done: float) -> Sample:
     """Facts told and asked for; their number grows to thirty, slowly at first: to look them up is learned on few."""
     most = 2 + round(28 * done**2)
-    return recall.sample_with(rng, "train", rng.randint(1, most), rng.random() < 0.4)
+    num_facts = rng.randint(1, most)
+    between = recall.far(rng, num_facts) if rng.random() < 0.4 * done else 0
+    return recall.sample_with(rng, "train", num_facts, rng.random() < 0.4, between=between)
 
 
 def _recall_picture(rng: random.Random, done: float) -> Sample:

@@ -69,7 +69,9 @@ class Optimizer:
             else:
                 others.append(param)
         self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW([*others, *heads.parameters()], lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
+        others += heads.parameters()
+        fused = others[0].device.type != "cpu"  # a launch for all of them; for few and small ones, a processor's loss
+        self.adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
 
     def step(self, scale: float, muon_scale: float = 1.0) -> None:
         self.muon.step(self.muon_lr * scale * muon_scale)

@@ -30,7 +30,7 @@ class Phase:
     mtp_weight: float = 0.0
     probe_weight: float = 1.0
     rows: int = 1
-    most_tokens: int = 1024
+    most_tokens: int = 2048
 
 
 _PLAIN = {"plain": 74, "clip": 8, "recall": 5, "chat": 3, "unknown": 2, "tools": 4, "sign": 4}

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from training import parallel
 from training.data import Encoder
 from training.export import export, read_weights, save_json
-from training.fast import vision_tokens
+from training.fast import compile_layers, vision_tokens
 from training.losses import VisionHeads, answer_loss
 from training.mixture import draw, texts
 from training.model import demo_config, new_model
@@ -101,6 +101,8 @@ class Trainer:
             self.tokenizer = train_tokenizer(texts(args.seed))
         config = demo_config(token_ids(self.tokenizer), self.tokenizer.get_vocab_size())
         self.model = new_model(config, args.seed).to(args.device)
+        if args.device != "cpu":
+            compile_layers()
         if args.start and not state:
             read_weights(self.model, args.start)
         self.heads = VisionHeads(self.model.lm_head.in_features).to(args.device)
@@ -124,27 +126,34 @@ class Trainer:
     def part(self, phase: Phase, batch: dict[str, Any]) -> tuple[dict[str, float], dict[str, list[bool]]]:
         """Adds one part's gradients; returns its figures, and which answers were right."""
         args = self.args
+        if phase.parts:
+            self.tokens += int((batch["segments"] > 0).sum()) * parallel.world()
         batch = {
             k: v.to(args.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
         }
         with torch.autocast(args.device, torch.bfloat16) if args.dtype == "bfloat16" else nullcontext():
             tokens = vision_tokens(self.model, batch["pixels"], batch["grids"]) if "pixels" in batch else None
-            shown: dict[str, float] = {}
-            results: dict[str, list[bool]] = {}
+            shown: dict[str, torch.Tensor] = {}
+            skills, wrong = batch.get("skills", []), torch.zeros(0, dtype=torch.long, device=args.device)
             loss = torch.zeros((), device=args.device)
             if tokens is not None and phase.probe_weight:
                 probe_loss, shown = self.heads(tokens, batch["targets"], batch["boxes"])
                 loss = loss + probe_loss * phase.probe_weight
             if phase.parts:
                 heads = self.heads if phase.probe_weight else None
-                text_loss, text_shown, results = answer_loss(self.model, batch, tokens, phase.mtp_weight, heads)
+                text_loss, text_shown, wrong = answer_loss(self.model, batch, tokens, phase.mtp_weight, heads)
                 loss = loss + text_loss
                 shown |= text_shown
-                self.tokens += int((batch["segments"] > 0).sum()) * parallel.world()
-        if not math.isfinite(loss.item()):
-            raise FloatingPointError(f"the loss is {loss.item()} at step {self.step}: lower --muon-lr or --adam-lr")
         (loss / self.batches_per_step).backward()
-        return shown, results
+        # A card is waited for once, when all that it has to do is known there.
+        whole, *values = torch.stack([loss.detach().float(), *(value.float() for value in shown.values())]).tolist()
+        if not math.isfinite(whole):
+            raise FloatingPointError(f"the loss is {whole} at step {self.step}: lower --muon-lr or --adam-lr")
+        figures = {name: value for name, value in zip(shown, values, strict=True) if not math.isnan(value)}
+        results: dict[str, list[bool]] = {}
+        for skill, errors in zip(skills, wrong.tolist(), strict=True):
+            results.setdefault(skill, []).append(errors == 0)
+        return figures, results
 
     def apply(self, phase: Phase) -> None:
         """Sums gradients over processes and takes the step.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
@@ -90,6 +91,25 @@ def test_a_neighbour_in_the_row_changes_nothing(model: Any, encoder: Encoder) ->
         return text_states(model, embeds, batch["position_ids"], batch["segments"])[0][0, start:]
 
     torch.testing.assert_close(states(one), states(other), atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("forms")
+def test_compiled_layers_are_two_graphs(model: Any, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each kind of layer, without a break, however many layers there are; gradients stay as they were."""
+    batch = collate(encoder, [encoded(encoder, ("recall", "tools"))], 1024)
+    embeds = model.get_input_embeddings()(batch["input_ids"])
+
+    def gradients() -> list[torch.Tensor]:
+        states, *_ = text_states(model, embeds, batch["position_ids"], batch["segments"])
+        return list(torch.autograd.grad(states.square().mean(), params, retain_graph=True))
+
+    params = [param for param in model.model.language_model.layers.parameters()]
+    expected = gradients()
+    counted = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(fast, "_layer", torch.compile(fast._layer, backend=counted, dynamic=False, fullgraph=True))
+    for found, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-3)
+    assert counted.frame_count == 2
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(1, 8), (63, 32), (96, 32), (70, 16), (200, 128)])

@@ -1,15 +1,18 @@
-"""One to thirty facts that the conversation tells, and questions about them up to 800 tokens later."""
+"""One to thirty facts that the conversation tells, and questions about them up to 2,000 tokens later."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from training import words
+from training import scenes, words
 from training.language import ask, capital, filled
 from training.scenes import COLORS, Split
-from training.skills.base import Sample, Skill, Turn, conversation
+from training.skills import describing
+from training.skills.base import Sample, Skill, Turn, conversation, image
+from training.skills.chat import chat_turn, off_topic_turn, repeat_turn
 
 NOT_TOLD = "You have not told me."
 _PEOPLE = (
@@ -37,6 +40,7 @@ _REMEMBER = (
     "Please [memorize|learn] the following: ",
 )
 _NOTED = "OK."
+_FAR = 1700  # tokens between facts and questions, at most: of each fact, 35 are taken off, so that rows hold all
 
 
 @dataclass(frozen=True)
@@ -192,8 +196,13 @@ def facts(rng: random.Random, split: Split, count: int) -> list[Fact]:
     return list(found.values())
 
 
-def sample_with(rng: random.Random, split: Split, num_facts: int, spread: bool, questions: int | None = None) -> Sample:
-    """A conversation that tells `num_facts` facts, at once or (`spread`) over several turns, and asks for some."""
+def sample_with(
+    rng: random.Random, split: Split, num_facts: int, spread: bool, questions: int | None = None, between: int = 0
+) -> Sample:
+    """A conversation that tells `num_facts` facts, at once or (`spread`) over several turns, and asks for some.
+
+    `between`: about so many tokens of other turns, with pictures and without, lie between what is told and the questions.
+    """
     told = facts(rng, split, num_facts + 1)
     unknown = told.pop()
     groups = [told]
@@ -210,11 +219,47 @@ def sample_with(rng: random.Random, split: Split, num_facts: int, spread: bool, 
         turns.append(Turn("recall", fact.question(rng, split), fact.answer))
     if questions is None and rng.random() < 0.12:
         turns.insert(rng.randint(0, len(turns)), Turn("not told", unknown.question(rng, split), NOT_TOLD))
-    return conversation(rng, [*before, *turns], [])
+    if not between:
+        return conversation(rng, [*before, *turns], [])
+    parts = [conversation(rng, before, []), *_others(rng, split, between), conversation(rng, turns, [])]
+    messages, skills = ([each for part in parts for each in getattr(part, name)] for name in ("messages", "skills"))
+    return Sample(parts[-1].skill, messages, skills, parts[-1].grade)
+
+
+def far(rng: random.Random, num_facts: int) -> int:
+    """How many tokens may lie between so many facts and the questions about them."""
+    return rng.randint(0, _FAR - 35 * num_facts)
+
+
+def _others(rng: random.Random, split: Split, tokens: int) -> list[Sample]:
+    """Conversations about other things, of `tokens` tokens or a little less."""
+    found = []
+    while tokens > 0:
+        if rng.random() < 0.5:
+            picture = scenes.random_picture(rng, scenes.random_size(rng, largest=320), rng.randint(1, 3), split)
+            asked = (describing.caption_turn, describing.place_turn, describing.color_turn)
+            turns = [rng.choice(asked)(rng, picture, split) for _ in range(rng.randint(1, 2))]
+            each = conversation(rng, turns, [image(picture)])
+            tokens -= picture.width * picture.height // 1024
+        else:
+            each = conversation(rng, [rng.choice((chat_turn, off_topic_turn, repeat_turn))(rng, split)], [])
+        tokens -= sum(_roughly(message["content"]) for message in each.messages)
+        found.append(each)
+    return found[:-1]  # the last one was too much
+
+
+def _roughly(content: str | list[dict[str, Any]]) -> int:
+    """A message's tokens without its media, more or less."""
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return 6 + sum(len(text) for text in texts) // 3
 
 
 def _sample(num_facts: int) -> Callable[[random.Random, Split], Sample]:
-    return lambda rng, split: sample_with(rng, split, num_facts, rng.random() < 0.4, questions=1)
+    def sample(rng: random.Random, split: Split) -> Sample:
+        between = far(rng, num_facts) if rng.random() < 0.7 else 0
+        return sample_with(rng, split, num_facts, rng.random() < 0.4, questions=1, between=between)
+
+    return sample
 
 
 SKILLS = (

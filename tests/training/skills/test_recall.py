@@ -7,6 +7,9 @@ import re
 
 import pytest
 
+from training.data import Encoder, Example
+from training.mixture import realized
+from training.phases import PHASES
 from training.skills import recall
 from training.skills.base import Sample
 from training.skills.recall import NOT_TOLD
@@ -107,3 +110,22 @@ def test_the_evaluation_asks_one_question_about_so_many_facts(count: int) -> Non
     assert sample.skills.count("recall") == 1
     statements = [each for each in told(sample) if content(each) - {"facts", "some", "this", "these", "here"}]
     assert count <= len([each for each in statements if each.endswith(".")]) <= count + 2
+
+
+def test_rows_hold_what_was_told_far_before(encoder: Encoder) -> None:
+    """Between what is told and what is asked lie other turns, of pictures too, for a thousand tokens and more."""
+    rng = random.Random(0)
+    lengths, distances = [], []
+    for num_facts in (1, 10, 30) * 12:
+        sample = recall.sample_with(rng, "seen", num_facts, True, between=recall.far(rng, num_facts))
+        texts = [m["content"] if isinstance(m["content"], str) else "a picture" for m in sample.messages]
+        last = max(i for i, text in enumerate(texts) if text == "OK.")
+        asked = sample.skills.index("recall" if "not told" not in sample.skills else "not told")
+        assert len(sample.skills) == len(texts) // 2
+        assert 2 * asked >= last  # nothing is asked before all is told
+        example = realized(sample)
+        lengths.append(len(encoder.encode(example).ids))
+        rest = Example(sample.messages[last + 1 :], sample.skills[last // 2 + 1 :], example.media)
+        distances.append(len(encoder.encode(rest).ids))
+    assert max(lengths) <= max(phase.most_tokens for phase in PHASES)
+    assert max(distances) > 1000

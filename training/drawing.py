@@ -187,7 +187,23 @@ def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
     if rng.random() < 0.5:
         photo = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     box = (left, top, left + width, top + height)
-    return photo.resize(size, Image.Resampling.BICUBIC, box=box)
+    image = photo.resize(size, Image.Resampling.BICUBIC, box=box)
+    return image if picture.seed >= 2**31 else _varied(rng, image, names)
+
+
+def _varied(rng: np.random.Generator, image: Image.Image, names: tuple[str, ...]) -> Image.Image:
+    """A photograph as nobody took it: a few photographs are learned by heart, and no other one is known for one."""
+    if rng.random() < 0.3:
+        other = _photo(names[int(rng.integers(len(names)))]).resize(image.size, Image.Resampling.BILINEAR)
+        image = Image.blend(image, other, float(rng.uniform(0.2, 0.6)))
+    if rng.random() < 0.5:
+        channels = image.split()
+        image = Image.merge("RGB", [channels[i] for i in rng.permutation(3)])
+    if rng.random() < 0.3:
+        image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    gains = rng.uniform(0.6, 1.3, 3), rng.uniform(-40, 40)
+    table = np.clip(np.arange(256) * gains[0][:, None] + gains[1], 0, 255).astype(np.uint8)
+    return image.point(table.flatten().tolist())
 
 
 @functools.lru_cache(maxsize=4096)

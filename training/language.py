@@ -25,7 +25,40 @@ _BEFORE = (
     "Please tell me: ", "Tell me, ", "Can you tell me: ", "Hey, ", "Hi! ", "OK, ", "So, ", "And ", "Quick question: ",
     "Could you tell me this: ", "Now: ", "Hmm, ", "Please: ", "One more thing: ", "Look closely. ",
 )  # fmt: skip
-_AFTER = (", please", " please", ", do you know", " now", ", can you see", " exactly", " here")
+_AFTER = (", please", " please", ", do you know", " now", ", can you see", " exactly", " here", " pls",
+          " plz", " thx", " tho"," lol", " rn", " right now", " for me", " then")  # fmt: skip
+_TYPED_BEFORE = (
+    "um ",
+    "uh ",
+    "ok so ",
+    "yo ",
+    "well ",
+    "btw ",
+    "so ",
+    "hmm ",
+    "alright ",
+    "hey ",
+    "ok ",
+    "and ",
+    "also ",
+)
+# In a chat, where a word is a letter; of whole words, and never of what a slot holds.
+_SHORT = {
+    "you": "u", "are": "r", "your": "ur", "please": "pls", "what is": "whats", "where is": "wheres", "who is": "whos",
+    "there is": "theres", "how is": "hows", "give me": "gimme", "let me": "lemme", "do you see": "u see", "them": "em",
+    "want to": "wanna", "picture": "pic", "isn't": "isnt", "doesn't": "doesnt", "don't": "dont", "what's": "wats",
+    "where's": "wheres", "what": "wat", "do you": "do ya",
+    "because": "cuz", "image": "img",
+}  # fmt: skip
+# What people leave out: the beginning of a question, and what it ends with.
+_LEFT_OUT = (
+    (r"^(Is|Are) there (an? |any )?", "any "), (r"^Do you see ", "see "), (r"^What is the ", "the "),
+    (r"^What is the ", ""), (r"^(Can|Could) you ", ""), (r"^Tell me ", ""),
+    (r"^(How many .+) (are there|do you see)\b", r"\1"),
+    (r"^What do you see ", "what "), (r"^(Is|Does) ", ""), (r"^I (need|want|would like) ", ""), (r"\b(the|an?) ", ""),
+    (r"^Where is ", "where "), (r"^Are ", ""),
+)  # fmt: skip
+_DIGITS = {number: str(index) for index, number in enumerate(NUMBERS) if index > 1}
 _TYPED_AS = {"the": "teh", "what": "waht", "shape": "shpae", "color": "colr", "colour": "coulour", "there": "ther",
              "where": "were", "picture": "pic", "image": "img", "are": "r", "you": "u", "many": "mnay",
              "please": "pls", "which": "wich", "is": "si", "square": "sqare", "triangle": "triangel"}  # fmt: skip
@@ -55,6 +88,10 @@ def filled(rng: random.Random, template: str, **slots: object) -> str:
 
 def loosened(rng: random.Random, text: str) -> str:
     """The text as people type it: contracted, politely, without capitals or marks, with a slip of the fingers."""
+    if rng.random() < 0.12 and text[-1] == "?":
+        pattern, left = rng.choice(_LEFT_OUT)
+        shorter = re.sub(pattern, left, text)
+        text = shorter if len(shorter.split()) > 1 else text
     if rng.random() < 0.35:
         mark = "'" if rng.random() < 0.75 else ""
         for full, short in _CONTRACTIONS:
@@ -73,9 +110,20 @@ def loosened(rng: random.Random, text: str) -> str:
         text = text.lower().rstrip(".?!")
     elif draw < 0.45:
         text = text.upper()
+    if rng.random() < 0.08:
+        text = _shortened(rng, text)
     if rng.random() < 0.06:
         text = slipped(rng, text)
     return text
+
+
+def _shortened(rng: random.Random, text: str) -> str:
+    """The text as it is typed in a hurry: some words short, numbers as digits, more or fewer marks at its end."""
+    for long, short in rng.sample([*(_SHORT | _DIGITS).items()], 12):
+        text = re.sub(rf"\b{long}\b", short, text, flags=re.IGNORECASE)
+    if rng.random() < 0.3:
+        text = rng.choice(_TYPED_BEFORE) + text[0].lower() + text[1:]
+    return text.rstrip(".?!") + rng.choice(("", "", "?", "??", "?!", "..."))
 
 
 def slipped(rng: random.Random, text: str) -> str:

@@ -15,7 +15,8 @@ THERE = (
     "[Do|Can] you see {noun} [here|in the picture|]?",
     "Does [the picture|the image|it] [show|contain|have] {noun}?",
     "Is {noun} [in the picture|in there|to be seen]?",
-    "Are there any {nouns}?",
+    "[Are there any {nouns}|Any {nouns}|See any {nouns}|See {noun}|You see {noun}|There are {nouns}, [right|yes]|"
+    "{noun}, is there one|And {noun}|{noun} in there|Got any {nouns}|Do we have {noun}]?",
     "Any {nouns} [in it|here|in the picture|]?",
     "Can {noun} be seen [anywhere|in it]?",
     "[Can|Could] you [find|make out] {noun}[ here|]?",
@@ -30,7 +31,9 @@ IS = (
     "Is the {name} {value}?",
     "Is the {name} {value}?",
     "The {name} is {value}, [right|isn't it|is it]?",
-    "Would you say [that |]the {name} is {value}?",
+    "[Would you say [that |]the {name} is {value}|So the {name} is {value}|{name} {value}|"
+    "And the {name}, is it {value}|"
+    "The {name} is {value}, yes or no|The {name} is {value}, correct]?",
     "Is it true that the {name} is {value}?",
     "[I think|I would say] the {name} is {value}. [Right|Is that true|Correct]?",
     "Can you see [if|whether] the {name} is {value}?",
@@ -42,7 +45,7 @@ IS_IT = (
     "Is it {value}?",
     "Is that {value}?",
     "It is {value}, right?",
-    "So is it {value}?",
+    "[So is it {value}|{value}|Is it {value} or not|So {value}|It is {value}|{value}, right|{value}, yes or no]?",
     "Would you call it {value}?",
     "Would you say it is {value}?",
     "And is it {value}?",
@@ -53,7 +56,8 @@ IS_IT = (
 NUMBER = (
     "Are there {number} [shapes|things|objects] [in the picture|]?",
     "Do you see {number} [shapes|things|objects]?",
-    "Is the number of shapes {number}?",
+    "[Is the number of shapes {number}|{number} [shapes|things|objects]|Are there {number}|So {number} [shapes|things]|"
+    "{number} of them|{number} in all|You see {number} [shapes|things]]?",
     "Does [the picture|it] [show|have|contain] {number} [shapes|things]?",
     "There are {number} [shapes|objects], right?",
     "Are there exactly {number} [shapes|things]?",
@@ -61,17 +65,24 @@ NUMBER = (
     "Is the number of [objects|things] {number}?",
     "Do you see exactly {number} [shapes|objects]?",
 )
-BACKGROUND = ("Is the background {color}?", "Does [it|the picture] have a {color} background?", "Is it on {color}?",
-              "Is the color of the background {color}?", "The background is {color}, right?",
-              "Does it have a background of {color}?", "Is {color} the color of the background?",
-              "Is it {color} in the background?")  # fmt: skip
+BACKGROUND = (
+    "Is the background {color}?",
+    "Does [it|the picture] have a {color} background?",
+    "[Is it on {color}|{color} background|On {color}|The background, is it {color}|A {color} background, right]?",
+    "Is the color of the background {color}?",
+    "The background is {color}, right?",
+    "Does it have a background of {color}?",
+    "Is {color} the color of the background?",
+    "Is it {color} in the background?",
+)
 COUNT = (
     "How many [shapes|objects|things] are [there|in the picture|in the image|in it]?",
     "How many [shapes|objects|things] [do you see|can you see|does it show]?",
     "Count the [shapes|objects|things].",
     "What is the number of [shapes|objects]?",
     "How many are there?",
-    "[How many shapes in all|How many shapes in total|How many things altogether|The total, please]?",
+    "[How many shapes in all|How many shapes in total|How many things altogether|The total, please|Total|"
+    "Number of [shapes|things|objects]|And how many|Count|Total number|How many of them]?",
     "[Can|Could] you count the [shapes|objects]?",
     "How many things can be counted [here|in it]?",
     "[Tell me|Say] how many [shapes|objects|things] there are.",
@@ -91,7 +102,8 @@ COUNT_OF = (
     "What is the number of {nouns}?",
     "How many {nouns} does it show?",
     "How many {nouns}?",
-    "How many {nouns} can be counted?",
+    "[How many {nouns} can be counted|Number of {nouns}|{nouns}, how many|And how many {nouns}|And {nouns}, how many|"
+    "{nouns} count|The number of {nouns}|The {nouns}, how many of them]?",
     "[Tell me|Say] how many {nouns} there are.",
     "[Can|Could] you count the {nouns}?",
     "How many {nouns} [in all|in total]?",

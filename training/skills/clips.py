@@ -12,7 +12,8 @@ from training.skills.base import Sample, Shown, Skill, Turn, conversation, video
 
 MOTION_PHRASES = {"left": "to the left", "right": "to the right", "up": "up", "down": "down"}
 CAPTION = (
-    "What happens?",
+    "[What happens|What happened|What is up here|And what happens|Summary|So what happens|What goes on|Describe it|"
+    "What did you see|What is this video about]?",
     "What happens [in the video|in the clip|in this video|here]?",
     "What is [happening|going on] [in this clip|in the video|here]?",
     "[Describe|Summarize|Summarise|Caption] [the video|this clip|the clip|this video].",
@@ -35,13 +36,17 @@ MOTION = (
     "[Which way|Where] does it [move|go]?",
     "In [which|what] direction does it move?",
     "[Which way|Where] does the {name} [move|go]?",
-    "How does the {name} move?",
+    "[How does the {name} move|{name} goes where|Where did the {name} go|Direction of the {name}|"
+    "The {name} moves where|"
+    "Which way, the {name}|And the {name}, which way]?",
     "[What|Which] direction is it moving in?",
     "In which direction does the {name} [move|go]?",
     "Where is the {name} [going|heading|moving] to?",
     "[Where|Which way] is it [going|heading|moving]?",
     "Tell me [where|which way] the {name} moves.",
-    "How does it move?",
+    "[How does it move|Which way|What direction|Direction|Where to|Where did it go|It goes where|Moves where|"
+    ""
+    "And which way]?",
     "In [which|what] direction is [it|the {name}] moving?",
     "Tell me which way it [moves|goes].",
 )
@@ -49,7 +54,7 @@ DOES_IT_MOVE = (
     "Does it move?",
     "Does the {name} move?",
     "Is the {name} moving?",
-    "Is it moving?",
+    "[Is it moving|Any movement|Does it stay still or move|Moving|Is there motion|Did it move|Anything moving]?",
     "Does the {name} change its position?",
     "Do you see the {name} move?",
     "Does anything move?",
@@ -60,7 +65,9 @@ CHANGE = (
     "[What|Which] [color|colour] does it [become|turn into|get]?",
     "How does [its|the] [color|colour] change?",
     "[What|Which] [color|colour] does the {name} [become|turn into|change to]?",
-    "To [what|which] [color|colour] does it change?",
+    "[To [what|which] [color|colour] does it change|Changes to what [color|colour]|New [color|colour]|[Color|"
+    "Colour] at the end|"
+    "What [color|colour] after|What is the new [color|colour]|[Color|Colour] afterwards]?",
     "Into which [color|colour] does the {name} turn?",
     "[What|Which] [color|colour] is it [afterwards|then]?",
     "Tell me [what|which] [color|colour] the {name} [becomes|gets].",
@@ -88,7 +95,8 @@ SHAPE = (
 WHEN = (
     "When does [it|the {name}] {verb}?",
     "At [what|which] [time|second|moment] does [it|the {name}] {verb}?",
-    "When [exactly |]does that happen?",
+    "[When [exactly |]does that happen|When|At what time|What second|Which second|When was that|Time of it|And when|"
+    "The time, please|At which moment]?",
     "At which [time|second] does that happen?",
     "At what point [in the video |]does the {name} {verb}?",
     "After how many seconds does [it|the {name}] {verb}?",
@@ -100,7 +108,9 @@ WHEN = (
 OTHERS = (
     "What else [is there|do you see|is in the video]?",
     "Is there anything else [in the video|]?",
-    "[Which|What] other shape is there?",
+    "[[Which|What] other shape is there|What else|Anything else|And else|Other shapes|The other one|"
+    "What is the other one|"
+    "And the other shape]?",
     "What else can be seen?",
     "Do you see anything else?",
     "Which other shape do you see?",

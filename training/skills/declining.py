@@ -15,6 +15,26 @@ from training.skills.base import Sample, Skill, Turn, conversation, image, pictu
 from training.skills.chat import CANT_TELL, off_topic_turn
 from training.skills.describing import CAPTION, COLOR, PLACE, WHAT
 from training.skills.reading import READ
+from training.skills.structured import AS_JSON
+
+# Of photographs; of which nothing can be told.
+PHOTO = (
+    "Who [are these people|is in it|is the person]?",
+    "What is the [man|woman|child|person] [doing|holding|wearing]?",
+    "In which [country|town] was [this|it] taken?",
+    "Is it [day or night|summer or winter|inside or outside]?",
+    "What [building|place|city|food|car|plant|breed|bird] is [this|that|shown]?",
+    "How old is [the man|the woman|this person|this picture]?",
+    "[Which|What] [animals|plants|cars|people|faces] do you see?",
+    "[Is this|Is that] a [real |]photo[graph|]?",
+    "How many [animals|cars|faces|trees] are there?",
+    "What is the [mood|season|weather] in this [photo|picture]?",
+    "Is there a [person|face|dog|cat|tree|car] in it?",
+    "[What|Which] objects are on the [table|wall|floor]?",
+    "How many [people|trees] do you see in this [photo|picture]?",
+    "What is the name of [the place|this plant|the person]?",
+    "Which [season|city] is [shown|it]?",
+)
 
 
 def random_unknown(rng: random.Random, split: Split) -> Unknown:
@@ -27,7 +47,7 @@ def unknown_turn(rng: random.Random, split: Split) -> Turn:
     """Any question about a picture of nothing that is known."""
     shape, color = rng.choice(SHAPES), rng.choice(tuple(COLORS))
     templates, slots = rng.choice((
-        (CAPTION, {}), (CAPTION, {}), (CAPTION, {}), (COUNT, {}), (READ, {}),
+        (CAPTION, {}), (CAPTION, {}), (CAPTION, {}), (COUNT, {}), (READ, {}), (PHOTO, {}), (PHOTO, {}), (AS_JSON, {}),
         (COLOR, {"name": shape}), (PLACE, {"name": rng.choice((shape, f"{color} {shape}"))}),
         (WHAT, {"place": at(rng.choice(ALL_PLACES))}), (THERE, {"noun": f"a {shape}", "nouns": plural(shape)}),
     ))  # fmt: skip

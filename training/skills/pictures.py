@@ -15,7 +15,8 @@ ORDINALS = ("first", "second", "third", "fourth")
 WHICH = (
     "[Which|What] [picture|image] [has|shows|contains] {noun}?",
     "In [which|what] [picture|image] [is there|do you see] {noun}?",
-    "[Which|What] [one|picture] shows {noun}?",
+    "[[Which|What] [one|picture] shows {noun}|{noun}, which [one|picture]|Where is {noun}, which [one|picture]|"
+    "[Picture|Image] with {noun}|Which [one|] has {noun}|{noun} is where, first or second]?",
     "Where do you see {noun}, in which [picture|image]?",
     "Which of the [pictures|images] [has|shows] {noun}?",
     "{noun} is in which [picture|image]?",
@@ -29,7 +30,8 @@ NTH = (
     "Describe the {nth} [picture|image].",
     "What does the {nth} [picture|image|one] show?",
     "What do you see in the {nth} [picture|image|one]?",
-    "And the {nth} one?",
+    "[And the {nth} one|And the {nth}|The {nth} [one|picture|image]|{nth} [picture|image]|What about the {nth}[ one|]|"
+    "Now the {nth} one|The {nth} shows what|What is the {nth} one]?",
     "Caption the {nth} [picture|image].",
     "Tell me what is in the {nth} [picture|image].",
     "What can be seen in the {nth} [picture|image|one]?",
@@ -37,11 +39,11 @@ NTH = (
     "Tell me what the {nth} [picture|image] shows.",
 )
 DIFFERS = (
-    "What is different?",
+    "[What is different|Difference|Differences|What changed|The difference|Changes|Any change, and what|What is new]?",
     "What [differs|changed|has changed] [between the two pictures|between them|]?",
     "What is the difference [between the pictures|between the two images|]?",
     "How [do the pictures|do they|do these images] differ?",
-    "[Find|Spot] the difference.",
+    "[Find|Spot|Name|Show|Explain] [the difference|what changed|what is different|the change|how they differ].",
     "Compare the two [pictures|images].",
     "Tell me [what differs|what is different|the difference].",
     "What is different [in the second picture|in the second one]?",

@@ -15,7 +15,8 @@ from training.skills.base import Sample, Skill, Turn, conversation, image
 READ = (
     "What does [it|the sign|the picture|this] say?",
     "What is written [here|there|in the picture|on it|on the sign]?",
-    "[Read|Say|Write down] [the text|it|the word|this|what it says].",
+    "[Read|Say|Write down|Copy|Type|Just read|Read aloud|Decipher] "
+    "[the text|it|the word|this|what it says|that|the letters|the sign|all text|what is there|everything].",
     "[What|Which] [word|text] [is this|is it|do you see|is in the picture]?",
     "[Which|What] [letters|words] [are there|do you see|are written there]?",
     "[Transcribe|Read out] [the text|the picture].",
@@ -26,7 +27,8 @@ READ = (
     "What text [appears|is shown] [here|in the image]?",
     "[Can|Could] you read [it|this|the sign|the text][ to me|]?",
     "Tell me what [it says|is written here|the sign says].",
-    "The text[, please|]?",
+    "[The text|The word|Words|The words|The letters|The sign|The writing|What text|Which word|What word|"
+    "What letters|And this sign|It says what|The sign says what|Says what][, please|]?",
     "Which [text|word] can you [read|see] [here|]?",
     "Tell me what you can read.",
     "[Can|Could] you [transcribe|spell out] [it|the word]?",
@@ -37,7 +39,8 @@ COLOR = (
     "What is the [color|colour] of the [text|word|writing]?",
     "In [what|which] [color|colour] [is it|is the text|is the word|was it] written?",
     "[What|Which] [color|colour] [do the letters have|are the letters|are these letters|is the writing in]?",
-    "Which [color|colour] is used for the [text|word]?",
+    "[Which [color|colour] is used for the [text|word]|[Color|Colour] of the [letters|text|word]|Text [color|colour]|"
+    "The letters, [which|what] [color|colour]|The writing is [which|what] [color|colour]|Font [color|colour]]?",
     "Tell me the [color|colour] of the [text|word|letters].",
     "[What|Which] [color|colour] does the [text|word|writing] have?",
     "What is the [color|colour] of the letters?",
@@ -46,7 +49,7 @@ COLOR = (
 HOW_MANY = (
     "How many words are [there|in the picture|on it]?",
     "How many words [do you see|can you read]?",
-    "Count the words.",
+    "[Count the words.|Number of words?|Words, how many?|Word count?|And how many words?]",
     "What is the number of words?",
     "[Tell me|Say] how many words there are.",
     "[Can|Could] you count the words?",

@@ -12,7 +12,7 @@ from training.language import ask, capital, filled
 from training.scenes import COLORS, Split
 from training.skills import describing
 from training.skills.base import Sample, Skill, Turn, conversation, image
-from training.skills.chat import chat_turn, off_topic_turn, repeat_turn
+from training.skills.chat import chat_turn, repeat_turn
 
 NOT_TOLD = "You have not told me."
 _PEOPLE = (
@@ -40,7 +40,7 @@ _REMEMBER = (
     "Please [memorize|learn] the following: ",
 )
 _NOTED = "OK."
-_FAR = 1700  # tokens between facts and questions, at most: of each fact, 35 are taken off, so that rows hold all
+_FAR = 1650  # tokens between facts and questions, at most: of each fact, 35 are taken off, so that rows hold all
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def sample_with(
 ) -> Sample:
     """A conversation that tells `num_facts` facts, at once or (`spread`) over several turns, and asks for some.
 
-    `between`: about so many tokens of other turns, with pictures and without, lie between what is told and the questions.
+    `between`: about so many tokens of other turns, with pictures and without, lie between the facts and the questions.
     """
     told = facts(rng, split, num_facts + 1)
     unknown = told.pop()
@@ -242,7 +242,7 @@ def _others(rng: random.Random, split: Split, tokens: int) -> list[Sample]:
             each = conversation(rng, turns, [image(picture)])
             tokens -= picture.width * picture.height // 1024
         else:
-            each = conversation(rng, [rng.choice((chat_turn, off_topic_turn, repeat_turn))(rng, split)], [])
+            each = conversation(rng, [rng.choice((chat_turn, repeat_turn))(rng, split)], [])
         tokens -= sum(_roughly(message["content"]) for message in each.messages)
         found.append(each)
     return found[:-1]  # the last one was too much

@@ -40,7 +40,9 @@ IS_IT = (
     "Is the {first} {relation} the {second}?",
     "The {first} is {relation} the {second}, [right|isn't it]?",
     "Would you say the {first} is {relation} the {second}?",
-    "Do you see the {first} {relation} the {second}?",
+    "[Do you see the {first} {relation} the {second}|{first} {relation} the {second}|"
+    "So the {first} is {relation} the {second}|"
+    "The {first}, is it {relation} the {second}|And is the {first} {relation} the {second}]?",
     "Is it true that the {first} is {relation} the {second}?",
     "Can you see [if|whether] the {first} is {relation} the {second}?",
     "The {first}: is it {relation} the {second}?",
@@ -52,7 +54,9 @@ WHAT = (
     "What do you see {relation} the {second}?",
     "What can be seen {relation} the {second}?",
     "Which shapes are {relation} the {second}?",
-    "Name what is {relation} the {second}.",
+    "[Name what is {relation} the {second}.|{relation} the {second}?|And {relation} the {second}?|"
+    "Anything {relation} the {second}?|"
+    "Everything {relation} the {second}.|Shapes {relation} the {second}?|What is there {relation} the {second}?]",
     "What can you see {relation} the {second}?",
     "Tell me what is {relation} the {second}.",
     "[Which|What] is the [shape|thing] {relation} the {second}?",
@@ -62,7 +66,9 @@ WHAT = (
 WHERE = (
     "Where is the {first} compared [to|with] the {second}?",
     "Where is the {first} relative to the {second}?",
-    "On which side of the {second} is the {first}?",
+    "[On which side of the {second} is the {first}|The {first} is where, next to the {second}|"
+    "From the {second}, where is the {first}|"
+    "Which side of the {second} is the {first} on|The {second} is here, where is the {first}]?",
     "Seen from the {second}, where is the {first}?",
     "Relative to the {second}, where is the {first}?",
     "Where is the {first}, seen from the {second}?",
@@ -73,7 +79,8 @@ WHERE = (
 BETWEEN = (
     "[What|Which shape|Which thing] is between the {first} and the {second}?",
     "What do you see between the {first} and the {second}?",
-    "What [lies|stands] between the {first} and the {second}?",
+    "[What [lies|stands] between the {first} and the {second}|Between the {first} and the {second}|"
+    "Anything between the {first} and the {second}]?",
     "Between the {first} and the {second}, what is there?",
     "Tell me what is between the {first} and the {second}.",
     "[Which shape|Which thing] do you see between the {first} and the {second}?",
@@ -83,7 +90,9 @@ EXTREME = (
     "[What|Which] is the {most} [shape|one|thing|object]?",
     "[Which|What] shape is the {most}?",
     "Which one is the {most}?",
-    "Which of them is the {most}?",
+    "[Which of them is the {most}|And the {most}|The {most} [one|thing]|"
+    "What is {most}|Which is {most}|"
+    "The {most} in there|Which shape is {most}|And which is the {most}]?",
     "[Find|Name] the {most} [shape|object].",
     "Of all shapes, which one is the {most}?",
     "Tell me which [shape|one] is the {most}.",

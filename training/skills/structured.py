@@ -18,7 +18,8 @@ BOX = (
     "What is the [bounding box|box] of the {name}?",
     "Where [exactly |]is the {name}? [Answer|Reply] with a [box|bounding box].",
     "[Draw|Put] a box around the {name}.",
-    "Box the {name}.",
+    "[Box the {name}|Bounding box, {name}|{name} bbox|Bbox of the {name}|Box for the {name}|Box around the {name}|"
+    "Coordinates of the {name}|Outline the {name} with a box|The {name} as a box].",
     "I [need|want] the box [coordinates |]of the {name}.",
     "[Output|Return] the [coordinates|bbox coordinates] of the {name}.",
     "Give me [a|the] box around the {name}.",
@@ -29,7 +30,9 @@ BOXES = (
     "[Find|Locate|Detect] all {nouns} [and give their boxes|with boxes|and return their bounding boxes].",
     "[Give|Return] the [bounding boxes|boxes] of all {nouns}.",
     "Detect [every {noun}|all {nouns}] and [output|report] the bbox coordinates in JSON.",
-    "Boxes of all {nouns}, please.",
+    "[Boxes of all {nouns}, please|All {nouns} as boxes|Bounding boxes, {nouns}|Bboxes of the {nouns}|"
+    "Boxes around the {nouns}|"
+    "Box all {nouns}|Box every {noun}].",
     "I want a box around every {noun}.",
     "[Draw|Put] [boxes|bounding boxes] around all {nouns}.",
     "Find every {noun} and give its box.",
@@ -40,7 +43,8 @@ POINT = (
     "[Point to|Point at] the {name}.",
     "Give the [point|center point|coordinates of the center] of the {name}.",
     "[Where|At which point] is the {name}? [Answer|Reply] with a point.",
-    "Click on the {name}.",
+    "[Click on the {name}|Click the {name}|Tap the {name}|Point, {name}|Center of the {name}|{name} point|"
+    "Tap on the {name}].",
     "Mark the {name} with a point.",
     "Where is the center of the {name}? Give a point.",
     "[Put|Set] a point on the {name}.",
@@ -53,7 +57,8 @@ AS_JSON = (
     "[Answer|Reply] in JSON. [Which|What] shapes are there? Use color, shape and place.",
     "Output a JSON list with the color, shape and place of [every|each] shape.",
     "As JSON, with the keys color, shape and place: what is in the picture?",
-    "JSON with color, shape and place of all shapes[, please|].",
+    "[JSON|JSON, please|JSON of it all|All as JSON|Shapes as JSON|The shapes in JSON|As JSON|In JSON|"
+    "JSON with color, shape and place of all shapes[, please|]|I need JSON of the shapes].",
     "[Return|Output] the shapes as JSON[ with color, shape and place|, keys color, shape, place].",
     "What is in the picture? [Reply|Answer] in JSON with color, shape and place.",
     "Give me a JSON list of all shapes with color, shape and place.",

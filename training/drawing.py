@@ -52,38 +52,50 @@ def render_picture(picture: Picture | Unknown, smooth: bool = False, scale: floa
     return Image.open(buffer).convert("RGB")
 
 
-def render_clip(clip: Clip, fractions: list[float], smooth: bool = False, scale: float = 1.0) -> list[Image.Image]:
-    """Frames of the clip at the given fractions of its duration, as RGB images at `scale` of their size."""
+def render_clip(
+    clip: Clip,
+    fractions: list[float],
+    smooth: bool = False,
+    scale: float = 1.0,
+    size: tuple[int, int] | None = None,
+) -> list[Image.Image]:
+    """Frames of the clip at the given fractions of its duration, as RGB images.
+
+    They are drawn at `scale` of the clip's size, then resized to `size`; those that show the same are one image.
+    """
     canvas = _render(clip.background, (round(clip.width * scale), round(clip.height * scale)))
-    return [_draw_items(canvas.copy(), clip.at(f), smooth) for f in fractions]
+    shown = [clip.at(fraction) for fraction in fractions]
+    frames = {items: _draw_items(canvas.copy(), items, smooth) for items in dict.fromkeys(shown)}
+    if size is not None:
+        frames = {items: frame.resize(size, Image.Resampling.BICUBIC) for items, frame in frames.items()}
+    return [frames[items] for items in shown]
 
 
 def _render(background: Background, size: tuple[int, int]) -> Image.Image:
-    width, height = size
-    start, end = (np.array(c, np.float32) for c in (background.start, background.end))
-    mix = _texture(background, width, height)
-    if mix is None:
+    if background.texture == "plain":
         return Image.new("RGB", size, background.start)
-    if background.texture == "noise":
-        return Image.fromarray(np.clip(start + 40 * mix, 0, 255).astype(np.uint8))
-    return Image.fromarray(np.clip(start * (1 - mix) + end * mix, 0, 255).astype(np.uint8))
+    mix = _texture(background, *size)
+    rest = 1 - mix
+    bands = []  # one by one: numpy is slow where the last axis is as short as three channels
+    for start, end in np.array((background.start, background.end), np.float32).T:
+        mixed = start + 40 * mix if background.texture == "noise" else start * rest + end * mix
+        bands.append(Image.fromarray(np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)))
+    return Image.merge("RGB", bands)
 
 
-def _texture(background: Background, width: int, height: int) -> np.ndarray | None:
-    """[height, width, 1] in 0 to `amount`: how far the second colour is mixed in; None for a plain background."""
+def _texture(background: Background, width: int, height: int) -> np.ndarray:
+    """[height, width] in 0 to `amount`: how far the second colour is mixed in, where the background isn't plain."""
     rng = np.random.default_rng(background.seed)
-    y, x = np.ogrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    x, y = _steps(width), _steps(height)[:, None]
     turn = rng.uniform(0, math.pi)
-    along = x * math.cos(turn) + y * math.sin(turn)
     match background.texture:
-        case "plain":
-            return None
         case "gradient":
-            mix = along
+            mix = x * math.cos(turn) + y * math.sin(turn)
         case "noise":
             mix = rng.standard_normal((height, width), dtype=np.float32) * 0.5
         case "stripes":
-            mix = (along * rng.uniform(4, 14)) % 1 > 0.5
+            along = (x * math.cos(turn) + y * math.sin(turn)) * rng.uniform(4, 14)
+            mix = along - np.floor(along) > 0.5  # several times as fast as % 1
         case "checks":
             count = rng.uniform(4, 12)
             mix = ((x * count).astype(int) + (y * count * height / width).astype(int)) % 2
@@ -92,7 +104,12 @@ def _texture(background: Background, width: int, height: int) -> np.ndarray | No
             mix = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32) / 255
         case other:
             raise ValueError(f"unknown texture {other!r}")
-    return (np.broadcast_to(mix, (height, width)).astype(np.float32) * background.amount)[..., None]
+    return np.broadcast_to(mix, (height, width)).astype(np.float32) * background.amount
+
+
+def _steps(count: int) -> np.ndarray:
+    """`count` places from 0 to 1."""
+    return np.arange(count) * (1 / max(1, count - 1))
 
 
 def _draw_items(canvas: Image.Image, items: tuple[Item, ...], smooth: bool) -> Image.Image:
@@ -104,7 +121,8 @@ def _draw_items(canvas: Image.Image, items: tuple[Item, ...], smooth: bool) -> I
         half = math.ceil(radius * 1.2) + 1
         left, top = round(item.x * width) - half, round(item.y * height) - half
         mask = Image.new("L", (2 * half * scale, 2 * half * scale))
-        points = [(scale * (half + radius * x), scale * (half + radius * y)) for x, y in outline(item)]
+        outline = _outline(item.shape, item.angle)
+        points = [(scale * (half + radius * x), scale * (half + radius * y)) for x, y in outline]
         ImageDraw.Draw(mask).polygon(points, fill=255)
         canvas.paste(item.rgb, (left, top), mask.resize((2 * half, 2 * half), Image.Resampling.BOX))
     return canvas
@@ -114,12 +132,12 @@ def item_box(item: Item, size: tuple[int, int]) -> tuple[float, float, float, fl
     """(left, top, right, bottom) as fractions of (width, height), cut at the picture's edges."""
     width, height = size
     unit = item.radius * math.sqrt(width * height)
-    xs = [item.x + x * unit / width for x, _ in outline(item)]
-    ys = [item.y + y * unit / height for _, y in outline(item)]
-    return max(0.0, min(xs)), max(0.0, min(ys)), min(1.0, max(xs)), min(1.0, max(ys))
+    left, top, right, bottom = _extent(item.shape, item.angle)
+    xs, ys = [item.x + x * unit / width for x in (left, right)], [item.y + y * unit / height for y in (top, bottom)]
+    return max(0.0, xs[0]), max(0.0, ys[0]), min(1.0, xs[1]), min(1.0, ys[1])
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)  # to open one and read its first letter takes as long as to draw a small picture
 def _font(number: int, size: int) -> ImageFont.FreeTypeFont:
     package, name = (*_FONTS, *_HELD_OUT_FONTS)[number]
     return ImageFont.truetype(_folder_of(package) / "files" / name, size)
@@ -142,24 +160,32 @@ def _folder_of(package: str) -> Path:
 
 def word_layout(word: Word, size: tuple[int, int]) -> tuple[ImageFont.FreeTypeFont, float, float, list[float]]:
     """(font, left, top, edges): where the word is drawn in pixels, and where each letter ends, from its left edge."""
+    font, x, y = _placed(word, size)
+    return font, x, y, [font.getlength(word.text[: i + 1]) for i in range(len(word.text))]
+
+
+def _placed(word: Word, size: tuple[int, int]) -> tuple[ImageFont.FreeTypeFont, float, float]:
     width, height = size
     font = _font(word.font, max(6, round(word.height * height * 1.15)))
     left, top, right, bottom = font.getbbox(word.text)
-    edges = [font.getlength(word.text[: i + 1]) for i in range(len(word.text))]
     x, y = word.x * width - (right - left) / 2 - left, word.y * height - (bottom - top) / 2 - top
     x = min(max(x, 1 - left), max(1 - left, width - 1 - right))
     y = min(max(y, 1 - top), max(1 - top, height - 1 - bottom))
-    return font, x, y, edges
+    return font, x, y
 
 
 def _draw_word(canvas: Image.Image, word: Word) -> None:
-    font, x, y, _ = word_layout(word, canvas.size)
+    font, x, y = _placed(word, canvas.size)
+    if not word.angle:
+        ImageDraw.Draw(canvas).text((x, y), word.text, fill=word.rgb, font=font)
+        return
     mask = Image.new("L", canvas.size)
     ImageDraw.Draw(mask).text((x, y), word.text, fill=255, font=font)
-    if word.angle:
-        centre = (word.x * canvas.width, word.y * canvas.height)
-        mask = mask.rotate(word.angle, Image.Resampling.BILINEAR, center=centre)
-    canvas.paste(word.rgb, (0, 0), mask)
+    centre = (word.x * canvas.width, word.y * canvas.height)
+    mask = mask.rotate(word.angle, Image.Resampling.BILINEAR, center=centre)
+    box = mask.getbbox()
+    if box is not None:
+        canvas.paste(word.rgb, box, mask.crop(box))
 
 
 @functools.lru_cache(maxsize=20)
@@ -177,6 +203,8 @@ def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
         coarse = int(rng.integers(1, 5))
         image = Image.fromarray(fine[::coarse, ::coarse]).resize(size)
         return image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0, 1.5))))
+    if picture.kind == "page":
+        return _page(rng, size)
     names = _HELD_OUT_PHOTOS if picture.seed >= 2**31 else _PHOTOS
     photo = _photo(names[int(rng.integers(len(names)))])
     aspect = size[0] / size[1]
@@ -189,6 +217,20 @@ def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
     box = (left, top, left + width, top + height)
     image = photo.resize(size, Image.Resampling.BICUBIC, box=box)
     return image if picture.seed >= 2**31 else _varied(rng, image, names)
+
+
+def _page(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
+    """A page of small print: letters, and no sign."""
+    ground = int(rng.integers(0, 256))
+    ink = (ground + int(rng.integers(90, 166))) % 256
+    image = Image.new("L", size, ground)
+    canvas = ImageDraw.Draw(image)
+    height = max(7, round(max(size) * rng.uniform(0.025, 0.06)))
+    font, letters = _font(int(rng.integers(NUM_FONTS)), height), np.array([*"abcdefghijklmnopqrstuvwxyzABCDE0123"])
+    for top in range(round(-height * rng.random()), size[1], round(height * rng.uniform(1.1, 1.9))):
+        words = ("".join(rng.choice(letters, rng.integers(1, 10))) for _ in range(2 + 3 * size[0] // (8 * height)))
+        canvas.text((rng.uniform(-1, 2) * height, top), " ".join(words), fill=ink, font=font)
+    return image.convert("RGB")
 
 
 def _varied(rng: np.random.Generator, image: Image.Image, names: tuple[str, ...]) -> Image.Image:
@@ -207,7 +249,14 @@ def _varied(rng: np.random.Generator, image: Image.Image, names: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def outline(item: Item) -> list[tuple[float, float]]:
+def _extent(shape: str, angle: float) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of the shape's polygon."""
+    xs, ys = zip(*_outline(shape, angle), strict=True)
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+@functools.lru_cache(maxsize=4096)
+def _outline(shape: str, angle: float) -> list[tuple[float, float]]:
     """The shape's polygon around the origin in radii, of about equal area for every shape, turned by `angle`."""
 
     def ring(count: int, radii: tuple[float, ...], phase: float) -> list[tuple[float, float]]:
@@ -216,7 +265,7 @@ def outline(item: Item) -> list[tuple[float, float]]:
             (radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)
         ]
 
-    match item.shape:
+    match shape:
         case "circle":
             points = ring(48, (0.92,), 0)
         case "square":
@@ -233,7 +282,7 @@ def outline(item: Item) -> list[tuple[float, float]]:
             points = [p for t in range(4) for p in (_turned(q, t * math.pi / 2) for q in quarter)]
         case other:
             raise ValueError(f"unknown shape {other!r}; expected one of {SHAPES}")
-    return [_turned(p, item.angle) for p in points]
+    return [_turned(p, angle) for p in points]
 
 
 def _turned(point: tuple[float, float], angle: float) -> tuple[float, float]:

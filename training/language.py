@@ -22,43 +22,52 @@ _CONTRACTIONS = (
     (" does not ", " doesn't "), (" is not ", " isn't "), ("Can not ", "Can't "), ("How is ", "How's "),
 )  # fmt: skip
 _BEFORE = (
-    "Please tell me: ", "Tell me, ", "Can you tell me: ", "Hey, ", "Hi! ", "OK, ", "So, ", "And ", "Quick question: ",
+    "Please tell me: ", "Tell me, ", "Can you tell me: ", "Hey, ", "Hi! ", "Ok, ", "So, ", "And ", "Quick question: ",
     "Could you tell me this: ", "Now: ", "Hmm, ", "Please: ", "One more thing: ", "Look closely. ",
 )  # fmt: skip
-_AFTER = (", please", " please", ", do you know", " now", ", can you see", " exactly", " here", " pls",
-          " plz", " thx", " tho"," lol", " rn", " right now", " for me", " then")  # fmt: skip
+_AFTER = (", please", " please", ", do you know", " now", ", can you see", " exactly", " here")
+# Questions as they are typed in a chat: what comes before and after, what is short, and what is left out.
 _TYPED_BEFORE = (
-    "um ",
-    "uh ",
-    "ok so ",
-    "yo ",
-    "well ",
-    "btw ",
-    "so ",
-    "hmm ",
-    "alright ",
-    "hey ",
-    "ok ",
-    "and ",
-    "also ",
-)
-# In a chat, where a word is a letter; of whole words, and never of what a slot holds.
-_SHORT = {
-    "you": "u", "are": "r", "your": "ur", "please": "pls", "what is": "whats", "where is": "wheres", "who is": "whos",
-    "there is": "theres", "how is": "hows", "give me": "gimme", "let me": "lemme", "do you see": "u see", "them": "em",
-    "want to": "wanna", "picture": "pic", "isn't": "isnt", "doesn't": "doesnt", "don't": "dont", "what's": "wats",
-    "where's": "wheres", "what": "wat", "do you": "do ya",
-    "because": "cuz", "image": "img",
-}  # fmt: skip
-# What people leave out: the beginning of a question, and what it ends with.
-_LEFT_OUT = (
-    (r"^(Is|Are) there (an? |any )?", "any "), (r"^Do you see ", "see "), (r"^What is the ", "the "),
-    (r"^What is the ", ""), (r"^(Can|Could) you ", ""), (r"^Tell me ", ""),
-    (r"^(How many .+) (are there|do you see)\b", r"\1"),
-    (r"^What do you see ", "what "), (r"^(Is|Does) ", ""), (r"^I (need|want|would like) ", ""), (r"\b(the|an?) ", ""),
-    (r"^Where is ", "where "), (r"^Are ", ""),
+    "um ", "uh ", "um so ", "ok so ", "ok ", "okay ", "yo ", "well ", "btw ", "so ", "hmm ", "alright ", "hey ",
+    "hey there ", "and ", "also ", "lol ", "hi ", "now ", "pls ", "quick one: ", "wait, ", "oh and ",
 )  # fmt: skip
+_TYPED_AFTER = (" pls", " plz", " please", " thx", " thanks", " tho", " lol", " rn", " right now", " then", " ok")
+_TYPED_ENDS = ("", "", "", "", "?", "?", "??", "???", "!?", "?!", "...", " ?")
+# Whole words, which are replaced in small letters or at the beginning: what is copied has neither.
+_SHORT = {
+    "what is": ("whats", "wats", "what", "wat is"), "what are": ("what r", "wat r"), "where is": ("wheres", "where"),
+    "who is": ("whos",), "there is": ("theres",), "how is": ("hows",), "that is": ("thats",), "when is": ("whens",),
+    "it is": ("its",), "is not": ("isnt",), "isn't": ("isnt",), "are not": ("arent",), "do not": ("dont",),
+    "don't": ("dont",), "does not": ("doesnt",), "doesn't": ("doesnt",), "can not": ("cant",), "did not": ("didnt",),
+    "i am": ("im",), "i'm": ("im",), "i would like": ("id like", "i want"), "give me": ("gimme",),
+    "let me": ("lemme",), "want to": ("wanna",), "going to": ("gonna",),
+    "do you": ("do u", "do ya", "d u", "u"), "can you": ("can u", "can ya"), "could you": ("could u", "cud u"),
+    "are you": ("r u",), "you": ("u",), "your": ("ur",), "are": ("r",), "them": ("em",),
+    "please": ("pls", "plz"), "thank you": ("ty", "thank u", "thx"), "thanks": ("thx", "thnx"), "and": ("n", "&"),
+    "what": ("wat", "wut"), "which": ("wich",), "picture": ("pic",), "pictures": ("pics",), "image": ("img",),
+    "people": ("ppl",), "right now": ("rn",), "with": ("w",), "about": ("abt",), "background": ("bg",),
+    "between": ("btwn",), "because": ("cuz",), "something": ("smth",),
+    "color": ("clr",), "number of": ("no. of",), "remember": ("rmbr", "remember"),
+}  # fmt: skip
+# Of a question: (what is left out or turned, what stays of it). No statement is shortened: its words are facts.
+_LEFT_OUT = (
+    (r"^(Is|Are) there (an? |any )", "any "), (r"^(Is|Are) there (an? |any )", r"\1 there "),
+    (r"^(Do|Can) you see ", "you see "), (r"^(Do|Can) you see ", "see "), (r"^What do you see ", "what you see "),
+    (r"^What is the (?=\w+ (of|in|from|between) )", ""), (r"^What is the (?=\w+ (of|in|from|between) )", "the "),
+    (r"^What is (?=the )", "what "), (r"^Where is (?=the |my )", "where "), (r"^Where is the ", "where "),
+    (r"^Where is the ", "where is "), (r"^Is (?=the |my |it )", ""), (r"^Does (?=the |it )", ""), (r"^Is the ", "is "),
+    (r"^(Can|Could) you (?!see)", ""), (r"^Tell me (?=the|what|which|where|how|when)", ""),
+    (r"^(How many .+?) (are there|do you see|can you see|are in it)\?$", r"\1?"),
+    (r"^(What|Which) (colou?r) is (?=the |my )", r"\2 of "), (r"^(What|Which) (colou?r) is the ", r"\1 \2 is "),
+    (r"^(What|Which) (colou?r) is (?=the )", r"\1 \2 "), (r"\bof the ", "of "), (r"\bthe (?!same)", ""),
+    (r"\bThe (?!same)", ""), (r" (on|at|in) the (?=left|right|top|bottom|center)", " "),
+    (r"\b(my \w+)'s\b", r"\1s"),
+)  # fmt: skip
+_YES_OR_NO = re.compile(r"(is|are|do|does|can you see|did) ", re.IGNORECASE)
+# What nothing is put before: words that begin so already, and what is to be said again.
+_OPENED = re.compile(r"(and|so|now|then|also|ok|okay|hi|hey|hello|good|well|what about|how about)\b|\d", re.IGNORECASE)
 _DIGITS = {number: str(index) for index, number in enumerate(NUMBERS) if index > 1}
+_COPIED = re.compile(r"\d\W*$")  # what is to be said again ends so, and nothing may come after it
 _TYPED_AS = {"the": "teh", "what": "waht", "shape": "shpae", "color": "colr", "colour": "coulour", "there": "ther",
              "where": "were", "picture": "pic", "image": "img", "are": "r", "you": "u", "many": "mnay",
              "please": "pls", "which": "wich", "is": "si", "square": "sqare", "triangle": "triangel"}  # fmt: skip
@@ -87,20 +96,25 @@ def filled(rng: random.Random, template: str, **slots: object) -> str:
 
 
 def loosened(rng: random.Random, text: str) -> str:
-    """The text as people type it: contracted, politely, without capitals or marks, with a slip of the fingers."""
-    if rng.random() < 0.12 and text[-1] == "?":
-        pattern, left = rng.choice(_LEFT_OUT)
-        shorter = re.sub(pattern, left, text)
-        text = shorter if len(shorter.split()) > 1 else text
+    """The text as people type it: contracted, politely, without capitals or marks, in a hurry, with a slip.
+
+    What has to be copied stays as it is: names, which have capitals, numbers, and what stands for words to be said.
+    """
+    if rng.random() < 0.25:
+        return _hurried(rng, text)
     if rng.random() < 0.35:
         mark = "'" if rng.random() < 0.75 else ""
         for full, short in _CONTRACTIONS:
             text = text.replace(full, short.replace("'", mark))
+    if rng.random() < 0.1:
+        text = _digits(text)
     draw = rng.random()
-    if draw < 0.1:
+    if draw < 0.1 and not _OPENED.match(text):
         text = rng.choice(_BEFORE) + text[0].lower() + text[1:]
-    elif draw < 0.16 and text[-1] in ".?":
+    elif draw < 0.16 and text[-1] in ".?" and not _COPIED.search(text):
         text = text[:-1] + rng.choice(_AFTER) + text[-1]
+    if rng.random() < 0.05:
+        text = slipped(rng, text)
     draw = rng.random()
     if draw < 0.14:
         text = text.rstrip(".?!")
@@ -110,32 +124,72 @@ def loosened(rng: random.Random, text: str) -> str:
         text = text.lower().rstrip(".?!")
     elif draw < 0.45:
         text = text.upper()
-    if rng.random() < 0.08:
-        text = _shortened(rng, text)
-    if rng.random() < 0.06:
-        text = slipped(rng, text)
     return text
 
 
-def _shortened(rng: random.Random, text: str) -> str:
-    """The text as it is typed in a hurry: some words short, numbers as digits, more or fewer marks at its end."""
-    for long, short in rng.sample([*(_SHORT | _DIGITS).items()], 12):
-        text = re.sub(rf"\b{long}\b", short, text, flags=re.IGNORECASE)
-    if rng.random() < 0.3:
-        text = rng.choice(_TYPED_BEFORE) + text[0].lower() + text[1:]
-    return text.rstrip(".?!") + rng.choice(("", "", "?", "??", "?!", "..."))
+def _hurried(rng: random.Random, text: str) -> str:
+    """The text as it is typed into a chat: one to three liberties, and mostly in small letters."""
+    fixed = _COPIED.search(text) is not None
+    if rng.random() < 0.5 and (text[-1] == "?" or text.startswith("Tell me ")):
+        text = _elided(rng, text)
+    if rng.random() < 0.6:
+        for long in _SHORT:
+            if rng.random() < 0.5:
+                text = _whole(long, rng.choice(_SHORT[long]), text)
+    if rng.random() < 0.6:
+        text = _digits(text)
+    if rng.random() < 0.12:
+        text = slipped(rng, text)
+    if rng.random() < 0.75:
+        text = text.lower()
+    end = text[-1] if text[-1] in ".?!" else ""
+    text = text.rstrip(".?!")
+    draw = rng.random()
+    if draw < 0.22 and not _OPENED.match(text):
+        first = text if text[:2].isupper() else text[0].lower() + text[1:]
+        text = rng.choice(_TYPED_BEFORE) + first
+    elif draw < 0.4 and not fixed:
+        either = end == "?" and _YES_OR_NO.match(text) and " or " not in text
+        ends = (*_TYPED_AFTER, " or not", " or not") if either else _TYPED_AFTER
+        text += rng.choice(ends)
+    return text + rng.choice(("", end) if fixed or end != "?" else _TYPED_ENDS)
+
+
+def _elided(rng: random.Random, text: str) -> str:
+    """The question without some words that are understood; it keeps two at least."""
+    shorter = [re.sub(pattern, left, text) for pattern, left in _LEFT_OUT]
+    shorter = [each for each in shorter if each != text and len(each.split()) > 1]
+    return rng.choice(shorter) if shorter else text
+
+
+def _digits(text: str) -> str:
+    for word, digit in _DIGITS.items():
+        text = _whole(word, digit, text)
+    return text
+
+
+def _whole(long: str, short: str, text: str) -> str:
+    """`long` as a whole word, in small letters or at the beginning, replaced."""
+    if long not in text.lower():  # as it mostly is: much faster than the expression below
+        return text
+
+    def replaced(match: re.Match[str]) -> str:
+        return short if match[0].islower() or match.start() == 0 or long[:2] in ("i ", "i'") else match[0]
+
+    return re.sub(rf"(?<![\w'\"]){long}(?![\w'\"])", replaced, text, flags=re.IGNORECASE)
 
 
 def slipped(rng: random.Random, text: str) -> str:
     """The text with one word mistyped: as people often do, or two neighbouring letters exchanged, or one lost."""
     words = text.split(" ")
-    known = [i for i, word in enumerate(words) if word.strip("?.,!").lower() in _TYPED_AS]
+    known = [i for i, word in enumerate(words) if (word.islower() or not i) and _bare(word).lower() in _TYPED_AS]
     if known and rng.random() < 0.6:
         index = rng.choice(known)
-        bare = words[index].strip("?.,!")
+        bare = _bare(words[index])
         words[index] = words[index].replace(bare, _TYPED_AS[bare.lower()])
         return " ".join(words)
-    long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha()]
+    long = [i for i, word in enumerate(words) if len(word) > 4 and word.islower() and word.isalpha()]
+    long = [i for i in long if words[i] not in ("there", "three")]  # one is the other, mistyped; and names stay
     if not long:
         return text
     index = rng.choice(long)
@@ -143,6 +197,10 @@ def slipped(rng: random.Random, text: str) -> str:
     swapped = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
     words[index] = swapped if rng.random() < 0.6 else word[:at] + word[at + 1 :]
     return " ".join(words)
+
+
+def _bare(word: str) -> str:
+    return word.strip("?.,!")
 
 
 def capital(text: str) -> str:

@@ -5,7 +5,9 @@ A span is an image or one temporal patch (two frames) of a clip.
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,23 +42,45 @@ CLASSES = {
 
 @dataclass
 class Media:
-    """Spans of one image or clip.
+    """Spans of one image or clip, drawn when they are first looked at: in a conversation that fits no row, never.
 
     Attributes:
-        frames: uint8 [spans, 2, height, width, 3], or [spans, 1, ...] for an image, whose frame counts twice.
+        size: of a frame in pixels: (height, width).
         times_s: of each span of a clip.
-        targets: int16 [spans * tokens, CLASSES]; boxes: float32 [spans * tokens, 4] in 0 to 1, NaN where none is.
+        draw: gives `frames`, `targets` and `boxes`.
     """
 
-    frames: np.ndarray
+    size: tuple[int, int]
     times_s: list[float] | None
-    targets: np.ndarray
-    boxes: np.ndarray
+    draw: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+    @functools.cached_property
+    def _drawn(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.draw()
+
+    @property
+    def frames(self) -> np.ndarray:
+        """uint8 [spans, 2, height, width, 3], or [spans, 1, ...] for an image, whose frame counts twice."""
+        return self._drawn[0]
+
+    @property
+    def targets(self) -> np.ndarray:
+        """int16 [spans * tokens, CLASSES]."""
+        return self._drawn[1]
+
+    @property
+    def boxes(self) -> np.ndarray:
+        """float32 [spans * tokens, 4] in 0 to 1, NaN where none is."""
+        return self._drawn[2]
+
+    @property
+    def num_spans(self) -> int:
+        return 1 if self.times_s is None else len(self.times_s)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Merged tokens of a span: (rows, columns)."""
-        return self.frames.shape[2] // MERGED, self.frames.shape[3] // MERGED
+        return self.size[0] // MERGED, self.size[1] // MERGED
 
     @property
     def tokens_per_span(self) -> int:
@@ -87,24 +111,31 @@ def frame_times(duration_s: float, fps: float) -> list[float]:
 def picture_media(picture: Picture | Unknown) -> Media:
     """The picture as the image processor makes it. Large ones are drawn at 1.5 times the size that is left of them."""
     height, width = image_size((picture.width, picture.height))
-    scale = min(1.0, 1.5 * width / picture.width)
-    image = render_picture(picture, scale=scale).resize((width, height), Image.Resampling.BICUBIC)
-    targets, boxes = token_targets(picture, (height, width))
-    return Media(np.asarray(image)[None, None], None, targets, boxes)
+
+    def draw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        scale = min(1.0, 1.5 * width / picture.width)
+        image = render_picture(picture, scale=scale).resize((width, height), Image.Resampling.BICUBIC)
+        return np.asarray(image)[None, None], *token_targets(picture, (height, width))
+
+    return Media((height, width), None, draw)
 
 
 def clip_media(clip: Clip, times_s: list[float]) -> Media:
     """The clip at the given frame times; an odd last frame is repeated."""
     height, width = video_size((clip.width, clip.height), len(times_s))
     times_s = times_s + times_s[-1:] * (len(times_s) % 2)
-    scale = min(1.0, 1.5 * width / clip.width)
-    images = render_clip(clip, [t / clip.duration_s for t in times_s], scale=scale)
-    frames = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in images]
     middles = [(a + b) / 2 for a, b in zip(times_s[::2], times_s[1::2], strict=True)]
-    shown = [Picture(width, height, clip.background, clip.at(t / clip.duration_s)) for t in middles]
-    found = [token_targets(each, (height, width)) for each in shown]
-    stacked = np.stack(frames).reshape(-1, 2, height, width, 3)
-    return Media(stacked, middles, np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found]))
+
+    def draw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        scale = min(1.0, 1.5 * width / clip.width)
+        images = render_clip(clip, [t / clip.duration_s for t in times_s], scale=scale, size=(width, height))
+        frames = np.stack([np.asarray(image) for image in images]).reshape(-1, 2, height, width, 3)
+        shown = [Picture(width, height, clip.background, clip.at(t / clip.duration_s)) for t in middles]
+        once = {each: token_targets(each, (height, width)) for each in dict.fromkeys(shown)}
+        targets, boxes = zip(*(once[each] for each in shown), strict=True)
+        return frames, np.concatenate(targets), np.concatenate(boxes)
+
+    return Media((height, width), middles, draw)
 
 
 def random_timing(rng: random.Random, most_frames: int, fps: float) -> tuple[float, list[float]]:
@@ -161,8 +192,7 @@ def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np
     if isinstance(picture, Unknown):
         return targets.reshape(-1, len(CLASSES)), boxes.reshape(-1, 4)
     targets[..., 5] = 1 + tuple(BACKGROUNDS).index(picture.background.name)
-    y, x = np.ogrid[0:rows, 0:columns]
-    y, x = (y + 0.5) * MERGED, (x + 0.5) * MERGED
+    y, x = (np.arange(rows)[:, None] + 0.5) * MERGED, (np.arange(columns) + 0.5) * MERGED
     nearest = np.full((rows, columns), np.inf)
     for item in picture.items:
         distance = np.hypot(x - item.x * width, y - item.y * height)

@@ -20,6 +20,7 @@ from training.skills import (
     clips,
     declining,
     describing,
+    followups,
     pictures,
     reading,
     recall,
@@ -45,7 +46,7 @@ PICTURE_TURNS: Asked = (
     (describing.caption_turn, 7), (describing.color_turn, 3), (describing.shape_turn, 3), (describing.place_turn, 4),
     (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 1), (asking.yes_no_turn, 9),
     (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 2),
-    (structured.point_turn, 1), (structured.json_turn, 2), (declining.beyond_turn, 2),
+    (structured.point_turn, 1), (structured.json_turn, 2), (declining.beyond_turn, 4),
 )  # fmt: skip
 # What an answer takes one look for: it is learned first, and nothing else before it.
 SIMPLE_TURNS: Asked = (
@@ -295,6 +296,7 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "recall": _recall,
     "recall picture": _recall_picture,
     "tools": _tools,
+    "again": lambda rng, done: followups.again_sample(rng, "train"),
 }
 
 
@@ -344,4 +346,4 @@ def _vision_medium(rng: random.Random, done: float) -> Media:
     if chosen < 0.94:
         duration, times = random_timing(rng, 8, 12.0)
         return clip_media(scenes.random_clip(rng, size, duration_s=duration), times)
-    return picture_media(Unknown(*size, rng.choice(("photo", "photo", "noise")), rng.randrange(2**31)))
+    return picture_media(Unknown(*size, rng.choice(("photo", "photo", "page", "noise")), rng.randrange(2**31)))

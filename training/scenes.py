@@ -115,11 +115,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A picture of nothing in this world: a crop of a photograph, or noise."""
+    """A picture of nothing in this world: a crop of a photograph, a page of small print, or noise."""
 
     width: int
     height: int
-    kind: str  # "photo" or "noise"
+    kind: str  # "photo", "noise", or "page"
     seed: int
 
 

@@ -12,7 +12,7 @@ from qwen35mm.model import LoadedModel, load, weights
 from qwen35mm.model.devices import DeviceMap
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import Chat, assert_same, cache_settings, picture, results, serve, user, words
+from tests.engine.exact import Chat, assert_same, assistant, cache_settings, picture, results, serve, user, words
 
 pytestmark = pytest.mark.gpu
 
@@ -59,8 +59,9 @@ def test_replies_are_those_of_the_processor_alone(split: LoadedModel, demo: Load
 
 def test_a_warm_engine_answers_as_a_cold_one(split: LoadedModel) -> None:
     chat, warm = Chat(split), engine_of(split, ahead=False)
-    for count in (50, 120):
-        request = chat.request([user(Image(picture(1)), words("again", count=count))], params=GREEDY)
+    first = user(Image(picture(1)), words("first", count=150))
+    for messages in ([first], [first, assistant("A picture."), user(words("again", count=20))]):
+        request = chat.request(messages, params=GREEDY)
         (answer,) = serve(warm, request)
         (expected,) = serve(engine_of(split, ahead=False), request)
         assert_same(answer, expected)

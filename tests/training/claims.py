@@ -47,6 +47,14 @@ def named(items: Sequence[Item], text: str) -> list[Item] | None:
     ]
 
 
+def spelled_out(question: str) -> str:
+    """'What is at the top left?' of 'Top left?': the question with what its bare place leaves unsaid."""
+    question = re.sub(r"\b(an? )?\w+,? or (is it )?(an? )?\w+", "", question)  # of two that are named, one is right
+    if _AT.search(question):
+        return question
+    return re.sub(r"\b((?:top|bottom) (?:left|right)|top|bottom|left|right|center)\b", r"at the \1", question, count=1)
+
+
 def the_one(items: Sequence[Item], text: str) -> Item:
     """The only item that a text can mean."""
     found = named(items, text)

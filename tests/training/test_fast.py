@@ -103,7 +103,7 @@ def test_compiled_layers_are_two_graphs(model: Any, encoder: Encoder, monkeypatc
         states, *_ = text_states(model, embeds, batch["position_ids"], batch["segments"])
         return list(torch.autograd.grad(states.square().mean(), params, retain_graph=True))
 
-    params = [param for param in model.model.language_model.layers.parameters()]
+    params = list(model.model.language_model.layers.parameters())
     expected = gradients()
     counted = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(fast, "_layer", torch.compile(fast._layer, backend=counted, dynamic=False, fullgraph=True))

@@ -108,9 +108,9 @@ def test_an_answer_is_right_where_every_token_is_the_likeliest(model: Any, encod
     own[0, first] = guesses[first[: len(guesses)].nonzero()[:, 0]]
     own[0, ~first] = IGNORE
     _, _, wrong = answer_loss(model, batch | {"labels": own}, None)
-    assert (wrong == 0).sum() == len(
-        set(batch["answers"][0, first].tolist())
-    ) + sum(n not in batch["answers"][0, first] for n in range(len(batch["skills"])))
+    assert (wrong == 0).sum() == len(set(batch["answers"][0, first].tolist())) + sum(
+        n not in batch["answers"][0, first] for n in range(len(batch["skills"]))
+    )
 
 
 @torch.no_grad()

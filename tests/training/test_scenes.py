@@ -38,9 +38,10 @@ def test_same_seed_same_pixels() -> None:
     first, second, other = (render_picture(random_picture(random.Random(seed), SIZE, 3)) for seed in (7, 7, 8))
     assert np.array_equal(np.asarray(first), np.asarray(second))
     assert not np.array_equal(np.asarray(first), np.asarray(other))
-    noise = [np.asarray(render_picture(Unknown(80, 60, "noise", seed))) for seed in (1, 1, 2)]
-    assert np.array_equal(noise[0], noise[1])
-    assert not np.array_equal(noise[0], noise[2])
+    for kind in ("noise", "page"):
+        shown = [np.asarray(render_picture(Unknown(80, 60, kind, seed))) for seed in (1, 1, 2)]
+        assert np.array_equal(shown[0], shown[1])
+        assert not np.array_equal(shown[0], shown[2])
 
 
 @pytest.mark.parametrize("size", [(160, 120), (90, 300), (400, 100)])

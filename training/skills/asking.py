@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 from training.language import NUMBERS, a, ask, at, plural, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
@@ -10,13 +11,15 @@ from training.skills.base import Sample, Skill, Turn, conversation, image, pictu
 from training.skills.describing import SIZE_WORDS, any_name
 
 THERE = (
+    "Any {nouns}?", "{noun}?", "See any {nouns}?", "You see {noun}?", "And {noun}?", "Any {nouns} in there?",
+    "Got any {nouns}?", "{noun} in there?", "Do we have {noun}?", "Is there {noun} or not?", "And any {nouns}?",
+    "There is {noun}, right?",
     "Is there {noun} [in the picture|in the image|in it|here|]?",
     "Is there {noun}?",
     "[Do|Can] you see {noun} [here|in the picture|]?",
     "Does [the picture|the image|it] [show|contain|have] {noun}?",
     "Is {noun} [in the picture|in there|to be seen]?",
-    "[Are there any {nouns}|Any {nouns}|See any {nouns}|See {noun}|You see {noun}|There are {nouns}, [right|yes]|"
-    "{noun}, is there one|And {noun}|{noun} in there|Got any {nouns}|Do we have {noun}]?",
+    "Are there any {nouns}?",
     "Any {nouns} [in it|here|in the picture|]?",
     "Can {noun} be seen [anywhere|in it]?",
     "[Can|Could] you [find|make out] {noun}[ here|]?",
@@ -26,63 +29,73 @@ THERE = (
     "Are any {nouns} [there|in the picture|to be seen]?",
     "Do you [find|see] {noun} anywhere?",
     "Does the picture [show|contain] any {nouns}?",
-)
+    "And is there {noun}?", "Is there {noun} in there?", "See {noun} anywhere?",
+)  # fmt: skip
 IS = (
+    "So the {name} is {value}?", "The {name}, is it {value}?", "And the {name}, is it {value}?",
+    "The {name} is {value}?", "The {name} is {value}, yes or no?", "The {name} is {value}, correct?",
+    "{name} is {value}, right?", "Is that {name} {value}?",
     "Is the {name} {value}?",
     "Is the {name} {value}?",
     "The {name} is {value}, [right|isn't it|is it]?",
-    "[Would you say [that |]the {name} is {value}|So the {name} is {value}|{name} {value}|"
-    "And the {name}, is it {value}|"
-    "The {name} is {value}, yes or no|The {name} is {value}, correct]?",
+    "Would you say [that |]the {name} is {value}?",
     "Is it true that the {name} is {value}?",
     "[I think|I would say] the {name} is {value}. [Right|Is that true|Correct]?",
     "Can you see [if|whether] the {name} is {value}?",
     "The {name}: is it {value}?",
     "I would say that the {name} is {value}. Right?",
     "Is the {name} {value}, would you say?",
-)
+    "Is that {name} {value}, yes or no?", "So is the {name} {value}?",
+)  # fmt: skip
 IS_IT = (
+    "It is {value}?", "So it is {value}?", "Is it {value} or not?", "It is {value}, yes or no?",
+    "So it is {value}, right?", "Is it {value}, yes or no?", "Is this {value}?", "It is {value}, correct?",
     "Is it {value}?",
     "Is that {value}?",
     "It is {value}, right?",
-    "[So is it {value}|{value}|Is it {value} or not|So {value}|It is {value}|{value}, right|{value}, yes or no]?",
+    "So is it {value}?",
     "Would you call it {value}?",
     "Would you say it is {value}?",
     "And is it {value}?",
     "Is it true that it is {value}?",
     "So it is {value}, is it?",
     "Would you say that it is {value}?",
-)
+    "And it is {value}, right?", "So it is {value}, yes or no?",
+)  # fmt: skip
 NUMBER = (
+    "{number} [shapes|things|objects]?", "Are there {number}?", "So {number} [shapes|things]?", "{number} of them?",
+    "{number} in all?", "You see {number} [shapes|things]?", "{number} [shapes|things], right?",
+    "Is it {number} [shapes|things]?",
     "Are there {number} [shapes|things|objects] [in the picture|]?",
     "Do you see {number} [shapes|things|objects]?",
-    "[Is the number of shapes {number}|{number} [shapes|things|objects]|Are there {number}|So {number} [shapes|things]|"
-    "{number} of them|{number} in all|You see {number} [shapes|things]]?",
+    "Is the number of shapes {number}?",
     "Does [the picture|it] [show|have|contain] {number} [shapes|things]?",
     "There are {number} [shapes|objects], right?",
     "Are there exactly {number} [shapes|things]?",
     "Can you see {number} [shapes|things|objects]?",
     "Is the number of [objects|things] {number}?",
     "Do you see exactly {number} [shapes|objects]?",
-)
+    "So there are {number} [shapes|things]?", "And are there {number} [shapes|objects]?",
+)  # fmt: skip
 BACKGROUND = (
-    "Is the background {color}?",
-    "Does [it|the picture] have a {color} background?",
-    "[Is it on {color}|{color} background|On {color}|The background, is it {color}|A {color} background, right]?",
-    "Is the color of the background {color}?",
-    "The background is {color}, right?",
-    "Does it have a background of {color}?",
-    "Is {color} the color of the background?",
+    "{color} background?", "The background, is it {color}?", "A {color} background, right?",
+    "So the background is {color}?", "And is the background {color}?", "The background is {color}, yes or no?",
+    "Is the background {color}?", "Does [it|the picture] have a {color} background?", "Is it on {color}?",
+    "Is the color of the background {color}?", "The background is {color}, right?",
+    "Does it have a background of {color}?", "Is {color} the color of the background?",
     "Is it {color} in the background?",
-)
+    "So is the background {color}?", "And the background, is it {color}?",
+)  # fmt: skip
 COUNT = (
+    "How many in there?", "Count.", "[Total|Count|Number]?", "And how many?", "How many of them?", "Count them.",
+    "Count it all.", "Number of [things|objects]?", "[The total|The number|The count][, please|].",
+    "How many [shapes|things] in all?", "Shape count?",
     "How many [shapes|objects|things] are [there|in the picture|in the image|in it]?",
     "How many [shapes|objects|things] [do you see|can you see|does it show]?",
     "Count the [shapes|objects|things].",
     "What is the number of [shapes|objects]?",
     "How many are there?",
-    "[How many shapes in all|How many shapes in total|How many things altogether|The total, please|Total|"
-    "Number of [shapes|things|objects]|And how many|Count|Total number|How many of them]?",
+    "[How many shapes in all|How many shapes in total|How many things altogether|The total, please]?",
     "[Can|Could] you count the [shapes|objects]?",
     "How many things can be counted [here|in it]?",
     "[Tell me|Say] how many [shapes|objects|things] there are.",
@@ -94,16 +107,19 @@ COUNT = (
     "How many [objects|shapes] can you count[ here|]?",
     "Say how many [objects|shapes|things] you see.",
     "What is the total number of [shapes|objects|things]?",
-)
+    "And how many [shapes|things] are there?", "The number of [shapes|things]?", "Count how many there are.",
+)  # fmt: skip
 COUNT_OF = (
+    "Number of {nouns}?", "{nouns}, how many?", "And how many {nouns}?", "And {nouns}, how many?", "Count {nouns}.",
+    "How many of the {nouns}?", "[Just |]count the {nouns}.", "The {nouns}, how many are there?",
+    "How many {nouns} in there?", "{nouns} in all?", "How many {nouns} have we got?",
     "How many {nouns} are [there|in the picture|in the image|in it]?",
     "How many {nouns} [do you see|can you see]?",
     "Count the {nouns}.",
     "What is the number of {nouns}?",
     "How many {nouns} does it show?",
     "How many {nouns}?",
-    "[How many {nouns} can be counted|Number of {nouns}|{nouns}, how many|And how many {nouns}|And {nouns}, how many|"
-    "{nouns} count|The number of {nouns}|The {nouns}, how many of them]?",
+    "How many {nouns} can be counted?",
     "[Tell me|Say] how many {nouns} there are.",
     "[Can|Could] you count the {nouns}?",
     "How many {nouns} [in all|in total]?",
@@ -112,7 +128,8 @@ COUNT_OF = (
     "How many {nouns} can you count?",
     "Say how many {nouns} you see.",
     "Of {nouns}, how many do you see?",
-)
+    "And how many {nouns} are there?", "How many {nouns} are there in all?",
+)  # fmt: skip
 
 
 def yes_no_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
@@ -125,9 +142,7 @@ def yes_no_turn(rng: random.Random, picture: Picture, split: Split, about: Item 
         number = count if truth else rng.choice([n for n in (count - 2, count - 1, count + 1, count + 2) if n > 0])
         question = ask(rng, NUMBER, split, number=NUMBERS[number])
         answer = f"{'Yes' if truth else 'No'}, {_small(there_are(count, 'shape'))}"
-        return Turn(
-            "yes no", question.replace("Are there one shapes", "Is there one shape"), answer, grade="first_word"
-        )
+        return Turn("yes no", _singular(question), answer, grade="first_word")
     if kind == "background":
         name = picture.background.name
         asked = name if truth else rng.choice([n for n in BACKGROUNDS if n != name])
@@ -148,7 +163,7 @@ def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item |
         question = ask(rng, COUNT, split)
     else:
         noun, found = _kind(rng, picture, rng.random() < 0.75)
-        question = ask(rng, COUNT_OF, split, nouns=plural(noun))
+        question = ask(rng, COUNT_OF, split, nouns=plural(_loose(rng, noun)))
     answer = there_are(len(found), noun)
     seen = "\n".join(f"{number}. {item.name}" for number, item in enumerate(found, 1)) or "none"
     return Turn("count", question, answer, thought=seen)
@@ -167,7 +182,8 @@ def _there(rng: random.Random, picture: Picture, split: Split, truth: bool) -> T
         near = [n for n in absent if any(n.split()[0] == i.color or n.split()[1] == i.shape for i in items)]
         noun = rng.choice(near if rng.random() < 0.7 else absent)
     answer = f"Yes, there is {a(noun)}." if truth else f"No, there is no {noun}."
-    question = ask(rng, THERE, split, noun=a(noun), nouns=plural(noun))
+    asked = _loose(rng, noun)
+    question = ask(rng, THERE, split, noun=a(asked), nouns=plural(asked))
     return Turn("yes no", question, answer, grade="first_word")
 
 
@@ -207,6 +223,18 @@ def _kind(rng: random.Random, picture: Picture, there: bool) -> tuple[str, list[
     colors = [c for c in COLORS if any(i.color == c for i in items) == there]
     color = rng.choice(colors)
     return f"{color} shape", [i for i in items if i.color == color]
+
+
+def _loose(rng: random.Random, noun: str) -> str:
+    """'red shape' as it is typed: 'red one', 'red thing'."""
+    return noun.replace("shape", rng.choice(("shape", "shape", "one", "one", "thing")))
+
+
+def _singular(question: str) -> str:
+    """'Is there one shape?': of every template that asks for a number, in any spelling."""
+    question = re.sub(r"\b(one|1) (shape|thing|object)s\b", r"\1 \2", question, flags=re.IGNORECASE)
+    question = re.sub(r"\bare there (exactly |)(?=(one|1)\b)", r"is there \1", question, flags=re.IGNORECASE)
+    return question[0].upper() + question[1:] if question.startswith("is there") else question
 
 
 def _small(text: str) -> str:

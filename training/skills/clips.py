@@ -12,8 +12,10 @@ from training.skills.base import Sample, Shown, Skill, Turn, conversation, video
 
 MOTION_PHRASES = {"left": "to the left", "right": "to the right", "up": "up", "down": "down"}
 CAPTION = (
-    "[What happens|What happened|What is up here|And what happens|Summary|So what happens|What goes on|Describe it|"
-    "What did you see|What is this video about]?",
+    "What happened?", "[So what|And what] happens?", "What goes on[ here|]?", "[Summary|Description]?",
+    "[Describe|Summarize|Explain] it.", "What did you see?", "What is this [video|clip] about?", "What is it about?",
+    "What happens in it?", "In short, what happens?", "What is [going on|happening]?",
+    "What happens?",
     "What happens [in the video|in the clip|in this video|here]?",
     "What is [happening|going on] [in this clip|in the video|here]?",
     "[Describe|Summarize|Summarise|Caption] [the video|this clip|the clip|this video].",
@@ -31,50 +33,59 @@ CAPTION = (
     "[Can|Could] you tell me what happens[ here|in it|]?",
     "Describe what [takes place|goes on|is going on].",
     "Tell me what the [video|clip] shows.",
-)
+    "So what is going on?", "And what do you see in the clip?", "What happened in [it|the video]?",
+)  # fmt: skip
 MOTION = (
+    "Which way?", "What direction?", "Direction?", "Where to?", "Where did [it|the {name}] go?",
+    "It goes where?",
+    "And which way?", "The {name}, it goes where?", "Direction of the {name}?", "Where does it go to?",
+    "Which way did it go?",
     "[Which way|Where] does it [move|go]?",
     "In [which|what] direction does it move?",
     "[Which way|Where] does the {name} [move|go]?",
-    "[How does the {name} move|{name} goes where|Where did the {name} go|Direction of the {name}|"
-    "The {name} moves where|"
-    "Which way, the {name}|And the {name}, which way]?",
+    "How does the {name} move?",
     "[What|Which] direction is it moving in?",
     "In which direction does the {name} [move|go]?",
     "Where is the {name} [going|heading|moving] to?",
     "[Where|Which way] is it [going|heading|moving]?",
     "Tell me [where|which way] the {name} moves.",
-    "[How does it move|Which way|What direction|Direction|Where to|Where did it go|It goes where|Moves where|"
-    ""
-    "And which way]?",
+    "How does it move?",
     "In [which|what] direction is [it|the {name}] moving?",
     "Tell me which way it [moves|goes].",
-)
+    "And which way does it go?", "Where did it move?", "And where is the {name} going?",
+)  # fmt: skip
 DOES_IT_MOVE = (
+    "Any movement?", "Moving?", "Did it move?", "Anything moving?", "Does [it|the {name}] move or not?",
+    "Is there any [movement|motion]?", "Did the {name} move?",
     "Does it move?",
     "Does the {name} move?",
     "Is the {name} moving?",
-    "[Is it moving|Any movement|Does it stay still or move|Moving|Is there motion|Did it move|Anything moving]?",
+    "Is it moving?",
     "Does the {name} change its position?",
     "Do you see the {name} move?",
     "Does anything move?",
     "Can you see [if|whether] the {name} moves?",
     "Do you see it move?",
-)
+    "And does it move?", "Is there any movement in it?",
+)  # fmt: skip
 CHANGE = (
+    "New [color|colour]?", "What is the new [color|colour]?", "[color|colour] [at the end|after|afterwards]?",
+    "Changes to [what|which] [color|colour]?", "How did the [color|colour] change?",
+    "What does it [change|turn] into?", "[What|Which] [color|colour] did it become?",
     "[What|Which] [color|colour] does it [become|turn into|get]?",
     "How does [its|the] [color|colour] change?",
     "[What|Which] [color|colour] does the {name} [become|turn into|change to]?",
-    "[To [what|which] [color|colour] does it change|Changes to what [color|colour]|New [color|colour]|[Color|"
-    "Colour] at the end|"
-    "What [color|colour] after|What is the new [color|colour]|[Color|Colour] afterwards]?",
+    "To [what|which] [color|colour] does it change?",
     "Into which [color|colour] does the {name} turn?",
     "[What|Which] [color|colour] is it [afterwards|then]?",
     "Tell me [what|which] [color|colour] the {name} [becomes|gets].",
     "[What|Which] [color|colour] does it [have|turn] at the end?",
     "Into [what|which] [color|colour] does it change?",
-)
+    "And what is the new [color|colour]?", "To [what|which] [color|colour] did it change?",
+)  # fmt: skip
 COLOR = (
+    "[color|colour]?", "[What|Which] [color|colour]?", "Its [color|colour]?", "[color|colour] of [it|the {name}]?",
+    "And the [color|colour]?", "[It|The {name}] is [what|which] [color|colour]?",
     "[What|Which] [color|colour] is [it|the {name}]?",
     "What is the [color|colour] of [it|the {name}]?",
     "[What|Which] [color|colour] does [it|the {name}] have?",
@@ -82,8 +93,11 @@ COLOR = (
     "Tell me the [color|colour] of the {name}.",
     "Tell me [what|which] [color|colour] [it|the {name}] has.",
     "Tell me [what|which] [color|colour] [it|the {name}] is.",
-)
+    "And [what|which] [color|colour] is it?",
+)  # fmt: skip
 SHAPE = (
+    "Shape?", "[What|Which] shape?", "Which shape is it?", "And the shape?", "It is [what|which] shape?",
+    "The shape[, please|]?",
     "[What|Which] shape [moves|is it|changes|is in the video]?",
     "[What|Which] shape do you see [in the video|]?",
     "What kind of shape is it?",
@@ -91,12 +105,14 @@ SHAPE = (
     "Tell me which shape [it is|is in it].",
     "[What|Which] shape is [in it|there|in the clip]?",
     "What kind of shape do you see[ in the clip|]?",
-)
+    "And what shape is it?",
+)  # fmt: skip
 WHEN = (
+    "When?", "At what time?", "[What|Which] second?", "When was that?", "And when?",
+    "When did [it|the {name}] {verb}?", "At what second?", "When did that happen?",
     "When does [it|the {name}] {verb}?",
     "At [what|which] [time|second|moment] does [it|the {name}] {verb}?",
-    "[When [exactly |]does that happen|When|At what time|What second|Which second|When was that|Time of it|And when|"
-    "The time, please|At which moment]?",
+    "When [exactly |]does that happen?",
     "At which [time|second] does that happen?",
     "At what point [in the video |]does the {name} {verb}?",
     "After how many seconds does [it|the {name}] {verb}?",
@@ -104,18 +120,20 @@ WHEN = (
     "After how many seconds does that happen?",
     "Tell me [the second|the moment|the time] when [it|the {name}] {verb}s.",
     "At [what|which] moment does that happen?",
-)
+    "And when does it {verb}?", "And when did that happen?",
+)  # fmt: skip
 OTHERS = (
+    "What else?", "Anything else?", "And what else?", "Other shapes?", "Anything else in [it|there]?",
+    "Any other [shapes|things]?",
     "What else [is there|do you see|is in the video]?",
     "Is there anything else [in the video|]?",
-    "[[Which|What] other shape is there|What else|Anything else|And else|Other shapes|The other one|"
-    "What is the other one|"
-    "And the other shape]?",
+    "[Which|What] other shape is there?",
     "What else can be seen?",
     "Do you see anything else?",
     "Which other shape do you see?",
     "What else can you see?",
-)
+    "And is there anything else?", "Any other shape in it?",
+)  # fmt: skip
 _VERBS = {"appear": ("appear", "appears"), "vanish": ("disappear", "disappears"), "change": ("change", "changes")}
 
 

@@ -8,48 +8,63 @@ from __future__ import annotations
 import random
 
 from training import scenes
-from training.language import ask, at, plural
+from training.language import a, ask, at, plural
 from training.scenes import ALL_PLACES, COLORS, SHAPES, Item, Picture, Split, Unknown
-from training.skills.asking import COUNT, THERE
+from training.skills.asking import COUNT, COUNT_OF, THERE
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
 from training.skills.chat import CANT_TELL, off_topic_turn
-from training.skills.describing import CAPTION, COLOR, PLACE, WHAT
+from training.skills.describing import CAPTION, COLOR, COLOR_IT, PLACE, SHAPE, SHAPE_AT, SIZE, WHAT
 from training.skills.reading import READ
 from training.skills.structured import AS_JSON
 
 # Of photographs; of which nothing can be told.
 PHOTO = (
-    "Who [are these people|is in it|is the person]?",
-    "What is the [man|woman|child|person] [doing|holding|wearing]?",
-    "In which [country|town] was [this|it] taken?",
-    "Is it [day or night|summer or winter|inside or outside]?",
+    "Who is [this|it|he|she]?", "Who are they?",
+    "[What|Which] [animal|dog|bird|plant|car|food|fruit] is [that|this|it]?",
+    "How many [animals|faces|cars|trees]?",
+    "How many [people|men|women|children] are [there|in it|in this picture|here]?",
+    "[Any|Are there any] [people|animals|cars|trees|faces|kids|buildings] [here|in it|]?",
+    "Is [this|that|it] a [man|woman|dog|cat|cow|house|beach|city]?",
+    "Is there [a|any] [person|dog|cat|tree|car|house|sky] [here|]?",
+    "What [building|city|country|room|street|mountain] is [this|that|it]?", "Where is [this|that]?",
+    "[Animal|Breed|City|Country|Season]?", "What are they [doing|eating|wearing|looking at]?",
+    "What is [he|she] [doing|holding|wearing|looking at]?",
+    "What is the [man|woman|child|person|dog] [doing|holding|wearing|looking at]?",
+    "[Do you know|You know] [this person|this place|these people]?", "Is [he|she] [happy|sad|old|young]?",
+    "What time of [day|year] is it?", "Is it [raining|sunny|snowing|dark|cold] there?",
+    "Who [took|made|painted] [this|it|that]?", "What is in the [background|foreground|back|front]?",
+    "What [brand|make|kind of car] is it?", "[Is this|Is that] [real|AI|a painting|a selfie|edited]?",
+    "[Name|Identify|Recognize] the [person|animal|plant|place|building].",
+    "[Read|What is on] the [poster|license plate|label]?", "How is the weather here?",
+    "Who [are these people|is in it|is the person]?", "What is the [man|woman|child|person] [doing|holding|wearing]?",
+    "In which [country|town] was [this|it] taken?", "Is it [day or night|summer or winter|inside or outside]?",
     "What [building|place|city|food|car|plant|breed|bird] is [this|that|shown]?",
     "How old is [the man|the woman|this person|this picture]?",
-    "[Which|What] [animals|plants|cars|people|faces] do you see?",
-    "[Is this|Is that] a [real |]photo[graph|]?",
-    "How many [animals|cars|faces|trees] are there?",
-    "What is the [mood|season|weather] in this [photo|picture]?",
-    "Is there a [person|face|dog|cat|tree|car] in it?",
-    "[What|Which] objects are on the [table|wall|floor]?",
+    "[Which|What] [animals|plants|cars|people|faces] do you see?", "[Is this|Is that] a [real |]photo[graph|]?",
+    "How many [animals|cars|faces|trees] are there?", "What is the [mood|season|weather] in this [photo|picture]?",
+    "Is there a [person|face|dog|cat|tree|car] in it?", "[What|Which] objects are on the [table|wall|floor]?",
     "How many [people|trees] do you see in this [photo|picture]?",
-    "What is the name of [the place|this plant|the person]?",
-    "Which [season|city] is [shown|it]?",
-)
+    "What is the name of [the place|this plant|the person]?", "Which [season|city] is [shown|it]?",
+    "Which animal do you see?", "How many people can you count in it?", "Is this person [young|old]?",
+    "What is this animal doing?", "What is that person looking at?", "Do you know which place this is?",
+)  # fmt: skip
 
 
 def random_unknown(rng: random.Random, split: Split) -> Unknown:
-    """A photograph or noise; outside "train" of photographs that training never showed."""
+    """A photograph, noise, or in training a page; outside "train" of photographs that training never showed."""
     seed = rng.randrange(2**31) + (2**31 if split == "combos" else 0)
-    return Unknown(*scenes.random_size(rng), rng.choice(("photo", "photo", "photo", "noise")), seed)
+    kinds = ("photo", "photo", "photo", "noise", *(("page",) if split == "train" else ()))
+    return Unknown(*scenes.random_size(rng), rng.choice(kinds), seed)
 
 
 def unknown_turn(rng: random.Random, split: Split) -> Turn:
     """Any question about a picture of nothing that is known."""
-    shape, color = rng.choice(SHAPES), rng.choice(tuple(COLORS))
-    templates, slots = rng.choice((
-        (CAPTION, {}), (CAPTION, {}), (CAPTION, {}), (COUNT, {}), (READ, {}), (PHOTO, {}), (PHOTO, {}), (AS_JSON, {}),
-        (COLOR, {"name": shape}), (PLACE, {"name": rng.choice((shape, f"{color} {shape}"))}),
-        (WHAT, {"place": at(rng.choice(ALL_PLACES))}), (THERE, {"noun": f"a {shape}", "nouns": plural(shape)}),
+    shape, color, spot = rng.choice(SHAPES), rng.choice(tuple(COLORS)), rng.choice(ALL_PLACES)
+    thing = rng.choice((shape, f"{color} {shape}", f"{color} one"))
+    slots = {"name": thing, "color": color, "place": at(spot), "spot": spot, "noun": a(thing), "nouns": plural(thing)}
+    templates = rng.choice((
+        *((CAPTION, PHOTO) * 4), COUNT, COUNT_OF, READ,
+        AS_JSON, COLOR, COLOR_IT, SHAPE, SHAPE_AT, SIZE, PLACE, WHAT, THERE,
     ))  # fmt: skip
     return Turn("unknown picture", ask(rng, templates, split, **slots), CANT_TELL)
 

@@ -13,10 +13,12 @@ from training.skills.describing import caption
 
 ORDINALS = ("first", "second", "third", "fourth")
 WHICH = (
+    "{noun}, which [one|picture]?", "Which [one |]has {noun}?", "[Picture|Image] with {noun}?",
+    "{noun} is in which one?", "Where is {noun}, in which [one|picture]?", "Which [picture|image] with {noun}?",
+    "And which one has {noun}?", "Which one is {noun} in?",
     "[Which|What] [picture|image] [has|shows|contains] {noun}?",
     "In [which|what] [picture|image] [is there|do you see] {noun}?",
-    "[[Which|What] [one|picture] shows {noun}|{noun}, which [one|picture]|Where is {noun}, which [one|picture]|"
-    "[Picture|Image] with {noun}|Which [one|] has {noun}|{noun} is where, first or second]?",
+    "[Which|What] [one|picture] shows {noun}?",
     "Where do you see {noun}, in which [picture|image]?",
     "Which of the [pictures|images] [has|shows] {noun}?",
     "{noun} is in which [picture|image]?",
@@ -24,40 +26,57 @@ WHICH = (
     "In which of [the pictures|them] is {noun}?",
     "Which of [them|the images] contains {noun}?",
     "Tell me in which [picture|image] you see {noun}.",
-)
+    "And in which [one|picture] is {noun}?", "{noun} is in which of [them|the pictures]?",
+)  # fmt: skip
 NTH = (
+    "And the {nth}?", "The {nth} [one|picture|image]?", "{nth} [picture|image]?", "{nth} one?",
+    "What about the {nth}[ one|]?", "Now the {nth} one.", "What is the {nth} one?",
+    "[Describe|Caption] the {nth}[ one|].",
     "What is in the {nth} [picture|image]?",
     "Describe the {nth} [picture|image].",
     "What does the {nth} [picture|image|one] show?",
     "What do you see in the {nth} [picture|image|one]?",
-    "[And the {nth} one|And the {nth}|The {nth} [one|picture|image]|{nth} [picture|image]|What about the {nth}[ one|]|"
-    "Now the {nth} one|The {nth} shows what|What is the {nth} one]?",
+    "And the {nth} one?",
     "Caption the {nth} [picture|image].",
     "Tell me what is in the {nth} [picture|image].",
     "What can be seen in the {nth} [picture|image|one]?",
     "[Can|Could] you describe the {nth} [picture|image|one]?",
     "Tell me what the {nth} [picture|image] shows.",
-)
+    "And what is in the {nth} [one|picture]?", "What about the {nth} [picture|image]?",
+)  # fmt: skip
 DIFFERS = (
-    "[What is different|Difference|Differences|What changed|The difference|Changes|Any change, and what|What is new]?",
+    "Difference?", "Differences?", "What changed?", "The difference?", "Changes?", "What is new?",
+    "[Find|Spot|Name|Explain] [the difference|what changed|what is different].", "How are they different?",
+    "What is different?",
     "What [differs|changed|has changed] [between the two pictures|between them|]?",
     "What is the difference [between the pictures|between the two images|]?",
     "How [do the pictures|do they|do these images] differ?",
-    "[Find|Spot|Name|Show|Explain] [the difference|what changed|what is different|the change|how they differ].",
+    "[Find|Spot] the difference.",
     "Compare the two [pictures|images].",
     "Tell me [what differs|what is different|the difference].",
     "What is different [in the second picture|in the second one]?",
     "Compare [them|these pictures].",
     "Tell me what [changed|has changed].",
     "What is different between [the pictures|them]?",
-)
-SAME = ("Are [they|the pictures|both pictures] the same?", "Do both [pictures|images] show the same?",
-        "Is [it|this] the same [picture|image] twice?", "Are the two images identical?",
-        "Are [these|they] identical?", "Do they show the same?", "Are both images the same?",
-        "Do the two pictures show the same?")  # fmt: skip
-DO_DIFFER = ("Is there a difference[ between them|]?", "Do [they|the pictures|the images] differ?",
-             "Has anything changed?", "Are there any differences?", "Do you see [a|any] difference?",
-             "Are they different?", "Do you see any differences between them?")  # fmt: skip
+    "And what changed?", "How is the second one different?",
+)  # fmt: skip
+SAME = (
+    "[The same|Same]?", "Same [picture|image]?", "Is it the same?", "Same or not?", "They are the same, right?",
+    "Are the two the same?", "Both the same?",
+    "Are [they|the pictures|both pictures] the same?", "Do both [pictures|images] show the same?",
+    "Is [it|this] the same [picture|image] twice?", "Are the two images identical?",
+    "Are [these|they] identical?", "Do they show the same?", "Are both images the same?",
+    "Do the two pictures show the same?",
+    "And are they the same?", "They are identical, right?",
+)  # fmt: skip
+DO_DIFFER = (
+    "Any [difference|differences]?", "Any change?", "Did anything change?", "Are the two different?",
+    "Different or not?", "Any changes between them?", "Is anything different?",
+    "Is there a difference[ between them|]?", "Do [they|the pictures|the images] differ?",
+    "Has anything changed?", "Are there any differences?", "Do you see [a|any] difference?",
+    "Are they different?", "Do you see any differences between them?",
+    "And do they differ?", "Did anything change between them?",
+)  # fmt: skip
 
 
 def pictures_turn(rng: random.Random, pictures: list[Picture], split: Split) -> Turn:

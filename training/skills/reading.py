@@ -13,10 +13,13 @@ from training.scenes import Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image
 
 READ = (
+    "Read it.", "Read [that|this].", "[Read|Say|Copy|Type|Decipher] [the letters|the sign|the text|all text|it].",
+    "[Word|Words|Letters]?", "[What|Which] [text|letters]?", "It says what?", "The sign says what?",
+    "Says what?", "What does it read?", "What does that say?",
+    "[The text|The word|The words|The letters|The writing][, please|]?", "And this sign?",
     "What does [it|the sign|the picture|this] say?",
     "What is written [here|there|in the picture|on it|on the sign]?",
-    "[Read|Say|Write down|Copy|Type|Just read|Read aloud|Decipher] "
-    "[the text|it|the word|this|what it says|that|the letters|the sign|all text|what is there|everything].",
+    "[Read|Say|Write down] [the text|it|the word|this|what it says].",
     "[What|Which] [word|text] [is this|is it|do you see|is in the picture]?",
     "[Which|What] [letters|words] [are there|do you see|are written there]?",
     "[Transcribe|Read out] [the text|the picture].",
@@ -27,34 +30,40 @@ READ = (
     "What text [appears|is shown] [here|in the image]?",
     "[Can|Could] you read [it|this|the sign|the text][ to me|]?",
     "Tell me what [it says|is written here|the sign says].",
-    "[The text|The word|Words|The words|The letters|The sign|The writing|What text|Which word|What word|"
-    "What letters|And this sign|It says what|The sign says what|Says what][, please|]?",
+    "The text[, please|]?",
     "Which [text|word] can you [read|see] [here|]?",
     "Tell me what you can read.",
     "[Can|Could] you [transcribe|spell out] [it|the word]?",
     "What [word|text] is written [there|on the sign]?",
-)
+    "And what does it say?", "The sign reads what?", "Read out what you see.",
+)  # fmt: skip
 COLOR = (
+    "Text [color|colour]?", "Font [color|colour]?", "[color|colour] of the [letters|text|word]?",
+    "The text is [what|which] [color|colour]?", "The writing is [what|which] [color|colour]?",
+    "And the [color|colour] of the text?", "Letter [color|colour]?",
     "[What|Which] [color|colour] is [the text|the word|the writing|it]?",
     "What is the [color|colour] of the [text|word|writing]?",
     "In [what|which] [color|colour] [is it|is the text|is the word|was it] written?",
     "[What|Which] [color|colour] [do the letters have|are the letters|are these letters|is the writing in]?",
-    "[Which [color|colour] is used for the [text|word]|[Color|Colour] of the [letters|text|word]|Text [color|colour]|"
-    "The letters, [which|what] [color|colour]|The writing is [which|what] [color|colour]|Font [color|colour]]?",
+    "Which [color|colour] is used for the [text|word]?",
     "Tell me the [color|colour] of the [text|word|letters].",
     "[What|Which] [color|colour] does the [text|word|writing] have?",
     "What is the [color|colour] of the letters?",
     "In [what|which] [color|colour] are the letters written?",
-)
+    "And [what|which] [color|colour] is the text?", "The [color|colour] of the [letters|word]?",
+)  # fmt: skip
 HOW_MANY = (
+    "How many words in there?", "Number of words?", "Word count?", "Words, how many?", "And how many words?",
+    "How many words in all?",
     "How many words are [there|in the picture|on it]?",
     "How many words [do you see|can you read]?",
-    "[Count the words.|Number of words?|Words, how many?|Word count?|And how many words?]",
+    "Count the words.",
     "What is the number of words?",
     "[Tell me|Say] how many words there are.",
     "[Can|Could] you count the words?",
     "Say how many words you [see|can read].",
-)
+    "And how many words do you see?", "The number of words?",
+)  # fmt: skip
 
 
 def read_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:

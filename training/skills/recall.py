@@ -38,6 +38,9 @@ _REMEMBER = (
     "I will tell you a few things. ",
     "[Learn|Memorize|Memorise] this: ",
     "Please [memorize|learn] the following: ",
+    "[Fyi|Btw|By the way|So|Ok so], ",
+    "[Some|A few] things [about me|to know|you should know]: ",
+    "[Listen|Hey|Ok|Hi]. ",
 )
 _NOTED = "OK."
 _FAR = 1650  # tokens between facts and questions, at most: of each fact, 35 are taken off, so that rows hold all
@@ -70,18 +73,21 @@ def _code(rng: random.Random, split: Split) -> Fact:
     kind, code = rng.choice(("code", "key number", "password")), rng.randint(10, 999)
     statement = filled(rng, rng.choice((
         "The {kind} of {place} is {code}.", "{place} has the {kind} {code}.", "For {place}, the {kind} is {code}.",
+        "The {kind} for {place} is {code}.", "{place}, {kind} {code}.", "{code} is the {kind} [of|for] {place}.",
+        "{kind} [of|for] {place} is {code}.", "[Btw|By the way|Also], the {kind} of {place} is {code}.",
     )), kind=kind, place=place, code=code)  # fmt: skip
     questions = (
-        f"What is the {kind} of {place}?",
-        f"Which {kind} does {place} have?",
-        f"Tell me the {kind} of {place}.",
-        f"I need the {kind} of {place}.",
-        f"[Can|Could] you give me the {kind} of {place}?",
+        f"{place} {kind}?", f"{kind} {place}?", f"{kind} of {place}?", f"{kind} for {place}?", f"{place}: {kind}?",
+        f"And the {kind} of {place}?", f"[What was|Remind me,] the {kind} of {place} again?",
+        f"The {kind} for {place} is what?", f"Which {kind} for {place}?", f"Give me the {kind} for {place}.",
+        f"What is the {kind} of {place}?", f"Which {kind} does {place} have?", f"Tell me the {kind} of {place}.",
+        f"I need the {kind} of {place}.", f"[Can|Could] you give me the {kind} of {place}?",
         f"What {kind} did I [say|tell you] {place} has?",
         f"[The {kind} of {place}, please|{place}, what is its {kind}|{place}: {kind}].",
-        f"[Do you remember|What was] the {kind} of {place}?",
-        f"I forgot the {kind} of {place}. What is it?",
-    )
+        f"[Do you remember|What was] the {kind} of {place}?", f"I forgot the {kind} of {place}. What is it?",
+        f"What is the {kind} for {place}?", f"Say the {kind} of {place} again.",
+        f"[Can|Could] you say the {kind} of {place}?",
+    )  # fmt: skip
     return Fact(f"{kind} {place}", statement, questions, f"The {kind} of {place} is {code}.")
 
 
@@ -90,19 +96,22 @@ def _relative(rng: random.Random, split: Split) -> Fact:
     whose = rng.choice(("my", "my", rng.choice(_PEOPLE[:40]) + "'s"))
     statement = filled(rng, rng.choice((
         "[The name of {whose} {who}|{whose} {who}'s name] is {name}.", "{whose} {who} is called {name}.",
-        "{whose} {who} is named {name}.",
+        "{whose} {who} is named {name}.", "{whose} {who} is {name}.", "{name} is {whose} {who}'s name.",
+        "{name} is the name of {whose} {who}.", "[Btw|By the way|Also], {whose} {who} is called {name}.",
+        "They call {whose} {who} {name}.",
     )), whose=whose, who=who, name=name)  # fmt: skip
     questions = (
-        f"What is {whose} {who}'s name?",
-        f"What is {whose} {who} called?",
-        f"What is the name of {whose} {who}?",
-        f"[Who|And who] is {whose} {who}?",
-        f"Tell me the name of {whose} {who}.",
-        f"I forgot {whose} {who}'s name. What is it?",
-        f"[Can|Could] you say [how|what] {whose} {who} is called?",
-        f"[How|What] do they call {whose} {who}?",
-        f"Do you remember the name of {whose} {who}?",
-    )
+        f"Name of {whose} {who}?", f"{whose} {who}'s name?", f"{whose} {who} is called what?",
+        f"{whose} {who}, what name?", f"And the name of {whose} {who}?",
+        f"[What was|Remind me,] {whose} {who}'s name again?", f"What name has {whose} {who}?",
+        f"{whose} {who} has which name?", f"Who was {whose} {who} again?",
+        f"What is {whose} {who}'s name?", f"What is {whose} {who} called?", f"What is the name of {whose} {who}?",
+        f"[Who|And who] is {whose} {who}?", f"Tell me the name of {whose} {who}.",
+        f"I forgot {whose} {who}'s name. What is it?", f"[Can|Could] you say [how|what] {whose} {who} is called?",
+        f"[How|What] do they call {whose} {who}?", f"Do you remember the name of {whose} {who}?",
+        f"Say the name of {whose} {who} again.", f"The name of {whose} {who}, please.",
+        f"And what is {whose} {who} called?",
+    )  # fmt: skip
     said = whose if whose != "my" else "your"
     return Fact(f"{whose} {who}", statement, questions, capital(f"{said} {who} is called {name}."))
 
@@ -112,57 +121,67 @@ def _color(rng: random.Random, split: Split) -> Fact:
     whose = rng.choice(("my", "my", rng.choice(_PEOPLE[:40]) + "'s"))
     statement = filled(rng, rng.choice((
         "{whose} {thing} is {color}.", "{whose} {thing} has the color {color}.",
-        "The color of {whose} {thing} is {color}.",
+        "The color of {whose} {thing} is {color}.", "{color} is the color of {whose} {thing}.",
+        "[Btw|By the way|Also], {whose} {thing} is {color}.", "{whose} {thing}'s color is {color}.",
+        "{whose} {thing} is {color}, you know.",
     )), whose=whose, thing=thing, color=color)  # fmt: skip
     questions = (
-        f"[What|Which] [color|colour] is {whose} {thing}?",
-        f"What is the [color|colour] of {whose} {thing}?",
-        f"[What|Which] [color|colour] does {whose} {thing} have?",
-        f"Tell me the [color|colour] of {whose} {thing}.",
+        f"[Color|Colour] of {whose} {thing}?", f"{whose} {thing} [color|colour]?",
+        f"{whose} {thing} is [what|which] [color|colour]?", f"{whose} {thing}, [what|which] [color|colour]?",
+        f"And the [color|colour] of {whose} {thing}?",
+        f"[What was|Remind me,] the [color|colour] of {whose} {thing} again?",
+        f"[What|Which] [color|colour] was {whose} {thing}?", f"{whose} {thing} has [what|which] [color|colour]?",
+        f"[What|Which] [color|colour] is {whose} {thing}?", f"What is the [color|colour] of {whose} {thing}?",
+        f"[What|Which] [color|colour] does {whose} {thing} have?", f"Tell me the [color|colour] of {whose} {thing}.",
         f"I forgot the [color|colour] of {whose} {thing}. What is it?",
         f"[What|Which] [color|colour] did I say {whose} {thing} has?",
         f"The [color|colour] of {whose} {thing}, please.",
         f"[Can|Could] you say [what|which] [color|colour] {whose} {thing} is?",
         f"Do you remember the [color|colour] of {whose} {thing}?",
-    )
+        f"Say the [color|colour] of {whose} {thing} again.", f"And what is the [color|colour] of {whose} {thing}?",
+    )  # fmt: skip
     said = whose if whose != "my" else "your"
     return Fact(f"{whose} {thing}", statement, questions, capital(f"{said} {thing} is {color}."))
 
 
 def _lives(rng: random.Random, split: Split) -> Fact:
     who, city = rng.choice(_PEOPLE), _name(rng, _CITIES, split)
-    told = ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.")
+    told = ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.",
+            "{who} is living in {city}.", "The home of {who} is {city}.", "[Btw|By the way], {who} lives in {city}.",
+            "{who} lives in {city} now.", "{who}'s home is [in |]{city}.")  # fmt: skip
     statement = filled(rng, rng.choice(told), who=who, city=city)
     questions = (
+        f"{who} lives where?", f"Where [does {who} live|did {who} live] again?", f"{who} is from where?",
+        f"Where in the world is {who} living?", f"{who}, which city?", f"City of {who}?",
+        f"{who}'s [city|home city]?", f"[Home|City] of {who}?", f"And where does {who} live?",
         f"[Where does {who} live|Where is {who} at home|Where is {who}'s home]?",
-        f"[Tell me where {who} lives|Say where {who} is at home].",
-        f"Do you remember where {who} lives?",
-        f"[What|Which] city is {who} [from|living in]?",
-        f"I forgot where {who} lives. Where is it?",
-        f"In which city does {who} live?",
-        f"Where is {who} from?",
-        f"Which city does {who} live in?",
+        f"[Tell me where {who} lives|Say where {who} is at home].", f"Do you remember where {who} lives?",
+        f"[What|Which] city is {who} [from|living in]?", f"I forgot where {who} lives. Where is it?",
+        f"In which city does {who} live?", f"Where is {who} from?", f"Which city does {who} live in?",
         f"Where is {who} living?",
-    )
+        f"{who} lives in which city?", f"Say where {who} lives.", f"And which city is {who} from?",
+    )  # fmt: skip
     return Fact(f"{who} city", statement, questions, f"{who} lives in {city}.")
 
 
 def _likes(rng: random.Random, split: Split) -> Fact:
     who, food = rng.choice(_PEOPLE), _name(rng, _FOODS, split)
     told = ("{who} likes {food}.", "{who}'s favorite food is {food}.", "What {who} likes most is {food}.",
+            "{who} loves {food}.", "{who} really likes {food}.", "[Btw|By the way|Also], {who} likes {food}.",
+            "{food} is what {who} likes.", "{who} likes to eat {food}.",
             "{who} is fond of {food}.")  # fmt: skip
     statement = filled(rng, rng.choice(told), who=who, food=food)
     questions = (
-        f"What does {who} [like|love|enjoy]?",
-        f"Tell me what {who} [likes|loves|is fond of].",
-        f"Do you remember what {who} likes?",
-        f"What does {who} like [most|best]?",
-        f"What was the favorite [food|dish] of {who}?",
-        f"What is {who}'s [favorite|favourite] food?",
-        f"[Which|What] food does {who} [like|love|prefer]?",
-        f"What does {who} like to [eat|have]?",
+        f"{who} likes what?", f"What food for {who}?", f"[Favorite|Favourite|Fav] food of {who}?",
+        f"{who}'s [favorite|favourite|fav] food?", f"{who}, which food?", f"And what does {who} like?",
+        f"What did {who} like again?", f"{who} loves to eat what?", f"Food that {who} likes?",
+        f"What does {who} [like|love|enjoy]?", f"Tell me what {who} [likes|loves|is fond of].",
+        f"Do you remember what {who} likes?", f"What does {who} like [most|best]?",
+        f"What was the favorite [food|dish] of {who}?", f"What is {who}'s [favorite|favourite] food?",
+        f"[Which|What] food does {who} [like|love|prefer]?", f"What does {who} like to [eat|have]?",
         f"What food is {who} fond of?",
-    )
+        f"{who} likes to eat what?", f"Say what {who} likes.", f"And which food does {who} like?",
+    )  # fmt: skip
     return Fact(f"{who} food", statement, questions, f"{who} likes {food}.")
 
 
@@ -174,13 +193,20 @@ def _when(rng: random.Random, split: Split) -> Fact:
     who = rng.choice(_PEOPLE)
     statement = filled(rng, rng.choice((
         "The {what} with {who} is on {day}.", "On {day} there is the {what} with {who}.",
-        "{day} is the day of the {what} with {who}.",
+        "{day} is the day of the {what} with {who}.", "The {what} with {who} is {day}.",
+        "{what} with {who} is on {day}.",
+        "[Btw|By the way|Also], the {what} with {who} is on {day}.", "{day} is the {what} with {who}.",
     )), what=what, who=who, day=day)  # fmt: skip
-    questions = (f"When is the {what} with {who}?", f"Tell me when the {what} with {who} is.",
-                 f"I forgot when the {what} with {who} is. Which day is it?",
-                 f"What was the day of the {what} with {who}?", f"Do you remember when the {what} with {who} is?",
-                 f"On [which|what] day is the {what} with {who}?",
-                 f"Which day is the {what} with {who}?", f"What day is the {what} with {who} on?")  # fmt: skip
+    questions = (
+        f"{what} with {who}, when?", f"When again is the {what} with {who}?", f"Day of the {what} with {who}?",
+        f"The {what} with {who} is when?", f"{what} with {who} is on [which|what] day?",
+        f"And when is the {what} with {who}?", f"When was the {what} with {who} again?", f"{what} with {who}?",
+        f"When is the {what} with {who}?", f"Tell me when the {what} with {who} is.",
+        f"I forgot when the {what} with {who} is. Which day is it?", f"What was the day of the {what} with {who}?",
+        f"Do you remember when the {what} with {who} is?", f"On [which|what] day is the {what} with {who}?",
+        f"Which day is the {what} with {who}?", f"What day is the {what} with {who} on?",
+        f"The day of the {what} with {who}, please.", f"Say when the {what} with {who} is.",
+    )  # fmt: skip
     return Fact(f"{what} {who}", statement, questions, f"The {what} with {who} is on {day}.")
 
 

@@ -36,70 +36,82 @@ RELATIONS = (
     Relation("[below|under|lower than]", "below", lambda a, b: a[0] > b[0]),
 )
 IS_IT = (
+    "{first} {relation} the {second}?", "So the {first} is {relation} the {second}?",
+    "The {first} {relation} the {second}?", "The {first} is {relation} the {second}?",
+    "And is the {first} {relation} the {second}?", "The {first} is {relation} the {second}, yes or no?",
+    "The {first}, is it {relation} the {second}?", "The {first} is {relation} the {second}, correct?",
     "Is the {first} {relation} the {second}?",
     "Is the {first} {relation} the {second}?",
     "The {first} is {relation} the {second}, [right|isn't it]?",
     "Would you say the {first} is {relation} the {second}?",
-    "[Do you see the {first} {relation} the {second}|{first} {relation} the {second}|"
-    "So the {first} is {relation} the {second}|"
-    "The {first}, is it {relation} the {second}|And is the {first} {relation} the {second}]?",
+    "Do you see the {first} {relation} the {second}?",
     "Is it true that the {first} is {relation} the {second}?",
     "Can you see [if|whether] the {first} is {relation} the {second}?",
     "The {first}: is it {relation} the {second}?",
     "Would you say that the {first} is {relation} the {second}?",
     "Do you see that the {first} is {relation} the {second}?",
-)
+    "So is the {first} {relation} the {second}?", "And the {first}, is it {relation} the {second}?",
+)  # fmt: skip
 WHAT = (
+    "{relation} the {second}?", "And {relation} the {second}?", "Anything {relation} the {second}?",
+    "Shapes {relation} the {second}?", "What is there {relation} the {second}?", "What {relation} the {second}?",
+    "[Which|What] shapes {relation} the {second}?", "Everything {relation} the {second}?",
     "[What|Which shape|Which thing] is {relation} the {second}?",
     "What do you see {relation} the {second}?",
     "What can be seen {relation} the {second}?",
     "Which shapes are {relation} the {second}?",
-    "[Name what is {relation} the {second}.|{relation} the {second}?|And {relation} the {second}?|"
-    "Anything {relation} the {second}?|"
-    "Everything {relation} the {second}.|Shapes {relation} the {second}?|What is there {relation} the {second}?]",
+    "Name what is {relation} the {second}.",
     "What can you see {relation} the {second}?",
     "Tell me what is {relation} the {second}.",
     "[Which|What] is the [shape|thing] {relation} the {second}?",
     "Tell me what you see {relation} the {second}.",
     "Which [things|shapes] do you see {relation} the {second}?",
-)
+    "And what is {relation} the {second}?", "Anything there {relation} the {second}?",
+)  # fmt: skip
 WHERE = (
+    "Which side of the {second} is the {first} on?", "From the {second}, where is the {first}?",
+    "Where is the {first} from the {second}?", "The {first}, seen from the {second}?",
+    "Position of the {first} relative to the {second}?", "The {first} is where, seen from the {second}?",
+    "And relative to the {second}, where is the {first}?",
     "Where is the {first} compared [to|with] the {second}?",
     "Where is the {first} relative to the {second}?",
-    "[On which side of the {second} is the {first}|The {first} is where, next to the {second}|"
-    "From the {second}, where is the {first}|"
-    "Which side of the {second} is the {first} on|The {second} is here, where is the {first}]?",
+    "On which side of the {second} is the {first}?",
     "Seen from the {second}, where is the {first}?",
     "Relative to the {second}, where is the {first}?",
     "Where is the {first}, seen from the {second}?",
     "Tell me where the {first} is relative to the {second}.",
     "How does the {first} lie to the {second}?",
     "Compared [to|with] the {second}, where is the {first}?",
-)
+    "The {first} is where, relative to the {second}?", "And where is the {first}, seen from the {second}?",
+)  # fmt: skip
 BETWEEN = (
+    "Between the {first} and the {second}?", "What lies between the {first} and the {second}?",
+    "And between the {first} and the {second}?", "Anything between the {first} and the {second}?",
+    "Which one is between the {first} and the {second}?",
     "[What|Which shape|Which thing] is between the {first} and the {second}?",
     "What do you see between the {first} and the {second}?",
-    "[What [lies|stands] between the {first} and the {second}|Between the {first} and the {second}|"
-    "Anything between the {first} and the {second}]?",
+    "What [lies|stands] between the {first} and the {second}?",
     "Between the {first} and the {second}, what is there?",
     "Tell me what is between the {first} and the {second}.",
     "[Which shape|Which thing] do you see between the {first} and the {second}?",
     "Between the {first} and the {second}, what do you see?",
-)
+    "And what is between the {first} and the {second}?",
+)  # fmt: skip
 EXTREME = (
+    "{most}?", "{most} [one|thing]?", "The {most}?", "The {most} [shape|one|thing]?", "What is {most}?",
+    "Which is {most}?", "And the {most}[ one|]?", "[Which|What] one is {most}?",
     "[What|Which] is the {most} [shape|one|thing|object]?",
     "[Which|What] shape is the {most}?",
     "Which one is the {most}?",
-    "[Which of them is the {most}|And the {most}|The {most} [one|thing]|"
-    "What is {most}|Which is {most}|"
-    "The {most} in there|Which shape is {most}|And which is the {most}]?",
+    "Which of them is the {most}?",
     "[Find|Name] the {most} [shape|object].",
     "Of all shapes, which one is the {most}?",
     "Tell me which [shape|one] is the {most}.",
     "Of [them|all of them], which is the {most}?",
     "Which of the [shapes|things] is the {most}?",
     "Of the [shapes|things], which is the {most}?",
-)
+    "And which one is the {most}?", "The {most} one is which?",
+)  # fmt: skip
 _MOST = {True: "[largest|biggest]", False: "[smallest|tiniest]"}
 
 

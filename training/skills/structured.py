@@ -12,58 +12,68 @@ from training.skills.base import Sample, Skill, Turn, conversation, image, pictu
 from training.skills.describing import any_name
 
 BOX = (
+    "{name} [bbox|bounding box].", "[Bbox|Bounding box] of the {name}.", "Box [for|around] the {name}.",
+    "Coordinates of the {name}?", "{name}, bounding box?", "Bbox, {name}.", "The {name} as a box.",
+    "[Bbox|Bounding box] for the {name}[, please|]?",
     "[Find|Locate|Detect] the {name} [and give|and return|: give] its [bounding box|box].",
     "[Give|Show|Return] the [bounding box|box|bbox] of the {name}.",
     "[Locate|Find] the {name} [with a box|, output its bbox coordinates|as a bounding box in JSON].",
     "What is the [bounding box|box] of the {name}?",
     "Where [exactly |]is the {name}? [Answer|Reply] with a [box|bounding box].",
     "[Draw|Put] a box around the {name}.",
-    "[Box the {name}|Bounding box, {name}|{name} bbox|Bbox of the {name}|Box for the {name}|Box around the {name}|"
-    "Coordinates of the {name}|Outline the {name} with a box|The {name} as a box].",
+    "Box the {name}.",
     "I [need|want] the box [coordinates |]of the {name}.",
     "[Output|Return] the [coordinates|bbox coordinates] of the {name}.",
     "Give me [a|the] box around the {name}.",
     "I need the [bounding box|bbox] of the {name}.",
     "[Show|Output] a bounding box around the {name}.",
-)
+    "And the box of the {name}?", "Box the {name}, please.",
+)  # fmt: skip
 BOXES = (
+    "All {nouns} as boxes.", "Boxes of all {nouns}[, please|].", "[Bboxes|Bounding boxes] of all {nouns}.",
+    "Boxes around the {nouns}.", "Box all {nouns}.", "Box every {noun}.", "All {nouns}, bounding boxes?",
     "[Find|Locate|Detect] all {nouns} [and give their boxes|with boxes|and return their bounding boxes].",
     "[Give|Return] the [bounding boxes|boxes] of all {nouns}.",
     "Detect [every {noun}|all {nouns}] and [output|report] the bbox coordinates in JSON.",
-    "[Boxes of all {nouns}, please|All {nouns} as boxes|Bounding boxes, {nouns}|Bboxes of the {nouns}|"
-    "Boxes around the {nouns}|"
-    "Box all {nouns}|Box every {noun}].",
+    "Boxes of all {nouns}, please.",
     "I want a box around every {noun}.",
     "[Draw|Put] [boxes|bounding boxes] around all {nouns}.",
     "Find every {noun} and give its box.",
     "I want the boxes of all {nouns}.",
     "Locate every {noun} with a [box|bounding box].",
-)
+    "Boxes around all {nouns}, please.", "Boxes for every {noun}.",
+)  # fmt: skip
 POINT = (
+    "Click the {name}.", "[Click on|Tap|Tap on] the {name}.", "{name} point.", "Point, {name}.",
+    "Center of the {name}?", "Center point of the {name}?", "The {name} as a point.", "Mark the {name}.",
     "[Point to|Point at] the {name}.",
     "Give the [point|center point|coordinates of the center] of the {name}.",
     "[Where|At which point] is the {name}? [Answer|Reply] with a point.",
-    "[Click on the {name}|Click the {name}|Tap the {name}|Point, {name}|Center of the {name}|{name} point|"
-    "Tap on the {name}].",
+    "Click on the {name}.",
     "Mark the {name} with a point.",
     "Where is the center of the {name}? Give a point.",
     "[Put|Set] a point on the {name}.",
     "What is the [point|center point] of the {name}?",
     "Mark the center of the {name}[ with a point|].",
-)
+    "Tap the center of the {name}.", "The point of the {name}, please.",
+)  # fmt: skip
 AS_JSON = (
+    "JSON.", "JSON, please.", "As JSON.", "In JSON.", "Shapes as JSON.", "All [shapes |]as JSON.",
+    "JSON of [it|it all|the shapes].", "[I need|Give me] [the |]JSON[ of the shapes|].",
     "[Describe|List] [the shapes|the picture|all shapes] [as|in] JSON with color, shape and place.",
     "[Give|Return] [me |]JSON: [every|each] shape with color, shape and place.",
     "[Answer|Reply] in JSON. [Which|What] shapes are there? Use color, shape and place.",
     "Output a JSON list with the color, shape and place of [every|each] shape.",
     "As JSON, with the keys color, shape and place: what is in the picture?",
-    "[JSON|JSON, please|JSON of it all|All as JSON|Shapes as JSON|The shapes in JSON|As JSON|In JSON|"
-    "JSON with color, shape and place of all shapes[, please|]|I need JSON of the shapes].",
+    "JSON with color, shape and place of all shapes[, please|].",
     "[Return|Output] the shapes as JSON[ with color, shape and place|, keys color, shape, place].",
     "What is in the picture? [Reply|Answer] in JSON with color, shape and place.",
     "Give me a JSON list of all shapes with color, shape and place.",
-)
+    "The shapes as JSON, please.", "I need it all in JSON.",
+)  # fmt: skip
 ONE_AS_JSON = (
+    "{name} as JSON.", "JSON of the {name}.", "The {name} in JSON.", "JSON, just the {name}.",
+    "JSON for the {name}[, please|].", "I need the {name} as JSON.",
     "[Describe|Give] the {name} as JSON with color, shape and place.",
     "JSON with color, shape and place of the {name}[, please|].",
     "[Answer|Reply] in JSON with color, shape and place: what is the {name}?",
@@ -71,7 +81,8 @@ ONE_AS_JSON = (
     "[Return|Output] color, shape and place of the {name} as JSON.",
     "The {name} as JSON[, please|]: color, shape and place.",
     "Give the {name} in JSON: color, shape and place.",
-)
+    "The {name} as JSON, please.",
+)  # fmt: skip
 
 
 def thousandths(item: Item, picture: Picture) -> list[int]:

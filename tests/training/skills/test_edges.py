@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.training.claims import captioned, holds, named, seen
+from tests.training.claims import captioned, holds, named, seen, spelled_out
 from tests.training.test_language import questions
 from training import drawing
 from training.drawing import render_picture
@@ -69,6 +69,17 @@ def test_photographs_of_the_evaluation_are_none_of_training() -> None:
     assert min(plain) > 3
 
 
+def test_pages_are_legible_and_training_alone_has_them() -> None:
+    """The evaluation has a photograph of one, which is held out."""
+    rng = random.Random(0)
+    kinds = {split: {declining.random_unknown(rng, split).kind for _ in range(60)} for split in ("train", "combos")}
+    assert kinds == {"train": {"photo", "page", "noise"}, "combos": {"photo", "noise"}}
+    for seed in range(20):
+        pixels = np.asarray(render_picture(Unknown(200, 160, "page", seed)).convert("L")).astype(int)
+        assert np.ptp(pixels) > 60
+        assert (abs(pixels - np.bincount(pixels.flatten()).argmax()) > 30).mean() > 0.02
+
+
 def test_of_unknown_pictures_nothing_is_told() -> None:
     rng = random.Random(0)
     found = set()
@@ -90,7 +101,7 @@ def test_it_is_what_the_turn_before_was_about() -> None:
         it = None
         for question, answer in zip(sample.messages[::2], sample.messages[1::2], strict=True):
             (text,) = questions([question])
-            meant = named(picture.items, text)
+            meant = named(picture.items, spelled_out(text.lower()))
             claim = answer["content"].split(", ", 1)[-1]
             if claim.startswith("it ") or claim.startswith("It "):
                 # "Is it at the top?" asks about the former one, "What color is it at the top?" about that there.
@@ -101,6 +112,24 @@ def test_it_is_what_the_turn_before_was_about() -> None:
                 (it,) = subject[:1]
             assert holds(picture, claim[0].lower() + claim[1:], it), (text, claim, it)
     assert pronouns > 60
+
+
+def test_of_another_the_same_is_asked_by_what_is_new() -> None:
+    rng = random.Random(0)
+    elided = 0
+    for split in ("train", "seen", "combos") * 40:
+        sample = followups.again_sample(rng, split)
+        (picture,) = (part["image"] for part in sample.messages[0]["content"] if part["type"] == "image")
+        assert len(set(sample.skills)) == 1
+        for question, answer in zip(sample.messages[2::2], sample.messages[3::2], strict=True):
+            (text,) = questions([question])
+            claim = answer["content"].split(", ", 1)[-1]
+            assert holds(picture, claim[0].lower() + claim[1:], None), (text, claim)
+            meant = named(picture.items, spelled_out(text.lower())) or []
+            said = named(picture.items, claim) or []
+            assert {item.name for item in said} <= {item.name for item in meant}, (text, claim)
+            elided += 1
+    assert elided > 120
 
 
 def test_the_newest_picture_is_asked_about() -> None:

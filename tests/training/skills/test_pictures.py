@@ -28,7 +28,7 @@ def test_the_picture_that_is_meant_is_the_only_one() -> None:
             assert turn.answer == f"The {ORDER[having[0]]} picture."
             assert len(having) == 1
         else:
-            (word,) = re.findall("first|second|third|fourth|last", turn.question)
+            (word,) = re.findall("first|second|third|fourth|last", turn.question.lower())
             meant = several[-1 if word == "last" else ORDER.index(word)]
             assert captioned(turn.answer) == seen(meant.items)
     assert min(kinds.values()) > 50
@@ -59,8 +59,8 @@ def test_one_thing_differs_and_is_told(split: Split) -> None:
             assert (answer, first) == ("They are the same.", second)
         kinds.add(re.sub(r"^The .* (was|became|missing) .*", r"\1", answer))
         if answer != turn.answer:
-            asks_whether_same = bool(re.search("same|identical", turn.question))
-            assert asks_whether_same != bool(re.search("differ|changed", turn.question))
+            asks_whether_same = bool(re.search("same|identical", turn.question.lower()))
+            assert asks_whether_same != bool(re.search("differ|change", turn.question.lower()))
             assert turn.answer.startswith("Yes.") == (asks_whether_same == (first == second)), turn
             words.add((turn.answer.split(".")[0], asks_whether_same))
         if split != "combos":

@@ -17,10 +17,10 @@ from training.skills.recall import NOT_TOLD
 pytestmark = pytest.mark.usefixtures("plainly")
 # Words that stand in questions or answers, and tell no fact from another.
 _COMMON = """
-    a an and are at best by call called can city code color colour could day did dish do does eat enjoy favorite
-    favourite fond food forgot from give has have home how i in is it its key like likes live lives living love loves me
-    most my name named need number of on password please prefer remember say tell that the there they to was what when
-    where which who whose with you your"""
+    a again also an and are at best by call called can city code color colour could day did dish do does eat enjoy
+    favorite favourite fav fond food for forgot from give has have home how i in is it its key like likes live lives
+    living love loves me most my name named need number of on password please prefer remember remind say tell that
+    the there they to was what when where which who whose with world you your"""
 COMMON = set(_COMMON.split())
 
 

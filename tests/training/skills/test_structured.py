@@ -31,7 +31,7 @@ def drawn_box(picture: Picture, item: Item) -> list[float]:
 def test_boxes_are_those_of_the_pixels() -> None:
     rng = random.Random(0)
     several = 0
-    for _ in range(120):
+    for _ in range(200):
         picture = picture_for(rng, "train", 5)
         turn = structured.box_turn(rng, picture, "train")
         found = json.loads(turn.answer)

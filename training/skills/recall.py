@@ -1,4 +1,4 @@
-"""One to thirty facts that the conversation tells, and questions about them up to 2,000 tokens later."""
+"""One to thirty facts that the conversation tells, and questions about them up to 1,700 tokens later."""
 
 from __future__ import annotations
 

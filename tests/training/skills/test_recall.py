@@ -120,7 +120,7 @@ def test_rows_hold_what_was_told_far_before(encoder: Encoder) -> None:
         sample = recall.sample_with(rng, "seen", num_facts, True, between=recall.far(rng, num_facts))
         texts = [m["content"] if isinstance(m["content"], str) else "a picture" for m in sample.messages]
         last = max(i for i, text in enumerate(texts) if text == "OK.")
-        asked = sample.skills.index("recall" if "not told" not in sample.skills else "not told")
+        asked = next(i for i, skill in enumerate(sample.skills) if skill in ("recall", "not told"))
         assert len(sample.skills) == len(texts) // 2
         assert 2 * asked >= last  # nothing is asked before all is told
         example = realized(sample)

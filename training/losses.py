@@ -20,7 +20,12 @@ _BEFORE_WEIGHT = 0.5
 
 
 class VisionHeads(nn.Module):
-    """Linear probes on the merged tokens, thrown away after training: `media.CLASSES`, and the box around a shape."""
+    """Linear probes on the merged tokens, thrown away after training: `media.CLASSES`, and the box around a shape.
+
+    While `teach` is false they learn, and what they look at doesn't learn from them.
+    """
+
+    teach = True
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -36,6 +41,7 @@ class VisionHeads(nn.Module):
         Accuracies count tokens where something is, and are NaN where nothing is; the box's is the mean distance of an
         edge, in thousandths. They stay on their device: who reads them there waits for it.
         """
+        tokens = tokens if self.teach else tokens.detach()
         loss = tokens.new_zeros((), dtype=torch.float32)
         rights: list[torch.Tensor] = []
         logits = self.classes(tokens).float().split(list(CLASSES.values()), dim=-1)
@@ -65,6 +71,7 @@ class VisionHeads(nn.Module):
         `states` [N, hidden]: the decoder's at the merged tokens; `before` and `now` [N, 2]: colour and shape, -1 where
         nothing was before. From answers alone, what differs was hardly learned. The figure counts what has changed.
         """
+        states = states if self.teach else states.detach()
         known = before[:, 0] >= 0
         changed = known & (before != now).any(1)
         weights = known * torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))

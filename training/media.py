@@ -87,10 +87,14 @@ class Media:
         return self.grid[0] * self.grid[1]
 
 
-def image_size(size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) to which the checkpoint's image processor brings a picture of (width, height)."""
+def image_size(size: tuple[int, int], least_tokens: int | None = None) -> tuple[int, int]:
+    """(height, width) to which the checkpoint's image processor brings a picture of (width, height).
+
+    `least_tokens`: in place of the processor's own lower limit.
+    """
     limits = IMAGE_PROCESSOR["size"]
-    return image_resize(size[1], size[0], MERGED, limits["shortest_edge"], limits["longest_edge"])
+    least = limits["shortest_edge"] if least_tokens is None else least_tokens * MERGED**2
+    return image_resize(size[1], size[0], MERGED, least, limits["longest_edge"])
 
 
 def video_size(size: tuple[int, int], num_frames: int) -> tuple[int, int]:
@@ -108,9 +112,9 @@ def frame_times(duration_s: float, fps: float) -> list[float]:
     return [float(i) / fps for i in np.linspace(0, total - 1, min(wanted, total)).round()]
 
 
-def picture_media(picture: Picture | Unknown) -> Media:
-    """The picture as the image processor makes it. Large ones are drawn at 1.5 times the size that is left of them."""
-    height, width = image_size((picture.width, picture.height))
+def picture_media(picture: Picture | Unknown, least_tokens: int | None = None) -> Media:
+    """The picture as the image processor makes it (`image_size`), drawn at 1.5 times that size where it is larger."""
+    height, width = image_size((picture.width, picture.height), least_tokens)
 
     def draw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         scale = min(1.0, 1.5 * width / picture.width)

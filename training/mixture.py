@@ -67,7 +67,7 @@ def draw(rngs: list[random.Random], encoder: Encoder, phase: Phase, done: float)
     """Parts of a step as one batch, each from its own generator, when the fraction `done` of the phase is over."""
     done = phase.begins + (phase.ends - phase.begins) * done
     if not phase.parts:
-        return vision_batch([medium for rng in rngs for medium in _vision(rng, done)])
+        return vision_batch([medium for rng in rngs for medium in _vision(rng, done, phase.least_tokens)])
     return collate(encoder, [row for rng in rngs for row in _rows(rng, encoder, phase, done)], phase.most_tokens)
 
 
@@ -79,7 +79,7 @@ def _rows(rng: random.Random, encoder: Encoder, phase: Phase, done: float) -> li
     misses = 0
     while misses < _FULL:
         sample = PARTS[rng.choices(names, weights)[0]](rng, done)
-        encoded = encoder.encode(realized(sample))
+        encoded = encoder.encode(realized(sample, phase.least_tokens))
         if len(encoded.ids) > phase.most_tokens:
             raise ValueError(
                 f"A conversation about {sample.skill!r} has {len(encoded.ids)} tokens, and rows of the phase "
@@ -110,8 +110,8 @@ def texts(seed: int, count: int = 6000) -> list[str]:
     return [SPELLED.sub("", text) for text in found]
 
 
-def realized(sample: Sample) -> Example:
-    """The sample with its scenes drawn."""
+def realized(sample: Sample, least_tokens: int | None = None) -> Example:
+    """The sample with its scenes drawn; `least_tokens` of a picture, where it isn't the processor's own limit."""
     media: list[Media] = []
     messages = []
     for message in sample.messages:
@@ -120,7 +120,7 @@ def realized(sample: Sample) -> Example:
             parts = []
             for part in content:
                 if part["type"] == "image":
-                    media.append(picture_media(part["image"]))
+                    media.append(picture_media(part["image"], least_tokens))
                 if part["type"] == "video":
                     media.append(clip_media(part["video"].clip, part["video"].times_s))
                 parts.append({"type": part["type"]} if part["type"] != "text" else part)
@@ -322,28 +322,30 @@ def _loud(turn: Turn) -> Turn:
     return Turn(turn.skill, turn.question, turn.answer, turn.about, turn.grade)
 
 
-def _vision(rng: random.Random, done: float) -> list[Media]:
+def _vision(rng: random.Random, done: float, least_tokens: int | None) -> list[Media]:
     """A part for the vision tower alone; pictures get fuller and words longer while `done` goes from 0 to 1."""
     media: list[Media] = []
     num_tokens = 0
     while num_tokens < _VISION_TOKENS:
-        medium = _vision_medium(rng, done)
+        medium = _vision_medium(rng, done, least_tokens)
         media.append(medium)
         num_tokens += len(medium.targets)
     media.sort(key=lambda medium: medium.tokens_per_span)  # spans of one length share an attention
     return media
 
 
-def _vision_medium(rng: random.Random, done: float) -> Media:
+def _vision_medium(rng: random.Random, done: float, least_tokens: int | None) -> Media:
     # Large pictures come last: many small ones teach more in the same time.
     size = scenes.random_size(rng, largest=176 if done < 0.7 else None)
     chosen = rng.random()
     if chosen < 0.4:
-        return picture_media(scenes.random_picture(rng, size, rng.randint(1, 2 + round(4 * min(1.0, 3 * done)))))
+        picture = scenes.random_picture(rng, size, rng.randint(1, 2 + round(4 * min(1.0, 3 * done))))
+        return picture_media(picture, least_tokens)
     if chosen < 0.86:
         most = 2 + round(6 * min(1.0, 3 * done))
-        return picture_media(scenes.random_sign(rng, size, words.random_words(rng, most), NUM_FONTS))
+        return picture_media(scenes.random_sign(rng, size, words.random_words(rng, most), NUM_FONTS), least_tokens)
     if chosen < 0.94:
         duration, times = random_timing(rng, 8, 12.0)
         return clip_media(scenes.random_clip(rng, size, duration_s=duration), times)
-    return picture_media(Unknown(*size, rng.choice(("photo", "photo", "page", "noise")), rng.randrange(2**31)))
+    unknown = Unknown(*size, rng.choice(("photo", "photo", "page", "noise")), rng.randrange(2**31))
+    return picture_media(unknown, least_tokens)

@@ -18,6 +18,7 @@ class Phase:
         begins, ends: how far the curriculum is then, 0 to 1.
         mtp_weight: of the MTP layer's loss; probe_weight: of the vision heads'.
         most_tokens: of a row, and so of an example.
+        least_tokens: of a picture: a small one is enlarged to so many. None is what the checkpoint's processor does.
     """
 
     name: str
@@ -30,7 +31,8 @@ class Phase:
     mtp_weight: float = 0.0
     probe_weight: float = 1.0
     rows: int = 1
-    most_tokens: int = 2048
+    most_tokens: int = 2560
+    least_tokens: int | None = 16  # what is told of pictures is learned on few
 
 
 _PLAIN = {"plain": 74, "clip": 8, "recall": 5, "chat": 3, "unknown": 2, "tools": 4, "sign": 4}
@@ -72,6 +74,6 @@ PHASES = (
     # To copy what nobody has said before: names of tools, of people, codes.
     Phase("copies", 850, (0.8, 0.6), _COPIES, {"right tool call": 0.95}, ends=0.7),
     Phase("boxes", 700, (0.8, 0.6), _BOXES, ends=0.3, probe_weight=0.5),
-    Phase("world", 3000, (0.6, 0.06), _WORLD, begins=0.2, probe_weight=0.2),
-    Phase("anneal", 250, (0.06, 0.005), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05),
+    Phase("world", 3000, (0.6, 0.06), _WORLD, begins=0.2, probe_weight=0.2, least_tokens=None),
+    Phase("anneal", 250, (0.06, 0.005), _WORLD, begins=1.0, mtp_weight=0.3, probe_weight=0.05, least_tokens=None),
 )

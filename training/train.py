@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ SAVE_EVERY_S = 180.0
 LOG_EVERY = 25
 JUDGED_OVER = 50  # parts of steps whose mean ends a phase, or four times as many answers
 WARMUP_STEPS = 60
+APART_STEPS = 100  # in which new heads on a trained tower learn, before they teach it
 
 
 class Batches(IterableDataset):
@@ -107,12 +109,10 @@ class Trainer:
             read_weights(self.model, args.start)
         self.heads = VisionHeads(self.model.lm_head.in_features).to(args.device)
         self.optimizer = Optimizer(self.model, self.heads, args.muon_lr, args.adam_lr, args.vision_rate)
-        self.phase, self.step, self.tokens, self.elapsed_s = (
-            [phase.name for phase in PHASES].index(args.first),
-            0,
-            0,
-            0.0,
-        )
+        self.phases = planned(args.steps)
+        self.phase = [phase.name for phase in self.phases].index(args.first)
+        self.step, self.tokens, self.elapsed_s = 0, 0, 0.0
+        self.apart = self.phase if args.start else None  # the phase in whose first steps the heads are new
         self.history: list[dict[str, Any]] = []  # of the phases that are over
         self.mean = Averages()
         if state:
@@ -176,12 +176,12 @@ class Trainer:
         """Trains to the end, or for `stop_after_s`; returns whether it came to the end."""
         args = self.args
         quiet, begun, saved = parallel.rank() > 0, time.monotonic(), time.monotonic()
-        while self.phase < len(PHASES):
-            phase = PHASES[self.phase]
+        while self.phase < len(self.phases):
+            phase = self.phases[self.phase]
             template = Path(__file__).with_name("chat_template.jinja").read_text()
             encoder = Encoder(self.tokenizer, template)
             card = args.device != "cpu"
-            data = Batches(encoder, PHASES, args.seed, args.parts_per_step, (self.phase, self.step), together=card)
+            data = Batches(encoder, self.phases, args.seed, args.parts_per_step, (self.phase, self.step), together=card)
             self.batches_per_step = len(data.batches) * parallel.world()
             ahead = 4 if args.workers else None
             loader = DataLoader(data, None, num_workers=args.workers, prefetch_factor=ahead, pin_memory=card)
@@ -189,6 +189,7 @@ class Trainer:
             bar = tqdm(total=phase.steps, initial=self.step, desc=phase.name, disable=quiet, mininterval=10)
             while self.step < phase.steps and not self.mean.reached(phase):
                 start = time.monotonic()
+                self.heads.teach = self.phase != self.apart or self.step >= APART_STEPS
                 for _ in data.batches:
                     number, step, batch = next(batches)
                     assert (number, step) == (self.phase, self.step)
@@ -234,6 +235,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "phase": self.phase,
             "step": self.step,
+            "apart": self.apart,
             "tokens": self.tokens,
             "elapsed_s": self.elapsed_s,
             "history": self.history,
@@ -249,6 +251,7 @@ class Trainer:
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.phase, self.step, self.tokens = state["phase"], state["step"], state["tokens"]
+        self.apart = state["apart"]
         self.elapsed_s, self.history = state["elapsed_s"], state["history"]
         self.mean.values.update(state["mean"])  # without them, a phase would end later than uninterrupted
 
@@ -311,6 +314,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--start", type=Path, help="a checkpoint whose weights and vocabulary it begins with, not anew")
     names = [phase.name for phase in PHASES]
     parser.add_argument("--first", choices=names, default=names[0], help="the phase that it begins with")
+    parser.add_argument(
+        "--steps", nargs="+", type=_steps, default=[], metavar="PHASE=STEPS", help="other numbers than phases.py has"
+    )
     parser.add_argument("--stop-after", type=float, help="minutes; the state is saved, and --resume goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="bfloat16: autocast")
@@ -324,6 +330,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     if args.parts_per_step % args.processes:
         parser.error(f"--parts-per-step {args.parts_per_step} is no multiple of --processes {args.processes}")
     return args
+
+
+def _steps(text: str) -> tuple[str, int]:
+    """One of `--steps`: "world=1500"."""
+    name, _, steps = text.partition("=")
+    if name not in [phase.name for phase in PHASES] or not steps.isdecimal() or not int(steps):
+        names = ", ".join(phase.name for phase in PHASES)
+        raise argparse.ArgumentTypeError(f"{text!r} isn't PHASE=STEPS, such as world=1500; the phases are {names}")
+    return name, int(steps)
+
+
+def planned(steps: list[tuple[str, int]]) -> tuple[Phase, ...]:
+    """The phases, some of them with other numbers of steps: what there is time for differs by machine."""
+    wanted = dict(steps)
+    return tuple(replace(phase, steps=wanted.get(phase.name, phase.steps)) for phase in PHASES)
 
 
 def train(args: argparse.Namespace) -> None:

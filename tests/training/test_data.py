@@ -105,9 +105,9 @@ def test_thinking_is_on_where_there_is_a_thought(encoder: Encoder) -> None:
 
 def test_patches_equal_the_image_processors(tmp_path: Path) -> None:
     save_json(tmp_path / "preprocessor_config.json", IMAGE_PROCESSOR)
-    image = np.random.default_rng(0).integers(0, 256, (160, 192, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (256, 288, 3), dtype=np.uint8)
     expected = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)(images=[image], return_tensors="np")
-    assert expected["image_grid_thw"].tolist() == [[1, 10, 12]]
+    assert expected["image_grid_thw"].tolist() == [[1, 16, 18]]
     values = pixel_values(torch.from_numpy(patchify(image[None, None])))
     np.testing.assert_allclose(values, expected["pixel_values"], atol=1e-6)
 

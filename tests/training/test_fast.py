@@ -139,7 +139,7 @@ def test_the_delta_rule_bears_keys_that_are_alike(difference: float, chunk: int)
 @pytest.mark.usefixtures("forms")
 def test_spans_of_many_sizes_go_through_the_tower_together(model: Any) -> None:
     rng = random.Random(0)
-    media = [mixture._vision_medium(rng, 0.9) for _ in range(5)]
+    media = [mixture._vision_medium(rng, 0.9, 16) for _ in range(5)]
     batch = vision_batch(media)
     together = vision_tokens(model, batch["pixels"], batch["grids"])
     expected = model.model.visual(pixel_values(batch["pixels"]), grid_thw=batch["grids"]).pooler_output

@@ -115,6 +115,40 @@ def test_a_training_begins_with_an_exported_checkpoint(small: None, tmp_path: Pa
         Trainer(arguments(tmp_path / "then", "--start", str(tmp_path / "out")))
 
 
+def test_new_heads_learn_before_they_teach_a_trained_tower(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their first steps the tower gets nothing of them, and they get all; also where it was stopped in between."""
+    monkeypatch.setattr(train, "PHASES", (Phase("vision", 3, (1.0, 1.0)),))
+    monkeypatch.setattr(train, "APART_STEPS", 2)
+    first = Trainer(arguments(tmp_path))
+    export(first.model, first.tokenizer, tmp_path / "out")
+    trainer = Trainer(arguments(tmp_path, "--start", str(tmp_path / "out")))
+    moved = []
+    for _ in range(3):
+        before = {name: value.clone() for name, value in numbers(trainer).items()}
+        trainer.run(0.0)
+        moved.append({name for name, value in numbers(trainer).items() if not torch.equal(value, before[name])})
+        trainer = Trainer(arguments(tmp_path, "--resume"))
+    apart, still_apart, together = moved
+    assert all(name.startswith("heads.") for name in apart | still_apart)
+    assert {"heads.classes.weight", "heads.box.weight"} <= apart & still_apart
+    assert any(name.startswith("model.visual.") for name in together)
+
+
+def test_phases_may_have_other_numbers_of_steps(
+    small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(arguments(tmp_path, "--steps", "vision=1", "joint=3", "--first", "recall"))
+    assert [phase.steps for phase in trainer.phases] == [1, 1, 3]
+    assert trainer.run()
+    assert [(each["phase"], each["steps"]) for each in trainer.history] == [("recall", 1), ("joint", 3)]
+    for wrong in ("world=2", "joint", "joint=0", "joint=-1", "joint=many"):
+        with pytest.raises(SystemExit):
+            arguments(tmp_path, "--steps", wrong)
+        assert "the phases are vision, recall, joint" in capsys.readouterr().err
+
+
 def test_what_a_phase_does_not_show_stays_as_it_is(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +253,7 @@ def test_the_curriculum_goes_from_where_a_phase_begins_to_where_it_ends(
     encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    monkeypatch.setattr(mixture, "_vision", lambda rng, done: seen.append(done) or [])
+    monkeypatch.setattr(mixture, "_vision", lambda rng, done, least_tokens: seen.append(done) or [])
     monkeypatch.setattr(mixture, "vision_batch", lambda media: {})
     monkeypatch.setitem(mixture.PARTS, "chat", lambda rng, done: seen.append(done) or 1 / 0)
     for done in (0.0, 0.5, 1.0):
@@ -229,6 +263,16 @@ def test_the_curriculum_goes_from_where_a_phase_begins_to_where_it_ends(
     assert seen == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert all(set(phase.parts) <= set(mixture.PARTS) and 0 <= phase.begins <= phase.ends <= 1 for phase in PHASES)
     assert sum(phase.mtp_weight > 0 for phase in PHASES) == 1
+
+
+@pytest.mark.parametrize(("least", "expected"), [(16, 16), (None, 64), (100, 100)])
+def test_a_phase_says_how_many_tokens_small_pictures_have(encoder: Encoder, least: int | None, expected: int) -> None:
+    """Few where sight is learned; in the end as many as the checkpoint's processor makes of them."""
+    alone = [medium for medium in mixture._vision(random.Random(0), 1.0, least) if medium.times_s is None]
+    phase = Phase("some", 1, (1.0, 1.0), {"plain": 1.0}, least_tokens=least)
+    asked = mixture.draw([random.Random(0)], encoder, phase, 1.0)["grids"].prod(1) // 4
+    for smallest in (min(medium.tokens_per_span for medium in alone), int(asked.min())):
+        assert expected <= smallest < 1.4 * expected
 
 
 def test_a_conversation_that_fits_in_no_row_is_told(encoder: Encoder) -> None:

@@ -113,7 +113,7 @@ def test_the_evaluation_asks_one_question_about_so_many_facts(count: int) -> Non
 
 
 def test_rows_hold_what_was_told_far_before(encoder: Encoder) -> None:
-    """Between what is told and what is asked lie other turns, of pictures too, for a thousand tokens and more."""
+    """Between what is told and what is asked lie other turns, of pictures too, for up to two thousand tokens."""
     rng = random.Random(0)
     lengths, distances = [], []
     for num_facts in (1, 10, 30) * 12:
@@ -128,4 +128,4 @@ def test_rows_hold_what_was_told_far_before(encoder: Encoder) -> None:
         rest = Example(sample.messages[last + 1 :], sample.skills[last // 2 + 1 :], example.media)
         distances.append(len(encoder.encode(rest).ids))
     assert max(lengths) <= max(phase.most_tokens for phase in PHASES)
-    assert max(distances) > 1000
+    assert 1700 < max(distances) <= 2100

@@ -3,6 +3,7 @@
 Every question goes through a real file (PNG, JPEG, MP4) and the product's own engine, greedily, several at a time.
 "Seen": combinations of colour, shape and place that training may have shown, in phrasings that it never did; "held
 out": combinations, words, fonts, names, tools and photographs that it never showed. Prints a table, then one JSON line.
+`--card assets/demo/README.md` puts the table into the model's card.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from training.skills.graders import letter_error
 
 SPLITS: tuple[Split, ...] = ("seen", "combos")
 TYPED_AIM = 90.0
+_CARD_TABLE = re.compile(r"\| skill \| seen .*?^Below it[^\n]*", re.DOTALL | re.MULTILINE)
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
@@ -65,6 +68,27 @@ def evaluate(model: Any, count: int, names: Sequence[str], kv_dtype: str = "auto
     return table, misses
 
 
+def mean(table: dict[str, Any]) -> float:
+    """Of all skills' shares; the typed questions, which are of many skills, are left out."""
+    shares = [row["right"] for name, row in table.items() if name != cases.TYPED_SKILL]
+    return round(sum(shares) / len(shares), 1) if shares else math.nan
+
+
+def carded(card: str, table: dict[str, Any]) -> str:
+    """A model card with its table replaced, and what it says of letters and aims below it."""
+    lines = ["| skill | seen | held out | 95% interval | aim |", "|---|---|---|---|---|"]
+    for name, row in table.items():
+        seen, held_out = (f"{row[split]:.0f}" if split in row else "" for split in SPLITS)
+        lines.append(f"| {name} | {seen} | {held_out} | {row['low']:.0f} to {row['high']:.0f} | {row['aim']:.0f} |")
+    letters = [f"{row['letter_error']}% in {name}" for name, row in table.items() if "letter_error" in row]
+    short = {name: row["aim"] - row["right"] for name, row in table.items() if row["right"] < row["aim"]}
+    worst = sorted(short, key=lambda name: -short[name])
+    lines += ["", f"Mean of all rows but the typed questions: {mean(table)}. Letters wrong: {', '.join(letters)}."]
+    lines += [f"At or over their aim: {', '.join(name for name in table if name not in short)}."]
+    lines += [f"Below it, in points: {', '.join(f'{name} by {short[name]:.0f}' for name in worst)}."]
+    return _CARD_TABLE.sub(lambda _: "\n".join(lines), card)
+
+
 def _of(name: str, count: int) -> int:
     """Of each split. The typed questions are one list of many kinds: ten times as many are asked, or all."""
     return 10 * count if name == cases.TYPED_SKILL else count
@@ -87,7 +111,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--misses", type=int, default=0, help="print so many wrong answers of each skill")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--card", type=Path, help="a model card, whose table is replaced")
     args = parser.parse_args()
+    if args.card and (not _CARD_TABLE.search(args.card.read_text()) or {*args.skills} != {*cases.NAMES}):
+        parser.error(
+            f"--card takes all skills, and a card with a table from a line '| skill | seen ...' to one 'Below it ...': "
+            f"{args.card} with {len(args.skills)} of {len(cases.NAMES)} skills isn't that"
+        )
     start = time.monotonic()
     loaded = load(args.model, dtype=args.dtype, device=args.device, weights=args.weights)
     count = 100 if args.full else args.n
@@ -101,7 +131,9 @@ def main() -> None:
         for line in [line for line in misses if line.startswith(f"{name} (")][: args.misses]:
             print(f"    {line}")
     summary = {"model": str(args.model), "n": count, "weights": args.weights, "kv_dtype": args.kv_dtype}
-    summary |= {"seconds": round(time.monotonic() - start), "skills": table}
+    summary |= {"seconds": round(time.monotonic() - start), "mean": mean(table), "skills": table}
+    if args.card:
+        args.card.write_text(carded(args.card.read_text(), table))
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary))

@@ -73,3 +73,45 @@ def test_the_command_prints_a_table_and_json(
     assert figures["skills"]["color"]["right"] == 0
     assert taken == {"folder": Path("somewhere"), "dtype": "bfloat16", "device": "cpu", "weights": "int4"}
     assert cases.NAMES[-1] == TYPED_SKILL
+
+
+def test_a_card_gets_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(evaluate, "load", lambda *_, **__: "model")
+    monkeypatch.setattr(
+        evaluate, "answer_cases", lambda model, asked, kv: [case.expected for case in asked[:-1]] + [""]
+    )
+    monkeypatch.setattr(cases, "NAMES", ("color", "reading up to 5", TYPED_SKILL))
+    card = tmp_path / "README.md"
+    bundled = (Path(__file__).parents[2] / "assets" / "demo" / "README.md").read_text()
+    card.write_text(bundled)
+    monkeypatch.setattr("sys.argv", ["evaluate", "--n", "2", "--card", str(card), "--skills", *cases.NAMES])
+    evaluate.main()
+    before, after = bundled.splitlines(), card.read_text().splitlines()
+    start = before.index("| skill | seen | held out | 95% interval | aim |")
+    end = next(i for i, line in enumerate(before) if line.startswith("Below it"))
+    length = len(after) - len(before) + end - start + 1
+    assert after[:start] == before[:start]
+    assert after[start + length :] == before[end + 1 :]
+    assert after[start : start + length] == [
+        "| skill | seen | held out | 95% interval | aim |",
+        "|---|---|---|---|---|",
+        "| color | 100 | 100 | 51 to 100 | 97 |",
+        "| reading up to 5 | 100 | 100 | 51 to 100 | 92 |",
+        "| typed questions |  | 95 | 76 to 99 | 90 |",
+        "",
+        "Mean of all rows but the typed questions: 100.0. Letters wrong: 0.0% in reading up to 5.",
+        "At or over their aim: color, reading up to 5, typed questions.",
+        "Below it, in points: .",
+    ]
+
+
+def test_a_card_without_a_table_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = tmp_path / "README.md"
+    card.write_text("# Another model\n")
+    monkeypatch.setattr("sys.argv", ["evaluate", "--card", str(card)])
+    with pytest.raises(SystemExit):
+        evaluate.main()
+    assert "--card takes all skills, and a card with a table" in capsys.readouterr().err
+    assert card.read_text() == "# Another model\n"

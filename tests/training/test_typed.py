@@ -102,7 +102,8 @@ def test_training_asks_none_of_them_but_short_ones(monkeypatch: pytest.MonkeyPat
     assert {question for question in common if len(question.split()) > 6} <= {
         "is the circle to the left of the star?", "is the star left of the circle",
     }  # fmt: skip
-    assert len(common) < 0.3 * len(TYPED), sorted(common)
+    share = len(common) / len(TYPED)
+    assert share < 0.3, "which ones isn't told: who writes the grammar should not know them"
 
 
 def test_their_scenes_are_such_as_training_may_show() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -34,14 +35,19 @@ TEXTS = {"small talk": 6, "no media": 4, "off topic": 6, "recall 1": 5, "recall 
 PICTURES = {"color": 4, "caption 1-3": 4, "yes no": 4, "place": 4, "count": 2, "relation": 2}
 _SEED = 77
 _MERGED = 32  # pixels a side of a token
-_FEWEST = 256 * 256  # pixels; nobody enlarges a picture of so many
+_FEWEST, _MOST = 256 * 256, 512 * 512  # pixels; pictures of so many are neither enlarged nor made smaller by anybody
 
 
 def whole_patches(data: bytes) -> bytes:
-    """The picture as a PNG whose sides are multiples of `_MERGED`, of `_FEWEST` pixels or more."""
+    """The picture as a PNG whose sides are multiples of `_MERGED`, of `_FEWEST` to `_MOST` pixels."""
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    scale = max(1.0, (_FEWEST / (picture.width * picture.height)) ** 0.5)
-    width, height = (_MERGED * max(1, round(side * scale / _MERGED)) for side in picture.size)
+    area = picture.width * picture.height
+    scale = (min(max(area, _FEWEST), _MOST) / area) ** 0.5
+    width = height = 0
+    for rounded in (round, math.ceil, math.floor):
+        width, height = (_MERGED * max(1, rounded(side * scale / _MERGED)) for side in picture.size)
+        if _FEWEST <= width * height <= _MOST:
+            break
     out = io.BytesIO()
     picture.resize((width, height), Image.Resampling.BICUBIC).save(out, "PNG")
     return out.getvalue()

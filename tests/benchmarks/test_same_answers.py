@@ -23,8 +23,11 @@ def picture(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [((256, 256), (256, 256)), ((300, 290), (288, 288)), ((64, 64), (256, 256)), ((60, 240), (128, 512))],
-)
+    [
+        ((256, 256), (256, 256)), ((300, 290), (288, 288)), ((64, 64), (256, 256)), ((60, 240), (128, 512)),
+        ((300, 220), (320, 224)), ((1000, 1000), (512, 512)), ((1024, 256), (1024, 256)), ((1000, 270), (992, 256)),
+    ],
+)  # fmt: skip
 def test_pictures_get_sides_that_nobody_resizes(size: tuple[int, int], expected: tuple[int, int]) -> None:
     fitted = Image.open(io.BytesIO(same_answers.whole_patches(picture(*size))))
     assert (fitted.format, fitted.size) == ("PNG", expected)

@@ -28,7 +28,7 @@ SPELLED = re.compile(f"{SPELL}(.*?){END_SPELL}", re.DOTALL)
 # How much a token counts that all after it follow from: else what follows is learned, and "No" is what is always said.
 DECIDING = (
     dict.fromkeys(("Yes", "No", " first", " second", " third", " fourth"), 6.0)
-    | {" an": 3.0}
+    | {" an": 3.0, "You": 2.0}  # "You have not told me."
     | {f" {number}": 3.0 for number in NUMBERS}
 )
 _MEDIUM = re.compile(r"<\|vision_start\|><\|(image|video)_pad\|><\|vision_end\|>")

@@ -28,11 +28,11 @@ _SQUARED = 8  # the largest triangular matrices that are inverted by squaring
 
 def text_states(
     model: Qwen3_5ForConditionalGeneration, embeds: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, Any, torch.Tensor]:
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], Any, torch.Tensor]:
     """Runs the decoder: embeds [B, T, H], positions [3, B, T] and segments [B, T] -> last hidden states [B, T, H].
 
-    Also returns the states after the first layer of full attention, and what the MTP layer takes: the rotary cosine and
-    sine, and the attention mask.
+    Also returns the states after the first layer of full attention and before the last one, and what the MTP layer
+    takes: the rotary cosine and sine, and the attention mask.
     """
     decoder: Any = model.model.language_model
     rotary = decoder.rotary_emb(embeds, positions)
@@ -42,12 +42,13 @@ def text_states(
     real = (segments > 0)[..., None]
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    hidden = early = embeds
+    hidden = early = late = embeds
     for layer in decoder.layers:
+        is_full = not hasattr(layer, "linear_attn")
+        late = hidden if is_full else late
         hidden = _layer(layer, hidden, real, begins, rotary, seen)
-        if early is embeds and not hasattr(layer, "linear_attn"):
-            early = hidden
-    return decoder.norm(hidden), early, rotary, mask
+        early = hidden if is_full and early is embeds else early
+    return decoder.norm(hidden), (early, late), rotary, mask
 
 
 def _layer(

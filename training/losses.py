@@ -32,6 +32,7 @@ class VisionHeads(nn.Module):
         self.classes = nn.Linear(hidden_size, sum(CLASSES.values()))
         self.box = nn.Linear(hidden_size, 4)
         self.before = nn.Linear(hidden_size, len(COLORS) + len(SHAPES) + 2)
+        self.changed = nn.Linear(hidden_size, 1)
 
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor
@@ -64,23 +65,29 @@ class VisionHeads(nn.Module):
         return loss, dict(zip((*CLASSES, "box"), (*rights, 1000 * off.detach() / known.any()), strict=True))
 
     def compared(
-        self, states: torch.Tensor, before: torch.Tensor, now: torch.Tensor
+        self, early: torch.Tensor, late: torch.Tensor, before: torch.Tensor, now: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Whether the decoder knows early what was at a token's place in the picture, or in the frames, before.
+        """Whether the decoder knows what was at a token's place in the picture, or in the frames, before.
 
-        `states` [N, hidden]: the decoder's at the merged tokens; `before` and `now` [N, 2]: colour and shape, -1 where
-        nothing was before. From answers alone, what differs was hardly learned. The figure counts what has changed.
+        `early` and `late` [N, hidden]: its states at the merged tokens, behind the first layer of full attention, which
+        have to say what was there, and before the last one, which have to say whether it has changed: that layer can
+        look for what has. `before` and `now` [N, 2]: colour and shape, -1 where nothing was before. From answers alone,
+        what differs was hardly learned. The figures are shares: of what has changed, what is named and what is noticed.
         """
-        states = states if self.teach else states.detach()
+        early, late = (states if self.teach else states.detach() for states in (early, late))
         known = before[:, 0] >= 0
         changed = known & (before != now).any(1)
         weights = known * torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))
+        noticed = self.changed(late)[:, 0].float()
+        losses = F.binary_cross_entropy_with_logits(noticed, changed.float(), reduction="none")
         before = before.clamp(0)
-        colors, shapes = self.before(states).float().split((len(COLORS) + 1, len(SHAPES) + 1), dim=-1)
-        losses = F.cross_entropy(colors, before[:, 0], reduction="none")
+        colors, shapes = self.before(early).float().split((len(COLORS) + 1, len(SHAPES) + 1), dim=-1)
+        losses = losses + F.cross_entropy(colors, before[:, 0], reduction="none")
         losses = losses + F.cross_entropy(shapes, before[:, 1], reduction="none")
-        right = (colors.argmax(-1) == before[:, 0]) & (shapes.argmax(-1) == before[:, 1])
-        shown = {"before": (right & changed).sum() / changed.sum()}  # NaN where nothing has changed
+        named = (colors.argmax(-1) == before[:, 0]) & (shapes.argmax(-1) == before[:, 1])
+        # NaN where nothing has changed.
+        shown = {"before": (named & changed).sum() / changed.sum()}
+        shown["changed"] = ((noticed > 0) & changed).sum() / changed.sum()
         return (losses * weights).sum() / weights.sum().clamp(1e-6), shown
 
 
@@ -101,14 +108,15 @@ def answer_loss(
     is_media = (ids == model.config.image_token_id) | (ids == model.config.video_token_id)
     if tokens is not None:
         embeds = embeds.masked_scatter(is_media[..., None], tokens.to(embeds.dtype))
-    hidden, early, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
+    hidden, inner, rotary, mask = text_states(model, embeds, batch["position_ids"], batch["segments"])
     learned = (labels.flatten() != IGNORE).nonzero()[:, 0]
     logits = model.lm_head(hidden.flatten(0, 1)[learned]).float()
     wanted, weights, answers = (x.flatten()[learned] for x in (labels, batch["weights"], batch["answers"]))
     loss = (F.cross_entropy(logits, wanted, reduction="none") * weights).sum() / weights.sum()
     shown = {"loss": loss.detach()}
     if tokens is not None and heads is not None:
-        compared, figures = heads.compared(early[is_media], batch["before"], batch["targets"][:, :2])
+        early, late = (states[is_media] for states in inner)
+        compared, figures = heads.compared(early, late, batch["before"], batch["targets"][:, :2])
         loss = loss + _BEFORE_WEIGHT * compared
         shown |= figures
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)

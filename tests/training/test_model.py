@@ -143,20 +143,26 @@ def test_the_checkpoint_has_the_familys_names(model: Any, tmp_path: Path) -> Non
 @torch.no_grad()
 def test_what_has_changed_counts_most_of_what_was_before() -> None:
     heads = VisionHeads(16)
-    torch.nn.init.zeros_(heads.before.weight)
-    torch.nn.init.zeros_(heads.before.bias)
+    for param in (*heads.before.parameters(), heads.changed.bias):
+        torch.nn.init.zeros_(param)
+    torch.nn.init.ones_(heads.changed.weight)
     colors, shapes = len(COLORS) + 1, len(SHAPES) + 1
     now = torch.tensor([[1, 1], [1, 1], [0, 0], [2, 2]])
     before = torch.tensor([[1, 1], [2, 1], [0, 0], [-1, -1]])
     heads.before.bias[2] = heads.before.bias[colors + 1] = 1.0  # guesses colour 2 and shape 1 everywhere
-    loss, shown = heads.compared(torch.zeros(4, 16), before, now)
-    assert shown == {"before": 1.0}
+    loss, shown = heads.compared(torch.zeros(4, 16), torch.zeros(4, 16), before, now)
+    assert shown == {"before": 1.0, "changed": 0.0}
     others = [math.log(math.e + count - 1) for count in (colors, shapes)]
     wrong, right = others, [each - 1 for each in others]
     unchanged, changed, empty = wrong[0] + right[1], sum(right), sum(wrong)
-    assert loss.item() == pytest.approx((unchanged + 3 * changed + 0.1 * empty) / 4.1)
-    loss, shown = heads.compared(torch.zeros(4, 16), torch.full_like(before, -1), now)
-    assert (loss, shown["before"].isnan()) == (0, True)
+    expected = (unchanged + 3 * changed + 0.1 * empty) / 4.1
+    assert loss.item() == pytest.approx(expected + math.log(2))  # whether it has changed is an even guess
+    late = torch.tensor([-1.0, 1.0, -1.0, 1.0])[:, None].expand(4, 16)
+    loss, shown = heads.compared(torch.zeros(4, 16), late, before, now)
+    assert shown == {"before": 1.0, "changed": 1.0}
+    assert loss.item() == pytest.approx(expected + math.log(1 + math.exp(-16)))
+    loss, shown = heads.compared(torch.zeros(4, 16), late, torch.full_like(before, -1), now)
+    assert (loss, shown["before"].isnan(), shown["changed"].isnan()) == (0, True, True)
 
 
 def test_what_was_before_teaches_the_decoders_first_half(model: Any, encoder: Encoder) -> None:
@@ -169,5 +175,19 @@ def test_what_was_before_teaches_the_decoders_first_half(model: Any, encoder: En
     decoder = model.model.language_model
     reached = [layer.mlp.down_proj.weight.grad.abs().max().item() for layer in decoder.layers]
     assert min(reached) > 1e3 * decoder.norm.weight.grad.abs().max().item()
+    assert min(reached) > 1e-6
+    model.zero_grad(set_to_none=True)
+
+
+def test_what_has_changed_is_told_before_the_last_layer_of_full_attention(model: Any, encoder: Encoder) -> None:
+    batch = batch_of(encoder, "difference", "clip")
+    heads = VisionHeads(model.lm_head.in_features)
+    torch.nn.init.zeros_(heads.before.weight)  # passes nothing on
+    tokens = vision_tokens(model, batch["pixels"], batch["grids"])
+    losses = [answer_loss(model, batch, tokens, heads=each)[0] for each in (heads, None)]
+    (losses[0] - losses[1]).backward()
+    *reached, last = [layer.mlp.down_proj.weight.grad.abs().max().item() for layer in model.model.language_model.layers]
+    assert hasattr(model.model.language_model.layers[-1], "self_attn")
+    assert min(reached) > 1e3 * last
     assert min(reached) > 1e-6
     model.zero_grad(set_to_none=True)

@@ -223,11 +223,18 @@ def facts(rng: random.Random, split: Split, count: int) -> list[Fact]:
 
 
 def sample_with(
-    rng: random.Random, split: Split, num_facts: int, spread: bool, questions: int | None = None, between: int = 0
+    rng: random.Random,
+    split: Split,
+    num_facts: int,
+    spread: bool,
+    questions: int | None = None,
+    between: int = 0,
+    not_told: float = 0.25,
 ) -> Sample:
     """A conversation that tells `num_facts` facts, at once or (`spread`) over several turns, and asks for some.
 
-    `between`: about so many tokens of other turns, with pictures and without, lie between the facts and the questions.
+    `not_told`: how often it asks for a fact that it wasn't told, too. `between`: about so many tokens of other turns,
+    with pictures and without, lie between the facts and the questions.
     """
     told = facts(rng, split, num_facts + 1)
     unknown = told.pop()
@@ -241,9 +248,9 @@ def sample_with(
         opening = opening + " " if opening and rng.random() < 0.98 else opening
         before.append(Turn("noted", opening + " ".join(fact.statement for fact in group), _NOTED))
     turns = []
-    for fact in rng.sample(told, min(num_facts, questions or rng.randint(2, 6))):
+    for fact in rng.sample(told, min(num_facts, rng.randint(2, 6) if questions is None else questions)):
         turns.append(Turn("recall", fact.question(rng, split), fact.answer))
-    if questions is None and rng.random() < 0.12:
+    if not_told and rng.random() < not_told:
         turns.insert(rng.randint(0, len(turns)), Turn("not told", unknown.question(rng, split), NOT_TOLD))
     if not between:
         return conversation(rng, [*before, *turns], [])
@@ -283,13 +290,18 @@ def _roughly(content: str | list[dict[str, Any]]) -> int:
 def _sample(num_facts: int) -> Callable[[random.Random, Split], Sample]:
     def sample(rng: random.Random, split: Split) -> Sample:
         between = far(rng, num_facts) if rng.random() < 0.7 else 0
-        return sample_with(rng, split, num_facts, rng.random() < 0.4, questions=1, between=between)
+        return sample_with(rng, split, num_facts, rng.random() < 0.4, questions=1, between=between, not_told=0.0)
 
     return sample
+
+
+def _not_told_sample(rng: random.Random, split: Split) -> Sample:
+    return sample_with(rng, split, rng.randint(1, 10), rng.random() < 0.4, questions=0, not_told=1.0)
 
 
 SKILLS = (
     Skill("recall 1", _sample(1), 95),
     Skill("recall 10", _sample(10), 95),
     Skill("recall 30", _sample(30), 85),
+    Skill("not told", _not_told_sample, 95),
 )

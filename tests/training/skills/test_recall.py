@@ -112,6 +112,14 @@ def test_the_evaluation_asks_one_question_about_so_many_facts(count: int) -> Non
     assert count <= len([each for each in statements if each.endswith(".")]) <= count + 2
 
 
+def test_the_evaluation_asks_one_question_about_what_was_not_told() -> None:
+    skill = next(skill for skill in recall.SKILLS if skill.name == "not told")
+    for index in range(20):
+        sample = skill.sample(random.Random(index), "seen")
+        assert [each for each in sample.skills if each != "noted"] == ["not told"]
+        assert sample.messages[-1]["content"] == NOT_TOLD
+
+
 def test_rows_hold_what_was_told_far_before(encoder: Encoder) -> None:
     """Between what is told and what is asked lie other turns, of pictures too, for up to two thousand tokens."""
     rng = random.Random(0)

@@ -18,7 +18,7 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 
 from training.drawing import item_box, render_clip, render_picture, word_layout
 from training.export import IMAGE_PROCESSOR, VIDEO_PROCESSOR
-from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, SIZES, Clip, Item, Picture, Unknown
+from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, MOTIONS, SHAPES, SIZES, Clip, Item, Picture, Unknown
 
 MERGED = 32  # pixels of a merged token's side: patch 16, merge 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -129,12 +129,14 @@ def clip_media(clip: Clip, times_s: list[float]) -> Media:
     height, width = video_size((clip.width, clip.height), len(times_s))
     times_s = times_s + times_s[-1:] * (len(times_s) % 2)
     middles = [(a + b) / 2 for a, b in zip(times_s[::2], times_s[1::2], strict=True)]
+    # What happens at once between the frames of a span has happened in it: "when" is asked so (`skills.clips.seconds`).
+    known_s = middles if clip.event in MOTIONS else times_s[1::2]
 
     def draw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         scale = min(1.0, 1.5 * width / clip.width)
         images = render_clip(clip, [t / clip.duration_s for t in times_s], scale=scale, size=(width, height))
         frames = np.stack([np.asarray(image) for image in images]).reshape(-1, 2, height, width, 3)
-        shown = [Picture(width, height, clip.background, clip.at(t / clip.duration_s)) for t in middles]
+        shown = [Picture(width, height, clip.background, clip.at(t / clip.duration_s)) for t in known_s]
         once = {each: token_targets(each, (height, width)) for each in dict.fromkeys(shown)}
         targets, boxes = zip(*(once[each] for each in shown), strict=True)
         return frames, np.concatenate(targets), np.concatenate(boxes)

@@ -28,7 +28,7 @@ from training.media import (
     token_targets,
 )
 from training.scenes import BACKGROUNDS, COLORS, SHAPES, Background, Item, Picture, Word
-from training.skills.clips import random_shown
+from training.skills.clips import random_shown, seconds
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +156,19 @@ def test_what_was_before_is_of_the_span_before_where_their_grids_are_the_same() 
     before, *_ = np.split(clip.targets[:, :2], len(clip.frames))
     fresh = small.targets[:, :2] if small.grid == clip.grid else np.full_like(before, -1)
     np.testing.assert_array_equal(parts[4], np.concatenate([fresh, before]))
+
+
+@pytest.mark.parametrize("event", ["appear", "vanish", "change"])
+def test_a_spans_targets_change_where_the_answer_says_that_it_happens(event: str) -> None:
+    """Also where it happens between the two frames of a span, and after its middle."""
+    after_the_middle = 0
+    for index in range(30):
+        shown = random_shown(random.Random(index), "train", event, 16)
+        made = clip_media(shown.clip, shown.times_s)
+        assert made.times_s is not None
+        spans = np.split(made.targets[:, :2], len(made.frames))
+        (told,) = (i for i, time in enumerate(made.times_s) if abs(time - seconds(shown)) < 1e-6)
+        changed = [i for i in range(1, len(spans)) if not np.array_equal(spans[i - 1], spans[i])]
+        assert changed == ([told] if told else [])
+        after_the_middle += made.times_s[told] < shown.clip.event_s
+    assert after_the_middle

@@ -45,9 +45,9 @@ _DIFFERENCES = {"difference": 46, "pictures": 22, "second": 17, "sign": 6, "tool
 _EVENTS = {"event": 70, "difference": 10, "sign": 8, "tools": 6, "recall": 6}
 _BOXES = {"box": 56, "sign": 24, "plain": 10, "tools": 5, "recall": 5}
 _WORLD = {
-    "plain": 12, "verdict": 8, "relation": 20, "picture": 25, "thinking": 10, "sign": 29, "clip": 13, "event": 10,
-    "pictures": 13, "difference": 19, "second": 8, "unknown": 9, "chat": 9, "repeat": 9, "recall": 18,
-    "recall picture": 3, "tools": 20, "box": 19, "lone": 3, "again": 6,
+    "recall": 28, "tools": 57, "chat": 40, "repeat": 12, "recall picture": 12, "unknown": 22, "again": 26,
+    "thinking": 16, "sign": 85, "difference": 71, "pictures": 19, "second": 8, "picture": 45, "plain": 11, "verdict": 6,
+    "relation": 19, "box": 24, "clip": 15, "event": 15, "lone": 3,
 }  # fmt: skip
 
 # Each but the last two forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns

@@ -285,12 +285,13 @@ def test_a_plan_of_a_model_in_a_process_holds_and_stays_complete(mode: Any) -> N
 def test_a_server_plan_is_no_promise_to_a_model_in_a_process() -> None:
     video = encode_video([scene(index, (192, 256)) for index in range(30)], fps=10)
     frames = encode_medium(Video(video), default_media(None, None, "frames"), "frames").plan
-    picture = encode_medium(Image(PHOTO), default_media(None, None, "frames"), "frames").plan
+    photo = PHOTO.resize((1200, 900))
+    picture = encode_medium(Image(photo), default_media(None, None, "frames"), "frames").plan
     demo = MediaProcessor.from_pretrained(demo_model_path())
     assert demo.kept(frames, video) is None
-    assert demo.kept(picture, PHOTO) is None, "it is larger than the demo sees any"
-    own = demo.plan(PHOTO, "image")
-    assert demo.kept(own, PHOTO) is own
+    assert demo.kept(picture, photo) is None, "it is larger than the demo sees any"
+    own = demo.plan(photo, "image")
+    assert demo.kept(own, photo) is own
     with pytest.raises(MediaPlanError):
         demo.prepare(video, plan=frames)
 

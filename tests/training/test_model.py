@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from training.data import IGNORE, Encoder, collate
 from training.fast import GAP, vision_tokens
 from training.losses import VisionHeads, answer_loss
+from training.media import CLASSES
 from training.mixture import PARTS, realized
 from training.model import demo_config, new_model
 from training.scenes import COLORS, SHAPES
@@ -163,6 +164,18 @@ def test_what_has_changed_counts_most_of_what_was_before() -> None:
     assert loss.item() == pytest.approx(expected + math.log(1 + math.exp(-16)))
     loss, shown = heads.compared(torch.zeros(4, 16), late, torch.full_like(before, -1), now)
     assert (loss, shown["before"].isnan(), shown["changed"].isnan()) == (0, True, True)
+
+
+def test_heads_that_do_not_teach_learn_all_the_same() -> None:
+    heads = VisionHeads(16)
+    heads.teach = False
+    tokens, early, late = (torch.ones(2, 16, requires_grad=True) for _ in range(3))
+    targets = torch.zeros(2, len(CLASSES), dtype=torch.long)
+    now = torch.tensor([[1, 1], [2, 1]])
+    loss = heads(tokens, targets, torch.zeros(2, 4))[0] + heads.compared(early, late, now.flip(0), now)[0]
+    loss.backward()
+    assert all(param.grad is not None and param.grad.abs().max() > 0 for param in heads.parameters())
+    assert tokens.grad is early.grad is late.grad is None
 
 
 def test_what_was_before_teaches_the_decoders_first_half(model: Any, encoder: Encoder) -> None:

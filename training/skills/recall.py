@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training import scenes, words
+from training.export import IMAGE_PROCESSOR
 from training.language import ask, capital, filled
 from training.scenes import COLORS, Split
 from training.skills import describing
@@ -273,7 +274,7 @@ def _others(rng: random.Random, split: Split, tokens: int) -> list[Sample]:
             asked = (describing.caption_turn, describing.place_turn, describing.color_turn)
             turns = [rng.choice(asked)(rng, picture, split) for _ in range(rng.randint(1, 2))]
             each = conversation(rng, turns, [image(picture)])
-            tokens -= max(64, picture.width * picture.height // 1024)
+            tokens -= max(IMAGE_PROCESSOR["size"]["shortest_edge"], picture.width * picture.height) // 1024
         else:
             each = conversation(rng, [rng.choice((chat_turn, repeat_turn))(rng, split)], [])
         tokens -= sum(_roughly(message["content"]) for message in each.messages)

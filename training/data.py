@@ -28,9 +28,11 @@ SPELLED = re.compile(f"{SPELL}(.*?){END_SPELL}", re.DOTALL)
 # How much a token counts that all after it follow from: else what follows is learned, and "No" is what is always said.
 DECIDING = (
     dict.fromkeys(("Yes", "No", " first", " second", " third", " fourth"), 6.0)
-    | {" an": 3.0, "You": 2.0}  # "You have not told me."
+    | {" an": 3.0}
     | {f" {number}": 3.0 for number in NUMBERS}
 )
+# How much an answer's first token counts: with it is said whether anything was told at all.
+FIRST = {"recall": 3.0, "not told": 3.0}
 _MEDIUM = re.compile(r"<\|vision_start\|><\|(image|video)_pad\|><\|vision_end\|>")
 
 
@@ -194,6 +196,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
     segments = np.zeros(shape, dtype=np.int64)
     labels, answers = np.full(shape, IGNORE, dtype=np.int64), np.full(shape, -1, dtype=np.int64)
     positions = np.zeros((3, *shape), dtype=np.int64)
+    weights = np.ones(shape, dtype=np.float32)
     skills: list[str] = []
     media: list[Media] = []
     before: list[np.ndarray] = []
@@ -207,6 +210,9 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
             learned = np.flatnonzero(encoded.answers >= 0)
             labels[row, start + learned - 1] = encoded.ids[learned]
             answers[row, start + learned - 1] = encoded.answers[learned] + len(skills)
+            weights[row, start + learned - 1] = encoder.weights[encoded.ids[learned]]
+            for turn, skill in enumerate(encoded.example.skills):
+                weights[row, start + np.argmax(encoded.answers == turn) - 1] *= FIRST.get(skill, 1.0)
             skills += encoded.example.skills
             media += encoded.example.media
             before += [seen_before(encoded.example.media)] if encoded.example.media else []
@@ -215,7 +221,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
         "input_ids": torch.from_numpy(ids),
         "segments": torch.from_numpy(segments),
         "labels": torch.from_numpy(labels),
-        "weights": torch.from_numpy(encoder.weights[labels.clip(0)]),
+        "weights": torch.from_numpy(weights),
         "answers": torch.from_numpy(answers),
         "position_ids": torch.from_numpy(positions),
         "skills": skills,

@@ -220,17 +220,23 @@ def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
 
 
 def _page(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A page of small print: letters, and no sign."""
+    """A page of print, as a scan or a photograph of one: more lines than a sign has, and lit unevenly."""
     ground = int(rng.integers(0, 256))
     ink = (ground + int(rng.integers(90, 166))) % 256
     image = Image.new("L", size, ground)
     canvas = ImageDraw.Draw(image)
-    height = max(7, round(max(size) * rng.uniform(0.025, 0.06)))
+    height = max(7, round(min(max(size) * rng.uniform(0.025, 0.06), size[1] / 5) * rng.uniform(1, 1.6)))
     font, letters = _font(int(rng.integers(NUM_FONTS)), height), np.array([*"abcdefghijklmnopqrstuvwxyzABCDE0123"])
     for top in range(round(-height * rng.random()), size[1], round(height * rng.uniform(1.1, 1.9))):
         words = ("".join(rng.choice(letters, rng.integers(1, 10))) for _ in range(2 + 3 * size[0] // (8 * height)))
         canvas.text((rng.uniform(-1, 2) * height, top), " ".join(words), fill=ink, font=font)
-    return image.convert("RGB")
+    if rng.random() < 0.3:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if rng.random() < 0.5:
+        image = image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.02, 0.06) * height)))
+    across, down = (np.linspace(rng.uniform(0.8, 1.1), rng.uniform(0.8, 1.1), pixels) for pixels in size)
+    light = across * down[:, None]
+    return Image.fromarray((np.asarray(image) * light).clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
 def _varied(rng: np.random.Generator, image: Image.Image, names: tuple[str, ...]) -> Image.Image:

@@ -260,6 +260,12 @@ def _recall(rng: random.Random, done: float) -> Sample:
     return recall.sample_with(rng, "train", num_facts, rng.random() < 0.4, between=between)
 
 
+def _told(rng: random.Random, done: float) -> Sample:
+    """Facts, few at first, and questions half of which nobody has told the answer to."""
+    num_facts = rng.randint(2, 4 + round(12 * done))
+    return recall.sample_with(rng, "train", num_facts, rng.random() < 0.4, not_told=0.5)
+
+
 def _recall_picture(rng: random.Random, done: float) -> Sample:
     """Facts, then a picture and questions about both."""
     told = recall.facts(rng, "train", rng.randint(1, 6))
@@ -294,6 +300,7 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "chat": _chat,
     "repeat": _repeat,
     "recall": _recall,
+    "told": _told,
     "recall picture": _recall_picture,
     "tools": _tools,
     "again": lambda rng, done: followups.again_sample(rng, "train"),

@@ -115,6 +115,10 @@ class Trainer:
         self.apart = self.phase if args.start else None  # the phase in whose first steps the heads are new
         self.history: list[dict[str, Any]] = []  # of the phases that are over
         self.mean = Averages()
+        known = args.start and args.start / "training_info.json"
+        if known and known.is_file():
+            info = json.loads(known.read_text())
+            self.history, self.tokens, self.elapsed_s = info["phases"], info["tokens"], 60 * info["trained_minutes"]
         if state:
             self.load(state)
 

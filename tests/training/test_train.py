@@ -109,6 +109,16 @@ def test_a_training_begins_with_an_exported_checkpoint(small: None, tmp_path: Pa
     assert all(torch.equal(expected[name].bfloat16(), found[name].bfloat16()) for name in expected)
     assert then.run()
     assert [each["phase"] for each in then.history] == ["joint"]
+    # What is known of the weights' own training goes on with it.
+    (tmp_path / "out" / "training_info.json").write_text(
+        '{"phases": [{"phase": "vision", "steps": 7}], "tokens": 1000000, "trained_minutes": 50.0}'
+    )
+    then = Trainer(arguments(tmp_path / "then", "--start", str(tmp_path / "out"), "--first", "joint"))
+    assert then.run()
+    then = Trainer(arguments(tmp_path / "then", "--resume"))
+    assert [each["phase"] for each in then.info()["phases"]] == ["vision", "joint"]
+    assert then.info()["tokens"] > 1000000
+    assert then.info()["trained_minutes"] >= 50.0
     weights = tmp_path / "out" / "model.safetensors"
     save_file({name: value for name, value in load_file(weights).items() if "mtp" not in name}, weights)
     with pytest.raises(ValueError, match=r"mtp\.fc\.weight.* are missing"):

@@ -173,7 +173,8 @@ WHAT = (
 )  # fmt: skip
 BACKGROUND = (
     "Background?", "Background [color|colour]?", "[color|colour] of the background?", "What background?",
-    "And the background?", "And the background, [what|which] [color|colour]?",
+    "And the background?", "And the background, [what|which] [color|colour]?", "And behind [it|them], which?",
+    "Behind [it|them], [what|which] [color|colour] is it?", "[What|Which] [color|colour] is there behind [it|them]?",
     "The background is [what|which] [color|colour]?", "[What|Which] [color|colour] is behind [it|it all|them]?",
     "[What|Which] [color|colour] is the background?", "What is the [color|colour] of the background?",
     "[What|Which] [color|colour] does the background have?", "The background is of which [color|colour]?",
@@ -193,7 +194,9 @@ EITHER = (
 EITHER_IT = (
     "Is it {first} or {second}?", "{first} or {second}?", "Is that {first} or {second}?", "It is {first} or {second}?",
     "And is it {first} or {second}?", "Is it {first}, or is it {second}?", "Is this {first} or {second}?",
-    "So {first} or {second}?", "What is it, {first} or {second}?", "Which is it, {first} or {second}?",
+    "So {first} or {second}?", "What would you call it, {first} or {second}?", "Which one is it, {first} or {second}?",
+    "It is what, {first} or {second}?", "Would you say {first} or {second}?",
+    "What is it, {first} or {second}?", "Which is it, {first} or {second}?",
 )  # fmt: skip
 SIZE_WORDS = {"small": "small", "": "medium-sized", "big": "big"}
 

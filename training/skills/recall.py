@@ -234,11 +234,10 @@ def sample_with(
 ) -> Sample:
     """A conversation that tells `num_facts` facts, at once or (`spread`) over several turns, and asks for some.
 
-    `not_told`: how often it asks for a fact that it wasn't told, too. `between`: about so many tokens of other turns,
-    with pictures and without, lie between the facts and the questions.
+    `not_told`: the share of the questions that ask for what it wasn't told. `between`: about so many tokens of other
+    turns, with pictures and without, lie between the facts and the questions.
     """
-    told = facts(rng, split, num_facts + 1)
-    unknown = told.pop()
+    told = facts(rng, split, num_facts)
     groups = [told]
     if spread and num_facts > 1:
         size = rng.randint(1, max(1, num_facts // 2))
@@ -250,14 +249,24 @@ def sample_with(
         before.append(Turn("noted", opening + " ".join(fact.statement for fact in group), _NOTED))
     turns = []
     for fact in rng.sample(told, min(num_facts, rng.randint(2, 6) if questions is None else questions)):
-        turns.append(Turn("recall", fact.question(rng, split), fact.answer))
-    if not_told and rng.random() < not_told:
-        turns.insert(rng.randint(0, len(turns)), Turn("not told", unknown.question(rng, split), NOT_TOLD))
+        if rng.random() < not_told:
+            turns.append(Turn("not told", _untold(rng, split, told).question(rng, split), NOT_TOLD))
+        else:
+            turns.append(Turn("recall", fact.question(rng, split), fact.answer))
     if not between:
         return conversation(rng, [*before, *turns], [])
     parts = [conversation(rng, before, []), *_others(rng, split, between), conversation(rng, turns, [])]
     messages, skills = ([each for part in parts for each in getattr(part, name)] for name in ("messages", "skills"))
     return Sample(parts[-1].skill, messages, skills, parts[-1].grade)
+
+
+def _untold(rng: random.Random, split: Split, told: list[Fact]) -> Fact:
+    """A fact that is none of these; as often as not one that has a word of its key in common with one of them."""
+    keys = {fact.key for fact in told}
+    others = [fact for fact in facts(rng, split, len(told) + 8) if fact.key not in keys]
+    said = {word for key in keys for word in key.split()} - {"my"}
+    near = [fact for fact in others if said & set(fact.key.split())]
+    return rng.choice(near) if near and rng.random() < 0.5 else others[0]
 
 
 def far(rng: random.Random, num_facts: int) -> int:
@@ -297,7 +306,7 @@ def _sample(num_facts: int) -> Callable[[random.Random, Split], Sample]:
 
 
 def _not_told_sample(rng: random.Random, split: Split) -> Sample:
-    return sample_with(rng, split, rng.randint(1, 10), rng.random() < 0.4, questions=0, not_told=1.0)
+    return sample_with(rng, split, rng.randint(1, 10), rng.random() < 0.4, questions=1, not_told=1.0)
 
 
 SKILLS = (

@@ -166,9 +166,16 @@ _NOUNS = ("rent", "tax", "fee", "score", "level", "weight", "height", "rank", "s
           "rainfall", "tide", "traffic", "salary", "balance", "grade", "street", "seat", "desk", "house", "lane",
           "gate", "floor", "hotel", "train", "fan", "heater", "radio", "window", "oven", "alarm", "curtain", "sum",
           "distance", "letter", "parcel")  # fmt: skip
+# What is measured, and the word that asks how much of it there is: it begins alike, and needn't be a word either.
+_ASKED_AS = {"loudness": "loud", "brightness": "bright", "wetness": "wet", "dryness": "dry", "strength": "strong",
+             "depth": "deep", "width": "wide", "safety": "safe", "density": "dense", "purity": "pure",
+             "cloudiness": "cloudy", "windiness": "windy", "stability": "stable"}  # fmt: skip
+_ENDINGS = ("ness", "ity", "age", "th")
 _OBJECTS = ("person", "city", "item", "number")
 _MADE_UP = (
     Tool("", "The {noun} in a city", {"city": "city"}, (
+        "How {asked} is it in {city}?", "How {asked} is {city}?", "Is it {asked} in {city}?",
+        "[Tell me|Say] how {asked} it is in {city}.", "{city}, how {asked}?", "[Look up|See] how {asked} {city} is.",
         "{city} {noun}?", "{noun} {city}.", "The {noun} for {city}?", "How much {noun} is in {city}?",
         "{noun} [in|for|of] {city}?", "[Check|Get|Show me] the {noun} [of|for] {city}.",
         "What is the {noun} in {city}?", "Tell me the {noun} in {city}.", "How [high |]is the {noun} in {city}?",
@@ -177,6 +184,7 @@ _MADE_UP = (
         "Give me the {noun} in {city}.",
     ), "{noun}", "The {noun} in {city} is {value}."),
     Tool("", "The {noun} of a person", {"name": "person"}, (
+        "How {asked} is {name}?", "Is {name} {asked}?", "[Look up|Tell me] how {asked} {name} is.",
         "{name}'s {noun}?", "{noun} of {name}?", "{name} {noun}?", "What {noun} has {name}?",
         "[Get|Show] {name}'s {noun}.", "{noun} for {name}[, please|].",
         "What is the {noun} of {name}?", "Tell me {name}'s {noun}.", "Which {noun} does {name} have?",
@@ -223,19 +231,29 @@ _MADE_UP = (
 
 def _made_up(rng: random.Random, verb: str | None = None) -> Tool:
     """A tool that there never was: of a noun that may be no word, and of a name that has it mostly."""
-    tool, noun = rng.choice(_MADE_UP), _noun(rng)
+    tool, (noun, asked) = rng.choice(_MADE_UP), _noun(rng)
     held_out = [each.name for each in _TOOLS[-_HELD_OUT:]]
     name = held_out[0]
     while name in held_out:
-        second = noun if rng.random() < 0.6 else rng.choice((_noun(rng), *_OBJECTS))
+        second = noun if rng.random() < 0.6 else rng.choice((_noun(rng)[0], *_OBJECTS))
         name = f"{verb or rng.choice(_VERBS)}_{second}"
-    parts = tool.description, *tool.questions, tool.returns, tool.says
-    description, *questions, returns, says = (part.replace("{noun}", noun) for part in parts)
+    questions = [each for each in tool.questions if asked or "{asked}" not in each]
+    parts = (tool.description, tool.returns, tool.says, *questions)
+    description, returns, says, *questions = (
+        part.replace("{noun}", noun).replace("{asked}", asked or "") for part in parts
+    )
     return Tool(name, description, tool.takes, tuple(questions), returns, says)
 
 
-def _noun(rng: random.Random) -> str:
-    return rng.choice(_NOUNS) if rng.random() < 0.5 else words.made_up(rng)
+def _noun(rng: random.Random) -> tuple[str, str | None]:
+    """A noun, and the word that asks how much of it there is, if there is one."""
+    chosen = rng.random()
+    if chosen < 0.4:
+        return rng.choice(_NOUNS), None
+    if chosen < 0.5:
+        return rng.choice(tuple(_ASKED_AS.items()))
+    made_up = words.made_up(rng)
+    return (made_up, None) if chosen < 0.8 else (made_up + rng.choice(_ENDINGS), made_up)
 
 
 def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]], Tool, dict[str, Any], str]:

@@ -123,6 +123,26 @@ def test_the_evaluation_asks_one_question_about_what_was_not_told() -> None:
         assert sample.messages[-1]["content"] == NOT_TOLD
 
 
+def test_half_of_what_was_not_told_was_nearly_told() -> None:
+    """ "Your dog is called Rex. What is the name of my cat?" is harder than a question about somebody unheard of."""
+    near, count = 0, 200
+    for seed in range(count):
+        rng = random.Random(seed)
+        told = recall.facts(rng, "train", 4)
+        unknown = recall._untold(rng, "train", told)
+        assert unknown.key not in {fact.key for fact in told}
+        said = {word for fact in told for word in fact.key.split()} - {"my"}
+        near += bool(said & set(unknown.key.split()))
+    assert count // 2 <= near < 0.95 * count
+
+
+def test_a_share_of_the_questions_is_about_what_was_not_told() -> None:
+    asked = [s for i in range(60) for s in recall.sample_with(random.Random(i), "train", 6, False, not_told=0.5).skills]
+    share = asked.count("not told") / (asked.count("not told") + asked.count("recall"))
+    assert 0.4 < share < 0.6
+    assert "not told" not in recall.sample_with(random.Random(0), "train", 30, False, not_told=0.0).skills
+
+
 def test_rows_hold_what_was_told_far_before(encoder: Encoder) -> None:
     """Between what is told and what is asked lie other turns, of pictures too, for up to two thousand tokens."""
     rng = random.Random(0)

@@ -47,14 +47,24 @@ def test_calls_are_valid_and_say_what_was_asked(split: Split) -> None:
 
 
 def test_a_made_up_tool_is_asked_for_by_its_noun_and_named_by_its_schema() -> None:
+    """Or by the word that asks how much of it there is: "how loud" of loudness, "how blick" of blickity."""
     rng = random.Random(0)
-    without_noun = 0
-    for _ in range(200):
+    without_noun, asked_otherwise = 0, set()
+    for _ in range(300):
         tool = tools._made_up(rng)
         assert "{noun}" not in json.dumps(tool.schema()) + tool.says
-        assert all(tool.returns in question for question in tool.questions)
+        asked = tools._ASKED_AS.get(tool.returns) or next(
+            (tool.returns.removesuffix(ending) for ending in tools._ENDINGS if tool.returns.endswith(ending)), None
+        )
+        for question in tool.questions:
+            assert tool.returns in question or (asked and asked in question), question
+            assert "{asked}" not in question
+            if tool.returns not in question:
+                asked_otherwise.add(tool.returns)
         assert tool.returns in tool.description
         without_noun += tool.returns not in tool.name
+    assert asked_otherwise & set(tools._ASKED_AS)
+    assert asked_otherwise - set(tools._ASKED_AS), "made-up words too"
     # That a call's name is the schema's can't be guessed from the question.
     assert without_noun > 40
 

@@ -59,7 +59,7 @@ PLACING_TURNS: Asked = (
     (describing.what_turn, 2),
 )  # fmt: skip
 BOX_TURNS: Asked = ((structured.box_turn, 5), (structured.point_turn, 2))
-CLIP_TURNS = {"clip caption": 6, "motion": 4, "change": 3, "when": 4, "clip color": 2, "clip shape": 2, "others": 1}
+CLIP_TURNS = {"clip caption": 5, "motion": 3, "change": 5, "when": 4, "clip color": 2, "clip shape": 2, "others": 3}
 EVENT_TURNS = {"when": 6, "change": 2, "clip caption": 2}
 
 

@@ -46,9 +46,9 @@ _DIFFERENCES = {"difference": 46, "pictures": 22, "second": 17, "sign": 6, "tool
 _EVENTS = {"event": 70, "difference": 10, "sign": 8, "tools": 6, "recall": 6}
 _BOXES = {"box": 56, "sign": 24, "plain": 10, "tools": 5, "recall": 5}
 _WORLD = {
-    "recall": 28, "told": 22, "tools": 60, "chat": 36, "repeat": 10, "recall picture": 12, "unknown": 22, "again": 24,
+    "recall": 24, "told": 24, "tools": 56, "chat": 24, "repeat": 6, "recall picture": 12, "unknown": 22, "again": 24,
     "thinking": 14, "sign": 85, "difference": 58, "pictures": 28, "second": 8, "picture": 45, "plain": 11, "verdict": 6,
-    "relation": 19, "box": 32, "clip": 18, "event": 18, "lone": 3,
+    "relation": 19, "box": 32, "clip": 34, "event": 20, "lone": 3,
 }  # fmt: skip
 
 # Each but the last two forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns

@@ -225,7 +225,7 @@ def _page(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
     ink = (ground + int(rng.integers(90, 166))) % 256
     image = Image.new("L", size, ground)
     canvas = ImageDraw.Draw(image)
-    height = max(7, round(min(max(size) * rng.uniform(0.025, 0.06), size[1] / 5) * rng.uniform(1, 1.6)))
+    height = max(7, round(min(max(size) * rng.uniform(0.025, 0.1), size[1] / 8)))  # four lines at least
     font, letters = _font(int(rng.integers(NUM_FONTS)), height), np.array([*"abcdefghijklmnopqrstuvwxyzABCDE0123"])
     for top in range(round(-height * rng.random()), size[1], round(height * rng.uniform(1.1, 1.9))):
         words = ("".join(rng.choice(letters, rng.integers(1, 10))) for _ in range(2 + 3 * size[0] // (8 * height)))

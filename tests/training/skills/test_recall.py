@@ -123,7 +123,7 @@ def test_the_evaluation_asks_one_question_about_what_was_not_told() -> None:
         assert sample.messages[-1]["content"] == NOT_TOLD
 
 
-def test_half_of_what_was_not_told_was_nearly_told() -> None:
+def test_more_than_half_of_what_was_not_told_was_nearly_told() -> None:
     """ "Your dog is called Rex. What is the name of my cat?" is harder than a question about somebody unheard of."""
     near, count = 0, 200
     for seed in range(count):

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from training.fast import GAP
 from training.language import NUMBERS
-from training.media import Media, seen_before, vision_batch
+from training.media import Media, to_know, vision_batch
 from training.tokenizer import token_ids
 
 IGNORE = -100
@@ -188,8 +188,8 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
 
     `input_ids` [B, T]; `segments` [B, T]: 0 is padding; `labels` [B, T]: the id to be predicted at each place, or
     IGNORE; `weights` [B, T]: how much it counts; `answers` [B, T]: the number of the answer that it belongs to, whose
-    skill is in `skills`; `position_ids` [3, B, T]; and, where there are media, the entries of `vision_batch`, and
-    `before` of each merged token (`seen_before`).
+    skill is in `skills`; `position_ids` [3, B, T]; and, where there are media, the entries of `vision_batch`, and what
+    is `known` of each merged token (`to_know`).
     """
     shape = (len(rows), length)
     ids = np.full(shape, encoder.ids["<|endoftext|>"], dtype=np.int64)
@@ -199,7 +199,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
     weights = np.ones(shape, dtype=np.float32)
     skills: list[str] = []
     media: list[Media] = []
-    before: list[np.ndarray] = []
+    known: list[np.ndarray] = []
     for row, encodeds in enumerate(rows):
         start = 0
         for number, encoded in enumerate(encodeds, 1):
@@ -215,7 +215,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
                 weights[row, start + np.argmax(encoded.answers == turn) - 1] *= FIRST.get(skill, 1.0)
             skills += encoded.example.skills
             media += encoded.example.media
-            before += [seen_before(encoded.example.media)] if encoded.example.media else []
+            known += [to_know(encoded.example.media)] if encoded.example.media else []
             start = end + GAP
     batch = {
         "input_ids": torch.from_numpy(ids),
@@ -227,7 +227,7 @@ def collate(encoder: Encoder, rows: list[list[Encoded]], length: int) -> dict[st
         "skills": skills,
     }
     if media:
-        batch |= vision_batch(media) | {"before": torch.from_numpy(np.concatenate(before).astype(np.int64))}
+        batch |= vision_batch(media) | {"known": torch.from_numpy(np.concatenate(known).astype(np.int64))}
     return batch
 
 

@@ -11,12 +11,13 @@ from transformers import Qwen3_5ForConditionalGeneration
 
 from training.data import IGNORE
 from training.fast import text_states
-from training.media import CLASSES, EDGES
+from training.media import CLASSES, EDGES, KNOWN
 from training.scenes import COLORS, SHAPES
 
 _BOX_WEIGHT = 4.0
 _DIGIT_WEIGHT = 0.3
 _BEFORE_WEIGHT = 0.5
+_KNOWN_WEIGHT = 0.2  # of each of `media.KNOWN`, beside what was before
 
 
 class VisionHeads(nn.Module):
@@ -33,6 +34,7 @@ class VisionHeads(nn.Module):
         self.box = nn.Linear(hidden_size, 4)
         self.before = nn.Linear(hidden_size, len(COLORS) + len(SHAPES) + 2)
         self.changed = nn.Linear(hidden_size, 1)
+        self.known = nn.Linear(hidden_size, sum(KNOWN.values()))
 
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor
@@ -65,30 +67,52 @@ class VisionHeads(nn.Module):
         return loss, dict(zip((*CLASSES, "box"), (*rights, 1000 * off.detach() / known.any()), strict=True))
 
     def compared(
-        self, early: torch.Tensor, late: torch.Tensor, before: torch.Tensor, now: torch.Tensor
+        self, early: torch.Tensor, late: torch.Tensor, known: torch.Tensor, now: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Whether the decoder knows what was at a token's place in the picture, or in the frames, before.
+        """Whether the decoder knows of a token what those before it tell.
 
         `early` and `late` [N, hidden]: its states at the merged tokens, behind the first layer of full attention, which
-        have to say what was there, and before the last one, which have to say whether it has changed: that layer can
-        look for what has. `before` and `now` [N, 2]: colour and shape, -1 where nothing was before. From answers alone,
-        what differs was hardly learned. The figures are shares: of what has changed, what is named and what is noticed.
+        have to say what was at the token's place before, and before the last one, which have to say whether it has
+        changed, and all of `known` [N, KNOWN] (`media.to_know`): that layer can look for what has. `now` [N, 2]: colour
+        and shape. From answers alone, what differs was hardly learned, and the time of a change was the one beside it.
+        Nothing has changed where nothing was before: unasked, a clip's first frames were taken for a change.
+
+        The figures are shares: of what has changed, what is named, noticed and timed; of shapes, those whose picture is
+        known, and whose number among those of their kind.
         """
         early, late = (states if self.teach else states.detach() for states in (early, late))
-        known = before[:, 0] >= 0
-        changed = known & (before != now).any(1)
-        weights = known * torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))
+        before = known[:, :2]
+        compared = before[:, 0] >= 0
+        changed = compared & (before != now).any(1)
+        share = torch.where(changed, 3.0, torch.where(now[:, 0] > 0, 1.0, 0.1))
         noticed = self.changed(late)[:, 0].float()
-        losses = F.binary_cross_entropy_with_logits(noticed, changed.float(), reduction="none")
-        before = before.clamp(0)
+        loss = _mean(F.binary_cross_entropy_with_logits(noticed, changed.float(), reduction="none"), share)
         colors, shapes = self.before(early).float().split((len(COLORS) + 1, len(SHAPES) + 1), dim=-1)
-        losses = losses + F.cross_entropy(colors, before[:, 0], reduction="none")
-        losses = losses + F.cross_entropy(shapes, before[:, 1], reduction="none")
+        losses = F.cross_entropy(colors, before[:, 0].clamp(0), reduction="none")
+        losses = losses + F.cross_entropy(shapes, before[:, 1].clamp(0), reduction="none")
+        loss = loss + _mean(losses, share * compared)
+        rights = []
+        for column, logits in enumerate(self.known(late).float().split(list(KNOWN.values()), dim=-1)):
+            target = known[:, column]
+            each = F.cross_entropy(logits, target.clamp(0), reduction="none")
+            loss = loss + _KNOWN_WEIGHT / _BEFORE_WEIGHT * _mean(each, share * (target >= 0))
+            rights.append(logits.argmax(-1) == target)
         named = (colors.argmax(-1) == before[:, 0]) & (shapes.argmax(-1) == before[:, 1])
-        # NaN where nothing has changed.
-        shown = {"before": (named & changed).sum() / changed.sum()}
-        shown["changed"] = ((noticed > 0) & changed).sum() / changed.sum()
-        return (losses * weights).sum() / weights.sum().clamp(1e-6), shown
+        timed, shape, counted = changed & (known[:, 2] >= 0), now[:, 1] > 0, known[:, 6] >= 0
+        # NaN where there is none.
+        shown = {
+            "before": (named & changed).sum() / changed.sum(),
+            "changed": ((noticed > 0) & changed).sum() / changed.sum(),
+            "timed": (torch.stack(rights[2:5]).all(0) & timed).sum() / timed.sum(),
+            "medium": (rights[5] & shape).sum() / shape.sum(),
+            "counted": (torch.stack(rights[6:]).all(0) & counted).sum() / counted.sum(),
+        }
+        return loss, shown
+
+
+def _mean(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted; 0 where nothing has a weight."""
+    return (values * weights).sum() / weights.sum().clamp(1e-6)
 
 
 def answer_loss(
@@ -116,7 +140,7 @@ def answer_loss(
     shown = {"loss": loss.detach()}
     if tokens is not None and heads is not None:
         early, late = (states[is_media] for states in inner)
-        compared, figures = heads.compared(early, late, batch["before"], batch["targets"][:, :2])
+        compared, figures = heads.compared(early, late, batch["known"], batch["targets"][:, :2])
         loss = loss + _BEFORE_WEIGHT * compared
         shown |= figures
     wrong = torch.zeros(len(batch["skills"]), dtype=torch.long, device=ids.device)

@@ -23,6 +23,8 @@ from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, MOTIONS, SHAPES, SI
 MERGED = 32  # pixels of a merged token's side: patch 16, merge 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 MOST_LETTERS = 3  # letters whose middles may lie in one token
+MOST_MEDIA = 6  # that are told apart by their number
+MOST_ITEMS = 6  # shapes of a picture
 EDGES = ("x1", "y1", "x2", "y2", "x", "y")  # of the box around a shape, and its middle
 # Of each token's targets: classes, and how many numbers of a box follow them.
 CLASSES = {
@@ -37,6 +39,19 @@ CLASSES = {
     "letter 3": len(LETTERS) + 1,
     # The digits that boxes and points are written with: from a number alone, answers didn't learn to write them.
     **{f"{edge} {digit}": count for edge in EDGES for digit, count in (("100", 12), ("10", 11))},
+}
+
+# What the decoder is asked at each merged token beside that: classes. Columns of `to_know`.
+KNOWN = {
+    "color before": len(COLORS) + 1,
+    "shape before": len(SHAPES) + 1,
+    "tens of seconds": 10,
+    "seconds": 10,
+    "tenths of seconds": 10,
+    "medium": MOST_MEDIA,
+    "so far": MOST_ITEMS,
+    "so far of its color": MOST_ITEMS,
+    "so far of its shape": MOST_ITEMS,
 }
 
 
@@ -175,18 +190,40 @@ def vision_batch(media: list[Media]) -> dict[str, torch.Tensor]:
     }
 
 
-def seen_before(media: list[Media]) -> np.ndarray:
-    """Of each merged token of a conversation's media, what was at its place in the span before: int16 [tokens, 2].
+def to_know(media: list[Media]) -> np.ndarray:
+    """What can be known of each merged token by those before it: int16 [tokens, KNOWN], -1 where there is nothing.
 
-    Colour and shape as in targets; -1 where there was no span before, or one of another size.
+    What was at its place in the span before (colour and shape as in targets), if that had the same size; the digits of
+    its span's time as the prompt writes it; how many media came before its own; and at the middle of a picture's shape
+    how many shapes the tokens up to there have shown before it, of any kind, of its colour and of its shape.
     """
     found: list[np.ndarray] = []
     grid, last = None, None
-    for medium in media:
-        for span in medium.targets[:, :2].reshape(len(medium.frames), -1, 2):
-            found.append(last if last is not None and grid == medium.grid else np.full_like(span, -1))
-            grid, last = medium.grid, span
+    for number, medium in enumerate(media):
+        times = [None] if medium.times_s is None else medium.times_s
+        for span, time in zip(medium.targets.reshape(len(times), -1, len(CLASSES)), times, strict=True):
+            known = np.full((len(span), len(KNOWN)), -1, dtype=np.int16)
+            if last is not None and grid == medium.grid:
+                known[:, :2] = last
+            known[:, 5] = min(number, MOST_MEDIA - 1)
+            if time is None:
+                for place, counts in _so_far(span):
+                    known[place, 6:] = counts
+            else:
+                known[:, 2:5] = [int(digit) for digit in f"{time:05.1f}"[-4:].replace(".", "")]
+            found.append(known)
+            grid, last = medium.grid, span[:, :2]
     return np.concatenate(found)
+
+
+def _so_far(targets: np.ndarray) -> list[tuple[int, tuple[int, int, int]]]:
+    """Tokens with a shape's middle, and how many such come before each: of any kind, of its colour, of its shape."""
+    places = np.flatnonzero(targets[:, 4])
+    colors, shapes = targets[places, 0], targets[places, 1]
+    return [
+        (int(place), (i, int((colors[:i] == colors[i]).sum()), int((shapes[:i] == shapes[i]).sum())))
+        for i, place in enumerate(places[:MOST_ITEMS])
+    ]
 
 
 def token_targets(picture: Picture | Unknown, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

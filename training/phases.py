@@ -37,7 +37,7 @@ class Phase:
 
 _PLAIN = {"plain": 74, "clip": 8, "recall": 5, "chat": 3, "unknown": 2, "tools": 4, "sign": 4}
 _VERDICTS = {"verdict": 70, "plain": 16, "recall": 4, "chat": 2, "clip": 4, "tools": 2, "unknown": 2}
-_RELATIONS = {"relation": 55, "verdict": 12, "plain": 12, "sign": 8, "tools": 6, "recall": 4, "clip": 3}
+_RELATIONS = {"relation": 45, "thinking": 14, "verdict": 12, "plain": 10, "sign": 8, "tools": 6, "recall": 4, "clip": 3}
 _PICTURES = {"pictures": 70, "tools": 12, "recall": 8, "plain": 6, "chat": 2}
 _SIGNS = {"sign": 60, "tools": 14, "pictures": 13, "recall": 8, "unknown": 4}
 _COPIES = {"repeat": 30, "tools": 38, "recall": 32}
@@ -46,8 +46,8 @@ _DIFFERENCES = {"difference": 46, "pictures": 22, "second": 17, "sign": 6, "tool
 _EVENTS = {"event": 70, "difference": 10, "sign": 8, "tools": 6, "recall": 6}
 _BOXES = {"box": 56, "sign": 24, "plain": 10, "tools": 5, "recall": 5}
 _WORLD = {
-    "recall": 24, "told": 24, "tools": 56, "chat": 24, "repeat": 6, "recall picture": 12, "unknown": 22, "again": 24,
-    "thinking": 14, "sign": 85, "difference": 58, "pictures": 28, "second": 8, "picture": 45, "plain": 11, "verdict": 6,
+    "recall": 32, "told": 28, "tools": 66, "chat": 24, "repeat": 6, "recall picture": 12, "unknown": 22, "again": 24,
+    "thinking": 30, "sign": 90, "difference": 58, "pictures": 28, "second": 8, "picture": 45, "plain": 11, "verdict": 6,
     "relation": 19, "box": 32, "clip": 34, "event": 20, "lone": 3,
 }  # fmt: skip
 

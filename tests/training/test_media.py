@@ -147,7 +147,7 @@ def test_what_was_before_is_of_the_span_before_where_their_grids_are_the_same() 
     first, second = media.picture_media(plain(disc)), media.picture_media(plain(star))
     small = media.picture_media(replace(plain(disc), width=160, height=160))
     clip = media.clip_media(scenes.random_clip(random.Random(1), (160, 160), duration_s=4.0), [0.0, 1.0, 2.0, 3.0])
-    found = media.seen_before([first, second, second, small, clip])
+    found = media.to_know([first, second, second, small, clip])[:, :2]
     parts = np.split(found, np.cumsum([len(m.targets) for m in (first, second, second, small)]))
     assert (parts[0] == -1).all()
     assert (parts[3] == -1).all()
@@ -156,6 +156,33 @@ def test_what_was_before_is_of_the_span_before_where_their_grids_are_the_same() 
     before, *_ = np.split(clip.targets[:, :2], len(clip.frames))
     fresh = small.targets[:, :2] if small.grid == clip.grid else np.full_like(before, -1)
     np.testing.assert_array_equal(parts[4], np.concatenate([fresh, before]))
+
+
+def test_the_decoder_is_asked_for_times_as_the_prompt_has_them_and_for_the_mediums_number() -> None:
+    clip = media.clip_media(scenes.random_clip(random.Random(1), (160, 160), duration_s=30.0), [0.5, 1.0, 12.3, 13.5])
+    picture = media.picture_media(scenes.random_picture(random.Random(2), (160, 160), 1))
+    known = media.to_know([picture, clip, *[picture] * 6])
+    names = list(media.KNOWN)
+    digits = known[:, names.index("tens of seconds") : names.index("tenths of seconds") + 1]
+    first, tokens = len(picture.targets), clip.tokens_per_span
+    assert (digits[:first] == -1).all()
+    assert [f"{time:.1f}" for time in clip.times_s or ()] == ["0.8", "12.9"]
+    np.testing.assert_array_equal(digits[first : first + 2 * tokens], [[0, 0, 8]] * tokens + [[1, 2, 9]] * tokens)
+    numbers = known[:, names.index("medium")]
+    assert numbers[:first].tolist() == [0] * first
+    assert numbers[first : first + 2 * tokens].tolist() == [1] * 2 * tokens
+    assert numbers[-2 * first :].tolist() == [5] * 2 * first  # more are not told apart
+
+
+def test_shapes_are_counted_in_the_order_of_the_tokens() -> None:
+    placed = [(0.2, 0.2, "red", "circle"), (0.8, 0.2, "red", "star"), (0.2, 0.8, "blue", "circle")]
+    placed.append((0.8, 0.8, "red", "circle"))
+    items = [Item(color, shape, x, y, 0.1, 0.0, (220, 35, 35)) for x, y, color, shape in placed]
+    picture = media.picture_media(replace(plain(items[0]), items=tuple(reversed(items))))
+    counts = media.to_know([picture])[:, -3:]
+    centres = picture.targets[:, list(media.CLASSES).index("centre")] == 1
+    assert counts[centres].tolist() == [[0, 0, 0], [1, 1, 0], [2, 0, 1], [3, 2, 2]]
+    assert (counts[~centres] == -1).all()
 
 
 @pytest.mark.parametrize("event", ["appear", "vanish", "change"])

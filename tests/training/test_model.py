@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from training.data import IGNORE, Encoder, collate
 from training.fast import GAP, vision_tokens
 from training.losses import VisionHeads, answer_loss
-from training.media import CLASSES
+from training.media import CLASSES, KNOWN
 from training.mixture import PARTS, realized
 from training.model import demo_config, new_model
 from training.scenes import COLORS, SHAPES
@@ -141,29 +142,74 @@ def test_the_checkpoint_has_the_familys_names(model: Any, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"] == 1
 
 
+def known(before: list[list[int]], **columns: list[int]) -> torch.Tensor:
+    """As `media.to_know` has it; -1 in all columns that aren't given."""
+    found = torch.full((len(before), len(KNOWN)), -1)
+    found[:, :2] = torch.tensor(before)
+    for name, values in columns.items():
+        found[:, list(KNOWN).index(name.replace("_", " "))] = torch.tensor(values)
+    return found
+
+
 @torch.no_grad()
 def test_what_has_changed_counts_most_of_what_was_before() -> None:
     heads = VisionHeads(16)
-    for param in (*heads.before.parameters(), heads.changed.bias):
+    for param in (*heads.before.parameters(), heads.changed.bias, *heads.known.parameters()):
         torch.nn.init.zeros_(param)
     torch.nn.init.ones_(heads.changed.weight)
     colors, shapes = len(COLORS) + 1, len(SHAPES) + 1
     now = torch.tensor([[1, 1], [1, 1], [0, 0], [2, 2]])
-    before = torch.tensor([[1, 1], [2, 1], [0, 0], [-1, -1]])
+    before = known([[1, 1], [2, 1], [0, 0], [-1, -1]])
     heads.before.bias[2] = heads.before.bias[colors + 1] = 1.0  # guesses colour 2 and shape 1 everywhere
     loss, shown = heads.compared(torch.zeros(4, 16), torch.zeros(4, 16), before, now)
-    assert shown == {"before": 1.0, "changed": 0.0}
+    assert (shown["before"], shown["changed"]) == (1.0, 0.0)
     others = [math.log(math.e + count - 1) for count in (colors, shapes)]
     wrong, right = others, [each - 1 for each in others]
     unchanged, changed, empty = wrong[0] + right[1], sum(right), sum(wrong)
-    expected = (unchanged + 3 * changed + 0.1 * empty) / 4.1
+    # The decoder's second half knows nothing of it, of as many colours and shapes.
+    expected = (unchanged + 3 * changed + 0.1 * empty) / 4.1 + 0.4 * (math.log(colors) + math.log(shapes))
     assert loss.item() == pytest.approx(expected + math.log(2))  # whether it has changed is an even guess
-    late = torch.tensor([-1.0, 1.0, -1.0, 1.0])[:, None].expand(4, 16)
+    late = torch.tensor([-1.0, 1.0, -1.0, -1.0])[:, None].expand(4, 16)
     loss, shown = heads.compared(torch.zeros(4, 16), late, before, now)
-    assert shown == {"before": 1.0, "changed": 1.0}
+    assert (shown["before"], shown["changed"]) == (1.0, 1.0)
     assert loss.item() == pytest.approx(expected + math.log(1 + math.exp(-16)))
+    # Where nothing was before, nothing has changed.
     loss, shown = heads.compared(torch.zeros(4, 16), late, torch.full_like(before, -1), now)
-    assert (loss, shown["before"].isnan(), shown["changed"].isnan()) == (0, True, True)
+    assert (shown["before"].isnan(), shown["changed"].isnan()) == (True, True)
+    assert loss.item() == pytest.approx((1 * 16 + 2.1 * math.log(1 + math.exp(-16))) / 3.1)
+
+
+@torch.no_grad()
+def test_times_numbers_and_counts_are_asked_for_where_there_are_any() -> None:
+    """Each adds its cross-entropy over the tokens that have it; those of what has changed count three times."""
+    heads = VisionHeads(16)
+    for param in heads.parameters():
+        torch.nn.init.zeros_(param)
+    late = torch.zeros(2, 16)
+    late[1, 0] = 1.0
+    first = dict(zip(KNOWN, itertools.accumulate(KNOWN.values(), initial=0), strict=False))
+    # The second token, which has changed, says 12.3 seconds; both say that two media came before theirs.
+    for name, digit in (("tens of seconds", 1), ("seconds", 2), ("tenths of seconds", 3)):
+        heads.known.weight[first[name] + digit, 0] = 2.0
+    heads.known.bias[first["medium"] + 2] = 1.0
+    now, before = torch.tensor([[1, 1], [2, 1]]), [[1, 1], [1, 1]]
+    times = {"tens_of_seconds": [1, 1], "seconds": [2, 2], "tenths_of_seconds": [3, 3]}
+    none = heads.compared(late, late, known(before), now)[0]
+    loss, shown = heads.compared(late, late, known(before, **times), now)
+    assert (shown["timed"], shown["medium"], shown["counted"].isnan()) == (1.0, 0.0, True)
+    right = math.log(math.exp(2) + 9) - 2
+    assert (loss - none).item() == pytest.approx(3 * 0.4 * (math.log(10) + 3 * right) / 4, rel=1e-5)
+    shown = heads.compared(late, late, known(before, **times | {"tenths_of_seconds": [3, 4]}), now)[1]
+    assert shown["timed"] == 0.0  # a time is right as a whole
+    loss, shown = heads.compared(late, late, known(before, medium=[2, 1]), now)
+    assert (shown["medium"], shown["timed"].isnan()) == (0.5, True)
+    count = KNOWN["medium"]
+    other = math.log(math.e + count - 1)
+    assert (loss - none).item() == pytest.approx(0.4 * (other - 1 + 3 * other) / 4, rel=1e-5)
+    counts = {"so_far": [0, -1], "so_far_of_its_color": [0, -1], "so_far_of_its_shape": [0, -1]}
+    assert heads.compared(late, late, known(before, **counts), now)[1]["counted"] == 1.0
+    counts["so_far"] = [1, -1]
+    assert heads.compared(late, late, known(before, **counts), now)[1]["counted"] == 0.0
 
 
 def test_heads_that_do_not_teach_learn_all_the_same() -> None:
@@ -172,7 +218,8 @@ def test_heads_that_do_not_teach_learn_all_the_same() -> None:
     tokens, early, late = (torch.ones(2, 16, requires_grad=True) for _ in range(3))
     targets = torch.zeros(2, len(CLASSES), dtype=torch.long)
     now = torch.tensor([[1, 1], [2, 1]])
-    loss = heads(tokens, targets, torch.zeros(2, 4))[0] + heads.compared(early, late, now.flip(0), now)[0]
+    before = known(now.flip(0).tolist())
+    loss = heads(tokens, targets, torch.zeros(2, 4))[0] + heads.compared(early, late, before, now)[0]
     loss.backward()
     assert all(param.grad is not None and param.grad.abs().max() > 0 for param in heads.parameters())
     assert tokens.grad is early.grad is late.grad is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from training.language import NUMBERS, a, ask, at, plural, there_are
+from training.language import NUMBERS, a, ask, at, capital, listed, plural, sized, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
 from training.skills.describing import SIZE_WORDS, any_name
@@ -156,7 +156,7 @@ def yes_no_turn(rng: random.Random, picture: Picture, split: Split, about: Item 
 
 
 def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item | None = None) -> Turn:
-    """All shapes, those of a colour or of a kind; of some there are none."""
+    """All shapes, those of a colour or of a kind, of which there may be none."""
     items, kind = picture.items, rng.random()
     if kind < 0.4:
         noun, found = "shape", items
@@ -164,9 +164,23 @@ def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item |
     else:
         noun, found = _kind(rng, picture, rng.random() < 0.75)
         question = ask(rng, COUNT_OF, split, nouns=plural(_loose(rng, noun)))
-    answer = there_are(len(found), noun)
-    seen = "\n".join(f"{number}. {item.name}" for number, item in enumerate(found, 1)) or "none"
-    return Turn("count", question, answer, thought=seen)
+    return Turn("count", question, there_are(len(found), noun), thought=counting(items, found, noun))
+
+
+def counting(items: tuple[Item, ...], counted: list[Item] | tuple[Item, ...], noun: str) -> str:
+    """What is thought before it is said how many: the caption, and behind each shape which one it is of those counted.
+
+    "I count the circles.
+    A big red circle at the top left: one, a blue star in the center: no." To list only what fits is no easier than to
+    say how many there are; with colours at the start of lines it was another caption, to be learned anew; and of other
+    marks than numbers and "no", which count more than other words (`data.DECIDING`), what fits was learned slowly.
+    """
+    parts, number = [], 0
+    for item in items:
+        fits = any(item is each for each in counted)
+        number += fits
+        parts.append(f"{a(sized(item))} {at(item.place)}: {NUMBERS[number if fits else 0]}")
+    return f"I count the {plural(noun)}.\n{capital(listed(parts))}."
 
 
 def _there(rng: random.Random, picture: Picture, split: Split, truth: bool) -> Turn:

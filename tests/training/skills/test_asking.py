@@ -9,6 +9,7 @@ import pytest
 
 from tests.training.claims import NUMBERS, holds, named
 from tests.training.skills.test_describing import turns
+from training.language import at, plural
 from training.scenes import random_picture
 from training.skills import SKILLS, asking
 
@@ -57,15 +58,22 @@ def test_nothing_is_denied_that_is_there() -> None:
             assert holds(picture, claim, None)
 
 
-def test_counts_are_true_and_the_thought_counts_one_by_one() -> None:
+def test_counts_are_true_and_the_thought_goes_through_all_shapes_one_by_one() -> None:
     zeros = 0
     for picture, _, turn in turns("count", 200):
         assert holds(picture, turn.answer, None), (turn, picture.items)
         noun = turn.answer.rstrip(".").split(" ", 3)[3]
         general = noun in ("shape", "shapes")
-        counted = list(picture.items) if general else named(picture.items, noun)
-        lines = [f"{i}. {item.color} {item.shape}" for i, item in enumerate(counted or (), 1)]
-        assert turn.thought == ("\n".join(lines) or "none")
+        counted = list(picture.items) if general else named(picture.items, noun) or []
+        first, text = (turn.thought or "").split("\n")
+        assert first == f"I count the {noun if len(counted) != 1 else plural(noun)}."
+        so_far, parts = 0, text.removesuffix(".").split(", ")
+        for item, part in zip(picture.items, parts, strict=True):
+            so_far += item in counted
+            said, number = part.split(": ")
+            assert re.fullmatch(rf"An? {item.size} ?{item.color} {item.shape} {at(item.place)}", said, re.IGNORECASE)
+            assert number == (NUMBERS[so_far] if item in counted else "no")
+        assert so_far == len(counted)
         zeros += not counted
         if not general:
             assert noun.removesuffix("es").removesuffix("s") in as_shapes(turn.question.lower()).replace(

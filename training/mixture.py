@@ -168,13 +168,18 @@ def _about(numbers: tuple[int, ...], asked: Asked) -> Callable[[random.Random, f
 
 
 def _thinking(rng: random.Random, done: float) -> Sample:
-    """Thinking counts one by one; other questions, without a picture too, are answered after a short thought."""
+    """Thinking counts one by one, at first few shapes in small pictures, by the middle up to six in any.
+
+    Other questions, without a picture too, are answered after a short thought.
+    """
     if rng.random() < 0.2:
         asked = rng.choice((chat.chat_turn, chat.no_media_turn, chat.off_topic_turn))(rng, "train")
         thought = Turn(asked.skill, asked.question, asked.answer, thought="There is no picture to look at.")
         return conversation(rng, [thought], [], _system(rng))
-    picture = scenes.random_picture(rng, scenes.random_size(rng), rng.randint(2, 6))
-    turns = picture_turns(rng, picture, rng.randint(0, 2))
+    few = min(1.0, 2 * done)
+    size = scenes.random_size(rng, largest=None if few == 1.0 else 224)
+    picture = scenes.random_picture(rng, size, rng.randint(2, 2 + round(4 * few)))
+    turns = picture_turns(rng, picture, rng.randint(0, round(2 * few)))
     last = asking.count_turn(rng, picture, "train")
     if rng.random() < 0.15:
         last = picture_turns(rng, picture, 1)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 
 from training.language import NUMBERS, a, ask, at, capital, listed, plural, sized, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
@@ -164,22 +165,23 @@ def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item |
     else:
         noun, found = _kind(rng, picture, rng.random() < 0.75)
         question = ask(rng, COUNT_OF, split, nouns=plural(_loose(rng, noun)))
-    return Turn("count", question, there_are(len(found), noun), thought=counting(items, found, noun))
+    return Turn("count", question, there_are(len(found), noun), thought=counting(items, noun))
 
 
-def counting(items: tuple[Item, ...], counted: list[Item] | tuple[Item, ...], noun: str) -> str:
-    """What is thought before it is said how many: the caption, and behind each shape which one it is of those counted.
+def counting(items: tuple[Item, ...], noun: str) -> str:
+    """What is thought before it is said how many: the caption, and of each shape how many of its kind that makes.
 
     "I count the circles.
-    A big red circle at the top left: one, a blue star in the center: no." To list only what fits is no easier than to
-    say how many there are; with colours at the start of lines it was another caption, to be learned anew; and of other
-    marks than numbers and "no", which count more than other words (`data.DECIDING`), what fits was learned slowly.
+    A big red circle at the top left: circle one, a blue star in the center: star one." Of red things it is "red one,
+    blue one". To list only what fits is no easier than to say how many there are; with colours at the start of lines it
+    was another caption, to be learned anew; and whether each fits ("no", "yes") was hardly learned (docs/log.md).
     """
-    parts, number = [], 0
+    kind = "" if noun == "shape" else "color" if " " in noun else "shape"
+    parts, tally = [], Counter[str]()
     for item in items:
-        fits = any(item is each for each in counted)
-        number += fits
-        parts.append(f"{a(sized(item))} {at(item.place)}: {NUMBERS[number if fits else 0]}")
+        value = getattr(item, kind) if kind else ""
+        tally[value] += 1
+        parts.append(f"{a(sized(item))} {at(item.place)}: {f'{value} {NUMBERS[tally[value]]}'.strip()}")
     return f"I count the {plural(noun)}.\n{capital(listed(parts))}."
 
 

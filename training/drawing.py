@@ -222,7 +222,7 @@ def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
 def _page(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
     """A page of print, as a scan or a photograph of one: more lines than a sign has, and lit unevenly."""
     ground = int(rng.integers(0, 256))
-    ink = (ground + int(rng.integers(90, 166))) % 256
+    ink = (ground + int(rng.integers(108, 149))) % 256
     image = Image.new("L", size, ground)
     canvas = ImageDraw.Draw(image)
     height = max(7, round(min(max(size) * rng.uniform(0.025, 0.1), size[1] / 8)))  # four lines at least

@@ -17,7 +17,7 @@ from training.scenes import COLORS, SHAPES
 _BOX_WEIGHT = 4.0
 _DIGIT_WEIGHT = 0.3
 _BEFORE_WEIGHT = 0.5
-_KNOWN_WEIGHT = 0.2  # of each of `media.KNOWN`, beside what was before
+_KNOWN_WEIGHT = 0.4  # of each of `media.KNOWN`, where what was before has 1
 
 
 class VisionHeads(nn.Module):
@@ -91,21 +91,24 @@ class VisionHeads(nn.Module):
         losses = F.cross_entropy(colors, before[:, 0].clamp(0), reduction="none")
         losses = losses + F.cross_entropy(shapes, before[:, 1].clamp(0), reduction="none")
         loss = loss + _mean(losses, share * compared)
-        rights = []
-        for column, logits in enumerate(self.known(late).float().split(list(KNOWN.values()), dim=-1)):
-            target = known[:, column]
-            each = F.cross_entropy(logits, target.clamp(0), reduction="none")
-            loss = loss + _KNOWN_WEIGHT / _BEFORE_WEIGHT * _mean(each, share * (target >= 0))
-            rights.append(logits.argmax(-1) == target)
+        asked = dict(zip(KNOWN, known.unbind(1), strict=True))
+        right: dict[str, torch.Tensor] = {}
+        guesses = self.known(late).float().split(list(KNOWN.values()), dim=-1)
+        for (name, target), guess in zip(asked.items(), guesses, strict=True):
+            each = F.cross_entropy(guess, target.clamp(0), reduction="none")
+            loss = loss + _KNOWN_WEIGHT * _mean(each, share * (target >= 0))
+            right[name] = guess.argmax(-1) == target
         named = (colors.argmax(-1) == before[:, 0]) & (shapes.argmax(-1) == before[:, 1])
-        timed, shape, counted = changed & (known[:, 2] >= 0), now[:, 1] > 0, known[:, 6] >= 0
+        timed, shape, counted = changed & (asked["seconds"] >= 0), now[:, 1] > 0, asked["so far"] >= 0
+        right_time = right["tens of seconds"] & right["seconds"] & right["tenths of seconds"]
+        right_count = right["so far"] & right["so far of its color"] & right["so far of its shape"]
         # NaN where there is none.
         shown = {
             "before": (named & changed).sum() / changed.sum(),
             "changed": ((noticed > 0) & changed).sum() / changed.sum(),
-            "timed": (torch.stack(rights[2:5]).all(0) & timed).sum() / timed.sum(),
-            "medium": (rights[5] & shape).sum() / shape.sum(),
-            "counted": (torch.stack(rights[6:]).all(0) & counted).sum() / counted.sum(),
+            "timed": (right_time & timed).sum() / timed.sum(),
+            "medium": (right["medium"] & shape).sum() / shape.sum(),
+            "counted": (right_count & counted).sum() / counted.sum(),
         }
         return loss, shown
 

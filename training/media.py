@@ -41,7 +41,7 @@ CLASSES = {
     **{f"{edge} {digit}": count for edge in EDGES for digit, count in (("100", 12), ("10", 11))},
 }
 
-# What the decoder is asked at each merged token beside that: classes. Columns of `to_know`.
+# What the decoder is asked at each merged token beside that, and of how many classes.
 KNOWN = {
     "color before": len(COLORS) + 1,
     "shape before": len(SHAPES) + 1,
@@ -53,6 +53,7 @@ KNOWN = {
     "so far of its color": MOST_ITEMS,
     "so far of its shape": MOST_ITEMS,
 }
+_BEFORE, _TIME, _MEDIUM, _SO_FAR = slice(0, 2), slice(2, 5), 5, slice(6, 9)  # columns of `to_know`
 
 
 @dataclass
@@ -204,13 +205,13 @@ def to_know(media: list[Media]) -> np.ndarray:
         for span, time in zip(medium.targets.reshape(len(times), -1, len(CLASSES)), times, strict=True):
             known = np.full((len(span), len(KNOWN)), -1, dtype=np.int16)
             if last is not None and grid == medium.grid:
-                known[:, :2] = last
-            known[:, 5] = min(number, MOST_MEDIA - 1)
+                known[:, _BEFORE] = last
+            known[:, _MEDIUM] = min(number, MOST_MEDIA - 1)
             if time is None:
                 for place, counts in _so_far(span):
-                    known[place, 6:] = counts
+                    known[place, _SO_FAR] = counts
             else:
-                known[:, 2:5] = [int(digit) for digit in f"{time:05.1f}"[-4:].replace(".", "")]
+                known[:, _TIME] = [int(digit) for digit in f"{time:05.1f}"[-4:].replace(".", "")]
             found.append(known)
             grid, last = medium.grid, span[:, :2]
     return np.concatenate(found)
@@ -222,7 +223,7 @@ def _so_far(targets: np.ndarray) -> list[tuple[int, tuple[int, int, int]]]:
     colors, shapes = targets[places, 0], targets[places, 1]
     return [
         (int(place), (i, int((colors[:i] == colors[i]).sum()), int((shapes[:i] == shapes[i]).sum())))
-        for i, place in enumerate(places[:MOST_ITEMS])
+        for i, place in enumerate(places)
     ]
 
 

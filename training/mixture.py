@@ -177,8 +177,7 @@ def _thinking(rng: random.Random, done: float) -> Sample:
         thought = Turn(asked.skill, asked.question, asked.answer, thought="There is no picture to look at.")
         return conversation(rng, [thought], [], _system(rng))
     few = min(1.0, 2 * done)
-    size = scenes.random_size(rng, largest=None if few == 1.0 else 224)
-    picture = scenes.random_picture(rng, size, rng.randint(2, 2 + round(4 * few)))
+    picture = scenes.random_picture(rng, _size(rng, done), rng.randint(2, 2 + round(4 * few)))
     turns = picture_turns(rng, picture, rng.randint(0, round(2 * few)))
     last = asking.count_turn(rng, picture, "train")
     if rng.random() < 0.15:

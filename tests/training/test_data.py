@@ -15,7 +15,7 @@ from qwen35mm.assets import demo_model_path
 from training.data import END_SPELL, IGNORE, SPELL, Encoder, collate, plain
 from training.export import IMAGE_PROCESSOR, save_json
 from training.fast import GAP
-from training.media import patchify, pixel_values
+from training.media import patchify, pixel_values, to_know
 from training.mixture import PARTS, realized
 
 
@@ -91,6 +91,14 @@ def test_with_the_first_word_it_is_said_whether_it_was_told(encoder: Encoder) ->
         expected = encoder.weights[batch["labels"][here]]
         expected[0] *= 3.0 if skill in ("recall", "not told") else 1.0
         assert batch["weights"][here].tolist() == expected.tolist()
+
+
+def test_what_is_known_of_each_token_lies_in_the_order_of_the_batchs_media(encoder: Encoder) -> None:
+    encodeds = [encoder.encode(realized(PARTS[kind](random.Random(3), 0.5))) for kind in ("clip", "chat", "pictures")]
+    batch = collate(encoder, [encodeds[:2], encodeds[2:]], 2560)
+    found = [to_know(each.example.media) for each in encodeds if each.example.media]
+    np.testing.assert_array_equal(batch["known"], np.concatenate(found))
+    assert len(batch["known"]) == len(batch["targets"])
 
 
 def test_what_is_read_is_spelled_letter_by_letter(encoder: Encoder) -> None:

@@ -6,7 +6,7 @@ import random
 import re
 from collections import Counter
 
-from training.language import NUMBERS, a, ask, at, capital, listed, plural, sized, there_are
+from training.language import NUMBERS, a, ask, at, capital, listed, placed, plural, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
 from training.skills.describing import SIZE_WORDS, any_name
@@ -181,7 +181,7 @@ def counting(items: tuple[Item, ...], noun: str) -> str:
     for item in items:
         value = getattr(item, kind) if kind else ""
         tally[value] += 1
-        parts.append(f"{a(sized(item))} {at(item.place)}: {f'{value} {NUMBERS[tally[value]]}'.strip()}")
+        parts.append(f"{placed(item)}: {f'{value} {NUMBERS[tally[value]]}'.strip()}")
     return f"I count the {plural(noun)}.\n{capital(listed(parts))}."
 
 

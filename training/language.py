@@ -236,8 +236,3 @@ def there_are(count: int, noun: str) -> str:
 def sized(item: Item) -> str:
     """'big red circle', 'red circle' (of middling size)."""
     return f"{item.size} {item.name}".strip()
-
-
-def placed(item: Item) -> str:
-    """'a big red circle at the top left', as captions and thoughts say it."""
-    return f"{a(sized(item))} {at(item.place)}"

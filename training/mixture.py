@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -177,13 +178,33 @@ def _thinking(rng: random.Random, done: float) -> Sample:
         thought = Turn(asked.skill, asked.question, asked.answer, thought="There is no picture to look at.")
         return conversation(rng, [thought], [], _system(rng))
     few = min(1.0, 2 * done)
-    picture = scenes.random_picture(rng, _size(rng, done), rng.randint(2, 2 + round(4 * few)))
+    picture = _alike(rng, _size(rng, done), rng.randint(2, 2 + round(4 * few)))
     turns = picture_turns(rng, picture, rng.randint(0, round(2 * few)))
     last = asking.count_turn(rng, picture, "train")
     if rng.random() < 0.15:
         last = picture_turns(rng, picture, 1)[0]
         last = Turn(last.skill, last.question, last.answer, last.about, last.grade, "I look at the picture.")
     return _opened(rng, [*map(_loud, turns), last], [image(picture)])
+
+
+def _counts(rng: random.Random, done: float) -> Sample:
+    """The caption, and how many there are of this and that, which can be counted in its words."""
+    few = min(1.0, 2 * done)
+    picture = _alike(rng, _size(rng, done), rng.randint(2, 2 + round(4 * few)))
+    counted = picture_turns(rng, picture, rng.randint(2, 5), ((asking.count_turn, 1),))
+    turns = [describing.caption_turn(rng, picture, "train"), *counted]
+    return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
+
+
+def _alike(rng: random.Random, size: tuple[int, int], number: int) -> Picture:
+    """Half of the time with many of one colour or kind: by chance one count of a kind in fifteen is over two."""
+    drawn = [scenes.random_picture(rng, size, number) for _ in range(rng.choice((1, 12)))]
+    return max(drawn, key=_likeness)
+
+
+def _likeness(picture: Picture) -> int:
+    kinds = ([item.color for item in picture.items], [item.shape for item in picture.items])
+    return sum(count**2 for kind in kinds for count in Counter(kind).values())
 
 
 def _sign(rng: random.Random, done: float) -> Sample:
@@ -294,6 +315,7 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "relation": _about((2, 2, 3, 3, 4, 5), PLACING_TURNS),
     "box": _about((1, 1, 2, 3), BOX_TURNS),
     "thinking": _thinking,
+    "counts": _counts,
     "sign": _sign,
     "clip": _clips(CLIP_TURNS),
     "event": _clips(EVENT_TURNS, ("appear", "vanish", "change")),

@@ -16,7 +16,8 @@ from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.server.app import create_app
 from tests.server.conftest import PATIENCE_S, serving
 
-TEXT = "A red circle at the top left, a blue star in the center and a green cross on the right."
+# Unfinished, so that a model has something to go on with.
+TEXT = "A red circle at the top left, a blue star in the center and a green cross on the right. The code of the room is"
 
 
 def complete(client: openai.OpenAI, prompt: Any = TEXT, **options: Any) -> Any:
@@ -29,6 +30,7 @@ def ids_of(backend: LocalBackend, text: str) -> list[int]:
 
 def test_texts_and_ids_are_gone_on_with(client: openai.OpenAI, backend: LocalBackend) -> None:
     expected = backend.complete(TEXT, temperature=0, max_tokens=8)
+    assert expected.text
     for prompt in (TEXT, ids_of(backend, TEXT), [TEXT], [ids_of(backend, TEXT)]):
         found = complete(client, prompt)
         assert [choice.text for choice in found.choices] == [expected.text]

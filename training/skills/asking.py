@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 
-from training.language import NUMBERS, a, ask, at, capital, listed, placed, plural, there_are
+from training.language import NUMBERS, a, ask, at, plural, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.describing import SIZE_WORDS, any_name
+from training.skills.describing import SIZE_WORDS, any_name, caption
 
 THERE = (
     "Any {nouns}?", "{noun}?", "See any {nouns}?", "You see {noun}?", "And {noun}?", "Any {nouns} in there?",
@@ -169,20 +168,12 @@ def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item |
 
 
 def counting(items: tuple[Item, ...], noun: str) -> str:
-    """What is thought before it is said how many: the caption, and of each shape how many of its kind that makes.
+    """What is thought before it is said how many: what is counted, and the caption, in whose words it is counted then.
 
-    "I count the circles.
-    A big red circle at the top left: circle one, a blue star in the center: star one." Of red things it is "red one,
-    blue one". To list only what fits is no easier than to say how many there are; with colours at the start of lines it
-    was another caption, to be learned anew; and whether each fits ("no", "yes") was hardly learned (docs/log.md).
+    A list of what alone fits stops early, and marks behind each part (whether it fits, or how many that makes) were
+    written with more mistakes than the number itself (docs/log.md).
     """
-    kind = "" if noun == "shape" else "color" if " " in noun else "shape"
-    parts, tally = [], Counter[str]()
-    for item in items:
-        value = getattr(item, kind) if kind else ""
-        tally[value] += 1
-        parts.append(f"{placed(item)}: {f'{value} {NUMBERS[tally[value]]}'.strip()}")
-    return f"I count the {plural(noun)}.\n{capital(listed(parts))}."
+    return f"I count the {plural(noun)}.\n{caption(items)}"
 
 
 def _there(rng: random.Random, picture: Picture, split: Split, truth: bool) -> Turn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from training.language import a, ask, at, capital, listed, placed, sized
+from training.language import a, ask, at, capital, listed, sized
 from training.scenes import BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
 from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
 
@@ -203,7 +203,7 @@ SIZE_WORDS = {"small": "small", "": "medium-sized", "big": "big"}
 
 def caption(items: tuple[Item, ...]) -> str:
     """'A big red circle at the top left, a blue star in the center, a green cross on the right.'"""
-    return capital(listed([placed(item) for item in items])) + "."
+    return capital(listed([f"{a(sized(item))} {at(item.place)}" for item in items])) + "."
 
 
 def names(items: tuple[Item, ...], item: Item) -> list[str]:

@@ -126,7 +126,7 @@ class MemoryRun(Pipeline):
     def caption(self, pictures: Path, out: Path) -> dict[str, Any]:
         """Peaks, and what this process holds when a tenth, a half and all of a folder's pictures have captions."""
         samples, first_s = list[tuple[int, int]](), None
-        worker_peak_bytes, is_over = 0, threading.Event()
+        worker_peaks, is_over = dict[str, int](), threading.Event()
         num_items = sum(1 for _ in pictures.iterdir())
         run: Run | None = None
 
@@ -135,15 +135,14 @@ class MemoryRun(Pipeline):
             run = begun
 
         def watch() -> None:
-            nonlocal worker_peak_bytes, first_s
+            nonlocal first_s
             while not is_over.wait(_LOOK_EVERY_S if first_s is None else _SAMPLE_EVERY_S):
                 if run is not None:
                     if first_s is None and run.counts.num_captioned:
                         first_s = time.perf_counter() - started_s
                     samples.append((run.counts.num_captioned, status_bytes("self", "VmRSS")))
-                worker_peak_bytes = max(
-                    worker_peak_bytes, *(status_bytes(pid, "VmHWM") for pid in child_processes()), 0
-                )
+                # The last, not the highest: until it has become another program, a child has its parent's.
+                worker_peaks.update((pid, peak) for pid in child_processes() if (peak := status_bytes(pid, "VmHWM")))
 
         thread = threading.Thread(target=watch)
         started_s = time.perf_counter()
@@ -161,7 +160,7 @@ class MemoryRun(Pipeline):
             "first_s": first_s,
             # Linux counts both a few pages late, each in its own time.
             "peak_bytes": max(status_bytes("self", "VmHWM"), *at),
-            "worker_peak_bytes": worker_peak_bytes,
+            "worker_peak_bytes": max(worker_peaks.values(), default=0),
             "resident_bytes": at,
         }
 

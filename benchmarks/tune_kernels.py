@@ -118,6 +118,11 @@ def known_entries(table: Table) -> Table:
     return known
 
 
+def compiles(kernel: str, capability: int) -> bool:
+    """Whether a card of a compute capability (89 is 8.9) can have it: eight-bit floats came with 8.9."""
+    return capability >= 89 or not kernel.startswith("fp8")
+
+
 def tune_all(
     kernels: Sequence[str],
     models: Sequence[Shapes],
@@ -133,7 +138,7 @@ def tune_all(
     major, minor = torch.cuda.get_device_capability()
     with processes(10 * major + minor, _NUM_PROCESSES) as pool:
         for kernel in kernels:
-            if kernel.startswith("fp8") and (major, minor) < (8, 9):
+            if not compiles(kernel, 10 * major + minor):
                 continue
             # Asked for as the kernels before it were chosen: they decide whether, and for what, it runs.
             for shape, (default, workloads) in by_shape(kernel, models, table, device).items():

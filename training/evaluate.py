@@ -14,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,24 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
 
-def evaluate(model: Any, count: int, names: Sequence[str], kv_dtype: str = "auto") -> tuple[dict[str, Any], list[str]]:
-    """Figures by skill, and a line for every wrong answer. `count` questions of each skill and split."""
-    asked = [(s, case) for name in names for s in SPLITS for case in cases.make_cases(name, _of(name, count), s)]
+def evaluate(
+    model: Any,
+    count: int,
+    names: Sequence[str],
+    kv_dtype: str = "auto",
+    seed: int = cases.EVAL_SEED,
+    thinking: bool = True,
+) -> tuple[dict[str, Any], list[str]]:
+    """Figures by skill, and a line for every wrong answer. `count` questions of each skill and split.
+
+    `thinking`: whether it is on where a skill asks for it.
+    """
+    asked = [
+        (s, replace(case, enable_thinking=case.enable_thinking and thinking))
+        for name in names
+        for s in SPLITS
+        for case in cases.make_cases(name, _of(name, count), s, seed)
+    ]
     answers = answer_cases(model, [case for _, case in asked], kv_dtype)
     table: dict[str, Any] = {}
     misses = []
@@ -105,6 +121,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=20, help="questions of each skill and split")
     parser.add_argument("--full", action="store_true", help="100 of each")
     parser.add_argument("--skills", nargs="*", default=cases.NAMES, choices=cases.NAMES, metavar="SKILL")
+    parser.add_argument("--seed", type=int, default=cases.EVAL_SEED, help="another one gives other questions")
+    parser.add_argument("--no-thinking", action="store_true", help="off for the skills that think, too")
     parser.add_argument("--weights", default="auto", help="as `qwen35mm chat --weights` takes them")
     parser.add_argument("--kv-dtype", default="auto", help="as `qwen35mm chat --kv-dtype` takes it")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -113,15 +131,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--card", type=Path, help="a model card, whose table is replaced")
     args = parser.parse_args()
-    if args.card and (not _CARD_TABLE.search(args.card.read_text()) or {*args.skills} != {*cases.NAMES}):
+    usual = {*args.skills} == {*cases.NAMES} and args.seed == cases.EVAL_SEED and not args.no_thinking
+    if args.card and not (usual and _CARD_TABLE.search(args.card.read_text())):
         parser.error(
-            f"--card takes all skills, and a card with a table from a line '| skill | seen ...' to one 'Below it ...': "
-            f"{args.card} with {len(args.skills)} of {len(cases.NAMES)} skills isn't that"
+            "--card takes all skills, no --seed or --no-thinking, and a card with a table from a '| skill | seen' "
+            f"to one 'Below it'; got {args.card} and {len(args.skills)} of {len(cases.NAMES)} skills"
         )
     start = time.monotonic()
     loaded = load(args.model, dtype=args.dtype, device=args.device, weights=args.weights)
     count = 100 if args.full else args.n
-    table, misses = evaluate(loaded, count, tuple(args.skills), args.kv_dtype)
+    table, misses = evaluate(loaded, count, args.skills, args.kv_dtype, args.seed, not args.no_thinking)
     print(f"{'skill':20}{'seen':>7}{'held out':>10}{'all':>7}{'95% interval':>16}{'aim':>6}")
     for name, row in table.items():
         parts = [f"{row[split]:.1f}" if split in row else "" for split in SPLITS]
@@ -130,7 +149,8 @@ def main() -> None:
         print(f"{name:20}{parts[0]:>7}{parts[1]:>10}{row['right']:>7}{interval:>16}{row['aim']:6.0f}{letters}")
         for line in [line for line in misses if line.startswith(f"{name} (")][: args.misses]:
             print(f"    {line}")
-    summary = {"model": str(args.model), "n": count, "weights": args.weights, "kv_dtype": args.kv_dtype}
+    summary = {"model": str(args.model), "n": count, "seed": args.seed, "thinking": not args.no_thinking}
+    summary |= {"weights": args.weights, "kv_dtype": args.kv_dtype}
     summary |= {"seconds": round(time.monotonic() - start), "mean": mean(table), "skills": table}
     if args.card:
         args.card.write_text(carded(args.card.read_text(), table))

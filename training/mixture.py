@@ -177,9 +177,8 @@ def _thinking(rng: random.Random, done: float) -> Sample:
         asked = rng.choice((chat.chat_turn, chat.no_media_turn, chat.off_topic_turn))(rng, "train")
         thought = Turn(asked.skill, asked.question, asked.answer, thought="There is no picture to look at.")
         return conversation(rng, [thought], [], _system(rng))
-    few = min(1.0, 2 * done)
-    picture = _alike(rng, _size(rng, done), rng.randint(2, 2 + round(4 * few)))
-    turns = picture_turns(rng, picture, rng.randint(0, round(2 * few)))
+    picture = _alike(rng, done)
+    turns = picture_turns(rng, picture, rng.randint(0, round(2 * min(1.0, 2 * done))))
     last = asking.count_turn(rng, picture, "train")
     if rng.random() < 0.15:
         last = picture_turns(rng, picture, 1)[0]
@@ -189,22 +188,17 @@ def _thinking(rng: random.Random, done: float) -> Sample:
 
 def _counts(rng: random.Random, done: float) -> Sample:
     """The caption, and how many there are of this and that, which can be counted in its words."""
-    few = min(1.0, 2 * done)
-    picture = _alike(rng, _size(rng, done), rng.randint(2, 2 + round(4 * few)))
+    picture = _alike(rng, done)
     counted = picture_turns(rng, picture, rng.randint(2, 5), ((asking.count_turn, 1),))
     turns = [describing.caption_turn(rng, picture, "train"), *counted]
     return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
 
 
-def _alike(rng: random.Random, size: tuple[int, int], number: int) -> Picture:
-    """Half of the time with many of one colour or kind: by chance one count of a kind in fifteen is over two."""
+def _alike(rng: random.Random, done: float) -> Picture:
+    """Two shapes to six, half of the time with many of one colour or kind: by chance one in four has three."""
+    size, number = _size(rng, done), rng.randint(2, 2 + round(4 * min(1.0, 2 * done)))
     drawn = [scenes.random_picture(rng, size, number) for _ in range(rng.choice((1, 12)))]
-    return max(drawn, key=_likeness)
-
-
-def _likeness(picture: Picture) -> int:
-    kinds = ([item.color for item in picture.items], [item.shape for item in picture.items])
-    return sum(count**2 for kind in kinds for count in Counter(kind).values())
+    return max(drawn, key=lambda picture: max(Counter(k for i in picture.items for k in (i.color, i.shape)).values()))
 
 
 def _sign(rng: random.Random, done: float) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_every_answer_is_learned_and_nothing_else(encoder: Encoder, kind: str) -
 
 
 @pytest.mark.parametrize(
-    "kind", ["picture", "plain", "verdict", "relation", "box", "pictures", "repeat", "clip", "event"]
+    "kind", ["picture", "plain", "verdict", "relation", "box", "counts", "pictures", "repeat", "clip", "event"]
 )
 def test_no_answer_could_be_copied_from_one_before(kind: str) -> None:
     """Of several pictures, which one it is may be asked again: "The first picture." has another reason each time."""
@@ -62,6 +63,19 @@ def test_no_answer_could_be_copied_from_one_before(kind: str) -> None:
         assert len(set(shown)) == len(shown), shown
         longest = max(longest, len(shown))
     assert longest >= 3
+
+
+def test_many_are_counted_behind_their_caption() -> None:
+    """Three of a colour or kind, or more, in over two pictures of five; by chance in one of four."""
+    many = 0
+    for seed in range(200):
+        sample = PARTS["counts"](random.Random(seed), 1.0)
+        skills = [skill for skill in sample.skills if skill != "small talk"]
+        assert skills == ["caption"] + ["count"] * (len(skills) - 1)
+        contents = [message["content"] for message in sample.messages if not isinstance(message["content"], str)]
+        (picture,) = (part["image"] for content in contents for part in content if part["type"] == "image")
+        many += max(Counter(kind for i in picture.items for kind in (i.color, i.shape)).values()) > 2
+    assert many > 80, many
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from training import cases, evaluate
 from training.cases import TYPED_SKILL, Case
 from training.evaluate import wilson
 
+CARD = (Path(__file__).parents[2] / "assets" / "demo" / "README.md").read_text()
+
 
 @pytest.mark.parametrize(
     ("right", "count", "low", "high"),
@@ -75,6 +77,23 @@ def test_the_command_prints_a_table_and_json(
     assert cases.NAMES[-1] == TYPED_SKILL
 
 
+def test_another_seed_asks_other_questions_and_thinking_can_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Case] = []
+
+    def answers(model: object, given: list[Case], kv_dtype: str) -> list[str]:
+        asked.extend(given)
+        return [case.expected for case in given]
+
+    monkeypatch.setattr(evaluate, "answer_cases", answers)
+    for seed, thinking in ((cases.EVAL_SEED, True), (cases.EVAL_SEED, False), (77, True)):
+        evaluate.evaluate("model", 3, ["count, thinking"], seed=seed, thinking=thinking)
+    usual, silent, others = asked[:6], asked[6:12], asked[12:]
+    assert [case.messages for case in usual] == [case.messages for case in silent]
+    assert all(case.enable_thinking for case in usual + others)
+    assert not any(case.enable_thinking for case in silent)
+    assert not any(case.messages in [each.messages for each in usual] for case in others)
+
+
 def test_a_card_gets_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(evaluate, "load", lambda *_, **__: "model")
     monkeypatch.setattr(
@@ -82,11 +101,10 @@ def test_a_card_gets_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     )
     monkeypatch.setattr(cases, "NAMES", ("color", "reading up to 5", TYPED_SKILL))
     card = tmp_path / "README.md"
-    bundled = (Path(__file__).parents[2] / "assets" / "demo" / "README.md").read_text()
-    card.write_text(bundled)
+    card.write_text(CARD)
     monkeypatch.setattr("sys.argv", ["evaluate", "--n", "2", "--card", str(card), "--skills", *cases.NAMES])
     evaluate.main()
-    before, after = bundled.splitlines(), card.read_text().splitlines()
+    before, after = CARD.splitlines(), card.read_text().splitlines()
     start = before.index("| skill | seen | held out | 95% interval | aim |")
     end = next(i for i, line in enumerate(before) if line.startswith("Below it"))
     length = len(after) - len(before) + end - start + 1
@@ -105,6 +123,19 @@ def test_a_card_gets_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize("option", [["--seed", "77"], ["--no-thinking"], ["--skills", "color"]])
+def test_a_card_takes_the_usual_questions_only(
+    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    card = tmp_path / "README.md"
+    card.write_text(CARD)
+    monkeypatch.setattr("sys.argv", ["evaluate", "--card", str(card), *option])
+    with pytest.raises(SystemExit):
+        evaluate.main()
+    assert "no --seed or --no-thinking" in capsys.readouterr().err
+    assert card.read_text() == CARD
+
+
 def test_a_card_without_a_table_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,5 +144,5 @@ def test_a_card_without_a_table_is_refused(
     monkeypatch.setattr("sys.argv", ["evaluate", "--card", str(card)])
     with pytest.raises(SystemExit):
         evaluate.main()
-    assert "--card takes all skills, and a card with a table" in capsys.readouterr().err
+    assert "--card takes all skills, no --seed or --no-thinking, and a card with a table" in capsys.readouterr().err
     assert card.read_text() == "# Another model\n"

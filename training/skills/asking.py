@@ -164,16 +164,10 @@ def count_turn(rng: random.Random, picture: Picture, split: Split, about: Item |
     else:
         noun, found = _kind(rng, picture, rng.random() < 0.75)
         question = ask(rng, COUNT_OF, split, nouns=plural(_loose(rng, noun)))
-    return Turn("count", question, there_are(len(found), noun), thought=counting(items, noun))
-
-
-def counting(items: tuple[Item, ...], noun: str) -> str:
-    """What is thought before it is said how many: what is counted, and the caption, in whose words it is counted then.
-
-    A list of what alone fits stops early, and marks behind each part (whether it fits, or how many that makes) were
-    written with more mistakes than the number itself (docs/log.md).
-    """
-    return f"I count the {plural(noun)}.\n{caption(items)}"
+    # The thought is the caption, which can be written: a list of what alone fits stops early, and marks behind each
+    # part (whether it fits, how many that makes) had more mistakes than the number itself (docs/log.md).
+    thought = f"I count the {plural(noun)}.\n{caption(items)}"
+    return Turn("count", question, there_are(len(found), noun), thought=thought)
 
 
 def _there(rng: random.Random, picture: Picture, split: Split, truth: bool) -> Turn:

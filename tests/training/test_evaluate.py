@@ -123,26 +123,22 @@ def test_a_card_gets_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("option", [["--seed", "77"], ["--no-thinking"], ["--skills", "color"]])
-def test_a_card_takes_the_usual_questions_only(
-    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (CARD, ["--seed", "77"]),
+        (CARD, ["--no-thinking"]),
+        (CARD, ["--skills", "color"]),
+        ("# Another model\n", []),
+    ],
+)
+def test_a_card_takes_the_usual_questions_and_a_table(
+    text: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     card = tmp_path / "README.md"
-    card.write_text(CARD)
-    monkeypatch.setattr("sys.argv", ["evaluate", "--card", str(card), *option])
-    with pytest.raises(SystemExit):
-        evaluate.main()
-    assert "no --seed or --no-thinking" in capsys.readouterr().err
-    assert card.read_text() == CARD
-
-
-def test_a_card_without_a_table_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    card = tmp_path / "README.md"
-    card.write_text("# Another model\n")
-    monkeypatch.setattr("sys.argv", ["evaluate", "--card", str(card)])
+    card.write_text(text)
+    monkeypatch.setattr("sys.argv", ["evaluate", "--card", str(card), *options])
     with pytest.raises(SystemExit):
         evaluate.main()
     assert "--card takes all skills, no --seed or --no-thinking, and a card with a table" in capsys.readouterr().err
-    assert card.read_text() == "# Another model\n"
+    assert card.read_text() == text

@@ -112,7 +112,9 @@ class Trainer:
         self.phases = planned(args.steps)
         self.phase = [phase.name for phase in self.phases].index(args.first)
         self.step, self.tokens, self.elapsed_s = 0, 0, 0.0
-        self.apart = self.phase if args.start else None  # the phase in whose first steps the heads are new
+        # The phase in whose first steps the heads are new: none learn where they aren't asked.
+        asked = (number for number in range(self.phase, len(self.phases)) if self.phases[number].probe_weight)
+        self.apart = next(asked, None) if args.start else None
         self.history: list[dict[str, Any]] = []  # of the phases that are over
         self.mean = Averages()
         known = args.start and args.start / "training_info.json"

@@ -125,22 +125,23 @@ def test_a_training_begins_with_an_exported_checkpoint(small: None, tmp_path: Pa
         Trainer(arguments(tmp_path / "then", "--start", str(tmp_path / "out")))
 
 
+@pytest.mark.parametrize("texts", [(), SHORT[1:2]], ids=["at once", "after texts alone"])
 def test_new_heads_learn_before_they_teach_a_trained_tower(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: tuple[Phase, ...]
 ) -> None:
     """In their first steps the tower gets nothing of them, and they get all; also where it was stopped in between."""
-    monkeypatch.setattr(train, "PHASES", (Phase("vision", 3, (1.0, 1.0)),))
+    monkeypatch.setattr(train, "PHASES", (*texts, Phase("vision", 3, (1.0, 1.0))))
     monkeypatch.setattr(train, "APART_STEPS", 2)
     first = Trainer(arguments(tmp_path))
     export(first.model, first.tokenizer, tmp_path / "out")
     trainer = Trainer(arguments(tmp_path, "--start", str(tmp_path / "out")))
     moved = []
-    for _ in range(3):
+    for _ in range(len(texts) + 3):
         before = {name: value.clone() for name, value in numbers(trainer).items()}
         trainer.run(0.0)
         moved.append({name for name, value in numbers(trainer).items() if not torch.equal(value, before[name])})
         trainer = Trainer(arguments(tmp_path, "--resume"))
-    apart, still_apart, together = moved
+    apart, still_apart, together = moved[len(texts) :]
     assert all(name.startswith("heads.") for name in apart | still_apart)
     assert {"heads.classes.weight", "heads.box.weight"} <= apart & still_apart
     assert any(name.startswith("model.visual.") for name in together)

@@ -1,7 +1,8 @@
 """What the model holds while it computes, from its sizes alone: the tensors that live at the same time at the peak.
 
 The sums follow `decoder`, `gated_delta_net`, `attention`, `mlp` and `vision` line by line; a test compares them with
-what torch really allocates. The compiled part's own temporaries are small and belong to threads, which stay.
+what torch really allocates. The compiled part's own temporaries are small and belong to threads, which stay; the tiles
+of torch's attention in the tower have less than 1 MB a thread.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def vision_bytes(tower: VisionConfig, dtype: ElementType, num_patches: int, num_
         num_patches * (pixels + width * item) + num_patches // num_frames * positions,
     )
     rope = 2 * (width // tower.num_heads) // 2 * _FLOAT
-    # In a block: its input twice (the engine's and its own), the norm, and the larger half.
-    block = rope + max(3 * width + 2 * tower.intermediate_size, 9 * width) * item
+    # In a block: its input twice (the engine's and its own), the norm, and the larger half. Of attention's eleven
+    # two are the keys and values as AMX takes them, which torch copies there.
+    block = rope + max(3 * width + 2 * tower.intermediate_size, 11 * width) * item
     return max(embedding, num_patches * block)

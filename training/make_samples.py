@@ -93,8 +93,9 @@ def samples() -> list[Sample]:
         Sample("two-shapes.jpg", two, _described(two, ("How many shapes are there?", "There are two shapes."),
                                                  question="Describe the picture.")),
         Sample("one-shape.png", one, _described(one, ("What color is it?", "It is yellow."))),
-        Sample("three-shapes.png", three, _described(three, ("How many shapes are there?", "There are three shapes."),
-                                                     question="What do you see?")),
+        Sample("three-shapes.png", three, _described(
+            three, ("How many shapes are there?", "There are three shapes."),
+            ("Are there more stars than crosses?", "Yes, there are more stars."), question="What do you see?")),
         Sample("wide.jpg", wide, _described(wide, question="Describe this image.")),
         Sample("tall.png", tall, _described(tall, ("Where is it?", "It is at the top."))),
         Sample("moves-right.mp4", right, _happens(right, ("Which way does it move?", "It moves to the right."))),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from training import scenes, words
@@ -28,8 +28,9 @@ from training.skills import (
     relations,
     structured,
     tools,
+    two_counts,
 )
-from training.skills.base import Sample, Turn, conversation, image, video
+from training.skills.base import Sample, Turn, alike, conversation, image, video
 
 _VISION_TOKENS = 1400  # merged tokens of a vision batch
 _FULL = 4  # examples in turn that fit into no row: then the rows are full
@@ -47,7 +48,7 @@ PICTURE_TURNS: Asked = (
     (describing.caption_turn, 7), (describing.color_turn, 3), (describing.shape_turn, 3), (describing.place_turn, 4),
     (describing.size_turn, 2), (describing.what_turn, 4), (describing.background_turn, 1), (asking.yes_no_turn, 9),
     (asking.count_turn, 6), (relations.relation_turn, 8), (relations.extreme_turn, 2), (structured.box_turn, 2),
-    (structured.point_turn, 1), (structured.json_turn, 2), (declining.beyond_turn, 4),
+    (structured.point_turn, 1), (structured.json_turn, 2), (declining.beyond_turn, 4), (two_counts.two_counts_turn, 2),
 )  # fmt: skip
 # What an answer takes one look for: it is learned first, and nothing else before it.
 SIMPLE_TURNS: Asked = (
@@ -194,11 +195,20 @@ def _counts(rng: random.Random, done: float) -> Sample:
     return _opened(rng, [_loud(turn) for turn in turns], [image(picture)])
 
 
+def _two_counts(rng: random.Random, done: float) -> Sample:
+    """What takes two counts, without thinking more often than with it, and counts beside it."""
+    picture = _alike(rng, done)
+    turns = picture_turns(rng, picture, rng.randint(1, 4), ((two_counts.two_counts_turn, 3), (asking.count_turn, 1)))
+    last = two_counts.two_counts_turn(rng, picture, "train")
+    if rng.random() < 0.4:
+        return _opened(rng, [_loud(turn) for turn in [*turns, last]], [image(picture)])
+    return _opened(rng, [*map(_loud, turns[:-1]), replace(last, skill="two counts, thinking")], [image(picture)])
+
+
 def _alike(rng: random.Random, done: float) -> Picture:
-    """Two shapes to six, half of the time with many of one colour or kind: by chance one in four has three."""
+    """Two shapes to six, half of the time with many of one colour or kind."""
     size, number = _size(rng, done), rng.randint(2, 2 + round(4 * min(1.0, 2 * done)))
-    drawn = [scenes.random_picture(rng, size, number) for _ in range(rng.choice((1, 12)))]
-    return max(drawn, key=lambda picture: max(Counter(k for i in picture.items for k in (i.color, i.shape)).values()))
+    return alike([scenes.random_picture(rng, size, number) for _ in range(rng.choice((1, 12)))])
 
 
 def _sign(rng: random.Random, done: float) -> Sample:
@@ -310,6 +320,7 @@ PARTS: dict[str, Callable[[random.Random, float], Sample]] = {
     "box": _about((1, 1, 2, 3), BOX_TURNS),
     "thinking": _thinking,
     "counts": _counts,
+    "two counts": _two_counts,
     "sign": _sign,
     "clip": _clips(CLIP_TURNS),
     "event": _clips(EVENT_TURNS, ("appear", "vanish", "change")),

@@ -39,6 +39,7 @@ _PLAIN = {"plain": 74, "clip": 8, "recall": 5, "chat": 3, "unknown": 2, "tools":
 _VERDICTS = {"verdict": 70, "plain": 16, "recall": 4, "chat": 2, "clip": 4, "tools": 2, "unknown": 2}
 _RELATIONS = {"relation": 55, "verdict": 12, "plain": 12, "sign": 8, "tools": 6, "recall": 4, "clip": 3}
 _COUNTS = {"counts": 42, "thinking": 34, "verdict": 8, "picture": 8, "plain": 6, "sign": 4}
+_TWO_COUNTS = {"two counts": 70, "counts": 20, "thinking": 15, "picture": 8, "sign": 8, "tools": 9, "recall": 6}
 _PICTURES = {"pictures": 70, "tools": 12, "recall": 8, "plain": 6, "chat": 2}
 _SIGNS = {"sign": 60, "tools": 14, "pictures": 13, "recall": 8, "unknown": 4}
 _COPIES = {"repeat": 30, "tools": 38, "recall": 32}
@@ -48,8 +49,8 @@ _EVENTS = {"event": 70, "difference": 10, "sign": 8, "tools": 6, "recall": 6}
 _BOXES = {"box": 56, "sign": 24, "plain": 10, "tools": 5, "recall": 5}
 _WORLD = {
     "recall": 44, "told": 34, "tools": 66, "chat": 24, "repeat": 6, "recall picture": 12, "unknown": 22, "again": 24,
-    "thinking": 80, "counts": 24, "sign": 90, "difference": 58, "pictures": 28, "second": 8, "picture": 45, "plain": 11,
-    "verdict": 6, "relation": 19, "box": 44, "clip": 40, "event": 20, "lone": 3,
+    "thinking": 70, "two counts": 100, "counts": 40, "sign": 90, "difference": 58, "pictures": 28, "second": 8,
+    "picture": 45, "plain": 11, "verdict": 6, "relation": 19, "box": 44, "clip": 40, "event": 20, "lone": 3,
 }  # fmt: skip
 
 # Each but the last two forms a circuit that doesn't form where all is asked at once: what can't be learned yet drowns
@@ -68,6 +69,8 @@ PHASES = (
     Phase("relations", 700, (0.8, 0.6), _RELATIONS, {"right relation": 0.85}, ends=0.2, probe_weight=0.2),
     # To count, also in a caption's words: thoughts are those, and learned where little else is thought.
     Phase("counts", 400, (0.8, 0.6), _COUNTS, {"right count": 0.8}, begins=0.2, ends=0.8, probe_weight=0.1),
+    # To add and compare what was just counted: where it is thought, in words that begin with what is counted.
+    Phase("two counts", 600, (0.8, 0.6), _TWO_COUNTS, begins=0.2, ends=0.8, probe_weight=0.1),
     # To tell several pictures apart, of two at first.
     Phase("pictures", 350, (0.8, 0.7), _PICTURES, {"right which picture": 0.95}, ends=0.12, probe_weight=0.1),
     Phase("more pictures", 300, (0.8, 0.6), _PICTURES, begins=0.15, ends=0.6, probe_weight=0.1),

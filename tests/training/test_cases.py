@@ -51,7 +51,7 @@ def test_what_is_seen_and_what_is_held_out_differ() -> None:
 
 def test_only_what_tokens_spell_is_a_plain_answer() -> None:
     plain = {name: make_cases(name, 1, "seen")[0].plain_answer for name in SKILLS}
-    odd = {"reading up to 5", "reading up to 8", "point", "count, thinking", "tool call"}
+    odd = {"reading up to 5", "reading up to 8", "point", "count, thinking", "two counts, thinking", "tool call"}
     assert {name for name, is_plain in plain.items() if not is_plain} == odd
     assert not make_cases(TYPED_SKILL, 1, "combos")[0].plain_answer
     tools = make_cases("tool result", 1, "seen")[0]

@@ -26,9 +26,10 @@ from training.skills import (
     relations,
     structured,
     tools,
+    two_counts,
 )
 
-MODULES = (asking, chat, clips, declining, describing, followups, pictures, reading, relations, structured)
+MODULES = (asking, chat, clips, declining, describing, followups, pictures, reading, relations, structured, two_counts)
 
 
 def templates() -> Iterator[Sequence[str]]:

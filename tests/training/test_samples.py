@@ -26,7 +26,11 @@ def test_answers_about_pictures_are_true(name: str) -> None:
     assert isinstance(picture, Picture)
     it = picture.items[0] if len(picture.items) == 1 else None
     for question, answer in sample.turns:
-        if answer.startswith("No, "):
+        if compared := re.search(r"more (\w+) than (\w+)", question):
+            one, other = (len(named(picture.items, noun) or ()) for noun in compared.groups())
+            assert one > other
+            assert answer == f"Yes, there are more {compared[1]}."
+        elif answer.startswith("No, "):
             assert holds(picture, answer.removeprefix("No, "), it)
         elif re.match("An? ", answer) and " is " not in answer:
             assert captioned(answer) == seen(picture.items)

@@ -15,10 +15,12 @@ from training.skills import (
     relations,
     structured,
     tools,
+    two_counts,
 )
 from training.skills.base import Skill
 
 _MODULES = (
-    describing, asking, relations, structured, reading, pictures, followups, clips, recall, tools, chat, declining,
+    describing, asking, two_counts, relations, structured, reading, pictures, followups, clips, recall, tools, chat,
+    declining,
 )  # fmt: skip
 SKILLS: dict[str, Skill] = {skill.name: skill for module in _MODULES for skill in module.SKILLS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,3 +113,8 @@ def picture_for(rng: random.Random, split: Split, most: int = 5, least: int = 1)
     number = rng.choices(range(1, 7), (5, 5, 5, 4, 3, 1))[0]
     number = min(most, max(least, number))
     return scenes.random_picture(rng, scenes.random_size(rng), number, split, unique=rng.random() < 0.3)
+
+
+def alike(drawn: list[Picture]) -> Picture:
+    """The one with the most shapes of one colour or kind: of three to six shapes by chance one in four has three."""
+    return max(drawn, key=lambda picture: max(Counter(k for i in picture.items for k in (i.color, i.shape)).values()))

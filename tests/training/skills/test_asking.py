@@ -12,6 +12,7 @@ from tests.training.skills.test_describing import turns
 from training.language import at, plural
 from training.scenes import COLORS, SHAPES, random_picture
 from training.skills import SKILLS, asking
+from training.skills.base import picture_for
 
 pytestmark = pytest.mark.usefixtures("plainly")
 
@@ -85,3 +86,15 @@ def test_thinking_is_asked_for_by_its_skill_only() -> None:
     assert SKILLS["count, thinking"].sample(rng, "seen").thought
     assert SKILLS["count"].sample(rng, "seen").thought is None
     assert NUMBERS[3] == "three"
+
+
+def test_training_asks_most_for_what_there_is_most_of() -> None:
+    """One of a kind is told easily; the evaluation asks for every kind that is there as often."""
+    several = {}
+    for split in ("train", "seen"):
+        rng = random.Random(3)
+        pictures = [picture_for(rng, split, 6, 4) for _ in range(300)]  # type: ignore[arg-type]
+        answers = [asking.count_turn(rng, picture, split).answer for picture in pictures]  # type: ignore[arg-type]
+        counts = [answer.split()[2] for answer in answers if not re.search(r" shapes?\.$", answer)]
+        several[split] = sum(NUMBERS.index(count) > 1 for count in counts) / len(counts)
+    assert several["train"] > 1.3 * several["seen"]

@@ -357,7 +357,7 @@ def _system(rng: random.Random) -> str | None:
 
 def _loud(turn: Turn) -> Turn:
     """The turn without its thought: thinking is off."""
-    return Turn(turn.skill, turn.question, turn.answer, turn.about, turn.grade)
+    return replace(turn, thought=None)
 
 
 def _vision(rng: random.Random, done: float, least_tokens: int | None) -> list[Media]:

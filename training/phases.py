@@ -70,7 +70,7 @@ PHASES = (
     # To count, also in a caption's words: thoughts are those, and learned where little else is thought.
     Phase("counts", 400, (0.8, 0.6), _COUNTS, {"right count": 0.8}, begins=0.2, ends=0.8, probe_weight=0.1),
     # To add and compare what was just counted: where it is thought, in words that begin with what is counted.
-    Phase("two counts", 600, (0.8, 0.6), _TWO_COUNTS, begins=0.2, ends=0.8, probe_weight=0.1),
+    Phase("two counts", 600, (0.8, 0.6), _TWO_COUNTS, {"right two counts, thinking": 0.7}, 0.2, 0.8, probe_weight=0.1),
     # To tell several pictures apart, of two at first.
     Phase("pictures", 350, (0.8, 0.7), _PICTURES, {"right which picture": 0.95}, ends=0.12, probe_weight=0.1),
     Phase("more pictures", 300, (0.8, 0.6), _PICTURES, begins=0.15, ends=0.6, probe_weight=0.1),

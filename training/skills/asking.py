@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 from training.language import NUMBERS, a, ask, at, plural, there_are
 from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
@@ -218,20 +219,12 @@ def _is(rng: random.Random, picture: Picture, split: Split, item: Item, by_prono
 
 def _kind(rng: random.Random, picture: Picture, there: bool, many: bool = False) -> tuple[str, list[Item]]:
     """('circle' or 'red shape', those of that kind); `there` says whether there are any, `many` prefers more."""
-    items = picture.items
-    if there and many:
-        by_shape = rng.random() < 0.55
-        counts = Counter(item.shape if by_shape else item.color for item in items)
-        kind = rng.choices(list(counts), [count**2 for count in counts.values()])[0]
-        found = [i for i in items if kind in (i.shape, i.color)]
-        return kind if by_shape else f"{kind} shape", found
-    if rng.random() < 0.55:
-        shapes = [s for s in SHAPES if any(i.shape == s for i in items) == there] or [items[0].shape]
-        noun = rng.choice(shapes)
-        return noun, [i for i in items if i.shape == noun]
-    colors = [c for c in COLORS if any(i.color == c for i in items) == there]
-    color = rng.choice(colors)
-    return f"{color} shape", [i for i in items if i.color == color]
+    by_shape = rng.random() < 0.55
+    counts = Counter(item.shape if by_shape else item.color for item in picture.items)
+    kinds = [kind for kind in (SHAPES if by_shape else COLORS) if (kind in counts) == there]
+    kinds = kinds or [picture.items[0].shape]  # of every shape there is one, now and then
+    kind = rng.choices(kinds, [max(1, counts[kind] ** 2) for kind in kinds])[0] if many else rng.choice(kinds)
+    return kind if by_shape else f"{kind} shape", [i for i in picture.items if kind in (i.shape, i.color)]
 
 
 def loose(rng: random.Random, noun: str) -> str:
@@ -255,7 +248,7 @@ def _sample(turn, thinking: bool = False):
         picture = picture_for(rng, split, 6 if thinking else 5, 3 if thinking else 1)
         found = turn(rng, picture, split)
         if not thinking:
-            found = Turn(found.skill, found.question, found.answer, found.about, found.grade)
+            found = replace(found, thought=None)
         return conversation(rng, [found], [image(picture)])
 
     return sample

@@ -1,13 +1,14 @@
 """How many there are of two kinds together, and whether there are more of one: what thinking is for.
 
 Without it both counts and what becomes of them have to come out of one look. A thought says one count behind the other,
-each as a question about it alone is answered; what is left is to add or to compare two numbers that stand there.
+each after what is counted; what is left is to add or to compare two numbers that stand there.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 from training.language import NUMBERS, ask, plural
 from training.scenes import COLORS, SHAPES, Picture, Split
@@ -85,8 +86,7 @@ def _sample(thinking: bool):
     def sample(rng: random.Random, split: Split) -> Sample:
         picture = alike([picture_for(rng, split, 6, 3) for _ in range(6)])
         turn = two_counts_turn(rng, picture, split)
-        thought = turn.thought if thinking else None
-        return conversation(rng, [Turn(turn.skill, turn.question, turn.answer, thought=thought)], [image(picture)])
+        return conversation(rng, [turn if thinking else replace(turn, thought=None)], [image(picture)])
 
     return sample
 

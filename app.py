@@ -5,13 +5,10 @@ It is `qwen35mm chat` with everything set by the environment: qwen35mm/settings.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 # Behind the script's own folder, in front of everything that is installed.
 sys.path[1:1] = [str(Path(__file__).resolve().parent / name) for name in ("kernels", "preprocess")]
@@ -21,25 +18,6 @@ def _arguments() -> list[str]:
     """The address, which a Space says by Gradio's own variables; the others are ours."""
     said = {"--host": os.environ.get("GRADIO_SERVER_NAME"), "--port": os.environ.get("GRADIO_SERVER_PORT")}
     return [word for option, value in said.items() if value for word in (option, value)]
-
-
-def __getattr__(name: str) -> Any:
-    """`demo`, for what imports this file to find its Blocks: the model is loaded, and they are served, when it asks."""
-    if name != "demo":
-        raise AttributeError(f"module 'app' has no attribute {name!r}")
-    _build_for_a_space()
-    from qwen35mm.cli.chat import open_page
-    from qwen35mm.settings import read_options
-
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    backend, how = stack.enter_context(open_page(*read_options(_arguments())))
-    from qwen35mm.web import serve
-
-    server = serve(backend, **how)
-    stack.callback(server.close)
-    globals()["demo"] = server.app
-    return server.app
 
 
 def _build_for_a_space() -> None:

@@ -61,6 +61,15 @@ def parse_logins(text: str) -> Logins:
     return Logins(pairs)
 
 
+class Names(tuple[str, ...]):
+    """Texts without commas; a class, since typer takes no tuples of any length."""
+
+
+def parse_names(text: str) -> Names:
+    """The texts between commas or white space."""
+    return Names(re.split(r"[\s,]+", text.strip(" ,\n"))) if text.strip(" ,\n") else Names()
+
+
 def parse_token(text: str) -> str:
     """A token of the page's address; "" for "none".
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -19,11 +18,20 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
-from qwen35mm.option_values import Logins, parse_folder, parse_logins, parse_size, parse_token, with_options
+from qwen35mm.option_values import (
+    Logins,
+    Names,
+    parse_folder,
+    parse_logins,
+    parse_names,
+    parse_size,
+    parse_token,
+)
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache.planner import CacheSettings
+    from qwen35mm.http.settings import HttpSettings
     from qwen35mm.model_library import BackendOptions
     from qwen35mm_preprocess import MediaBudget, MediaLimits
 
@@ -38,6 +46,8 @@ _model = functools.partial(typer.Option, rich_help_panel="Model")
 _media = functools.partial(typer.Option, rich_help_panel="Media")
 _cache = functools.partial(typer.Option, rich_help_panel="Cache")
 _page = functools.partial(typer.Option, rich_help_panel="Page")
+_http = functools.partial(typer.Option, rich_help_panel="Network")
+_names = functools.partial(_http, parser=parse_names)
 _server = functools.partial(typer.Option, rich_help_panel="A model on a server")
 _size = functools.partial(typer.Option, parser=parse_size, metavar="SIZE")
 _folder = functools.partial(typer.Option, parser=parse_folder, metavar="FOLDER")
@@ -377,19 +387,46 @@ class PageOptions:
     max_gpu_seconds: Annotated[int, _page(help="Most seconds that one call on ZeroGPU asks for.", min=15, max=600)] = 60
 
 
-def read_options(arguments: Sequence[str]) -> tuple[ModelOptions, PageOptions]:
-    """The options as `chat` gets them from these arguments and the environment.
+@dataclass(frozen=True)
+class HttpOptions:
+    """How a front is reached: see `HttpSettings`. Several values have commas between."""
 
-    Raises:
-        Exception: typer's usage error, for a value that can't be used.
-    """
+    ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
-    def options(model: ModelOptions, page: PageOptions) -> tuple[ModelOptions, PageOptions]:
-        return model, page
+    allowed_host: Annotated[
+        Names | None, _names(metavar="NAME", help="Names besides this machine's own that it answers to.")
+    ] = None
+    cors_origin: Annotated[
+        Names | None, _names(metavar="ORIGIN", help="Websites whose scripts may call it, such as https://example.org.")
+    ] = None
+    embed_origin: Annotated[
+        Names | None, _names(metavar="ORIGIN", help="Websites that may show its page in a frame.")
+    ] = None
+    trust_proxy: Annotated[
+        Names | None,
+        _names(metavar="ADDRESS", help="Reverse proxies that are believed for whom they ask: addresses or networks."),
+    ] = None
+    base_path: Annotated[str | None, _http(metavar="PATH", help="The path that a proxy has it under: /chat.")] = None
+    tls_cert: Annotated[
+        Path | None, _folder(rich_help_panel="Network", help="A certificate (chain) in PEM: serve HTTPS.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, _folder(rich_help_panel="Network", help="Its private key, if it is in a file of its own.")
+    ] = None
 
-    app = typer.Typer(add_completion=False)
-    app.command()(with_options(options))
-    return app(list(arguments), standalone_mode=False)
+    def settings(self) -> HttpSettings:
+        """Raises ConfigError: a value can't be used."""
+        from qwen35mm.http.settings import HttpSettings
+
+        return HttpSettings(
+            self.allowed_host or (),
+            self.cors_origin or (),
+            self.embed_origin or (),
+            self.trust_proxy or (),
+            (self.base_path or "").rstrip("/"),
+            self.tls_cert,
+            self.tls_key,
+        )
 
 
 def given(**values: Any) -> dict[str, Any]:

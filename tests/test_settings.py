@@ -16,7 +16,8 @@ from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
 from qwen35mm.option_values import with_options
-from qwen35mm.settings import ModelOptions, PageOptions, parse_logins, parse_size, read_options
+from qwen35mm.option_values import parse_logins, parse_size, with_options
+from qwen35mm.settings import ModelOptions, PageOptions
 from qwen35mm_preprocess import MediaBudget
 
 # Every setting but `no_disk_cache`, as a person writes it and as it arrives.
@@ -51,6 +52,18 @@ PAGE: dict[str, tuple[str, Any]] = {
     "max_queue": ("5", 5),
     "max_gpu_seconds": ("120", 120),
 }
+
+
+def read_options(arguments: list[str]) -> tuple[ModelOptions, PageOptions]:
+    """The options as a command gets them from these arguments and the environment."""
+
+    def options(model: ModelOptions, page: PageOptions) -> tuple[ModelOptions, PageOptions]:
+        return model, page
+
+    app = typer.Typer(add_completion=False)
+    app.command()(with_options(options))
+    return app(arguments, standalone_mode=False)
+
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import { Problem, postTo } from "./api.js";
 import { ask, h, iconButton } from "./dom.js";
 import { browserStorage } from "./drafts.js";
 import { askToLogIn } from "./login.js";
+import { endSession, GUEST, keepSession, SESSION } from "./session.js";
 import { t } from "./words.js";
 
 const KEPT = "qwen35mm-";
@@ -28,7 +29,8 @@ export const personKept = () => browserStorage()?.getItem(PERSON) ?? null;
 
 function forgetAll() {
   const storage = browserStorage();
-  for (const key of Object.keys(storage ?? {})) if (key.startsWith(KEPT)) storage?.removeItem(key);
+  for (const key of Object.keys(storage ?? {}))
+    if (key.startsWith(KEPT) && key !== SESSION && key !== GUEST) storage?.removeItem(key);
 }
 
 /** The button that leads to a person's account, and a guest to the login. */
@@ -54,6 +56,7 @@ export function accountButton(/** @type {Account} */ { name, can_change: canChan
 async function logOut(/** @type {boolean} */ everywhere) {
   await postTo("logout", { everywhere });
   forgetAll();
+  endSession();
   new BroadcastChannel(PERSON).postMessage(null);
   location.reload();
 }
@@ -86,7 +89,7 @@ async function changePassword(trouble = "") {
 async function taken(/** @type {string} */ old, /** @type {string} */ fresh) {
   if (fresh.length < MIN_CHARS) return t("A password has at least {n} characters.", { n: MIN_CHARS });
   try {
-    await postTo("password", { old, new: fresh });
+    keepSession(await postTo("password", { old, new: fresh }));
     return "";
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;

@@ -2,10 +2,10 @@
 
 /** @import { Arguments, Name, Offer, Post, Reply, Said, Upload } from "./types.d.ts" */
 
+import { sessionHeaders, withTicket } from "./session.js";
 import { said, t } from "./words.js";
 
 const BASE = new URL("../", import.meta.url);
-const HEADERS = { "x-qwen35mm": "1" };
 
 /** What went wrong, in words for a person; `kind` and `offers` are the program's. Without words, nothing is said. */
 export class Problem extends Error {
@@ -126,7 +126,7 @@ export async function postTo(path, args, signal) {
   try {
     response = await fetch(new URL(path, BASE), {
       method: "POST",
-      headers: { ...HEADERS, "content-type": "application/json" },
+      headers: { ...sessionHeaders(), "content-type": "application/json" },
       body: JSON.stringify(args),
       signal,
     });
@@ -163,7 +163,7 @@ function sendFile(path, file, onProgress = () => {}) {
     request.onabort = () => reject(new Problem({ message: "", kind: "cancelled" }));
   });
   request.open("POST", new URL(path, BASE));
-  for (const [name, value] of Object.entries(HEADERS)) request.setRequestHeader(name, value);
+  for (const [name, value] of Object.entries(sessionHeaders())) request.setRequestHeader(name, value);
   request.send(file);
   return { promise, cancel: () => request.abort() };
 }
@@ -186,7 +186,7 @@ export function uploadFor(/** @type {boolean} */ temporary) {
 export const tellAtEnd = (/** @type {Name} */ name, /** @type {object} */ args) =>
   fetch(new URL(`api/${name}`, BASE), {
     method: "POST",
-    headers: { ...HEADERS, "content-type": "application/json" },
+    headers: { ...sessionHeaders(), "content-type": "application/json" },
     body: JSON.stringify(args),
     keepalive: true,
   }).catch(() => {});
@@ -198,16 +198,22 @@ export const inEncoding = (digest, name, encoding) =>
 /** @type {(digest: string, name: string) => Upload["promise"]} */
 export const pdfPages = (digest, name) =>
   sendFile(`pages?digest=${digest}&name=${encodeURIComponent(name)}`, null).promise;
-export const mediaUrl = (/** @type {string} */ digest) => new URL(`media/${digest}`, BASE).href;
+export const mediaUrl = (/** @type {string} */ digest) => withTicket(new URL(`media/${digest}`, BASE));
 /** A picture as browsers show it, upright, in its own size. */
-export const pictureUrl = (/** @type {string} */ digest) => new URL(`picture/${digest}`, BASE).href;
+export const pictureUrl = (/** @type {string} */ digest) => withTicket(new URL(`picture/${digest}`, BASE));
 /** What a video shows at a time, in its own size. */
 export const frameUrl = (/** @type {string} */ digest, /** @type {number} */ time_s) =>
-  new URL(`frame/${digest}?time_s=${time_s}`, BASE).href;
-export const thumbnailUrl = (/** @type {string} */ digest) => new URL(`thumbnail/${digest}`, BASE).href;
+  withTicket(new URL(`frame/${digest}?time_s=${time_s}`, BASE));
+export const thumbnailUrl = (/** @type {string} */ digest) => withTicket(new URL(`thumbnail/${digest}`, BASE));
 export const previewUrl = () => new URL("preview", BASE).href;
-export const exportUrl = (/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) =>
-  new URL(`export?form=${form}&ids=${ids.join(",")}`, BASE).href;
+/** The address of an archive; `code` opens it once. */
+export const exportUrl = (
+  /** @type {"md" | "zip"} */ form,
+  /** @type {string[]} */ ids,
+  /** @type {string} */ code,
+) => new URL(`export?form=${form}&ids=${ids.join(",")}&code=${code}`, BASE).href;
+/** Where a page without a key asks for one. */
+export const SESSION_ADDRESS = new URL("session", BASE);
 
 /**
  * Runs once the calls have paused for `ms`, with the last one's arguments; `flush` runs at once what waits.

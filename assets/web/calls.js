@@ -2,6 +2,7 @@
 
 /** @import { Item } from "./review.d.ts" */
 
+import { sessionHeaders, withTicket } from "./session.js";
 import { said, t } from "./words.js";
 
 /** What was refused; with the item as it is now where somebody else has changed it. */
@@ -13,6 +14,14 @@ export class Refused extends Error {
 }
 
 /**
+ * The address of a medium, or of a small picture of it.
+ * @param {"media" | "small"} kind
+ * @param {Pick<Item, "number" | "version">} item
+ */
+export const fileUrl = (kind, { number, version }) =>
+  withTicket(new URL(`${kind}/${number}?v=${version}`, document.baseURI));
+
+/**
  * What the program answers. Raises Refused.
  * @param {string} name
  * @param {object} args
@@ -21,7 +30,7 @@ export class Refused extends Error {
 export async function call(name, args = {}, signal) {
   const body = JSON.stringify(args);
   // What is being written is saved also where the page is closed; browsers take no more for that.
-  const how = { method: "POST", body, signal, keepalive: body.length < 60_000 };
+  const how = { method: "POST", headers: sessionHeaders(), body, signal, keepalive: body.length < 60_000 };
   const answer = await fetch(`api/${name}`, how).catch((error) => {
     if (signal?.aborted) throw error;
     throw new Refused(t("The program can't be reached. Is it running?"), undefined);

@@ -2,6 +2,7 @@
 
 /** @import { Item, Proposal } from "./review.d.ts" */
 
+import { fileUrl } from "./calls.js";
 import { button, h, isComposing, redraw } from "./dom.js";
 import { said, t } from "./words.js";
 
@@ -21,7 +22,7 @@ const SAVE_AFTER_MS = 600;
 export const key = (/** @type {string} */ name) => h("kbd", { "aria-hidden": "true" }, name);
 
 /** @param {Item} item */
-const addressOf = (item) => `media/${item.number}?v=${item.version}`;
+const addressOf = (item) => fileUrl("media", item);
 
 export class Captioned {
   /** @type {Item | null} */
@@ -213,7 +214,7 @@ export class Captioned {
     const problem = answer?.ok ? null : await answer?.json().catch(() => null);
     if (this.#item?.number !== item.number) return;
     const words = problem ? said(problem.error.message) : t("This browser can't play it.");
-    const small = !problem && h("img", { src: `small/${item.number}?v=${item.version}`, alt: item.name });
+    const small = !problem && h("img", { src: fileUrl("small", item), alt: item.name });
     redraw(this.figure, small, h("p", words));
   }
 

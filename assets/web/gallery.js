@@ -2,6 +2,7 @@
 
 /** @import { Item } from "./review.d.ts" */
 
+import { fileUrl } from "./calls.js";
 import { arrange, button, h, icon, redraw } from "./dom.js";
 import { t } from "./words.js";
 
@@ -84,7 +85,7 @@ export class Gallery {
     if (row.dataset.shown === shown) return;
     row.dataset.shown = shown;
     if (!item) return void redraw(choose, h("span.small"), h("span.lines", "…"));
-    const small = h("img.small", { src: `small/${number}?v=${item.version}`, alt: "", loading: "lazy" });
+    const small = h("img.small", { src: fileUrl("small", item), alt: "", loading: "lazy" });
     const lines = h("span.lines", h("span.name", item.name), h("span.quiet", item.text || t("No caption")));
     redraw(choose, small, lines, item.accepted && [icon("check"), h("span.unseen", t("Accepted"))]);
   }

@@ -30,7 +30,7 @@ export class Link {
   constructor(/** @type {Page} */ page) {
     this.page = page;
     this.connection = new Connection(this, post);
-    this.stream = new AnswerStream(this);
+    this.stream = new AnswerStream(this, () => page.app.through_gradio);
     this.words = h("span", { role: "status" });
     // It changes each second: nothing to be read out.
     this.countdown = h("span.countdown");

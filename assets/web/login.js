@@ -1,6 +1,7 @@
 // The login, where the program asks for one.
 
 import { h, redraw, showDialog } from "./dom.js";
+import { logInAs } from "./session.js";
 import { said, t, useLanguage } from "./words.js";
 
 const LOGIN = new URL("../../login", import.meta.url);
@@ -48,9 +49,12 @@ function loginForm(/** @type {() => void} */ onDone) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     trouble.textContent = "";
-    const response = await fetch(LOGIN, { method: "POST", body: new FormData(form) }).catch(() => null);
-    if (response?.ok) onDone();
-    else if (response?.status === 429) trouble.textContent = said((await response.json()).error.message);
+    const how = { method: "POST", headers: { "x-qwen35mm": "1" }, body: new FormData(form) };
+    const response = await fetch(LOGIN, how).catch(() => null);
+    if (response?.ok) {
+      logInAs(await response.json());
+      onDone();
+    } else if (response?.status === 429) trouble.textContent = said((await response.json()).error.message);
     else if (response) trouble.textContent = t("This name and this password don't let you in.");
     else trouble.textContent = t("The program can't be reached. Is it still running?");
   });

@@ -4,7 +4,7 @@
 /** @import { View } from "./state.js" */
 
 import { keepFor } from "./account.js";
-import { Problem, post, Requests, tellAtEnd, uploadFor } from "./api.js";
+import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./api.js";
 import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
 import { isAway } from "./connection.js";
@@ -17,6 +17,7 @@ import { showLogin } from "./login.js";
 import { Models } from "./models.js";
 import { holdingAfter, withOffer } from "./once.js";
 import { Player } from "./player.js";
+import { beginSession } from "./session.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { PageState } from "./state.js";
@@ -342,6 +343,7 @@ export class Page {
 /** Builds the page in an element; the login, where the program asks for one. */
 async function start(/** @type {HTMLElement} */ root) {
   try {
+    await beginSession(SESSION_ADDRESS);
     const begun = await post("start", {});
     keepFor(begun.account);
     document.documentElement.lang = await useLanguage(begun.preferences.language);

@@ -2,11 +2,12 @@
 
 /** @import { Changed, Counts, Found, Item, Looked, Proposal, Search } from "./review.d.ts" */
 
-import { call, Refused } from "./calls.js";
+import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { button, h, icon, isComposing, redraw, select } from "./dom.js";
 import { askForm, searchForm, showKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
+import { beginSession } from "./session.js";
 import { Toasts } from "./toasts.js";
 import { number, t, useLanguage } from "./words.js";
 
@@ -165,7 +166,7 @@ class Review {
       this.fetchItems(numbers.slice(Math.max(0, at - 2), at + 6)),
     ]);
     const next = this.items.get(numbers[at + 1]);
-    if (next?.kind === "image") new Image().src = `media/${next.number}?v=${next.version}`;
+    if (next?.kind === "image") new Image().src = fileUrl("media", next);
   }
 
   async goTo(/** @type {number} */ at) {
@@ -373,6 +374,7 @@ class Review {
 document.documentElement.lang = await useLanguage(undefined);
 const root = document.querySelector("#qwen35mm");
 try {
+  await beginSession(new URL("session", document.baseURI));
   /** @type {Looked} */
   const looked = await call("look");
   const review = new Review(looked);

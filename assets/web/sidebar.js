@@ -1,6 +1,7 @@
 // The conversations: found, renamed, deleted, taken out and in.
 
 /** @import { Account, ChatLine, Listing } from "./types.d.ts" */
+/** @import { Requests } from "./api.js" */
 /** @import { Page } from "./main.js" */
 
 import { accountButton } from "./account.js";
@@ -77,7 +78,7 @@ export class Sidebar {
       h(
         "div.side-foot.row",
         iconButton("upload", t("Take in an archive"), () => this.picker.click()),
-        iconButton("download", t("Save all conversations"), () => download("zip", [])),
+        iconButton("download", t("Save all conversations"), () => download(this.requests, "zip", [])),
         account && accountButton(account),
         this.settingsButton,
       ),
@@ -193,8 +194,8 @@ export class Sidebar {
       menu(t("More about {title}", { title }), [
         ["pin", pinned ? t("Unpin") : t("Pin"), () => this.pin(chat)],
         ["edit", t("Rename"), () => this.rename(chat, line)],
-        ["download", t("Save as Markdown"), () => download("md", [id])],
-        ["download", t("Save with its files"), () => download("zip", [id])],
+        ["download", t("Save as Markdown"), () => download(this.requests, "md", [id])],
+        ["download", t("Save with its files"), () => download(this.requests, "zip", [id])],
         ["trash", t("Delete"), () => this.remove(chat)],
       ]),
     );
@@ -276,6 +277,11 @@ export class Sidebar {
   }
 }
 
-function download(/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) {
-  h("a", { href: exportUrl(form, ids), download: "" }).click();
+async function download(
+  /** @type {Requests} */ requests,
+  /** @type {"md" | "zip"} */ form,
+  /** @type {string[]} */ ids,
+) {
+  const opened = await requests.ask("download", {});
+  if (opened) h("a", { href: exportUrl(form, ids, opened.code), download: "" }).click();
 }

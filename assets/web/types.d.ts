@@ -259,6 +259,8 @@ export interface App {
   /** Null where the model is in the program itself. */
   server: ServerInfo | null;
   examples: Example[];
+  /** Whether the stream of answers goes through Gradio's queue. */
+  through_gradio: boolean;
 }
 
 export interface Preferences {
@@ -310,6 +312,8 @@ export interface CropArguments {
 /** What the page can ask for: qwen35mm/web/serving/api.py. */
 export interface Methods {
   start(args: object): Start;
+  /** What opens an archive once. */
+  download(args: object): { code: string };
   list(args: { query: string; limit?: number; after?: Pick<ChatLine, "id" | "pinned" | "updated_s"> }): Listing;
   open(args: OfChat & { node?: string }): Chat;
   send(args: Outgoing): Changed;

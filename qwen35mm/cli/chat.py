@@ -20,7 +20,7 @@ from qwen35mm.cli.folders import cache_folder, user_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError
 from qwen35mm.option_values import with_options
-from qwen35mm.settings import ModelOptions, PageOptions, given
+from qwen35mm.settings import HttpOptions, ModelOptions, PageOptions, given
 from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
@@ -46,13 +46,15 @@ _TEMPORARY_DISK_BYTES = 4 << 30
 def chat(
     model: ModelOptions,
     page: PageOptions,
+    http: HttpOptions,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Open the chat page; it runs until Ctrl-C."""
+    settings = http.settings()
     with open_page(model, page) as (backend, how):
         from qwen35mm.web import launch
 
-        launch(backend, open_browser=open_browser, **how)
+        launch(backend, http=settings, open_browser=open_browser, **how)
 
 
 @contextlib.contextmanager
@@ -116,7 +118,7 @@ def open_page(
             local = fitted.start(loaded)
             backend = local if shared else BackendSwitch(local, options, fitted=fitted)
         stack.callback(backend.close)
-        yield backend, {**_how(page, shared), "programs": programs}
+        yield backend, {**_how(page, shared), "programs": programs, "through_gradio": gpu is not None}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import CaptioningError, MissingExtraError
-from qwen35mm.settings import ModelOptions, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import ModelOptions
 
 if TYPE_CHECKING:
     from qwen35mm.captioning.captioner import Captioner
@@ -65,12 +66,12 @@ def review(
     try:
         from qwen35mm.captioning.outputs import parse_output
         from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
+        from qwen35mm.http.page_token import PageToken
+        from qwen35mm.http.run import run
         from qwen35mm.review.app import create_app
         from qwen35mm.review.asking import Asker
         from qwen35mm.review.folder import Folder
         from qwen35mm.review.records import RecordsFile
-        from qwen35mm.server.page_token import PageToken
-        from qwen35mm.server.run import run
     except ModuleNotFoundError as error:
         raise MissingExtraError("Reviewing captions", "serve") from error
 

@@ -16,8 +16,8 @@ from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError, MissingExtraError
-from qwen35mm.option_values import with_options
-from qwen35mm.settings import ModelOptions, given, parse_folder
+from qwen35mm.option_values import Names, parse_folder, parse_names, with_options
+from qwen35mm.settings import HttpOptions, ModelOptions, given
 from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.http.settings import HttpSettings
     from qwen35mm.server.keys import Keys
 
 _ray = functools.partial(typer.Option, rich_help_panel="Ray cluster")
@@ -64,6 +65,10 @@ class ServerOptions:
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep responses in memory alone: after a restart there are none.")
     ] = False
+    served_model_name: Annotated[
+        Names | None,
+        typer.Option(parser=parse_names, metavar="NAME", help="Names that the model has besides its own."),
+    ] = None
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for the model.", min=1, max=10_000)] = 64
 
 
@@ -90,19 +95,22 @@ class ClusterOptions:
 
 
 @with_options
-def serve(model: ModelOptions, server: ServerOptions, cluster: ClusterOptions) -> None:
+def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster: ClusterOptions) -> None:
     """Serve the model to other programs, in OpenAI's protocol; it runs until Ctrl-C."""
     if is_shared(server.host) and server.api_key_file is None:
         raise ConfigError(
             f"Other machines may reach {server.host}: name a file with API keys, one a line, by --api-key-file."
         )
+    settings = http.settings()
+    if "*" in settings.cors_origins and server.api_key_file is None:
+        raise ConfigError("--cors-origin '*' lets every website call it: name a file with API keys by --api-key-file.")
     if cluster.ray is None:
         begin_digest(model.source, cache_folder(model))
     with quick_imports():
         try:
             import qwen35mm.server.app  # noqa: F401 - with all that it needs
+            from qwen35mm.http.run import run
             from qwen35mm.server.keys import Keys
-            from qwen35mm.server.run import run
         except ModuleNotFoundError as error:
             raise MissingExtraError("Serving other programs", "serve") from error
 
@@ -111,14 +119,22 @@ def serve(model: ModelOptions, server: ServerOptions, cluster: ClusterOptions) -
         raise ConfigError(f"--media-root: there is no folder {server.media_root}.")
     with contextlib.ExitStack() as stack:
         if cluster.ray is None:
-            app, backend = _load(model, server, keys)
+            app, backend = _load(model, server, keys, settings)
             stack.callback(backend.close)
         else:
-            app = stack.enter_context(_cluster(model, server, cluster, keys))
-        run(app, host=server.host, port=server.port, line=lambda url: f"qwen35mm serves {model.name} on {url}/v1")
+            app = stack.enter_context(_cluster(model, server, cluster, keys, settings))
+        run(
+            app,
+            host=server.host,
+            port=server.port,
+            line=lambda url: f"qwen35mm serves {model.name} on {url}/v1",
+            settings=settings,
+        )
 
 
-def _load(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> tuple[FastAPI, LocalBackend]:
+def _load(
+    model: ModelOptions, server: ServerOptions, keys: Keys | None, settings: HttpSettings | None
+) -> tuple[FastAPI, LocalBackend]:
     """The application, and the backend that it has."""
     with quick_imports():
         from qwen35mm.model_library import fit_source
@@ -139,18 +155,21 @@ def _load(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> tupl
         kept=None if server.no_store or responses is None else KeptResponses.on_disk(responses),
         num_places=options.settings.slots,
         max_waiting=server.max_queue,
+        settings=settings,
         only_this_machine=not is_shared(server.host),
+        names=server.served_model_name or (),
     )
     return app, backend
 
 
 def _load_app(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> FastAPI:
-    return _load(model, server, keys)[0]
+    # The front has the guards.
+    return _load(model, server, keys, None)[0]
 
 
 @contextlib.contextmanager
 def _cluster(
-    model: ModelOptions, server: ServerOptions, cluster: ClusterOptions, keys: Keys | None
+    model: ModelOptions, server: ServerOptions, cluster: ClusterOptions, keys: Keys | None, settings: HttpSettings
 ) -> Iterator[Starlette]:
     """The application in front of engines on a Ray cluster."""
     from qwen35mm.engine import EngineSettings
@@ -166,4 +185,4 @@ def _cluster(
     load = functools.partial(_load_app, model.for_another_folder(), server, keys)
     slots = EngineSettings(**given(slots=model.slots)).slots
     with open_cluster(settings, load, name=f"qwen35mm {socket.gethostname()} {server.port}", slots=slots) as engines:
-        yield create_front(engines, keys=keys, only_this_machine=not is_shared(server.host))
+        yield create_front(engines, keys=keys, settings=settings, only_this_machine=not is_shared(server.host))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import FastAPI
@@ -14,18 +14,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from qwen35mm.engine import Event
+from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
+from qwen35mm.http.guards import guards
+from qwen35mm.http.settings import HttpSettings
+from qwen35mm.http.streams import event_stream, frame, streaming, while_connected
 from qwen35mm.pools import PROMPTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server import chat_completions, messages
 from qwen35mm.server.asked import Asked, Backend, events_of, num_tokens
-from qwen35mm.server.body import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits, read_body
+from qwen35mm.server.body import read_body
 from qwen35mm.server.choices import OfChoice, events_of_choices
 from qwen35mm.server.completion import Completion
 from qwen35mm.server.errors import ApiError, api_error
-from qwen35mm.server.guards import OnlyThisMachine, SameOrigin, Scope, Send
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.line import FairLine
 from qwen35mm.server.metrics import Metrics
@@ -34,7 +38,7 @@ from qwen35mm.server.parts import Sources
 from qwen35mm.server.reply import ReplyReader
 from qwen35mm.server.responses.kept import KeptResponses
 from qwen35mm.server.responses.routes import ResponsesRoutes
-from qwen35mm.server.streams import first_of, frame, read_ahead, server_sent, while_connected
+from qwen35mm.server.streams import first_of, read_ahead
 from qwen35mm.server.texts.routes import TextRoutes
 
 # Of one request that asks for several replies; others stand in line, too.
@@ -72,7 +76,9 @@ def create_app(
     max_waiting: int = 64,
     max_body_bytes: int = MAX_BODY_BYTES,
     max_held_bytes: int = MAX_HELD_BYTES,
+    settings: HttpSettings | None = HttpSettings(),  # noqa: B008 - it is frozen
     only_this_machine: bool = True,
+    names: Sequence[str] = (),
 ) -> FastAPI:
     """The application.
 
@@ -85,17 +91,19 @@ def create_app(
         max_waiting: requests that wait for that before further ones are refused.
         max_body_bytes: of one request.
         max_held_bytes: of the bodies of all requests that aren't answered yet.
+        settings: how it is reached; None where guards stand in front of it already.
         only_this_machine: whether who calls this machine by another name than its own is refused.
+        names: the model's, besides its own.
     """
     app = FastAPI(
         title="qwen35mm",
         description="Qwen3.5 models, pictures and videos included, in OpenAI's protocol.",
-        middleware=limits(only_this_machine, max_body_bytes, max_held_bytes),
+        middleware=limits(settings, only_this_machine, max_body_bytes, max_held_bytes),
         # They need a key like every other route.
         openapi_url=None,
     )
     sources = sources or Sources()
-    api = Api(backend, keys or Keys([]), sources, FairLine(num_places, max_waiting))
+    api = Api(backend, keys or Keys([]), sources, FairLine(num_places, max_waiting), names)
     responses = ResponsesRoutes(api, backend, sources, kept or KeptResponses.in_memory())
     texts = TextRoutes(api, backend)
     app.add_exception_handler(Exception, answer_error)
@@ -113,20 +121,25 @@ class Reader(Protocol[E_contra]):
     def take(self, event: E_contra, /) -> Iterable[object]: ...
 
 
-def limits(only_this_machine: bool, max_body_bytes: int, max_held_bytes: int) -> list[Middleware]:
+def limits(
+    settings: HttpSettings | None, only_this_machine: bool, max_body_bytes: int, max_held_bytes: int
+) -> list[Middleware]:
     """Who is let in, and with how much; arguments are `create_app`'s."""
-    names = [Middleware(OnlyThisMachine, refuse)] if only_this_machine else []
-    return [*names, Middleware(SameOrigin, refuse), Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
+    found = [] if settings is None else guards(settings, only_this_machine=only_this_machine, refuse=refuse)
+    return [*found, Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
 
 
 class Api:
     """What is asked over HTTP, answered by one backend."""
 
-    def __init__(self, backend: Backend, keys: Keys, sources: Sources, line: FairLine) -> None:
+    def __init__(
+        self, backend: Backend, keys: Keys, sources: Sources, line: FairLine, names: Sequence[str] = ()
+    ) -> None:
         self._backend = backend
         self._keys = keys
         self._sources = sources
         self._line = line
+        self._names = names
         self._metrics = Metrics(backend, line)
 
     def routes(self) -> list[Route]:
@@ -241,9 +254,21 @@ class Api:
         except BaseException:
             await events.aclose()
             raise
-        return StreamingResponse(
-            server_sent(frames(begun), events, failed), media_type="text/event-stream", headers=_STREAM
-        )
+        return streaming(self._sent(request, events, frames(begun), failed))
+
+    async def _sent(
+        self,
+        request: Request,
+        events: AsyncGenerator[E, None],
+        frames: AsyncIterator[bytes],
+        failed: Callable[[ApiError], bytes],
+    ) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream; `events` are closed at its end, however that comes."""
+        async with contextlib.aclosing(events):
+            stream = event_stream(request.scope, frames, lambda error: failed(api_error(error)))
+            async with contextlib.aclosing(stream):
+                async for data in stream:
+                    yield data
 
     async def answer(self, asked: Asked, is_more: bool = False) -> AsyncGenerator[Event, None]:
         """The events of a reply in its turn; `is_more`: of a request that has had one before."""
@@ -266,18 +291,20 @@ class Api:
     async def models(self, request: Request) -> Response:
         """The model that answers."""
         self.caller(request)
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        names = (self._backend.loaded.name, *self._names)
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """The model of this name."""
         self.caller(request)
-        self.check_model(request.path_params["name"])
-        return JSONResponse(self._model())
+        name = request.path_params["name"]
+        self.check_model(name)
+        return JSONResponse(self._model(name if name in self._names else self._backend.loaded.name))
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         length = self._backend.context_length
         return {
-            "id": self._backend.loaded.name,
+            "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "qwen35mm",
@@ -336,7 +363,7 @@ class Api:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for another model than the one that answers."""
         own = self._backend.loaded.name
-        if name not in (None, "", "default", own):
+        if name not in (None, "", "default", own, *self._names):
             raise ApiError(404, f"There is no model {name[:200]!r} here; {own!r} is.", "model", "model_not_found")
 
 
@@ -345,7 +372,6 @@ _REFUSED = {
     403: "Websites aren't answered, save those of this server's own address.",
     421: "This server is for this machine: call it 127.0.0.1 or localhost.",
 }
-_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def answering(handler: Handler) -> Handler:
@@ -366,15 +392,11 @@ async def answer_error(request: Request, error: Exception) -> Response:
     return _told(request.url.path, api_error(error))
 
 
-async def refuse(scope: Scope, send: Send, status: int, _: str) -> None:
+async def refuse(scope: Scope, receive: Receive, send: Send, status: int, _: str) -> None:
     """Answers what the guards let nobody ask, in the form of every other error."""
-    await _told(scope["path"], ApiError(status, _REFUSED[status], code="refused"))(scope, _no_more, send)
+    await _told(scope["path"], ApiError(status, _REFUSED[status], code="refused"))(scope, receive, send)
 
 
 def _told(path: str, error: ApiError) -> Response:
     body = messages.error_body(error) if path.startswith("/v1/messages") else error.body
     return JSONResponse(body, status_code=error.status, headers=error.headers)
-
-
-async def _no_more() -> MutableMapping[str, Any]:
-    return {"type": "http.disconnect"}

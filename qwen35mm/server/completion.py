@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 from qwen35mm.engine import Finished, Result, TokenLogprob
+from qwen35mm.http.streams import frame
 from qwen35mm.prompt import ToolCall
 from qwen35mm.server.choices import OfChoice
 from qwen35mm.server.reply import Piece, ReplyReader
-from qwen35mm.server.streams import frame
 
 
 class Completion:

@@ -17,12 +17,11 @@ from qwen35mm.errors import (
     RequestTimeoutError,
     report_bug,
 )
+from qwen35mm.http.bodies import RETRY_AFTER_S
+from qwen35mm.http.errors import HttpError
 from qwen35mm_preprocess.say import english
 
 logger = logging.getLogger(__name__)
-
-# A reply takes seconds; whoever waits this long finds the line shorter.
-RETRY_AFTER_S = 5
 
 
 @dataclass
@@ -62,6 +61,8 @@ def api_error(error: Exception) -> ApiError:
     """What a client is told of an error; of one that nobody foresaw, its number in the log."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HttpError):
+        return ApiError(error.status, str(error), code=error.code, headers=error.headers)
     if isinstance(error, HTTPException):
         known = {
             404: "There is no such address here.",

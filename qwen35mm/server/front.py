@@ -19,15 +19,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, read_bytes
+from qwen35mm.http.errors import HttpError
+from qwen35mm.http.settings import HttpSettings
+from qwen35mm.http.streams import frame, until_the_end, while_connected
 from qwen35mm.pools import PROMPTS
 from qwen35mm.server import messages
 from qwen35mm.server.app import answering, limits
-from qwen35mm.server.body import MAX_BODY_BYTES, MAX_HELD_BYTES, read_bytes
 from qwen35mm.server.calls import AsgiMessage, Call, EngineLostError, scope_of
 from qwen35mm.server.conversations import addresses_of
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.keys import ANYBODY, Keys
-from qwen35mm.server.streams import frame, while_connected
 
 # A request at which so many engines died isn't given to another one.
 _MAX_BEGUN = 3
@@ -62,6 +64,7 @@ def create_front(
     keys: Keys | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     max_held_bytes: int = MAX_HELD_BYTES,
+    settings: HttpSettings | None = None,
     only_this_machine: bool = True,
 ) -> Starlette:
     """The application in front of several engines; arguments are `create_app`'s."""
@@ -71,7 +74,9 @@ def create_front(
         Route("/metrics", answering(front.metrics)),
         Route("/{path:path}", answering(front.pass_on), methods=_METHODS),
     ]
-    return Starlette(routes=routes, middleware=limits(only_this_machine, max_body_bytes, max_held_bytes))
+    return Starlette(
+        routes=routes, middleware=limits(settings or HttpSettings(), only_this_machine, max_body_bytes, max_held_bytes)
+    )
 
 
 class _Front:
@@ -112,7 +117,7 @@ class _Front:
         except BaseException:
             await answer.aclose()
             raise
-        response = StreamingResponse(_body(answer, request.url.path), head["status"])
+        response = StreamingResponse(_body(answer, request), head["status"])
         response.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]
         return response
 
@@ -158,16 +163,16 @@ async def _flat(batches: AsyncIterator[list[AsgiMessage]]) -> AsyncGenerator[Asg
             yield message
 
 
-async def _body(answer: AsyncGenerator[AsgiMessage, None], path: str) -> AsyncGenerator[bytes, None]:
+async def _body(answer: AsyncGenerator[AsgiMessage, None], request: Request) -> AsyncGenerator[bytes, None]:
     num_events = 0
-    async with contextlib.aclosing(answer):
+    async with contextlib.aclosing(answer), contextlib.aclosing(until_the_end(request.scope, answer)) as messages:
         try:
-            async for message in answer:
+            async for message in messages:
                 data = message.get("body", b"")
                 num_events += data.count(b"\n\n")
                 yield data
-        except ApiError as error:
-            yield _error_frame(api_error(error), path, num_events)
+        except (ApiError, HttpError) as error:
+            yield _error_frame(api_error(error), request.url.path, num_events)
 
 
 def _error_frame(error: ApiError, path: str, num_events: int) -> bytes:

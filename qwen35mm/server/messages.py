@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from qwen35mm.engine import Event, Prefilled, Result
 from qwen35mm.errors import ConfigError
+from qwen35mm.http.streams import frame
 from qwen35mm.prompt import Image, Message, Text, ToolCall
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.asked import Asked, Backend, check_calls
@@ -22,7 +23,6 @@ from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.reply import Piece, ReplyReader
 from qwen35mm.server.shapes import AnthropicMessage, Described, TextBlock
-from qwen35mm.server.streams import frame
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 

@@ -35,7 +35,7 @@ def shown(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
                 items = client.post("/api/items", json={"numbers": looked["numbers"]}).json()["items"]
                 answers.append((looked["title"], [item["text"] for item in items]))
 
-        monkeypatch.setattr("qwen35mm.server.run.run", serve)
+        monkeypatch.setattr("qwen35mm.http.run.run", serve)
         done = qwen35mm("review", *arguments)
         assert done.returncode == 0, done.stderr
         return answers[0]

@@ -30,7 +30,7 @@ def asked(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cal
         def run(app: Any, **_: object) -> None:
             answers.append(TestClient(app, "http://127.0.0.1").request(method, path, **how))
 
-        monkeypatch.setattr("qwen35mm.server.run.run", run)
+        monkeypatch.setattr("qwen35mm.http.run.run", run)
         done = qwen35mm("serve", "--no-disk-cache", *options)
         assert done.returncode == 0, done.stderr
         return answers[-1]

@@ -20,7 +20,7 @@ from qwen35mm.review.asking import Asker
 from qwen35mm.review.changes import ChangedError
 from qwen35mm.review.collection import Search
 from qwen35mm.review.folder import Folder
-from qwen35mm.server.page_token import PageToken
+from qwen35mm.http.page_token import PageToken
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, run, texts
 

@@ -23,7 +23,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import EngineSettings, Finished, TextDelta
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
-from qwen35mm.server.connection import Connection
+from qwen35mm.http.connection import Connection
 
 # Only reached where a test fails.
 PATIENCE_S = 60

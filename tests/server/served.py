@@ -10,7 +10,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import EngineSettings
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Keys
-from qwen35mm.server.run import run
+from qwen35mm.http.run import run
 
 
 def main() -> None:

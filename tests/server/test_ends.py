@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from qwen35mm.server.ends import interrupt, wait_for_the_end
+from qwen35mm.http.ends import interrupt, wait_for_the_end
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals for threads here")
 

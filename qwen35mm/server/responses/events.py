@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 from qwen35mm.engine import Event, Result, TokenLogprob
+from qwen35mm.http.streams import frame
 from qwen35mm.prompt import ToolCall
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.reply import Piece, ReplyReader
 from qwen35mm.server.responses.items import item_id
-from qwen35mm.server.streams import frame
 
 # A response's words for what went wrong; everything else is the server's fault.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}

@@ -13,13 +13,13 @@ from pydantic import Field
 
 from qwen35mm.engine import Event, Finished, Prefilled, PromptRead, Result, TextDelta, TokenLogprob
 from qwen35mm.engine.logprobs import described
+from qwen35mm.http.streams import frame
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from qwen35mm.server import fields
 from qwen35mm.server.chat_completions import StreamOptions
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import RequestFields
-from qwen35mm.server.streams import frame
 from qwen35mm.server.texts.inputs import Inputs, inputs_of
 from qwen35mm.tokenizer import Tokenizer
 

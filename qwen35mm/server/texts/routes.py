@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from qwen35mm.engine import Event
 from qwen35mm.errors import ContextTooLongError, PromptError
+from qwen35mm.http.streams import frame
 from qwen35mm.server.asked import Backend, tenant_of
 from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.openapi import Route
-from qwen35mm.server.streams import frame
 from qwen35mm.server.texts import embeddings
 from qwen35mm.server.texts.completions import (
     Choice,

@@ -20,7 +20,7 @@ from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.errors import ConfigError, MissingExtraError
-from qwen35mm.server.ends import end_signals
+from qwen35mm.http.ends import end_signals
 from qwen35mm.web.serving.app import TITLE
 from qwen35mm.web.serving.server import Server, serve
 

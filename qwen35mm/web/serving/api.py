@@ -26,11 +26,11 @@ from qwen35mm.chat.trash import Trash
 from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
+from qwen35mm.http.requests import request
 from qwen35mm.pools import REQUESTS, SEARCH, STRIPS, THUMBNAILS, Asker
 from qwen35mm.web.rendering.view import answers_view, attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
-from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import said_of, say
 

@@ -1,28 +1,23 @@
-"""What Gradio's own clients can ask: an endpoint `chat`, for `gradio_client`, other Spaces and MCP, and its files."""
+"""What programs can ask of the page's model besides OpenAI's protocol: by Gradio's clients (guest.py) and by MCP."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import gradio as gr
-from gradio.components.api_component import Api as ApiComponent
-from gradio.context import get_blocks_context
-from gradio.events import api
-from gradio.utils import get_upload_folder
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.prompting import with_names
@@ -33,18 +28,14 @@ from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Person
 from qwen35mm.engine.events import TextDelta
-from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, Qwen35mmError, report_bug
+from qwen35mm.errors import NotFoundError, PromptError, QueueFullError
+from qwen35mm.http.bodies import too_large
 from qwen35mm.pools import MEDIA, REQUESTS, UPLOADS
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.web.serving.people import People
-from qwen35mm.web.serving.requests import log_in_first
 from qwen35mm_preprocess import MediaError, detect_kind
-from qwen35mm_preprocess.say import english, said_of, say
+from qwen35mm_preprocess.say import said_of, say
 
-logger = logging.getLogger(__name__)
-
-# Calls that are answered at one time; the engine serves them in order.
-MAX_CALLS = 64
 # What programs see of an answer that grows.
 _UPDATE_S = 1 / 15
 # Of a form, beside its files.
@@ -75,7 +66,7 @@ class _Asked:
 
 
 class Calls:
-    """Answers one call after another: nothing of them is stored, and whoever calls brings what was said before.
+    """Answers one call after another: nothing of them is stored, and a caller brings what was said before.
 
     Args:
         replies: those of the page; what the model does by itself makes way for a call, too.
@@ -99,8 +90,6 @@ class Calls:
         The answer are paths, as Gradio's, for one call of the same person; no file is at any of them.
         """
         person = self._people.calling(request)
-        if person is None:
-            return log_in_first()
         most = self._backend.media.limits.max_bytes(None)
         paths = []
         async with self._usage.receiving(person) as take:
@@ -112,68 +101,25 @@ class Calls:
                     digest, _ = await UPLOADS.run(self._media.add, file.file, max_bytes=most)
                     await REQUESTS.run(self._media.hold, person.owner, digest)
                     self._coming[person.owner, digest] += 1
-                    paths.append(str(Path(get_upload_folder(), digest, Path(file.filename or "file").name)))
+                    paths.append(f"{digest}/{Path(file.filename or 'file').name}")
         return JSONResponse(paths)
 
-    def offer(self) -> None:
-        """Adds the endpoint to the Gradio application that is being made."""
+    async def answer(
+        self, person: Person, message: Any, files: Any, system_prompt: Any, history: Any, settings: Any
+    ) -> AsyncGenerator[str, None]:
+        """The answer as it grows, each time whole.
 
-        async def chat(
-            message: str,
-            request: gr.Request,
-            files: list[gr.FileData] | None = None,
-            system_prompt: str = "",
-            history: list[dict[str, str]] | None = None,
-            settings: dict[str, Any] | None = None,
-        ) -> AsyncGenerator[str, None]:
-            """Answers a question, also about pictures and videos. The answer comes as it grows, each time whole.
+        Args:
+            files: objects with a `path` of `upload`.
+            history: objects with a role, user or assistant, and a content.
+            settings: those of the page.
 
-            Args:
-                message: The question.
-                files: Pictures and videos that it is about.
-                system_prompt: How the model should behave.
-                history: What was said before: objects with a role, user or assistant, and a content.
-                settings: Such as temperature, top_p, max_tokens, seed, thinking (true or false), max_frames or fps.
-
-            Returns:
-                The answer.
-            """
-            async with aclosing(self._answer(request, message, files, system_prompt, history, settings)) as answer:
-                async for text in answer:
-                    yield text
-
-        # What Gradio tells of an endpoint is read off the signature.
-        chat.__signature__ = inspect.signature(chat).replace(return_annotation=str)  # pyright: ignore[reportFunctionMemberAccess]
-        api(chat, api_name="chat", concurrency_limit=MAX_CALLS)
-        application = get_blocks_context()
-        assert application is not None, "offered while an application is being made"
-        for component in list(application.fns.values())[-1].inputs:
-            assert isinstance(component, ApiComponent)
-            # Gradio would copy each file into its own folder.
-            component.async_move_resource_to_block_cache = _as_it_is
-
-    async def _answer(self, request: gr.Request, *asked: Any) -> AsyncGenerator[str, None]:
-        """The answer as it grows. Raises gr.Error, in words."""
-        connection = request.request
-        person = None if connection is None else self._people.calling(connection)
-        if person is None:
-            raise gr.Error("Log in first: pass auth=(name, password) to the client.", print_exception=False)
-        try:
-            async with aclosing(self._words(person, *asked)) as words:
-                async for text in words:
-                    yield text
-        except Qwen35mmError as error:
-            raise gr.Error(english(said_of(error)), print_exception=False) from None
-        except gr.Error:
-            raise
-        except Exception as error:
-            told = english(report_bug(logger, "a call of the endpoint failed", error))
-            raise gr.Error(told, print_exception=False) from None
-
-    async def _words(self, person: Person, *asked: Any) -> AsyncGenerator[str, None]:
-        checked = _checked(*asked)
-        async with self._place(person), self._files(person, checked.files) as files:
-            parts = [await MEDIA.run(self._read, path, name, checked.settings) for path, name in files]
+        Raises:
+            Qwen35mmError: it can't be answered.
+        """
+        checked = _checked(message, files, system_prompt, history, settings)
+        async with self._place(person), self._files(person, checked.files) as found:
+            parts = [await MEDIA.run(self._read, path, name, checked.settings) for path, name in found]
             question = Message("user", (*parts, Text(checked.message)) if checked.message else tuple(parts))
             model, settings = self._backend.info, checked.settings
             # What a stranger's program says is found again for nobody.
@@ -267,24 +213,18 @@ def _checked(message: Any, files: Any, system_prompt: Any, history: Any, setting
     return _Asked(message, [(path, path.name) for path in paths], messages, values)
 
 
-def _limited(receive: Callable[[], Any], most: int, take: Callable[[int], None]) -> Callable[[], Any]:
+def _limited(receive: Receive, most: int, take: Any) -> Receive:
     """A body that ends with an error where it is larger; `take` is told of its bytes."""
     num_bytes = 0
 
-    async def limited() -> MutableMapping[str, Any]:
+    async def limited() -> AsgiMessage:
         nonlocal num_bytes
         message = await receive()
         size = len(message.get("body", b""))
         num_bytes += size
         if num_bytes > most:
-            raise PromptError(
-                say("This is too large: at most {most} MiB are taken. Attach it as a file.", most=most // 2**20)
-            )
+            raise too_large(most)
         take(size)
         return message
 
     return limited
-
-
-async def _as_it_is(url_or_file_path: Any) -> Any:
-    return url_or_file_path

@@ -7,7 +7,9 @@ import functools
 import hashlib
 import io
 import re
+import secrets
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +34,12 @@ from qwen35mm.chat.temporary import TemporaryChats
 from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
+from qwen35mm.http.requests import request, while_waited_for
+from qwen35mm.http.sessions import HEADER
 from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
-from qwen35mm.web.serving.requests import HEADER, while_waited_for
 from qwen35mm_preprocess import MediaError, detect_kind
 from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.say import Said, decimal, said_of, say
@@ -44,6 +47,7 @@ from qwen35mm_preprocess.say import Said, decimal, said_of, say
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
 MAX_PAGE_PICTURES = 32
+_DOWNLOAD_S = 60.0
 # A file of a stranger's is shown as what it is, and does nothing.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
 _SHOWN = {**_INERT, "cache-control": "private, max-age=31536000, immutable"}
@@ -74,6 +78,7 @@ class Files:
         self._usage = usage
         self._examples = examples
         self._chats = chats
+        self._downloads: dict[str, tuple[Person, float]] = {}
         self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
 
     async def upload(self, request: Request) -> Response:
@@ -214,9 +219,20 @@ class Files:
         data = await THUMBNAILS.run(self._thumbnail, self._examples[number].path)
         return Response(data, media_type="image/jpeg", headers=_INERT)
 
+    @request
+    async def download(self, person: Person) -> Any:
+        """A code that opens `export` once: a ticket in an address opens single files, never all that is said."""
+        now_s = time.monotonic()
+        self._downloads = {code: each for code, each in self._downloads.items() if each[1] > now_s}
+        code = secrets.token_urlsafe(24)
+        self._downloads[code] = (person, now_s + _DOWNLOAD_S)
+        return {"code": code}
+
     async def export(self, request: Request) -> Response:
-        """`GET .../export?ids=...&form=zip|md`: conversations to keep elsewhere; all of them without ids."""
-        person = self._person(request)
+        """`GET .../export?ids=...&form=zip|md&code=...`: conversations to keep elsewhere; all of them without ids."""
+        person, until_s = self._downloads.pop(request.query_params.get("code", ""), (None, 0.0))
+        if person is None or until_s < time.monotonic():
+            raise NotFoundError(say("This address was for one download. Save it from the page again."))
         ids = [each for each in request.query_params.get("ids", "").split(",") if each]
         store = self._store
         if request.query_params.get("form") == "md":
@@ -269,10 +285,9 @@ class Files:
             raise NotFoundError(say("There is no such file among yours."))
 
     def _person(self, request: Request, *, writes: bool = False) -> Person:
-        person = self._people.asking(request)
-        if person is None or (writes and HEADER not in request.headers):
-            raise NotFoundError(say("Load the page again: this browser isn't known here any more."))
-        return person
+        if writes and HEADER not in request.headers:
+            raise NotFoundError(say("There is no such request."))
+        return self._people.asking(request)
 
 
 def _file_name(name: str) -> str:

@@ -1,41 +1,49 @@
-"""Logging in and out, and changing one's password; a session is a cookie, and lasts as long as its password."""
+"""Logging in and out, and changing one's password. A session lasts as long as its password."""
 
 from __future__ import annotations
 
 import re
-import secrets
 import threading
+import time
 import unicodedata
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import anyio
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.accounts import Accounts
 from qwen35mm.errors import PromptError
+from qwen35mm.http.addresses import address_of
+from qwen35mm.http.bodies import read_bytes
+from qwen35mm.http.errors import HttpError
+from qwen35mm.http.requests import problem, read_json
+from qwen35mm.http.sessions import HEADER, Tickets, key_of, name_of_key, new_key
 from qwen35mm.pools import PASSWORDS
-from qwen35mm.server.guards import Receive, Scope, Send
-from qwen35mm.web.serving.people import set_cookie
-from qwen35mm.web.serving.requests import HEADER, log_in_first, problem, read_body
 from qwen35mm_preprocess.say import say
 
+WRONG_PASSWORDS_S = 600.0
+# Wrong ones of one account from everywhere, for each that one address may send.
+_OF_ACCOUNT = 10
 _COOKIE = "qwen35mm-login-"
 _MAX_AGE_S = 30 * 86400
 _MAX_SESSIONS = 100
 _MAX_BODY_BYTES = 16_384
-# What a page needs to ask for a name and a password.
-_OPEN = re.compile(r"/|/login/?|/manifest\.json|/pwa_icon(/.*)?|/favicon\.ico|/qwen35mm/.*|/gradio_api/startup-events")
+_MAX_KNOWN = 10_000
 
 
 @dataclass(frozen=True)
 class Session:
-    """Somebody's in one browser; `stamp` is their password's."""
+    """One browser's or program's session. `stamp` identifies the password that it was opened with."""
 
     name: str
     stamp: str
+    is_page: bool
 
 
 class Change(BaseModel):
@@ -55,33 +63,104 @@ class Logout(BaseModel):
     everywhere: bool = False
 
 
+_CHANGE, _LOGOUT = TypeAdapter(Change), TypeAdapter(Logout)
+
+
+class Guesses:
+    """Lets nobody guess passwords: after too many wrong ones an address waits, and so does an account, save for
+    addresses that have logged in to it before. Only in the event loop.
+
+    Args:
+        most: wrong passwords of one address in `WRONG_PASSWORDS_S`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._wrong_s: dict[str, list[float]] = {}
+        self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def check(self, connection: HTTPConnection, name: str, matches: Callable[[], bool]) -> bool:
+        """Whether a password is right. Those of one address are looked at one after the other, so that a right one
+        never counts.
+
+        Args:
+            matches: looks at it; called in a thread.
+
+        Raises:
+            HttpError: there were too many wrong ones.
+        """
+        address, account = address_of(connection), f"account {name}"
+        turn = self._turns.setdefault(address, anyio.Lock())
+        async with turn:
+            self._refuse(address, self._most, say("your address"))
+            if (account, address) not in self._known:
+                self._refuse(account, self._most * _OF_ACCOUNT, say("many addresses for this name"))
+            is_right = await PASSWORDS.run(matches)
+            if is_right:
+                self._known[account, address] = None
+                if len(self._known) > _MAX_KNOWN:
+                    self._known.popitem(last=False)
+            else:
+                for each in (address, account):
+                    self._wrong_s.setdefault(each, []).append(time.monotonic())
+            return is_right
+
+    def _refuse(self, who: str, most: int, origin: Any) -> None:
+        since_s = time.monotonic() - WRONG_PASSWORDS_S
+        self._wrong_s = {each: kept for each, old in self._wrong_s.items() if (kept := [s for s in old if s > since_s])}
+        num_wrong = len(self._wrong_s.get(who, ()))
+        if num_wrong >= most:
+            words = say(
+                "{n} wrong passwords came from {origin} within {minutes} minutes: no more are tried. Wait that long, "
+                "then try again.",
+                n=num_wrong,
+                origin=origin,
+                minutes=round(WRONG_PASSWORDS_S / 60),
+            )
+            raise HttpError(429, words, "refused")
+
+
 class Logins:
     """Who is logged in.
 
     Args:
         accounts: who may.
         guests: whether others may use the page, too.
+        wrong_passwords: see `Guesses`.
     """
 
-    def __init__(self, accounts: Accounts, *, guests: bool = False) -> None:
+    def __init__(self, accounts: Accounts, *, guests: bool = False, wrong_passwords: int = 100) -> None:
         self.guests = guests
         self._accounts = accounts
+        self._guesses = Guesses(wrong_passwords)
         self._lock = threading.Lock()
+        # By the names of their keys.
         self._sessions: dict[str, Session] = {}
+        self.tickets = Tickets()
 
-    def username(self, cookies: Mapping[str, str]) -> str | None:
-        """Who is logged in by these cookies."""
-        session = self._sessions.get(self._token(cookies))
-        is_good = session is not None and self._accounts.stamp(session.name) == session.stamp
-        return session.name if session is not None and is_good else None
+    def user(self, key_name: str | None) -> str | None:
+        """Who is logged in on the page whose key has this name."""
+        session = self._sessions.get(key_name or "")
+        return session.name if session is not None and session.is_page and self._is_good(session) else None
+
+    def calling(self, connection: HTTPConnection) -> str | None:
+        """Who is logged in by a program's cookie, or by a page's key. The cookie opens no page: browsers hand cookies
+        to every port of a host."""
+        cookies = (value for name, value in connection.cookies.items() if name.startswith(_COOKIE))
+        for key in filter(None, (key_of(connection), *cookies)):
+            session = self._sessions.get(name_of_key(key))
+            if session is not None and self._is_good(session):
+                return session.name
+        return None
 
     def describe(self, name: str | None) -> dict[str, Any]:
         """What a page needs to know; `name` is None for a guest."""
         return {"name": name, "can_change": self._accounts.can_change and name is not None}
 
     async def log_in(self, request: Request) -> Response:
-        """`POST /login` with a form of `username` and `password`."""
-        body = await read_body(request, _MAX_BODY_BYTES)
+        """`POST /login` with a form of `username` and `password`: a page gets a key, a program a cookie."""
+        body = bytes(await read_bytes(request, _MAX_BODY_BYTES))
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -89,83 +168,63 @@ class Logins:
         async with Request(request.scope, receive).form(max_files=0, max_fields=8) as form:
             name, password = (str(form.get(each, "")) for each in ("username", "password"))
         name = unicodedata.normalize("NFC", name).strip()
-        if not await PASSWORDS.run(self._accounts.check, name, password):
+        if not await self._guesses.check(request, name, lambda: self._accounts.check(name, password)):
             return _wrong()
         return self._begun(request, name)
 
     async def log_out(self, request: Request) -> Response:
         """`POST .../logout`: ends the session, or all of this person's."""
-        asked = await self._asked(request, Logout)
-        token = self._token(request.cookies)
-        session = self._sessions.get(token)
+        asked = await read_json(_from_page(request), _LOGOUT, _MAX_BODY_BYTES)
+        key_name = name_of_key(key_of(request) or "")
+        session = self._sessions.get(key_name)
         with self._lock:
             for each, other in list(self._sessions.items()):
-                if each == token or (asked.everywhere and session is not None and other.name == session.name):
+                if each == key_name or (asked.everywhere and session is not None and other.name == session.name):
                     del self._sessions[each]
-        response = JSONResponse({})
-        response.headers.append("set-cookie", set_cookie(_name(request), "", max_age_s=0).decode())
-        return response
+        # Pictures are kept by the browser, which others may use.
+        return JSONResponse({}, headers={"clear-site-data": '"cache"'})
 
     async def change_password(self, request: Request) -> Response:
         """`POST .../password`: gives who is logged in another one, and ends their other sessions."""
-        asked = await self._asked(request, Change)
-        name = self.username(request.cookies)
+        asked = await read_json(_from_page(request), _CHANGE, _MAX_BODY_BYTES)
+        name = self.user(name_of_key(key_of(request) or ""))
         if name is None:
-            return log_in_first()
-        if not await PASSWORDS.run(self._accounts.change, name, asked.old, asked.new):
-            # As a wrong one at the login, which is counted.
+            raise HttpError(401, say("Log in first: load the page again."), "login")
+        if not await self._guesses.check(request, name, lambda: self._accounts.change(name, asked.old, asked.new)):
             return problem(say("The old password is wrong."), "wrong password", 403)
         with self._lock:
-            self._sessions = {token: each for token, each in self._sessions.items() if each.name != name}
+            self._sessions = {key: each for key, each in self._sessions.items() if each.name != name}
         return self._begun(request, name)
 
-    def _token(self, cookies: Mapping[str, str]) -> str:
-        """Of all that begin so: a browser has those of other ports, too."""
-        return next((each for name, each in cookies.items() if name.startswith(_COOKIE) and each in self._sessions), "")
-
-    async def _asked(self, request: Request, form: type[Any]) -> Any:
-        if HEADER not in request.headers:
-            raise PromptError(say("Only the page itself may ask for this."))
-        try:
-            return form.model_validate_json(await read_body(request, _MAX_BODY_BYTES) or b"{}")
-        except ValidationError:
-            raise PromptError(say("The request is damaged: it isn't JSON as expected.")) from None
+    def _is_good(self, session: Session) -> bool:
+        return self._accounts.stamp(session.name) == session.stamp
 
     def _begun(self, request: Request, name: str) -> Response:
         stamp = self._accounts.stamp(name)
         if stamp is None:  # taken out at this moment
             return _wrong()
-        token = secrets.token_urlsafe(32)
+        key, is_page = new_key(), HEADER in request.headers
         with self._lock:
             mine = [each for each, session in self._sessions.items() if session.name == name]
             for each in mine[: len(mine) - _MAX_SESSIONS + 1]:
                 del self._sessions[each]
-            self._sessions[token] = Session(name, stamp)
+            self._sessions[name_of_key(key)] = Session(name, stamp, is_page)
+        if is_page:
+            return JSONResponse({"success": True, **self.tickets.opened(key)}, headers={"cache-control": "no-store"})
         response = JSONResponse({"success": True})
-        response.headers.append("set-cookie", set_cookie(_name(request), token, max_age_s=_MAX_AGE_S).decode())
+        cookie = f"{_cookie_name(request)}={key}; Path=/; Max-Age={_MAX_AGE_S}; HttpOnly; SameSite=Strict"
+        response.headers.append("set-cookie", cookie)
         return response
 
 
-class OnlyLoggedIn:
-    """ASGI middleware that answers what is not the page's own, such as Gradio's routes, only to who is logged in."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], logins: Logins) -> None:
-        self._app = app
-        self._logins = logins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] != "http"
-            or _OPEN.fullmatch(scope["path"])
-            or self._logins.username(HTTPConnection(scope).cookies) is not None
-        ):
-            await self._app(scope, receive, send)
-        else:
-            await log_in_first()(scope, receive, send)
+def _from_page(request: Request) -> Request:
+    if HEADER not in request.headers:
+        raise PromptError(say("Only the page itself may ask for this."))
+    return request
 
 
-def _name(connection: HTTPConnection) -> str:
-    """The cookie's: cookies ignore ports, so it says the port."""
+def _cookie_name(connection: HTTPConnection) -> str:
+    """Cookies ignore ports, so it says the port."""
     port = re.search(r":(\d+)$", connection.headers.get("host", ""))
     return f"{_COOKIE}{port[1] if port else 80}"
 

@@ -15,6 +15,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
+from qwen35mm.http.requests import request
 from qwen35mm.model.load import WEIGHTS, choose_dtype
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
@@ -22,7 +23,6 @@ from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.model_library.plan import SMALLER_KV, Forecast, FormatPlan
 from qwen35mm.model_library.switch import CONNECT_S
 from qwen35mm.pools import REQUESTS
-from qwen35mm.web.serving.requests import request
 from qwen35mm.web.serving.servers import GIVEN, Server, Servers
 from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess.say import Said, decimal, said_of, say, size

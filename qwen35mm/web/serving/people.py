@@ -1,64 +1,45 @@
-"""Who is asking: the person at this machine, somebody who logged in, or a browser with a private cookie."""
+"""Who is asking: the person at this machine, somebody who logged in, or a browser with a key of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import ipaddress
-import os
-import re
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any
 
-from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.turns import Person
-from qwen35mm.server.guards import Receive, Scope, Send
+from qwen35mm.http.addresses import address_of
+from qwen35mm.http.errors import HttpError
+from qwen35mm.http.owner import Owner, read_beginning
+from qwen35mm.http.sessions import PageToken, Tickets, key_of, name_of_key, new_key
+from qwen35mm.web.serving.logins import Logins
 from qwen35mm_preprocess.say import say
 
-COOKIE = "qwen35mm"
 _USER, _BROWSER = "user ", "browser "
 _CALLING = " calling"
-_TOKEN = re.compile(r"[0-9a-f]{32}")
-# A year: a browser that comes back finds its conversations.
-_MAX_AGE_S = 365 * 86400
-WRONG_PASSWORDS_S = 600.0
-# Where a password is asked for, and what is answered to a wrong one.
-_WRONG = {"/login": 400, "/qwen35mm/password": 403}
 
 
 class People:
-    """Tells people apart.
+    """Tells people apart. Only in the event loop.
 
     Args:
-        shared: whether more than the person at this machine use the page. If not, all browsers are that one person's.
-        username: the name that a request's cookies are logged in as, where there is a login.
-        guests: whether those who aren't logged in may use the page, too.
+        shared: whether more than the person at this machine use the page. If not, all who are let in are that person.
+        token: what lets them in; None lets in everybody who reaches the page.
+        logins: who is logged in, where there is a login.
         max_replies: a person's replies in progress at one time.
     """
 
     def __init__(
-        self,
-        *,
-        shared: bool,
-        username: Callable[[Mapping[str, str]], str | None] | None = None,
-        guests: bool = False,
-        max_replies: int = 4,
+        self, *, shared: bool, token: PageToken | None = None, logins: Logins | None = None, max_replies: int = 4
     ) -> None:
         self.shared = shared
-        self._username = username
-        self._guests = guests
+        self._owner = None if shared or logins else Owner(token)
+        self._logins = logins
         self._max_replies = max_replies
+        self._tickets = Tickets() if logins is None else logins.tickets
         self._seen_s: dict[str, float] = {}
-
-    @property
-    def need_login(self) -> bool:
-        """Whether nobody gets in without a name and a password."""
-        return self._username is not None and not self._guests
 
     def gone_for(self, seconds: float) -> list[str]:
         """Owners that were last seen longer ago; a page that is open is seen every minute."""
@@ -69,49 +50,66 @@ class People:
         """Takes a person off the list of those that were seen."""
         self._seen_s.pop(owner, None)
 
-    def person(self, cookies: Mapping[str, str], address: str = "") -> Person | None:
-        """Whose request this is, by its cookies; None where it can't be told, or there is a login to pass first.
+    async def begin(self, request: Request) -> Response:
+        """`POST .../session`: the key of a page that has none, with the ticket for its files. No key where people log
+        in, which gives one, and where none is needed."""
+        if self._owner is not None:
+            return await self._owner.begin(request)
+        await read_beginning(request)
+        has_guests = self._logins is None or self._logins.guests
+        return JSONResponse(self._tickets.opened(new_key()) if has_guests else {"key": None, "ticket": None})
 
-        Args:
-            address: `address_of` it. Who isn't logged in is counted by it: anybody can have another cookie.
+    def asking(self, connection: HTTPConnection) -> Person:
+        """Whose page a request comes from. Who isn't logged in is counted by the address: anybody can have another key.
+
+        Raises:
+            HttpError: it can't be told, or there is a token or a login to show first.
         """
-        person = self._find(cookies)
-        if person is None:
-            return None
+        person = self._local(connection) if self._owner is not None else self._one_by_key(connection)
         self._seen_s[person.owner] = time.monotonic()
-        return replace(person, account=address) if person.owner.startswith(_BROWSER) else person
+        return person
 
-    def asking(self, connection: HTTPConnection) -> Person | None:
-        """`person` of a request."""
-        return self.person(connection.cookies, address_of(connection))
+    def calling(self, connection: HTTPConnection) -> Person:
+        """Who calls without a page: what is theirs is apart from their page's. A program is the one of its address
+        where nobody logs in.
 
-    def calling(self, connection: HTTPConnection) -> Person | None:
-        """Who calls without a page: what is theirs is apart from their page's. A program without cookies is the one of
-        its address; None where there is a login to pass first."""
-        person = self.asking(connection)
-        if person is None:
-            if self.need_login:
-                return None
+        Raises:
+            HttpError: there is a token or a login to show first.
+        """
+        user = None if self._logins is None else self._logins.calling(connection)
+        if self._owner is not None:
+            person = self._local(connection)
+        elif user is not None:
+            person = self._one_of_many(f"{_USER}{user}")
+        elif self._logins is not None and not self._logins.guests:
+            raise log_in_first()
+        else:
             address = address_of(connection)
-            person = replace(
-                self._one_of_many(f"{_BROWSER}{hashlib.sha256(address.encode()).hexdigest()}"), account=address
-            )
+            digest = hashlib.sha256(address.encode()).hexdigest()
+            person = replace(self._one_of_many(f"{_BROWSER}{digest}"), account=address)
         calling = replace(person, owner=f"{person.owner}{_CALLING}", account=person.account or person.owner)
         self._seen_s[calling.owner] = time.monotonic()
         return calling
 
-    def _find(self, cookies: Mapping[str, str]) -> Person | None:
-        if self._username is not None:
-            name = self._username(cookies)
-            if name is not None or not self._guests:
-                return None if name is None else self._one_of_many(f"{_USER}{name}")
-        elif not self.shared:
-            return Person("local", None, self._max_replies)
-        token = cookies.get(COOKIE, "")
-        if not _TOKEN.fullmatch(token):
-            return None
-        # What is stored doesn't let anybody in.
-        return self._one_of_many(f"{_BROWSER}{hashlib.sha256(token.encode()).hexdigest()[:32]}")
+    def _local(self, connection: HTTPConnection) -> Person:
+        assert self._owner is not None
+        self._owner.check(connection)
+        return Person("local", None, self._max_replies)
+
+    def _one_by_key(self, connection: HTTPConnection) -> Person:
+        key = key_of(connection)
+        if key is not None:
+            self._tickets.of(key)
+        name = self._tickets.name(connection) if key is None else name_of_key(key)
+        user = None if self._logins is None else self._logins.user(name)
+        if user is not None:
+            return self._one_of_many(f"{_USER}{user}")
+        if self._logins is not None and not self._logins.guests:
+            raise log_in_first()
+        if name is None:
+            words = say("Load the page again: this browser isn't known here any more.")
+            raise HttpError(401, words, "unknown person")
+        return replace(self._one_of_many(f"{_BROWSER}{name}"), account=address_of(connection))
 
     def _one_of_many(self, owner: str) -> Person:
         return Person(owner, owner, self._max_replies)
@@ -122,95 +120,6 @@ def name_of(person: Person) -> str | None:
     return person.owner.removeprefix(_USER) if person.owner.startswith(_USER) else None
 
 
-def address_of(connection: HTTPConnection) -> str:
-    """Where a request comes from. A network of IPv6 is one address: each customer of a provider has one at least.
-
-    A Space's proxy says for whom it asks, behind whatever the client itself says; elsewhere nobody is believed that.
-    """
-    names = [connection.client.host] if connection.client else []
-    if os.environ.get("SPACE_ID"):
-        names = [*",".join(connection.headers.getlist("x-forwarded-for")).split(","), *names]
-    found = []
-    for name in reversed(names):
-        with contextlib.suppress(ValueError):
-            found.append(ipaddress.ip_address(name.strip()))
-    # From the last on: proxies within a data centre have addresses of no public network.
-    address = next((each for each in found if each.is_global), found[0] if found else None)
-    if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False)
-    return f"address {address}"
-
-
-class WrongPasswords:
-    """ASGI middleware that lets nobody guess passwords: after too many wrong ones an address waits.
-
-    Args:
-        most: wrong passwords of one address in `WRONG_PASSWORDS_S`.
-    """
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], most: int) -> None:
-        self._app = app
-        self._most = most
-        self._tried_s: dict[str, list[float]] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wrong = _WRONG.get(scope.get("path", "").rstrip("/"))
-        if scope["type"] != "http" or scope["method"] != "POST" or wrong is None:
-            await self._app(scope, receive, send)
-            return
-        since_s = time.monotonic() - WRONG_PASSWORDS_S
-        self._tried_s = {each: kept for each, old in self._tried_s.items() if (kept := [s for s in old if s > since_s])}
-        tried_s = self._tried_s.setdefault(address_of(HTTPConnection(scope)), [])
-        if len(tried_s) >= self._most:
-            words = say(
-                "{n} wrong passwords came from your address within {minutes} minutes: no more are tried. Wait that "
-                "long, then try again.",
-                n=len(tried_s),
-                minutes=round(WRONG_PASSWORDS_S / 60),
-            )
-            refusal = {"error": {"message": words, "kind": "refused"}}
-            await JSONResponse(refusal, status_code=429)(scope, receive, send)
-            return
-        # Each counts until it is known to be right: many may come at one time.
-        tried_s.append(now_s := time.monotonic())
-
-        async def send_and_count(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and message["status"] != wrong:
-                tried_s.remove(now_s)
-            await send(message)
-
-        await self._app(scope, receive, send_and_count)
-
-
-class PrivateCookie:
-    """ASGI middleware that gives every browser a secret of its own with its first page."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], object]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _TOKEN.fullmatch(_cookie(scope)):
-            await self._app(scope, receive, send)  # pyright: ignore[reportGeneralTypeIssues]
-            return
-        token = secrets.token_hex(16)
-        header = set_cookie(COOKIE, token, max_age_s=_MAX_AGE_S)
-
-        async def send_with_cookie(message):
-            # Only with the page itself: requests beside it would each bring another one.
-            if message["type"] == "http.response.start" and scope["path"] == "/":
-                message = {**message, "headers": [*message.get("headers", []), (b"set-cookie", header)]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_cookie)  # pyright: ignore[reportGeneralTypeIssues]
-
-
-def _cookie(scope: Scope) -> str:
-    # As the page's requests are read: http.cookies would stop at another site's odd cookie on the same host.
-    return HTTPConnection(scope).cookies.get(COOKIE, "")
-
-
-def set_cookie(name: str, value: str, *, max_age_s: int) -> bytes:
-    """The header of a cookie that no script can read."""
-    # A Space shows its page inside another site's, where browsers only keep partitioned cookies.
-    where = "SameSite=None; Secure; Partitioned" if os.environ.get("SPACE_ID") else "SameSite=Lax"
-    return f"{name}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; {where}".encode()
+def log_in_first() -> HttpError:
+    """What is answered where nobody is logged in."""
+    return HttpError(401, say("Log in first: load the page again."), "login")

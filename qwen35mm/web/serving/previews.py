@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, Response
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NotFoundError
-from qwen35mm.web.serving.requests import request
+from qwen35mm.http.requests import request
 from qwen35mm_preprocess.say import say
 
 # Blobs are Mermaid's modules: the frame makes them itself, and no other has an address in it.

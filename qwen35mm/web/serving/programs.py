@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.errors import Qwen35mmError
+from qwen35mm.http.bodies import RETRY_AFTER_S
 from qwen35mm.pools import REQUESTS
-from qwen35mm.server.errors import RETRY_AFTER_S, ApiError
+from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Keys
 
-# Not /docs: it loads its scripts from another machine, which the page's policy forbids.
-_PATHS = re.compile(r"/v1/.*|/(tokenize|detokenize|health|ready|metrics|openapi\.json)")
+# Not /docs, which a page of one's own has no use for.
+_PATHS = ("/v1/{path:path}", *(f"/{name}" for name in ("tokenize", "detokenize", "health", "ready", "metrics")))
 
 
 @dataclass(frozen=True)
@@ -37,27 +38,26 @@ class ProgramAccess:
     responses_dir: Path | None = None
 
 
-class ForPrograms:
-    """ASGI middleware that answers the routes of `qwen35mm serve`; the page's cookies open none of them.
+def program_routes(backend: ChatBackend, access: ProgramAccess) -> list[BaseRoute]:
+    """The routes of `qwen35mm serve`; nothing of a page opens them."""
+    answers = _ForPrograms(backend, access)
+    return [Route(path, answers) for path in (*_PATHS, "/openapi.json")]
 
-    They are made when the first one is asked for: most pages never are. Stands behind the guards against other sites,
-    and in front of those that want a token or a login.
+
+class _ForPrograms:
+    """ASGI application of these routes, made when the first one is asked for: most pages never are.
 
     Args:
         backend: the page's.
         access: who may call.
     """
 
-    def __init__(self, app: ASGIApp, backend: ChatBackend, access: ProgramAccess) -> None:
-        self._app = app
+    def __init__(self, backend: ChatBackend, access: ProgramAccess) -> None:
         self._backend = backend
         self._access = access
         self._api: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _PATHS.fullmatch(scope["path"]):
-            await self._app(scope, receive, send)
-            return
         if self._api is None:
             try:
                 made = await REQUESTS.run(self._make)
@@ -84,7 +84,7 @@ class ForPrograms:
             kept=None if self._access.responses_dir is None else KeptResponses.on_disk(self._access.responses_dir),
             num_places=places,
             max_waiting=self._access.max_waiting,
-            only_this_machine=False,
+            settings=None,
         )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NotFoundError
+from qwen35mm.http.requests import request
 from qwen35mm.web.rendering.texts import PREVIEW_BYTES, preview_text
-from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess.say import say
 
 

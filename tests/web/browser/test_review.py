@@ -22,7 +22,7 @@ from qwen35mm.review.asking import Asker
 from qwen35mm.review.collection import Collection
 from qwen35mm.review.folder import Folder
 from qwen35mm.review.records import RecordsFile
-from qwen35mm.server.page_token import PageToken
+from qwen35mm.http.page_token import PageToken
 from tests.captioning.conftest import media_in_process
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, listed, run

@@ -19,7 +19,7 @@ from qwen35mm.web.serving.app import PREFIX, _routes
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
-from qwen35mm.web.serving.requests import answer_requests
+from qwen35mm.http.requests import answer_requests
 from qwen35mm.web.serving.texts import Texts
 from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend

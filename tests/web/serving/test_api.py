@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from qwen35mm.chat.turns import Question
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.models import Models
-from qwen35mm.web.serving.requests import MAX_BODY_BYTES, requests_of
+from qwen35mm.http.requests import MAX_BODY_BYTES, requests_of
 from qwen35mm_preprocess.say import english
 from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from qwen35mm.server.guards import CONTENT_SECURITY_POLICY, OnlyThisMachine, SameOrigin, SecurityHeaders
+from qwen35mm.http.guards import CONTENT_SECURITY_POLICY, OnlyThisMachine, SameOrigin, SecurityHeaders
 
 
 def client_of(*middleware: Any) -> httpx.AsyncClient:

@@ -1,13 +1,32 @@
-"""The signals that end a server: each end is as clean as Ctrl-C. Nothing here needs Gradio, or a server's libraries."""
+"""The end of a server: the signals that ask for it, and how streams learn of it. Each end is as clean as Ctrl-C."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+_SCOPE = "qwen35mm.ending"
+
+
+class Ending:
+    """Whether a server is ending. Requests find it in their scope."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def enter(self, scope: Any) -> None:
+        """Has what answers this request find it."""
+        scope[_SCOPE] = self
+
+    @staticmethod
+    def of(scope: Mapping[str, Any]) -> Ending:
+        """The one of a request's server; one that never comes where nobody has said."""
+        return scope.get(_SCOPE) or Ending()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,111 @@
+"""The bodies of requests: how much is taken, from one sender and from all together, for how long, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+import anyio
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwen35mm.http.errors import HttpError
+from qwen35mm_preprocess.say import say
+
+# A video of 512 MiB, as base64.
+MAX_BODY_BYTES = 700 * 2**20
+# A sender that stalls holds memory.
+BODY_TIMEOUT_S = 120.0
+# Each value takes some 60 bytes as Python's, where three in the body are enough: a small body could fill the memory.
+MAX_VALUES = 1_000_000
+# Of all requests that are being answered. Small bodies come through whatever the large ones take.
+MAX_HELD_BYTES = 2 * 2**30
+# A reply takes seconds; who waits this long finds the queue shorter.
+RETRY_AFTER_S = 5
+_SMALL_BYTES = 2**20
+
+
+class BodyLimits:
+    """ASGI middleware: a body that is too large, or one too many of the large ones, is an HttpError when it is read.
+
+    Args:
+        max_bytes: of one body.
+        max_held_bytes: of all bodies of requests that aren't answered yet.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, max_held_bytes: int = MAX_HELD_BYTES) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_bytes = 0
+        announced = _announced(scope)
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            # One that says how long it is is refused before it is sent.
+            self._check(max(announced, num_bytes), announced - num_bytes)
+            message = await receive()
+            new = len(message.get("body", b""))
+            num_bytes += new
+            self._held_bytes += new
+            self._check(num_bytes, 0)
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held_bytes -= num_bytes
+
+    def _check(self, num_bytes: int, missing_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise too_large(self._max_bytes)
+        if num_bytes > _SMALL_BYTES and self._held_bytes + missing_bytes > self._max_held_bytes:
+            raise HttpError(
+                429,
+                say("Too much is being sent at this moment. Try again in a while."),
+                "too_much_at_once",
+                {"retry-after": str(RETRY_AFTER_S)},
+            )
+
+
+def too_large(max_bytes: int) -> HttpError:
+    """What is said of a body of more bytes."""
+    words = say("This is too large: at most {most} MiB are taken. Attach it as a file.", most=max_bytes // 2**20)
+    return HttpError(413, words, "too_large")
+
+
+def _announced(scope: MutableMapping[str, object]) -> int:
+    """Bytes of the body by its Content-Length; 0 where it has none."""
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]  # pyright: ignore
+    return int(lengths[0]) if lengths and lengths[0].isdigit() and len(lengths[0]) < 20 else 0
+
+
+async def read_bytes(request: Request, max_bytes: int | None = None) -> bytearray:
+    """The body of a request, as it came.
+
+    Raises:
+        HttpError: it is packed, too large, holds too many values, or comes too slowly.
+        ClientDisconnect: the client hung up before its end.
+    """
+    if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+        # What is unpacked may be a thousand times as much.
+        raise HttpError(415, say("A body must be sent plain, without a Content-Encoding."), "unsupported_encoding")
+    body = bytearray()
+    try:
+        with anyio.fail_after(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if max_bytes is not None and len(body) > max_bytes:
+                    raise too_large(max_bytes)
+    except TimeoutError:
+        words = say("The body didn't come within {s} seconds.", s=round(BODY_TIMEOUT_S))
+        raise HttpError(408, words, "timeout") from None
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        words = say("The body holds too many values: at most {most} are taken.", most=MAX_VALUES)
+        raise HttpError(413, words, "too_large")
+    return body

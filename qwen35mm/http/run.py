@@ -1,0 +1,133 @@
+"""Serving an application on a port. uvicorn is started here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from qwen35mm.errors import ConfigError
+from qwen35mm.http.connection import Connection, Places
+from qwen35mm.http.ends import Ending, end_signals, interrupt
+from qwen35mm.http.settings import HttpSettings
+
+# A reply in the middle may go on so long after Ctrl-C.
+_GRACE_S = 3
+
+
+def run(
+    app: ASGIApp, *, host: str, port: int, line: Callable[[str], str], settings: HttpSettings | None = None
+) -> None:
+    """Serves until Ctrl-C or SIGTERM; prints a line with the address.
+
+    Args:
+        port: 0 takes a free one.
+        line: what is printed, for the address.
+
+    Raises:
+        ConfigError: the address or the certificate can't be used.
+    """
+    settings = settings or HttpSettings()
+    with contextlib.closing(listen(host, port)) as listener:
+        server = _Server(app, settings)
+        # uvicorn sends what ended it once more when it has ended: what comes behind here is to be done all the same.
+        with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
+            print(f"{line(address_of(listener, host, settings))} (Ctrl-C ends it)", flush=True)
+            server.run(sockets=[listener])
+
+
+class ServerThread:
+    """An application that is served by a thread of its own, until `close`.
+
+    Attributes:
+        url: where, with a slash at its end.
+
+    Raises:
+        ConfigError: the address or the certificate can't be used.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, settings: HttpSettings | None = None) -> None:
+        settings = settings or HttpSettings()
+        self._listener = listen(host, port)
+        try:
+            self._server = _Server(app, settings)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.url = f"{address_of(self._listener, host, settings)}/"
+        how = {"sockets": [self._listener]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=how, name="qwen35mm-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the requests in progress, each in words, and the thread."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells what is in progress of its end."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+        self._ending = Ending()
+
+        async def entered(scope: Scope, receive: Receive, send: Send) -> None:
+            self._ending.enter(scope)
+            await app(scope, receive, send)
+
+        places = Places.of_this_process()
+        config = uvicorn.Config(
+            entered,
+            http=Connection.within(places),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=list(settings.trusted_proxies),
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"TLS can't begin with {settings.tls_cert}: {error.strerror or error}.") from None
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending.event.set()
+        # What it says about ending somebody's stream is no news here.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A port that somebody may connect to from now on. Raises ConfigError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if sys.platform != "win32":
+            # There, a port whose last connections still fade counts as free.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Port {port} on {host} can't be used ({error.strerror}). Another qwen35mm may be running there: "
+            f"end it, or take another port with --port {port + 1}, or `make chat PORT={port + 1}`."
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket, host: str, settings: HttpSettings) -> str:
+    """What a person calls it by, without a slash at its end."""
+    name = f"[{host.strip('[]')}]" if listener.family == socket.AF_INET6 else host
+    return f"{settings.scheme}://{name}:{listener.getsockname()[1]}"

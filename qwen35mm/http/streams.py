@@ -1,0 +1,122 @@
+"""Server-sent events, and whether the client is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+
+from qwen35mm.http.ends import Ending
+from qwen35mm.http.errors import HttpError
+from qwen35mm_preprocess.say import say
+
+# Proxies and clients give up on connections that say nothing.
+KEEP_ALIVE_S = 10.0
+
+T = TypeVar("T")
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """What the work gives, for a request whose body was read; it is called off when the client hangs up, or the server
+    ends.
+
+    Raises:
+        ClientDisconnect: the client did.
+        HttpError: 503, the server ends.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    ending = asyncio.ensure_future(Ending.of(request.scope).event.wait())
+    try:
+        await asyncio.wait((task, gone, ending), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if ending.done():
+            raise ends()
+        raise ClientDisconnect
+    finally:
+        for each in (task, gone, ending):
+            each.cancel()
+        await asyncio.gather(task, gone, ending, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def ends() -> HttpError:
+    """What is said of a request that the server's end cuts off."""
+    return HttpError(503, say("The program is being ended. Ask again when it runs."), "shutting_down")
+
+
+async def until_the_end(scope: Mapping[str, Any], stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """A stream again. Raises HttpError: 503, the server ends."""
+    ending = asyncio.ensure_future(Ending.of(scope).event.wait())
+    following: asyncio.Future[T] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(stream))
+            await asyncio.wait((following, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                raise ends()
+            try:
+                item = following.result()
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        ending.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def event_stream(
+    scope: Mapping[str, Any], frames: AsyncIterator[bytes], failed: Callable[[Exception], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """A stream of server-sent events, with a comment where there is nothing to say for long.
+
+    Args:
+        scope: the request's.
+        failed: the frame of an error, or of the server's end, which is the last.
+    """
+    following: asyncio.Future[bytes] | None = None
+    stream = until_the_end(scope, frames)
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(stream))
+            done, _ = await asyncio.wait((following,), timeout=KEEP_ALIVE_S)
+            if not done:
+                yield b": working\n\n"
+                continue
+            try:
+                data = following.result()
+            except StopAsyncIteration:
+                break
+            except Exception as error:
+                yield failed(error)
+                break
+            following = None
+            yield data
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await stream.aclose()
+
+
+def streaming(stream: AsyncIterator[bytes]) -> StreamingResponse:
+    """The answer that is a stream of server-sent events."""
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+def frame(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,318 @@
+"""Gradio as a guest: an endpoint `chat` for its clients and, on a Space that lends GPUs, the stream of the page.
+
+Only the routes of `ROUTES` reach it. Where our own server runs, Gradio is imported when one of them is asked for, and
+leaves when nobody has asked for a while: its queue looks for work a thousand times a second. On ZeroGPU it has to start
+the server itself, since `spaces` begins with `Blocks.launch` and closes that server's sockets in its children.
+"""
+
+# No `from __future__ import annotations`: Gradio reads the endpoint's types off its annotations.
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from qwen35mm.errors import ConfigError, Qwen35mmError, report_bug
+from qwen35mm.http.requests import answer_to, in_words, read_json
+from qwen35mm.pools import REQUESTS
+from qwen35mm.web.serving.calls import Calls
+from qwen35mm.web.serving.people import People
+from qwen35mm_preprocess.say import english, said_of
+
+logger = logging.getLogger(__name__)
+
+# Calls that are answered at one time; the engine serves them in order.
+MAX_CALLS = 64
+# Pages that watch answers through Gradio's queue at one time.
+MAX_WATCHED = 64
+MAX_WAITING_EVENTS = 256
+LEAVES_AFTER_S = 300.0
+# What Gradio's clients in Python and JavaScript ask for: how it is called, a call, what comes of it, its end.
+ROUTES = (
+    ("GET", "/config"),
+    ("GET", "/gradio_api/info"),
+    ("POST", "/gradio_api/call/chat"),
+    ("GET", "/gradio_api/call/chat/{event}"),
+    ("POST", "/gradio_api/queue/join"),
+    ("GET", "/gradio_api/queue/data"),
+    ("GET", "/gradio_api/heartbeat/{session}"),
+    ("POST", "/gradio_api/cancel"),
+)
+# The page's stream, where it goes through Gradio.
+WATCH_ROUTES = (("POST", "/gradio_api/call/watch"), ("GET", "/gradio_api/call/watch/{event}"))
+# Where Gradio starts the server, it asks itself for it once; it says nothing.
+_STARTUP = "/gradio_api/startup-events"
+_MCP = "/gradio_api/mcp"
+_BODY = TypeAdapter(dict[str, Any])
+
+Watch = Callable[[Request, list[str]], AsyncGenerator[dict[str, Any], None]]
+
+
+class Guest:
+    """Gradio's application behind the allow-list, made when it is first needed.
+
+    Args:
+        calls: answers the endpoint `chat`; None offers none.
+        watch: the stream of a page's answers, for a page whose stream goes through Gradio.
+        max_waiting: requests in Gradio's queue before more are refused.
+    """
+
+    def __init__(
+        self, people: People, calls: Calls | None, watch: Watch | None = None, max_waiting: int = MAX_WAITING_EVENTS
+    ) -> None:
+        self._people = people
+        self._calls = calls
+        self._watch = watch
+        self._max_waiting = max_waiting
+        self._app: ASGIApp | None = None
+        self._opening = asyncio.Lock()
+        self._leave: asyncio.Event | None = None
+        self._living: asyncio.Task[None] | None = None
+        self._num_asking = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def routes(self) -> list[BaseRoute]:
+        """All that reaches Gradio; where it starts the server itself, what is answered in its place."""
+        found: list[BaseRoute] = []
+        if self._watch is None and self._calls is not None:
+            found += [Route(path, self, methods=[method]) for method, path in ROUTES]
+        if self._calls is not None:
+            found.append(Route("/gradio_api/upload", in_words(self._calls.upload), methods=["POST"]))
+        return found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.pass_on(scope, receive, send, self._opened)
+
+    async def pass_on(
+        self, scope: Scope, receive: Receive, send: Send, opened: Callable[[], Awaitable[ASGIApp]]
+    ) -> None:
+        """Has Gradio answer who may call."""
+        request = Request(scope, receive)
+        try:
+            self._people.calling(request)
+            if scope["method"] == "POST":
+                receive = _as_body(_without_files(await read_json(request, _BODY)))
+            app = await opened()
+        except Exception as error:
+            await answer_to(error)(scope, receive, send)
+            return
+        self._num_asking += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._num_asking -= 1
+            self._rest()
+
+    async def _opened(self) -> ASGIApp:
+        if self._timer is not None:
+            self._timer.cancel()
+        async with self._opening:
+            if self._app is None:
+                made = await REQUESTS.run(self._make)
+                ready, self._leave = asyncio.Event(), asyncio.Event()
+                self._living = asyncio.ensure_future(_live(*made, ready, self._leave))
+                await ready.wait()
+                self._app = made[0]
+        return self._app
+
+    def _rest(self) -> None:
+        """Has it leave when nobody asks for anything for a while."""
+        if self._num_asking == 0 and self._leave is not None:
+            self._timer = asyncio.get_running_loop().call_later(LEAVES_AFTER_S, self._go)
+
+    def _go(self) -> None:
+        if self._num_asking == 0 and self._leave is not None:
+            self._leave.set()
+            self._app = self._leave = None
+
+    async def close(self) -> None:
+        """Ends it, if it is there."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._leave is not None:
+            self._leave.set()
+        if self._living is not None:
+            await self._living
+
+    def _make(self) -> tuple[ASGIApp, Any]:
+        gr = _gradio()
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            self._offer(gr.api, "api_name")
+        blocks.queue(max_size=self._max_waiting)
+        import fastapi
+
+        app = fastapi.FastAPI(openapi_url=None)
+        gr.mount_gradio_app(
+            app,
+            blocks,
+            "/",
+            run_history=False,
+            footer_links=[],
+            show_error=False,
+            max_file_size=1,
+            ssr_mode=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=False,
+        )
+        return app, blocks
+
+    def launch(self, app: ASGIApp, *, host: str, port: int, mcp: bool) -> tuple[str, Callable[[], None]]:
+        """Has Gradio start the server, with the page's application in it; its address, and what ends it.
+
+        Raises:
+            ConfigError: the port can't be used.
+        """
+        gr = _gradio()
+        server = gr.Server(openapi_url=None, docs_url=None, redoc_url=None)
+        allowed = (*(ROUTES if self._calls else ()), *WATCH_ROUTES)
+        routes = [Route(path, self, methods=[method]) for method, path in allowed]
+        server.add_middleware(_Dispatch, page=app, guest=self, routes=routes, mcp=mcp)
+        self._offer(server.api, "name")
+        try:
+            launched, url, _ = server.launch(
+                server_name=host,
+                server_port=port or None,
+                prevent_thread_lock=True,
+                quiet=True,
+                share=False,
+                ssr_mode=False,
+                pwa=False,
+                mcp_server=mcp,
+                enable_monitoring=False,
+                run_history=False,
+                max_file_size=1,
+                footer_links=[],
+            )
+        except OSError as error:
+            raise ConfigError(f"Port {port} on {host} can't be used: {error}") from None
+        return url, lambda: launched.get_blocks().close(verbose=False)
+
+    def _offer(self, api: Callable[..., Any], name: str) -> None:
+        """Adds the endpoints to the Gradio application that is being made.
+
+        Args:
+            name: what `api` calls an endpoint's name.
+        """
+        import gradio as gr
+
+        calls, people, watch_answers = self._calls, self._people, self._watch
+
+        async def chat(
+            message: str,
+            request: gr.Request,
+            files: list[gr.FileData] | None = None,
+            system_prompt: str = "",
+            history: list[dict[str, str]] | None = None,
+            settings: dict[str, Any] | None = None,
+        ) -> AsyncGenerator[str, None]:
+            """Answers a question, also about pictures and videos. The answer comes as it grows, each time whole.
+
+            Args:
+                message: The question.
+                files: Pictures and videos that it is about.
+                system_prompt: How the model should behave.
+                history: What was said before: objects with a role, user or assistant, and a content.
+                settings: Such as temperature, top_p, max_tokens, seed, thinking (true or false), max_frames or fps.
+
+            Returns:
+                The answer.
+            """
+            assert calls is not None
+            assert request.request is not None, "it came over HTTP"
+            try:
+                person = people.calling(request.request)
+                answer = calls.answer(person, message, files, system_prompt, history, settings)
+                async with aclosing(answer) as texts:
+                    async for text in texts:
+                        yield text
+            except Qwen35mmError as error:
+                raise gr.Error(english(said_of(error)), print_exception=False) from None
+            except Exception as error:
+                told = english(report_bug(logger, "a call of the endpoint failed", error))
+                raise gr.Error(told, print_exception=False) from None
+
+        async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
+            assert watch_answers is not None
+            assert request.request is not None, "it came over HTTP"
+            async with aclosing(watch_answers(request.request, answers)) as news:
+                async for each in news:
+                    yield each
+
+        if calls is not None:
+            # What Gradio tells of an endpoint's answer is read off the signature.
+            answering: Any = chat
+            answering.__signature__ = inspect.signature(chat).replace(return_annotation=str)
+            api(answering, **{name: "chat"}, concurrency_limit=MAX_CALLS)
+        if watch_answers is not None:
+            api(watch, **{name: "watch"}, concurrency_limit=MAX_WATCHED, api_visibility="private")
+
+
+class _Dispatch:
+    """ASGI middleware in Gradio's server: what isn't allowed there is the page's."""
+
+    def __init__(self, app: ASGIApp, page: ASGIApp, guest: Guest, routes: list[Route], mcp: bool) -> None:
+        self._app = app
+        self._page = page
+        self._guest = guest
+        self._routes = routes
+        self._own = (_STARTUP, *((_MCP,) if mcp else ()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].rstrip("/") in self._own:
+            await self._app(scope, receive, send)
+        elif any(each.matches(scope)[0] is Match.FULL for each in self._routes):
+            await self._guest.pass_on(scope, receive, send, self._opened)
+        else:
+            await self._page(scope, receive, send)
+
+    async def _opened(self) -> ASGIApp:
+        return self._app
+
+
+async def _live(app: Any, blocks: Any, ready: asyncio.Event, leave: asyncio.Event) -> None:
+    """The life of a mounted application, from its begin to its end in one task."""
+    async with app.router.lifespan_context(app):
+        ready.set()
+        await leave.wait()
+    blocks.close(verbose=False)
+
+
+def _gradio() -> Any:
+    # Its statistics, which nobody can see here, go through pandas at the end of every event.
+    os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    import gradio
+
+    return gradio
+
+
+def _without_files(body: dict[str, Any]) -> dict[str, Any]:
+    """A call whose files are no files to Gradio, which would look for them to copy them: `Calls` has them."""
+    data = body.get("data")
+    if isinstance(data, list):
+        body["data"] = [
+            [{key: value for key, value in file.items() if key != "meta"} for file in each]
+            if isinstance(each, list) and all(isinstance(file, dict) for file in each)
+            else each
+            for each in data
+        ]
+    return body
+
+
+def _as_body(body: dict[str, Any]) -> Receive:
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+    return receive

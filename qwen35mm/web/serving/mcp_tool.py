@@ -1,0 +1,86 @@
+"""The page's model as a tool of an MCP server, by the official SDK (the extra `mcp`)."""
+
+# No `from __future__ import annotations`: the SDK reads the tool's types off its annotations.
+
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from qwen35mm.errors import MissingExtraError, Qwen35mmError
+from qwen35mm.http.requests import answer_to
+from qwen35mm.web.serving.calls import Calls
+from qwen35mm.web.serving.people import People
+from qwen35mm_preprocess.say import english, said_of
+
+PATH = "/gradio_api/mcp"
+
+
+class McpTool:
+    """The tool `chat`, at the address where Gradio has its tools.
+
+    Raises:
+        MissingExtraError: the SDK isn't installed.
+    """
+
+    def __init__(self, people: People, calls: Calls) -> None:
+        self._people = people
+        self._calls = calls
+        try:
+            from mcp.server.fastmcp import Context, FastMCP
+            from mcp.server.fastmcp.exceptions import ToolError
+            from mcp.server.transport_security import TransportSecuritySettings
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("An MCP server", "mcp") from error
+
+        # The page's guards have looked at hosts and origins.
+        guarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        self._mcp = FastMCP("qwen35mm", stateless_http=True, streamable_http_path=PATH, transport_security=guarded)
+
+        @self._mcp.tool()
+        async def chat(
+            message: str,
+            context: Context[Any, Any, Request],
+            system_prompt: str = "",
+            history: list[dict[str, str]] | None = None,
+            settings: dict[str, Any] | None = None,
+        ) -> str:
+            """Answers a question.
+
+            Args:
+                message: The question.
+                system_prompt: How the model should behave.
+                history: What was said before: objects with a role, user or assistant, and a content.
+                settings: Such as temperature, top_p, max_tokens, seed, thinking (true or false).
+            """
+            request = context.request_context.request
+            assert request is not None, "it came over HTTP"
+            text = ""
+            try:
+                person = people.calling(request)
+                async with aclosing(calls.answer(person, message, None, system_prompt, history, settings)) as texts:
+                    async for longer in texts:
+                        text = longer
+            except Qwen35mmError as error:
+                raise ToolError(english(said_of(error))) from None
+            return text
+
+        self._app: ASGIApp = self._mcp.streamable_http_app()
+
+    def routes(self) -> list[BaseRoute]:
+        """Where it is."""
+        return [Route(path, self, methods=["GET", "POST", "DELETE"]) for path in (PATH, f"{PATH}/")]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._people.calling(Request(scope, receive))
+        except Exception as error:
+            await answer_to(error)(scope, receive, send)
+            return
+        await self._app({**scope, "path": PATH, "raw_path": PATH.encode()}, receive, send)
+
+    def lives(self) -> Any:
+        """The context in which it can be asked."""
+        return self._mcp.session_manager.run()

@@ -1,0 +1,52 @@
+"""The page's requests, some of which are about conversations that aren't kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from qwen35mm.chat.temporary import TemporaryChats
+from qwen35mm.chat.turns import Person
+from qwen35mm.http.requests import Requests, call, request, requests_of
+
+
+class TemporaryRequests(Requests):
+    """`POST .../api/NAME`, answered by the services of the conversation that a request is about.
+
+    Args:
+        who: who asks.
+        chats: the temporary conversations.
+        services: what answers requests about all others, and those about none.
+        temporary: what answers requests about temporary ones.
+    """
+
+    def __init__(
+        self,
+        who: Callable[[Request], Person],
+        chats: TemporaryChats,
+        services: Sequence[object],
+        temporary: Sequence[object],
+    ) -> None:
+        super().__init__(who, *services, _Ends(chats))
+        self._chats = chats
+        self._in_memory = requests_of(*temporary)
+
+    async def answer(self, request: Request, person: Person, name: str, arguments: dict[str, Any]) -> Any:
+        if name not in self._in_memory or not self._chats.is_meant(person.owner, name, arguments):
+            return await super().answer(request, person, name, arguments)
+        result = await call(self._in_memory[name], request, person, arguments)
+        self._chats.mark(person.owner, result)
+        return result
+
+
+class _Ends:
+    def __init__(self, chats: TemporaryChats) -> None:
+        self._chats = chats
+
+    @request
+    async def end_temporary(self, person: Person, conversation: str | None = None) -> Any:
+        """Ends a temporary conversation, or forgets the files of one that was still to begin."""
+        await self._chats.end(person.owner, conversation)
+        return {}

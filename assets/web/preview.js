@@ -8,8 +8,7 @@ import { t } from "./words.js";
 
 const [MIN_PX, MAX_PX] = [60, 560];
 
-/** @typedef {{ entry: string, modules: Record<string, string> }} Mermaid */
-/** @typedef {{ html: string } | ({ text: string, isDark: boolean } & Mermaid)} Drawn */
+/** @typedef {{ html: string } | { text: string, script: string, isDark: boolean }} Drawn */
 
 /** How code is drawn; undefined where it isn't. @returns {"html" | "svg" | "mermaid" | undefined} */
 export function previewKind(/** @type {string} */ language, /** @type {string} */ code) {
@@ -20,7 +19,7 @@ export function previewKind(/** @type {string} */ language, /** @type {string} *
 }
 
 export class Preview {
-  /** Mermaid itself, once one is drawn. @type {Promise<Mermaid> | null} */
+  /** Mermaid itself, once one is drawn. @type {Promise<{ script: string }> | null} */
   static #mermaid = null;
 
   /**

@@ -351,7 +351,7 @@ export interface Methods {
     server: string | null;
   };
   remove_server(args: { server: string }): object;
-  mermaid(args: object): { entry: string; modules: Record<string, string> };
+  mermaid(args: object): { script: string };
   preview(args: { digest: string; name: string }): { rows: string[][] | null; html: string | null; more: boolean };
   memory(args: Partial<OfChat>): { words: Said; share: number };
 }

@@ -7,12 +7,10 @@ what the page sends it, and tell the page how high that is. Where it would go it
 
 from __future__ import annotations
 
-import functools
-import re
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-import gradio
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -22,7 +20,7 @@ from qwen35mm.errors import NotFoundError
 from qwen35mm.http.requests import request
 from qwen35mm_preprocess.say import say
 
-# Blobs are Mermaid's modules: the frame makes them itself, and no other has an address in it.
+# The frame's own blobs: a page of an answer may make its worker of one. None has an address in it.
 PREVIEW_POLICY = "; ".join(
     (
         "sandbox allow-scripts",
@@ -36,11 +34,6 @@ PREVIEW_POLICY = "; ".join(
     )
 )
 
-_SCRIPTS = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
-_IMPORTED = re.compile(r"""(["'`])\./([\w.-]+\.js)\1""")
-# What else a module needs is fetched ahead by its address; here it has none.
-_PRELOADED = re.compile(r"^const __vite__mapDeps=.*?;\n", re.DOTALL)
-
 
 async def show_preview(_request: Request) -> Response:
     """The frame, empty."""
@@ -53,40 +46,21 @@ class Previews:
 
     @request
     def mermaid(self, person: Person) -> Any:
-        """Mermaid as modules that import each other by their names; `entry` is the one to import."""
-        entry, modules = mermaid_modules()
-        return {"entry": entry, "modules": modules}
+        """Mermaid as one script; it makes `mermaid` a global name."""
+        return {"script": mermaid_path().read_text("utf-8")}
 
 
-@functools.lru_cache(maxsize=1)
-def mermaid_modules(scripts: Path = _SCRIPTS) -> tuple[str, dict[str, str]]:
-    """Mermaid out of Gradio's own page, which is installed anyway: 3.5 MB, and no copy of it to keep.
-
-    Gradio's build has it as modules with hashed names that import each other by relative addresses. In a frame without
-    an origin nothing has an address, so each name becomes one for an import map.
-
-    Returns:
-        the name of the module whose default export is Mermaid; the modules' texts by their names.
+def mermaid_path(package: str = "mermaidx") -> Path:
+    """Mermaid's own distribution, as `package` has it among its files. The package itself is never imported.
 
     Raises:
-        NotFoundError: this Gradio has none, or not as one module.
+        NotFoundError: the extra `diagrams` isn't installed, or its package has no such file any more.
     """
-    found = [path.name for path in scripts.glob("mermaid.core-*.js")]
-    if len(found) != 1:
-        version = gradio.__version__
-        raise NotFoundError(
-            say("Mermaid comes with Gradio, and the one that is installed here ({version}) has none.", version=version)
-        )
-    modules: dict[str, str] = {}
-    wanted = list(found)
-    while wanted:
-        name = wanted.pop()
-        path = scripts / name
-        if name in modules or not path.is_file():
-            continue
-        text = _PRELOADED.sub("const __vite__mapDeps=()=>[];\n", path.read_text("utf-8"), count=1)
-        modules[name] = _IMPORTED.sub(r"\1\2\1", text)
-        # Of Gradio's page itself only helpers are used: what it would show isn't taken along.
-        if not name.startswith("index-"):
-            wanted += [imported for _, imported in _IMPORTED.findall(text)]
-    return found[0], modules
+    try:
+        files = distribution(package).files or ()
+    except PackageNotFoundError:
+        files = ()
+    for file in files:
+        if file.name in ("mermaid.js", "mermaid.min.js"):
+            return Path(str(file.locate()))
+    raise NotFoundError(say("Mermaid isn't installed where this page runs: install qwen35mm[diagrams]"))

@@ -6,13 +6,16 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from playwright.sync_api import FrameLocator, Locator, expect
 
 from qwen35mm.engine.events import Event, Finished, TextDelta
+from qwen35mm.web.serving import previews
 from tests.chat.fake_backend import FakeBackend, make_result
 from tests.web.browser import ChatPage, OpenPage
 
@@ -38,6 +41,21 @@ addEventListener("load", async () => {
   said.textContent = "tried: " + tried.join(" ") + " " + origin;
 });
 </script>"""
+
+DIAGRAMS = (
+    "flowchart LR\n  A[Start] --> B(Round)",
+    "sequenceDiagram\n  Round->>Square: Hello",
+    "classDiagram\n  class Round",
+    "stateDiagram-v2\n  [*] --> Round",
+    "erDiagram\n  Round ||--o{ Square : has",
+    "gantt\n  title Round\n  section One\n  Task :a, 2026-01-01, 3d",
+    'pie\n  title Round\n  "One" : 1',
+    "mindmap\n  Round",
+    "timeline\n  title Round\n  2026 : One",
+    'gitGraph\n  commit id: "Round"',
+    "journey\n  title Round\n  section One\n    Go: 5: Me",
+    "quadrantChart\n  title Round\n  A: [0.3, 0.6]",
+)
 
 
 def saved(page: ChatPage, button: Locator) -> tuple[str, str]:
@@ -132,6 +150,31 @@ def test_an_html_preview_reaches_nothing(page: ChatPage) -> None:
     # Opened by itself it has no origin either.
     header = "async () => (await fetch('qwen35mm/preview')).headers.get('content-security-policy')"
     assert page.page.evaluate(header).startswith("sandbox allow-scripts; default-src 'none'; ")
+
+
+def test_a_diagram_is_drawn_once_mermaid_is_installed(page: ChatPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.ask("echo ```mermaid\ngraph TD\n  A[Start]-->B{Round?}\n```")
+    page.wait_answered()
+    diagram = page.answers.last.locator(".block")
+    with monkeypatch.context() as patched:
+        patched.setattr(previews, "distribution", Mock(side_effect=PackageNotFoundError))
+        diagram.get_by_role("button", name="Preview").click()
+        expect(diagram.locator(".problem")).to_contain_text("install qwen35mm[diagrams]")
+        # What it would be drawn of stays.
+        expect(diagram.locator("pre")).to_contain_text("A[Start]")
+    diagram.get_by_role("button", name="Close the preview").click()
+    diagram.get_by_role("button", name="Preview").click()
+    expect(frame_of(diagram).locator("svg")).to_contain_text("Round?")
+
+
+@pytest.mark.slow
+def test_every_usual_kind_of_diagram_is_drawn(page: ChatPage) -> None:
+    page.ask("echo " + "\n\n".join(f"```mermaid\n{diagram}\n```" for diagram in DIAGRAMS))
+    page.wait_answered()
+    for block in page.answers.last.locator(".block").all():
+        block.get_by_role("button", name="Preview").click()
+        expect(frame_of(block).locator("svg")).to_contain_text("Round")
+        block.get_by_role("button", name="Close the preview").click()
 
 
 @pytest.mark.slow

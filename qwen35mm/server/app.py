@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import FastAPI
-from fastapi.openapi.docs import get_swagger_ui_html
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -29,6 +28,7 @@ from qwen35mm.server.asked import Asked, Backend, events_of, num_tokens
 from qwen35mm.server.body import read_body
 from qwen35mm.server.choices import OfChoice, events_of_choices
 from qwen35mm.server.completion import Completion
+from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.line import FairLine
@@ -99,7 +99,7 @@ def create_app(
         title="qwen35mm",
         description="Qwen3.5 models, pictures and videos included, in OpenAI's protocol.",
         middleware=limits(settings, only_this_machine, max_body_bytes, max_held_bytes),
-        # They need a key like every other route.
+        # It needs a key like every other route.
         openapi_url=None,
     )
     sources = sources or Sources()
@@ -110,7 +110,7 @@ def create_app(
     app.add_exception_handler(ApiError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
     add_routes(app, [*api.routes(), *responses.routes(), *texts.routes()], answering)
-    for path, handler in ((DOCUMENT, api.document), (DOCS, api.docs)):
+    for path, handler in ((DOCUMENT, api.document), (DOCS, show_docs), (f"{DOCS}/{{name}}", docs_file)):
         app.add_api_route(path, answering(handler), include_in_schema=False)
     return app
 
@@ -352,11 +352,6 @@ class Api:
         self.caller(request)
         return JSONResponse(request.app.openapi())
 
-    async def docs(self, request: Request) -> Response:
-        """A page of that document."""
-        self.caller(request)
-        return get_swagger_ui_html(openapi_url=DOCUMENT, title="qwen35mm")
-
     def caller(self, request: Request) -> Caller:
         return self._keys.caller_of(request)
 
@@ -367,7 +362,7 @@ class Api:
             raise ApiError(404, f"There is no model {name[:200]!r} here; {own!r} is.", "model", "model_not_found")
 
 
-DOCUMENT, DOCS = "/openapi.json", "/docs"
+DOCUMENT = "/openapi.json"
 _REFUSED = {
     403: "Websites aren't answered, save those of this server's own address.",
     421: "This server is for this machine: call it 127.0.0.1 or localhost.",

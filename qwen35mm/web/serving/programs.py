@@ -17,8 +17,8 @@ from qwen35mm.pools import REQUESTS
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Keys
 
-# Not /docs, which a page of one's own has no use for.
-_PATHS = ("/v1/{path:path}", *(f"/{name}" for name in ("tokenize", "detokenize", "health", "ready", "metrics")))
+_NAMES = ("tokenize", "detokenize", "health", "ready", "metrics", "openapi.json", "docs", "docs/{path:path}")
+_PATHS = ("/v1/{path:path}", *(f"/{name}" for name in _NAMES))
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ProgramAccess:
 def program_routes(backend: ChatBackend, access: ProgramAccess) -> list[BaseRoute]:
     """The routes of `qwen35mm serve`; nothing of a page opens them."""
     answers = _ForPrograms(backend, access)
-    return [Route(path, answers) for path in (*_PATHS, "/openapi.json")]
+    return [Route(path, answers) for path in _PATHS]
 
 
 class _ForPrograms:

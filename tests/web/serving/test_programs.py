@@ -87,6 +87,15 @@ def test_neither_a_wrong_key_nor_the_pages_cookie_lets_a_program_in(server: Serv
         assert browser.get("v1/models").status_code == 401
 
 
+def test_docs_stand_beside_the_page_under_their_own_policy(server: Server) -> None:
+    for name in ("docs", "docs/docs.js", "docs/swagger-ui.css"):
+        answer = httpx.get(f"{server.url}{name}")
+        assert answer.status_code == 200
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert httpx.get(f"{server.url}openapi.json").status_code == 401
+    assert httpx.get(f"{server.url}openapi.json", headers={"x-api-key": token_of(server)}).status_code == 200
+
+
 @pytest.mark.parametrize("headers", [{"origin": "https://example.org"}, {"sec-fetch-site": "cross-site"}])
 def test_another_sites_page_is_refused_though_it_has_a_key(server: Server, headers: dict[str, str]) -> None:
     own = {"authorization": f"Bearer {KEY}"}

@@ -15,7 +15,6 @@ from qwen35mm.cache.planner import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
-from qwen35mm.option_values import with_options
 from qwen35mm.option_values import parse_logins, parse_size, with_options
 from qwen35mm.settings import ModelOptions, PageOptions
 from qwen35mm_preprocess import MediaBudget
@@ -63,7 +62,6 @@ def read_options(arguments: list[str]) -> tuple[ModelOptions, PageOptions]:
     app = typer.Typer(add_completion=False)
     app.command()(with_options(options))
     return app(arguments, standalone_mode=False)
-
 
 
 @pytest.fixture(autouse=True)

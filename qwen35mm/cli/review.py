@@ -66,8 +66,8 @@ def review(
     try:
         from qwen35mm.captioning.outputs import parse_output
         from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
-        from qwen35mm.http.page_token import PageToken
         from qwen35mm.http.run import run
+        from qwen35mm.http.sessions import PageToken
         from qwen35mm.review.app import create_app
         from qwen35mm.review.asking import Asker
         from qwen35mm.review.folder import Folder

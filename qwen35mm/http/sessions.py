@@ -100,11 +100,11 @@ class PageToken:
 
     def address(self, url: str) -> str:
         """The page's address with the token."""
-        return f"{url}t/{self.value}/"
+        return f"{url.rstrip('/')}/t/{self.value}/"
 
     def address_for_once(self, url: str) -> str:
         """An address that lets one browser in: a browser's command line can be read by everybody on the machine."""
-        return f"{url}t/{self.new_code()}/"
+        return f"{url.rstrip('/')}/t/{self.new_code()}/"
 
     def new_code(self) -> str:
         """What is taken once for the token."""

@@ -15,12 +15,12 @@ from starlette.testclient import TestClient
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job
 from qwen35mm.errors import CaptioningError, StorageError
+from qwen35mm.http.sessions import PageToken
 from qwen35mm.review.app import create_app
 from qwen35mm.review.asking import Asker
 from qwen35mm.review.changes import ChangedError
 from qwen35mm.review.collection import Search
 from qwen35mm.review.folder import Folder
-from qwen35mm.http.page_token import PageToken
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, run, texts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import socket
 import threading
@@ -15,15 +16,14 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import EngineSettings, Finished, TextDelta
+from qwen35mm.http.run import ServerThread
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
-from qwen35mm.http.connection import Connection
 
 # Only reached where a test fails.
 PATIENCE_S = 60
@@ -85,16 +85,8 @@ class Endless:
 @contextmanager
 def serving(app: Starlette) -> Iterator[str]:
     """Serves in a thread until the end of the block; gives the address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, http=Connection))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+    with contextlib.closing(ServerThread(app, host="127.0.0.1", port=0)) as thread:
+        yield thread.url.rstrip("/")
 
 
 @contextmanager

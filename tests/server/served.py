@@ -8,9 +8,9 @@ import sys
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import EngineSettings
+from qwen35mm.http.run import run
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Keys
-from qwen35mm.http.run import run
 
 
 def main() -> None:

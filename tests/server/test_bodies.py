@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from qwen35mm.http import bodies
 from qwen35mm.model import LoadedModel
-from qwen35mm.server import body as bodies
 from qwen35mm.server.app import create_app
 from tests.server.instant import Answer, Instant, ask
 

@@ -15,8 +15,9 @@ import pytest
 
 from qwen35mm.backends.model_backend import Turn
 from qwen35mm.engine import Event, Request, TextDelta
+from qwen35mm.http import bodies as body
+from qwen35mm.http import connection
 from qwen35mm.model import LoadedModel
-from qwen35mm.server import body, connection
 from qwen35mm.server.app import create_app
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.instant import Instant

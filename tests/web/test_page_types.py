@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from qwen35mm.assets import asset_path
+from qwen35mm.http.requests import TemporaryApi, requests_of
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.previews import Previews
-from qwen35mm.http.requests import TemporaryApi, requests_of
 from qwen35mm.web.serving.texts import Texts
 
 

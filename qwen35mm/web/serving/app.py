@@ -176,8 +176,8 @@ def build_app(
             yield {"refused": said_of(error)}
 
     async def stream(request: Request) -> Response:
-        asked = await read_json(request, _WATCHED, _WATCHED_BYTES)
         people.asking(request)
+        asked = await read_json(request, _WATCHED, _WATCHED_BYTES)
         news = watch(request, asked.answers)
 
         async def frames() -> AsyncIterator[bytes]:

@@ -84,13 +84,18 @@ class Calls:
         # Uploads by owner and digest that no call has used yet.
         self._coming: Counter[tuple[str, str]] = Counter()
 
+    @property
+    def max_file_bytes(self) -> int:
+        """Of one file of a call."""
+        return self._backend.media.limits.max_bytes(None)
+
     async def upload(self, request: Request) -> Response:
         """`POST /gradio_api/upload`, in Gradio's place: files go where the page's do, under the same limits.
 
         The answer are paths, as Gradio's, for one call of the same person; no file is at any of them.
         """
         person = self._people.calling(request)
-        most = self._backend.media.limits.max_bytes(None)
+        most = self.max_file_bytes
         paths = []
         async with self._usage.receiving(person) as take:
             form = Request(request.scope, _limited(request.receive, most + _FORM_BYTES, take))

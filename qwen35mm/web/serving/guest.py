@@ -17,9 +17,10 @@ from contextlib import aclosing
 from typing import Any
 
 from pydantic import TypeAdapter
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.errors import ConfigError, Qwen35mmError, report_bug
 from qwen35mm.http.requests import answer_to, in_words, read_json
@@ -36,6 +37,9 @@ MAX_CALLS = 64
 MAX_WATCHED = 64
 MAX_WAITING_EVENTS = 256
 LEAVES_AFTER_S = 300.0
+# What clients ask for first.
+_FIRST = "/config"
+_PATIENCE_S = 2.0
 # What Gradio's clients in Python and JavaScript ask for: how it is called, a call, what comes of it, its end.
 ROUTES = (
     ("GET", "/config"),
@@ -73,6 +77,8 @@ class Guest:
         self._calls = calls
         self._watch = watch
         self._max_waiting = max_waiting
+        # Gradio's clients look at it; what takes files is ours.
+        self._max_file_bytes = calls.max_file_bytes if calls else 1
         self._app: ASGIApp | None = None
         self._opening = asyncio.Lock()
         self._leave: asyncio.Event | None = None
@@ -101,7 +107,11 @@ class Guest:
             self._people.calling(request)
             if scope["method"] == "POST":
                 receive = _as_body(_without_files(await read_json(request, _BODY)))
-            app = await opened()
+            opening = asyncio.ensure_future(opened())
+            if scope["path"] == _FIRST:
+                plain = [each for each in scope["headers"] if each[0] != b"accept-encoding"]
+                scope, send = {**scope, "headers": plain}, await _kept_waiting(send, opening)
+            app = await opening
         except Exception as error:
             await answer_to(error)(scope, receive, send)
             return
@@ -151,6 +161,8 @@ class Guest:
         import fastapi
 
         app = fastapi.FastAPI(openapi_url=None)
+        # Where there are rules for other origins, Gradio makes none of its own; the page's guards have looked at them.
+        app.add_middleware(CORSMiddleware, allow_origins=[])
         gr.mount_gradio_app(
             app,
             blocks,
@@ -158,7 +170,7 @@ class Guest:
             run_history=False,
             footer_links=[],
             show_error=False,
-            max_file_size=1,
+            max_file_size=self._max_file_bytes,
             ssr_mode=False,
             enable_monitoring=False,
             pwa=False,
@@ -190,7 +202,7 @@ class Guest:
                 mcp_server=mcp,
                 enable_monitoring=False,
                 run_history=False,
-                max_file_size=1,
+                max_file_size=self._max_file_bytes,
                 footer_links=[],
             )
         except OSError as error:
@@ -294,6 +306,24 @@ def _gradio() -> Any:
     import gradio
 
     return gradio
+
+
+async def _kept_waiting(send: Send, opening: asyncio.Future[ASGIApp]) -> Send:
+    """Clients give up on an answer that doesn't begin within five seconds, and importing Gradio may take longer. White
+    space is no part of a JSON text."""
+    has_begun = False
+    while not (await asyncio.wait({opening}, timeout=_PATIENCE_S))[0]:
+        if not has_begun:
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        has_begun = True
+        await send({"type": "http.response.body", "body": b" ", "more_body": True})
+
+    async def rest(message: Message) -> None:
+        if not has_begun or message["type"] != "http.response.start":
+            await send(message)
+
+    return rest
 
 
 def _without_files(body: dict[str, Any]) -> dict[str, Any]:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, Page, expect
 
 from qwen35mm.captioning.job import Job
 from qwen35mm.captioning.records import Caption
+from qwen35mm.http.run import ServerThread
+from qwen35mm.http.sessions import PageToken
 from qwen35mm.review.app import create_app
 from qwen35mm.review.asking import Asker
 from qwen35mm.review.collection import Collection
 from qwen35mm.review.folder import Folder
 from qwen35mm.review.records import RecordsFile
-from qwen35mm.http.page_token import PageToken
 from tests.captioning.conftest import media_in_process
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, listed, run
@@ -64,12 +63,7 @@ def shown(browser: Browser, reviewed: Collection[Any]) -> Iterator[Page]:
     token = PageToken()
     with closing(reviewed):
         app = create_app(reviewed, cast("Asker", FakeAsker()), token=token)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        thread = ServerThread(app, host="127.0.0.1", port=0)
         context = browser.new_context(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)
         try:
@@ -77,15 +71,13 @@ def shown(browser: Browser, reviewed: Collection[Any]) -> Iterator[Page]:
             problems: list[str] = []
             context.on("weberror", lambda error: problems.append(str(error.error)))
             context.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-            page.goto(token.address(url))
+            page.goto(token.address(thread.url))
             yield page
             # A browser counts a refusal of ours as an error.
             assert [problem for problem in problems if "status of 409" not in problem] == []
         finally:
             context.close()
-            server.should_exit = True
-            with suppress(KeyboardInterrupt):
-                thread.join()
+            thread.close()
 
 
 def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None:

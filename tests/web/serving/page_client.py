@@ -9,17 +9,20 @@ from typing import Any
 
 import httpx
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+from starlette.routing import Mount
 
 from qwen35mm.chat.quotas import STRANGERS, Quotas, Usage
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
+from qwen35mm.http.requests import Requests
+from qwen35mm.http.sessions import HEADER
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.app import PREFIX, _routes
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
-from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
-from qwen35mm.http.requests import answer_requests
+from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.texts import Texts
 from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend
@@ -27,8 +30,14 @@ from tests.chat.fake_backend import FakeBackend
 ANN, BOB = "a" * 32, "b" * 32
 
 
+def showing(key: str, **more: str) -> HTTPConnection:
+    """A request of the page with this key."""
+    headers = [(name.encode(), value.encode()) for name, value in {HEADER: key, **more}.items()]
+    return HTTPConnection({"type": "http", "method": "POST", "query_string": b"", "headers": headers})
+
+
 class PageClient:
-    """A page that several people use; `token` is one's private cookie."""
+    """A page that several people use; `token` is the key of one's page."""
 
     def __init__(self, folder: Path, *, shared: bool = True, quotas: Quotas = STRANGERS) -> None:
         self.backend = FakeBackend()
@@ -41,9 +50,8 @@ class PageClient:
         app = {"model": self.backend.info.name}
         api = Api(self.backend, self.store, self.replies, turns, lambda: app, self.usage, examples)
         self.files = Files(self.store, self.people, self.backend, self.usage, examples)
-        self.app: Any = PrivateCookie(
-            Starlette(routes=_routes(answer_requests(self.people, api, Texts(self.store)), self.files))
-        )
+        requests = Requests(self.people.asking, api, self.files, Texts(self.store))
+        self.app: Any = Starlette(routes=[Mount(PREFIX, routes=_routes(requests, self.files))])
 
     async def request(
         self,
@@ -56,10 +64,20 @@ class PageClient:
         **how: Any,
     ) -> httpx.Response:
         """One request to a path below the page's prefix."""
-        headers = {"cookie": f"{COOKIE}={token}", **({"x-qwen35mm": "1"} if header else {}), **how.pop("headers", {})}
+        headers = {**({HEADER: token} if header else {}), **how.pop("headers", {})}
         transport = httpx.ASGITransport(self.app, client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, f"{PREFIX}/{path}", headers=headers, **how)
+
+    async def file(self, path: str, token: str = ANN, **how: Any) -> httpx.Response:
+        """A file as a browser asks for it, which sets no header: with the page's ticket."""
+        ticket = self.people._tickets.of(token)
+        return await self.request("GET", path, header=False, params={"ticket": ticket}, **how)
+
+    async def export(self, token: str = ANN, **params: str) -> httpx.Response:
+        """An archive of one's conversations."""
+        code = (await self.call("download", token)).json()["code"]
+        return await self.request("GET", "export", header=False, params={**params, "code": code})
 
     async def call(self, method: str, /, token: str = ANN, **arguments: Any) -> httpx.Response:
         """One of the page's requests."""
@@ -76,9 +94,7 @@ class PageClient:
 
     def owner(self, token: str = ANN) -> str:
         """Whom a cookie stands for."""
-        person = self.people.person({COOKIE: token})
-        assert person is not None
-        return person.owner
+        return self.people.asking(showing(token)).owner
 
     async def watch(self, reply: str, token: str = ANN) -> None:
         """Watches a reply to its end."""
@@ -107,7 +123,7 @@ class PageClient:
         ]
         if cut is not None:
             messages.append({"type": "http.disconnect"} if cut else {"type": "http.request", "body": b""})
-        headers = [(b"cookie", f"{COOKIE}={ANN}".encode()), (b"x-qwen35mm", b"1")]
+        headers = [(HEADER.encode(), ANN.encode())]
         path, _, query = path.partition("?")
         scope = {
             "type": "http",

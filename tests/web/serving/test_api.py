@@ -14,9 +14,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from qwen35mm.chat.turns import Question
+from qwen35mm.http.requests import MAX_BODY_BYTES, requests_of
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.models import Models
-from qwen35mm.http.requests import MAX_BODY_BYTES, requests_of
 from qwen35mm_preprocess.say import english
 from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
@@ -95,7 +95,7 @@ async def test_a_body_of_another_form_is_refused_in_words(page: PageClient, body
 async def test_a_body_may_be_empty_but_not_endless(page: PageClient) -> None:
     assert (await page.request("POST", "api/list", content=b"")).status_code == 200
     large = await page.request("POST", "api/send", content=b'{"text": "' + b"x" * MAX_BODY_BYTES + b'"}')
-    assert (large.status_code, "at most 16 MiB" in problem(large)) == (400, True)
+    assert (large.status_code, "at most 16 MiB" in problem(large)) == (413, True)
 
 
 @pytest.mark.parametrize("method", METHODS)

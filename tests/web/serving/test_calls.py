@@ -33,9 +33,7 @@ def served() -> Iterator[tuple[FakeBackend, Server]]:
 
 @pytest.fixture(scope="module")
 def client(served: tuple[FakeBackend, Server]) -> Client:
-    token = served[1].token
-    assert token is not None
-    return Client(served[1].url, headers={"Authorization": f"Bearer {token.value}"}, verbose=False)
+    return Client(served[1].address, verbose=False)
 
 
 @pytest.fixture
@@ -141,7 +139,7 @@ def test_it_says_what_it_takes(client: Client) -> None:
 
 
 def test_without_the_token_nobody_calls(served: tuple[FakeBackend, Server]) -> None:
-    with pytest.raises(ValueError, match="Could not fetch config"):
+    with pytest.raises(ValueError, match="Could not"):
         Client(served[1].url, verbose=False)
     assert httpx.post(f"{served[1].url}gradio_api/upload", files={"files": b"x"}).status_code == 403
 
@@ -180,10 +178,9 @@ async def test_it_is_a_tool_of_an_mcp_server() -> None:
     backend = FakeBackend()
     server = serve(backend, port=0, token="my-long-token", mcp=True)
     try:
-        address, headers = f"{server.url}gradio_api/mcp/", {"authorization": "Bearer my-long-token"}
         async with (
-            httpx.AsyncClient(headers=headers, timeout=PATIENCE_S) as http,
-            streamable_http_client(address, http_client=http) as (reading, writing, _),
+            httpx.AsyncClient(timeout=PATIENCE_S) as http,
+            streamable_http_client(f"{server.address}gradio_api/mcp/", http_client=http) as (reading, writing, _),
             ClientSession(reading, writing) as session,
         ):
             await session.initialize()
@@ -193,7 +190,7 @@ async def test_it_is_a_tool_of_an_mcp_server() -> None:
             answer = await session.call_tool(tool.name, {"message": "echo hello", "settings": {"max_tokens": 5}})
             assert [each.text for each in answer.content if each.type == "text"] == ["hello "]
         assert backend.calls[0].params.max_tokens == 5
-        assert httpx.post(address, json={}).status_code == 403
+        assert httpx.post(f"{server.url}gradio_api/mcp/", json={}).status_code == 403
     finally:
         server.close()
 
@@ -207,8 +204,7 @@ def test_there_is_no_tool_where_it_could_not_be_used(page: dict[str, Any]) -> No
 def test_it_can_be_left_out() -> None:
     server = serve(FakeBackend(), port=0, token="", calls=False)
     try:
-        told = httpx.get(f"{server.url}gradio_api/info").json()
-        assert told["named_endpoints"] == {}
-        assert httpx.post(f"{server.url}gradio_api/upload", files={"files": b"long enough"}).status_code == 413
+        for method, path in (("GET", "info"), ("GET", "config"), ("POST", "upload"), ("POST", "call/chat")):
+            assert httpx.request(method, f"{server.url}gradio_api/{path}").status_code == 404
     finally:
         server.close()

@@ -83,7 +83,7 @@ async def test_a_part_that_is_not_there_is_refused_in_words(page: PageClient, cl
 async def test_a_chosen_part_comes_back_from_an_archive_and_is_checked(page: PageClient) -> None:
     video = await attach(page, VIDEO.read_bytes(), "a.mp4")
     await page.ask("look", attachments=[{**video, "clip": CLIP}])
-    archive = (await page.request("GET", "export")).content
+    archive = (await page.export()).content
     (line,) = (await page.request("POST", "import", BOB, content=archive)).json()["conversations"]
     chat = (await page.call("open", BOB, conversation=line["id"])).json()
     assert chat["messages"][0]["attachments"][0]["clip"] == CLIP
@@ -109,7 +109,7 @@ async def test_a_part_is_planned_anew_for_another_checkpoint(page: PageClient) -
     def foreign(conversation: dict[str, Any]) -> None:
         conversation["messages"][0]["attachments"][0]["plan"]["processing"] = "0f" * 16
 
-    archive = (await page.request("GET", "export")).content
+    archive = (await page.export()).content
     response = await page.request("POST", "import", BOB, content=rewritten(archive, foreign))
     (line,) = response.json()["conversations"]
     question = (await page.call("open", BOB, conversation=line["id"])).json()["messages"][0]

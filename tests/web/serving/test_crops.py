@@ -102,7 +102,7 @@ async def test_a_part_is_sent_kept_exported_and_linked_only_to_ones_own(page: Pa
     (sent,) = chat["messages"][0]["attachments"]
     assert sent["crop_of"] == part["crop_of"]
     assert [type(each).__name__ for each in page.backend.calls[-1].messages[-1].media] == ["Image"]
-    archive = (await page.request("GET", "export")).content
+    archive = (await page.export()).content
     (line,) = (await page.request("POST", "import", BOB, content=archive)).json()["conversations"]
     (theirs,) = (await page.call("open", BOB, conversation=line["id"])).json()["messages"][0]["attachments"]
     assert theirs["crop_of"] == part["crop_of"]

@@ -162,7 +162,7 @@ async def test_a_name_is_only_shown(page: PageClient, name: str, shown: str) -> 
 
 
 async def test_who_may_not_upload(page: PageClient) -> None:
-    assert (await page.upload(b"words", "a.txt", token="nobody")).status_code == 404
+    assert (await page.upload(b"words", "a.txt", token="nobody")).status_code == 401
     assert (await page.request("POST", "upload", header=False, content=b"words")).status_code == 404
     assert stored(page) == []
 

@@ -46,7 +46,7 @@ async def attach(page: PageClient, data: bytes, name: str) -> dict[str, Any]:
 )
 async def test_a_file_is_given_as_what_it_is_and_does_nothing(page: PageClient, data: bytes, kind: str) -> None:
     attachment = await attach(page, data, "a.html")
-    response = await page.request("GET", f"media/{attachment['digest']}", header=False)
+    response = await page.file(f"media/{attachment['digest']}")
     assert (response.status_code, response.content) == (200, data)
     assert response.headers["content-type"] == kind
     assert response.headers["content-security-policy"] == "default-src 'none'; sandbox"
@@ -70,7 +70,9 @@ async def test_only_own_files_are_given(page: PageClient, route: str) -> None:
     attachment = await attach(page, PICTURE.read_bytes(), "a.png")
     url = f"{route}/{attachment['digest']}"
     assert (await page.request("GET", url, BOB)).status_code == 404
-    assert (await page.request("GET", url, "nobody")).status_code == 404
+    assert (await page.file(url, BOB)).status_code == 404
+    assert (await page.request("GET", url, "nobody")).status_code == 401
+    assert (await page.request("GET", url, header=False)).status_code == 401
     for digest in ("0" * 64, "x", "%2e%2e%2fconversations.sqlite", attachment["digest"].upper()):
         assert (await page.request("GET", f"{route}/{digest}")).status_code == 404
     await page.ask("look", attachments=[attachment])
@@ -145,13 +147,13 @@ async def test_conversations_go_out_and_come_back(page: PageClient) -> None:
     attachment = await attach(page, PICTURE.read_bytes(), "a.png")
     chat = await page.ask("look", attachments=[attachment])
     await page.ask("echo two")
-    everything = await page.request("GET", "export", header=False)
+    everything = await page.export()
     assert everything.headers["content-type"] == "application/zip"
     assert int(everything.headers["content-length"]) == len(everything.content)
     assert everything.headers["content-disposition"].startswith("attachment;")
     names = zipfile.ZipFile(io.BytesIO(everything.content)).namelist()
     assert len([name for name in names if name.startswith("conversations/")]) == 2
-    one = await page.request("GET", "export", params={"ids": chat["id"]})
+    one = await page.export(ids=chat["id"])
     imported = await page.request("POST", "import", BOB, content=one.content)
     (line,) = imported.json()["conversations"]
     assert (line["title"], line["id"] == chat["id"]) == ("look", False)
@@ -163,7 +165,7 @@ async def test_conversations_go_out_and_come_back(page: PageClient) -> None:
 async def test_a_conversation_goes_out_for_reading(page: PageClient) -> None:
     chat = await page.ask("echo Grüße")
     await page.call("rename", conversation=chat["id"], title='../a "b"\r\nSet-Cookie: x/Grüße')
-    response = await page.request("GET", "export", params={"ids": chat["id"], "form": "md"})
+    response = await page.export(ids=chat["id"], form="md")
     assert response.headers["content-type"] == "text/markdown; charset=utf-8"
     assert unquote(response.headers["content-disposition"]) == "attachment; filename*=UTF-8''Grüße.md"
     assert "set-cookie" not in response.headers
@@ -173,10 +175,14 @@ async def test_a_conversation_goes_out_for_reading(page: PageClient) -> None:
 async def test_nobody_exports_another_one_s_conversation(page: PageClient) -> None:
     chat = await page.ask("echo one")
     for params in ({"ids": chat["id"]}, {"ids": chat["id"], "form": "md"}, {"form": "md"}):
-        assert (await page.request("GET", "export", BOB, params=params)).status_code == 404
-    nothing = await page.request("GET", "export", BOB)
+        assert (await page.export(BOB, **params)).status_code == 404
+    nothing = await page.export(BOB)
     assert zipfile.ZipFile(io.BytesIO(nothing.content)).namelist() == []
-    assert (await page.request("GET", "export", "nobody")).status_code == 404
+    for params in ({}, {"code": "guess"}, {"ticket": page.people._tickets.of(BOB)}):
+        assert (await page.request("GET", "export", BOB, params=params)).status_code == 404
+    code = (await page.call("download")).json()["code"]
+    answers = [await page.request("GET", "export", BOB, params={"code": code}) for _ in range(2)]
+    assert [each.status_code for each in answers] == [200, 404], "a code is good for once"
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive", b"PK\x03\x04 cut off"])
@@ -203,7 +209,7 @@ def rewritten(archive: bytes, change: Callable[[dict[str, Any]], None]) -> bytes
 async def test_what_an_import_says_of_a_medium_is_checked(page: PageClient) -> None:
     attachment = await attach(page, PICTURE.read_bytes(), "a.png")
     chat = await page.ask("look", attachments=[attachment])
-    archive = (await page.request("GET", "export", params={"ids": chat["id"]})).content
+    archive = (await page.export(ids=chat["id"])).content
 
     async def refusal(*, file: dict[str, Any] | None = None, **plan: Any) -> str:
         def change(conversation: dict[str, Any]) -> None:
@@ -236,7 +242,7 @@ async def test_the_server_s_limits_hold_for_imports(page: PageClient, monkeypatc
     attachment = await attach(page, PICTURE.read_bytes(), "a.png")
     await page.ask("look", attachments=[attachment])
     await page.ask("echo two")
-    archive = (await page.request("GET", "export")).content
+    archive = (await page.export()).content
 
     async def refusal(**limits: int) -> str:
         monkeypatch.setattr(page.usage, "quotas", replace(STRANGERS, **limits))

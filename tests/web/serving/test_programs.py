@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
 
 from qwen35mm.cli.chat import open_page
 from qwen35mm.engine import EngineSettings
@@ -21,7 +22,7 @@ from qwen35mm.model_library import BackendOptions, BackendSwitch
 from qwen35mm.server.keys import Keys
 from qwen35mm.settings import Logins, ModelOptions, PageOptions
 from qwen35mm.web import Server, serve
-from qwen35mm.web.serving.programs import ForPrograms, ProgramAccess
+from qwen35mm.web.serving.programs import ProgramAccess, program_routes
 from tests.chat.fake_backend import FakeBackend
 from tests.children import environment
 
@@ -78,13 +79,14 @@ def test_a_response_is_kept_and_gone_on_from(server: Server) -> None:
     assert second.previous_response_id == first.id
 
 
-def test_neither_a_wrong_key_nor_the_pages_cookie_lets_a_program_in(server: Server) -> None:
+def test_neither_a_wrong_key_nor_the_pages_own_lets_a_program_in(server: Server) -> None:
     with pytest.raises(openai.AuthenticationError):
         client_of(server, "another-key-than-those").models.list()
-    with httpx.Client(base_url=server.url, follow_redirects=True) as browser:
-        assert browser.get(server.address).status_code == 200
-        assert browser.get("qwen35mm/web/main.js").status_code == 200
-        assert browser.get("v1/models").status_code == 401
+    assert server.token is not None
+    shown = {"x-qwen35mm": server.token.key}
+    assert httpx.post(f"{server.url}qwen35mm/api/start", headers=shown, json={}).status_code == 200
+    assert httpx.get(f"{server.url}v1/models", headers=shown).status_code == 401
+    assert httpx.get(f"{server.address}v1/models").status_code == 200, "the address has the token in it"
 
 
 def test_docs_stand_beside_the_page_under_their_own_policy(server: Server) -> None:
@@ -144,10 +146,7 @@ async def test_a_person_finds_a_slot_however_many_programs_ask(demo: LoadedModel
             raise ConfigError("that's all")
             yield
 
-    async def other(*_: Any) -> None:
-        raise AssertionError
-
-    programs = ForPrograms(other, Slow(), ProgramAccess(slots=3))  # pyright: ignore[reportArgumentType]
+    programs: Any = Starlette(routes=program_routes(Slow(), ProgramAccess(slots=3)))  # pyright: ignore
     transport = httpx.ASGITransport(programs)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         asked = [asyncio.ensure_future(client.post("/v1/chat/completions", json={"messages": HELLO})) for _ in range(5)]

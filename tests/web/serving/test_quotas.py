@@ -1,4 +1,4 @@
-"""What one person, and all of them, may take; another cookie is no other person."""
+"""What one person, and all of them, may take; another key is no other person."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import QuotaError
+from qwen35mm.http.addresses import address_of
+from qwen35mm.http.errors import HttpError
 from qwen35mm.web import serve
-from qwen35mm.web.serving import app, people, server
-from qwen35mm.web.serving.people import address_of
+from qwen35mm.web.serving import app, logins, server
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import PICTURE
 from tests.chat.fake_backend import FakeBackend
@@ -80,7 +81,7 @@ async def test_presets_take_room_like_texts(page: PageClient) -> None:
 
 async def test_conversations(page: PageClient) -> None:
     chat = await page.ask("echo one")
-    archive = (await page.request("GET", "export")).content
+    archive = (await page.export()).content
     await page.ask("echo two", BOB)
     refused = await page.call("send", text="echo three")
     assert refused.status_code == 429
@@ -132,9 +133,8 @@ def test_watchers(tmp_path: Path) -> None:
 def test_a_stream_too_many_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "ALONE", replace(ALONE, watchers=0))
     with contextlib.closing(serve(FakeBackend(), port=0, token="")) as served:
-        url = f"{served.url}gradio_api/call/watch"
-        event = httpx.post(url, json={"data": [["0" * 32]]}).json()["event_id"]
-        told = httpx.get(f"{url}/{event}").text
+        how = {"headers": {"x-qwen35mm": "1"}, "json": {"answers": ["0" * 32]}}
+        told = httpx.post(f"{served.url}qwen35mm/watch", **how).text
     assert '"refused"' in told
     assert "of your pages {n|watches|watch} answers" in told
 
@@ -186,5 +186,36 @@ def test_passwords_are_not_guessed(guarded: str, monkeypatch: pytest.MonkeyPatch
         refused = log_in("secret", path)
         assert refused.status_code == 429
         assert "2 wrong passwords came" in english(refused.json()["error"]["message"])
-    monkeypatch.setattr(people, "WRONG_PASSWORDS_S", -1.0)
+    monkeypatch.setattr(logins, "WRONG_PASSWORDS_S", -1.0)
     assert log_in("secret").status_code == 200
+
+
+async def test_right_passwords_lock_nobody_out_however_many_come_at_one_time(guarded: str) -> None:
+    async with httpx.AsyncClient(base_url=guarded, timeout=60) as client:
+        for _ in range(2):
+            form = {"username": "ann", "password": "secret"}
+            answers = await asyncio.gather(*(client.post("login", data=form) for _ in range(12)))
+            assert [each.status_code for each in answers] == [200] * 12
+        forged = {"x-forwarded-for": "8.8.8.8"}
+        for number in range(2):
+            wrong = {"username": "ann", "password": f"guess {number}"}
+            assert (await client.post("login", data=wrong, headers=forged)).status_code == 400
+        refused = await client.post("login", data=form, headers={"x-forwarded-for": "9.9.9.9"})
+        assert refused.status_code == 429, "nobody is believed for whom they ask"
+
+
+async def test_an_account_is_not_guessed_from_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "ann/chat")
+    guesses = logins.Guesses(most=2)
+
+    def asking(number: int) -> HTTPConnection:
+        forwarded = (b"x-forwarded-for", f"8.8.{number}.8".encode())
+        return HTTPConnection({"type": "http", "client": ("10.0.0.1", 1), "headers": [forwarded]})
+
+    assert await guesses.check(asking(200), "ann", lambda: True)
+    for number in range(20):
+        assert not await guesses.check(asking(number), "ann", lambda: False)
+    with pytest.raises(HttpError, match="many addresses"):
+        await guesses.check(asking(100), "ann", lambda: True)
+    assert await guesses.check(asking(100), "bob", lambda: True), "another account is open"
+    assert await guesses.check(asking(200), "ann", lambda: True), "and to who was let in before, this one too"

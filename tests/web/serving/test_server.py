@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,22 +16,28 @@ import pytest
 from qwen35mm.assets import asset_path
 from qwen35mm.errors import ConfigError
 from qwen35mm.web import Server, serve
-from qwen35mm.web.serving.app import LOOK_FOR_EVENTS_S, LOOK_FOR_PROGRESS_S, LOOK_WHEN_IDLE_S, QueuePace
+from qwen35mm.web.serving import guest
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
+from qwen35mm.web.serving.programs import ProgramAccess
 from tests.chat.fake_backend import FakeBackend
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = serve(FakeBackend(is_demo=True), port=0)
+    server = serve(FakeBackend(is_demo=True), port=0, programs=ProgramAccess())
     yield server
     server.close()
 
 
 def visit(server: Server) -> httpx.Client:
-    """A client that has opened the page by its address."""
-    client = httpx.Client(base_url=server.url, follow_redirects=True)
-    assert client.get(server.address).status_code == 200
+    """A client that has opened the page by its address, as `session.js` does."""
+    client = httpx.Client(base_url=server.url, headers={"x-qwen35mm": "1"})
+    opened = client.get(server.address)
+    assert (opened.status_code, opened.headers["location"][:12]) == (303, "../../#once=")
+    code = opened.headers["location"].partition("=")[2]
+    begun = client.post("qwen35mm/session", json={"once": code})
+    assert begun.status_code == 200
+    client.headers["x-qwen35mm"] = begun.json()["key"]
     return client
 
 
@@ -53,15 +58,6 @@ def test_a_foreign_address_is_said_to_be_foreign() -> None:
         serve(FakeBackend(), host="203.0.113.1")
 
 
-def test_a_machine_too_busy_for_gradios_own_look_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradio.networking.url_ok", lambda url: False)
-    server = serve(FakeBackend(), port=0)
-    try:
-        visit(server).close()
-    finally:
-        server.close()
-
-
 def test_only_this_machine_is_served(server: Server) -> None:
     port = int(server.url.rstrip("/").rsplit(":", 1)[1])
     with socket.create_server(("127.0.0.2", port)):
@@ -74,44 +70,85 @@ def test_the_browser_is_told_to_ask_no_other_machine(visitor: httpx.Client) -> N
     assert not re.search("http|unsafe|script-src|style-src", policy)
 
 
-def test_nothing_that_was_not_asked_for_is_served(visitor: httpx.Client) -> None:
-    config = visitor.get("config").json()
-    assert config["analytics_enabled"] is False
-    for path in ("monitoring", "gradio_api/mcp/sse", "gradio_api/monitoring"):
-        assert visitor.get(path).status_code in (403, 404), path
-    info = visitor.get("gradio_api/info").json()
+# All that a page's port answers, by who may ask: everybody, who shows the key or the ticket, and programs.
+OPEN = {"/", "/icon.svg", "/favicon.ico", "/docs", "/docs/{path:path}", "/health"}
+OPEN |= {f"/qwen35mm/{name}" for name in ("preview", "web", "samples", "poster/{number:int}", "session")}
+OF_THE_PAGE = {"api/{name}", "watch", "upload", "pages", "recode", "import", "export"}
+OF_THE_PAGE |= {f"{name}/{{digest}}" for name in ("media", "picture", "frame", "thumbnail")}
+OF_PROGRAMS = {"/v1/{path:path}", "/tokenize", "/detokenize", "/ready", "/metrics", "/openapi.json", "/config"}
+OF_PROGRAMS |= {
+    f"/gradio_api/{name}" for name in ("info", "call/chat", "call/chat/{event}", "queue/join", "queue/data")
+}
+OF_PROGRAMS |= {"/gradio_api/heartbeat/{session}", "/gradio_api/cancel", "/gradio_api/upload"}
+
+
+def paths(routes: Iterable[Any], prefix: str = "") -> set[str]:
+    found = set()
+    for each in routes:
+        inner = getattr(each, "routes", None)
+        found |= paths(inner, prefix + each.path) if inner else {prefix + each.path}
+    return found
+
+
+def test_each_route_is_known_and_asks_who_is_there(server: Server) -> None:
+    """A route that isn't listed here answers somebody that nobody thought of."""
+    listed = OPEN | {f"/qwen35mm/{name}" for name in OF_THE_PAGE} | OF_PROGRAMS
+    assert paths(server.page.app.routes) == listed
+    with httpx.Client(base_url=server.url, headers={"x-qwen35mm": "0" * 32}) as stranger:
+        for path in listed - OPEN:
+            path = re.sub(r"\{.*?\}", "start", path)
+            answers = {stranger.request(method, path, json={}).status_code for method in ("GET", "POST")}
+            assert answers <= {401, 403, 404, 405}, (path, answers)
+            assert answers & {401, 403} or path.endswith("export"), path
+
+
+GRADIOS = ["file=http://127.0.0.1:9/page.png", "file=/etc/passwd", "proxy=http://127.0.0.1:9/", "process_recording"]
+GRADIOS += ["startup-events", "app_id", "token", "user", "login_check", "run/chat", "api/chat", "call/v2/chat", "reset"]
+GRADIOS += ["stream/x", "upload_progress", "theme.css", "dev/reload", "deep_link", "runs", "vibe-edit", "openapi.json"]
+GRADIOS += ["mcp/", "mcp/sse", "call/watch", "call/watch/x", "component_server", "monitoring", "queue/status"]
+
+
+def test_nothing_else_of_gradio_is_answered(server: Server, visitor: httpx.Client) -> None:
+    assert httpx.get(f"{server.address}config").status_code == 200, "Gradio is there by now"
+    names = [f"gradio_api/{name}" for name in GRADIOS]
+    names += ["static/img/logo.svg", "assets/index.js", "svelte/x", "theme.css", "monitoring", "robots.txt", "pwa_icon"]
+    for name in (*names, "manifest.json", "login", "logout", "gradio_api/", "custom_component/x"):
+        for method in ("GET", "POST", "HEAD"):
+            assert visitor.request(method, name).status_code in (404, 405), (method, name)
+            assert httpx.request(method, f"{server.address}{name}").status_code in (404, 405), (method, name)
+    info = httpx.get(f"{server.address}gradio_api/info").json()
     assert (list(info["named_endpoints"]), info["unnamed_endpoints"]) == (["/chat"], {})
 
 
-def test_the_queue_looks_often_only_while_the_page_is_used(server: Server, visitor: httpx.Client) -> None:
-    queue = server.app._queue
-    assert visitor.get("").status_code == 200
-    assert queue.sleep_when_free == LOOK_FOR_EVENTS_S
-    assert queue.progress_update_sleep_when_free == LOOK_FOR_PROGRESS_S
+def test_gradio_comes_when_it_is_asked_for_and_leaves_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest, "LEAVES_AFTER_S", 0.1)
+    with contextlib.closing(serve(FakeBackend(), port=0)) as server:
+        assert server.page.guest._app is None
+        for _ in range(2):
+            assert httpx.get(f"{server.address}config", timeout=60).json()["analytics_enabled"] is False
+            while server.page.guest._app is not None:
+                pass
 
 
-async def test_the_queue_rests_when_nothing_was_asked_for_a_while() -> None:
-    async def answer(*_: Any) -> None:
-        assert queue.sleep_when_free == LOOK_FOR_EVENTS_S
-
-    queue: Any = SimpleNamespace(sleep_when_free=None)
-    pace = QueuePace(answer, queue, idle_after_s=0)
-    for _ in range(2):
-        await pace({"type": "http"}, None, None)  # pyright: ignore[reportArgumentType]
-        await asyncio.sleep(0.001)
-        assert queue.sleep_when_free == LOOK_WHEN_IDLE_S
+def test_a_client_waits_for_an_import_that_takes_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest, "_PATIENCE_S", 0.01)
+    make = guest.Guest._make
+    monkeypatch.setattr(guest.Guest, "_make", lambda self: time.sleep(0.2) or make(self))
+    with contextlib.closing(serve(FakeBackend(), port=0)) as slow:
+        told = httpx.get(f"{slow.address}config", timeout=60)
+    assert told.text.startswith("  ")
+    assert told.json()["api_prefix"] == "/gradio_api"
 
 
 @pytest.mark.parametrize("path", ["pyproject.toml", "assets/demo/config.json", "/etc/passwd"])
 def test_files_of_the_machine_are_not_served(visitor: httpx.Client, path: str) -> None:
     absolute = path if path.startswith("/") else asset_path("..") / path
-    response = visitor.get(f"gradio_api/file={absolute}")
-    assert (response.status_code, "token" in response.text) == (403, False)
+    assert visitor.get(f"gradio_api/file={absolute}").status_code == 404
 
 
 def ask(client: httpx.Client, method: str, /, **arguments: Any) -> httpx.Response:
     """One of the page's requests."""
-    return client.post(f"qwen35mm/api/{method}", json=arguments, headers={"x-qwen35mm": "1"})
+    return client.post(f"qwen35mm/api/{method}", json=arguments)
 
 
 def test_the_page_is_told_what_it_shows(visitor: httpx.Client) -> None:
@@ -124,38 +161,46 @@ def test_the_page_is_told_what_it_shows(visitor: httpx.Client) -> None:
 
 
 def test_other_users_of_the_machine_need_the_token(server: Server) -> None:
-    port = httpx.URL(server.url).port
-    with httpx.Client(base_url=server.url, cookies={f"qwen35mm-token-{port}": "guess"}) as stranger:
-        for path in ("", "?token=", "?token=guess", "config", "qwen35mm/web/main.js", "gradio_api/info", "nothing"):
+    assert server.token is not None
+    token = server.token.value
+    with httpx.Client(base_url=server.url, headers={"x-qwen35mm": "1"}) as stranger:
+        for path in ("t/", "t/guess", "t/guess/", "t/guess/config", "?token=guess"):
             response = stranger.get(path)
             assert (response.status_code, "in its terminal" in response.text) == (403, True), path
-        assert ask(stranger, "start").json()["error"]["kind"] == "token"
-        token = server.address.partition("?token=")[2]
-        known = {"authorization": f"Bearer {token}"}
-        assert ask(stranger, "start").status_code == 403
-        assert stranger.get("config", headers=known).status_code == 200
+        for method, path in (("POST", "qwen35mm/api/start"), ("GET", "config"), ("POST", "qwen35mm/watch")):
+            refused = stranger.request(method, path, json={"answers": []})
+            assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "token"), path
+        assert stranger.post("qwen35mm/session", json={"once": "guess"}).status_code == 403
+        assert stranger.get("config", headers={"authorization": f"Bearer {token}"}).status_code == 200
+        assert stranger.get(f"t/{token}/config").status_code == 200
         assert stranger.get("config", headers={"authorization": "Bearer guess"}).status_code == 403
-        opened = stranger.get(f"?a=b&token={token}")
-    assert (opened.status_code, opened.headers["location"]) == (303, "/?a=b")
-    assert opened.headers["set-cookie"] == f"qwen35mm-token-{port}={token}; HttpOnly; Path=/; SameSite=lax"
+        assert stranger.get(f"?token={token}").headers["location"].startswith("./#once=")
+
+
+def test_nothing_that_opens_the_page_reaches_another_port(server: Server) -> None:
+    """A cookie would: browsers know no ports of cookies."""
+    with contextlib.closing(visit(server)) as visitor:
+        assert ask(visitor, "start").status_code == 200
+        assert dict(visitor.cookies) == {}
 
 
 def test_an_address_that_a_command_line_held_lets_in_once(server: Server) -> None:
     address = server.address_for_once
-    assert address.partition("?")[0] == server.url
-    with httpx.Client(base_url=server.url, follow_redirects=True) as first:
-        assert first.get(address).status_code == 200
-        assert first.get(address).status_code == 200, "it has the cookie"
-    assert httpx.get(address).status_code == 403
+    assert address.startswith(f"{server.url}t/")
+    assert [httpx.get(address).status_code for _ in range(2)] == [303, 403]
+    code = httpx.get(server.address_for_once).headers["location"].partition("=")[2]
+    how: Any = {"headers": {"x-qwen35mm": "1"}, "json": {"once": code}}
+    assert [httpx.post(f"{server.url}qwen35mm/session", **how).status_code for _ in range(2)] == [200, 403]
 
 
 def test_a_token_can_be_chosen_or_left_out() -> None:
     with contextlib.closing(serve(FakeBackend(), port=0, token="my-own-token")) as server:
-        assert server.address == f"{server.url}?token=my-own-token"
+        assert server.address == f"{server.url}t/my-own-token/"
         visit(server).close()
     with contextlib.closing(serve(FakeBackend(), port=0, token="")) as server:
         assert server.address == server.address_for_once == server.url
-        assert httpx.get(f"{server.url}config").status_code == 200
+        headers = {"x-qwen35mm": "1"}
+        assert httpx.post(f"{server.url}qwen35mm/api/start", headers=headers, json={}).status_code == 200
     several: Any
     for several in ({"host": "0.0.0.0"}, {"auth": [("ann", "secret")]}):
         with pytest.raises(ConfigError, match="--auth"):
@@ -168,7 +213,7 @@ def test_a_name_that_was_pointed_here_is_not_served(server: Server) -> None:
         assert response.status_code == 421, path
 
 
-@pytest.mark.parametrize("path", ["", "qwen35mm/api/start", "gradio_api/call/watch", "gradio_api/info"])
+@pytest.mark.parametrize("path", ["", "qwen35mm/api/start", "qwen35mm/watch", "gradio_api/info", "t/guess/"])
 def test_pages_of_other_ports_may_not_read_it(server: Server, visitor: httpx.Client, path: str) -> None:
     origin = {"origin": "http://localhost:9", "host": server.url.split("/")[2].replace("127.0.0.1", "localhost")}
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-qwen35mm"}
@@ -184,15 +229,15 @@ def test_pages_of_other_ports_may_not_read_it(server: Server, visitor: httpx.Cli
 def test_people_who_log_in_have_own_conversations() -> None:
     server = serve(FakeBackend(), port=0, auth=[("ann", "secret"), ("bob", "other")])
     try:
-        assert ask(httpx.Client(base_url=server.url), "start").status_code == 401
-        assert httpx.post(f"{server.url}login", data={"username": "ann", "password": "other"}).status_code == 400
-        cookies = [
-            dict(httpx.post(f"{server.url}login", data={"username": name, "password": password}).cookies)
-            for name, password in (("ann", "secret"), ("bob", "other"))
-        ]
-        ann, bob, eve = (
-            httpx.Client(base_url=server.url, cookies=each) for each in (*cookies, dict.fromkeys(cookies[0], "made up"))
-        )
+        how: Any = {"base_url": server.url, "headers": {"x-qwen35mm": "1"}}
+        ann, bob, eve = httpx.Client(**how), httpx.Client(**how), httpx.Client(**how)
+        assert ask(eve, "start").status_code == 401
+        assert eve.post("login", data={"username": "ann", "password": "other"}).status_code == 400
+        for client, name, password in ((ann, "ann", "secret"), (bob, "bob", "other")):
+            client.headers["x-qwen35mm"] = client.post("login", data={"username": name, "password": password}).json()[
+                "key"
+            ]
+        eve.headers["x-qwen35mm"] = "0" * 32
         assert ask(ann, "save_preset", name="mine", settings={}).status_code == 200
         starts = [ask(each, "start").json() for each in (ann, bob)]
         assert [start["presets"] for start in starts] == [{"mine": {}}, {}]
@@ -214,10 +259,10 @@ def test_conversations_outlive_the_server_where_they_have_a_folder(tmp_path: Pat
 
 
 def test_the_page_can_be_installed_as_an_app(visitor: httpx.Client) -> None:
-    manifest = visitor.get("manifest.json").json()
+    manifest = visitor.get("qwen35mm/web/manifest.json").json()
     assert manifest["name"] == "qwen35mm"
     assert manifest["display"] == "standalone"
     (icon, *_) = manifest["icons"]
-    picture = visitor.get(icon["src"].lstrip("/"))
+    picture = visitor.get(icon["src"].removeprefix("../../"))
     assert picture.status_code == 200
     assert b"#4f46e5" in picture.content

@@ -125,7 +125,7 @@ async def test_an_edited_answer_is_a_branch_that_the_next_prompt_holds(page: Pag
     (before,) = [each for each in page.store.read(page.owner(), chat["id"])[1].nodes.values() if each.text == "one "]
     assert not before.edited
 
-    archive = (await page.request("GET", "export")).content
+    archive = (await page.export()).content
     (taken,) = (await page.request("POST", "import", BOB, content=archive)).json()["conversations"]
     again = (await page.call("open", BOB, conversation=taken["id"])).json()["messages"]
     assert [(each["text"], each.get("edited")) for each in again[:2]] == [("echo one", None), ("my *own* words", True)]

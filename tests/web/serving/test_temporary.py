@@ -39,11 +39,7 @@ def ask(server: Server, method: str, **arguments: Any) -> httpx.Response:
 
 def watch(server: Server, reply: str) -> None:
     """Watches a reply to its end, as a page does."""
-    url = f"{server.url}gradio_api/call/watch"
-    event = httpx.post(url, json={"data": [[reply]]}).json()["event_id"]
-    with httpx.stream("GET", f"{url}/{event}", timeout=60) as lines:
-        for _ in lines.iter_lines():
-            pass
+    httpx.post(f"{server.url}qwen35mm/watch", headers=HEADERS, json={"answers": [reply]}, timeout=60)
 
 
 def send(server: Server, text: str, **arguments: Any) -> dict[str, Any]:
@@ -114,9 +110,8 @@ def test_another_conversation_is_stored_as_ever_beside_it(parts: Parts) -> None:
 def test_its_answer_ends_with_it(parts: Parts) -> None:
     backend, server, _ = parts
     sent = ask(server, "send", text="slow", temporary=True).json()
-    url = f"{server.url}gradio_api/call/watch"
-    event = httpx.post(url, json={"data": [[sent["reply"]]]}).json()["event_id"]
-    with httpx.stream("GET", f"{url}/{event}", timeout=60) as lines:
+    how = {"headers": HEADERS, "json": {"answers": [sent["reply"]]}, "timeout": 60}
+    with httpx.stream("POST", f"{server.url}qwen35mm/watch", **how) as lines:
         next(line for line in lines.iter_lines() if "word" in line)
         assert backend.active == 1
         ask(server, "end_temporary", conversation=sent["chat"]["id"])
@@ -124,7 +119,7 @@ def test_its_answer_ends_with_it(parts: Parts) -> None:
 
 
 def test_it_ends_when_nothing_is_heard_of_its_page(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporary.TemporaryChats.__init__, "__kwdefaults__", {"silence_s": 0.2})
+    monkeypatch.setattr(temporary.TemporaryChats.__init__, "__kwdefaults__", {"silence_s": 1.0})
     with contextlib.closing(serve(FakeBackend(), port=0, token="")) as server:
         files = [upload(server, "note.txt", SECRET)]
         sent = ask(server, "send", text="echo one", temporary=True, attachments=files).json()

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from qwen35mm.errors import StorageError
-from qwen35mm.web.serving.people import COOKIE, People
+from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.tidying import keep_tidy, tidy
 from tests.chat.chat_kit import PICTURE, ChatKit
 from tests.chat.helpers import create
+from tests.web.serving.page_client import showing
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_people_who_are_gone_are_forgotten(kit: ChatKit, monkeypatch: pytest.Mon
     now_s = 0.0
     monkeypatch.setattr("qwen35mm.web.serving.people.time.monotonic", lambda: now_s)
     people = People(shared=True)
-    gone, here = people.person({COOKIE: "0" * 32}), people.person({COOKIE: "1" * 32})
+    gone, here = (people.asking(showing(key * 32)) for key in "01")
     assert gone is not None
     assert here is not None
     for person in (gone, here):
@@ -56,7 +57,7 @@ def test_people_who_are_gone_are_forgotten(kit: ChatKit, monkeypatch: pytest.Mon
     picture = kit.attach(PICTURE, gone)
     age(kit, picture.digest, 100)
     now_s = 2000.0
-    people.person({COOKIE: "1" * 32})
+    people.asking(showing("1" * 32))
     tidy(kit.store, people, None)
     assert len(kit.store.find(gone.owner)) == 1
     tidy(kit.store, people, 1800.0)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from qwen35mm.http.guards import CONTENT_SECURITY_POLICY, OnlyThisMachine, SameOrigin, SecurityHeaders
+from qwen35mm.http.guards import CONTENT_SECURITY_POLICY, OnlyTheseHosts, SameOrigin, SecurityHeaders
 
 
 def client_of(*middleware: Any) -> httpx.AsyncClient:
@@ -31,7 +31,7 @@ def client_of(*middleware: Any) -> httpx.AsyncClient:
     "host", ["127.0.0.1", "127.0.0.1:7860", "localhost", "LocalHost:80", "[::1]", "[::1]:7860", "127.8.9.10:1"]
 )
 async def test_the_machine_s_own_names_are_answered(host: str) -> None:
-    response = await client_of(OnlyThisMachine).get("/", headers={"host": host})
+    response = await client_of(OnlyTheseHosts).get("/", headers={"host": host})
     assert (response.status_code, response.text) == (200, "here")
 
 
@@ -52,7 +52,7 @@ async def test_the_machine_s_own_names_are_answered(host: str) -> None:
     ],
 )
 async def test_a_name_that_was_pointed_here_is_not_answered(host: str) -> None:
-    response = await client_of(OnlyThisMachine).get("/", headers={"host": host})
+    response = await client_of(OnlyTheseHosts).get("/", headers={"host": host})
     assert (response.status_code, response.text) == (421, "This page is for this machine: http://127.0.0.1")
 
 
@@ -67,7 +67,7 @@ async def test_one_name_is_expected(hosts: list[str]) -> None:
         sent.append(message)
 
     headers = [(b"host", host.encode()) for host in hosts]
-    await OnlyThisMachine(app)({"type": "http", "headers": headers}, None, send)  # pyright: ignore[reportArgumentType]
+    await OnlyTheseHosts(app)({"type": "http", "headers": headers}, None, send)  # pyright: ignore[reportArgumentType]
     assert sent[0]["status"] == 421
 
 

@@ -3,6 +3,7 @@
 /** @import { Child, Field, Presets, Settings, Start } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
+import { copy } from "./blocks.js";
 import { askText, button, h, iconButton, redraw, select } from "./dom.js";
 import { isSame, withSetting } from "./values.js";
 import { LANGUAGES, said, t } from "./words.js";
@@ -87,7 +88,18 @@ export class SettingsPanel {
         this.choice("colours", t("Colours"), { "": t("As the system"), light: t("Light"), dark: t("Dark") }),
         this.page.app.titles && this.titles(),
       ]),
+      this.client(),
     );
+  }
+
+  /** How a program asks the page's model. */
+  client() {
+    const { client } = this.page.app;
+    if (client === null) return null;
+    const code = `gradio_client.Client("${new URL(client, document.baseURI)}")`;
+    const box = h("input", { readOnly: true, value: code, "aria-label": t("From Python") });
+    const take = iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, code));
+    return fieldset(t("From Python"), [h("div.row", box, take)]);
   }
 
   systemPrompt() {

@@ -259,6 +259,8 @@ export interface App {
   /** Null where the model is in the program itself. */
   server: ServerInfo | null;
   examples: Example[];
+  /** The address for Gradio's clients, from the page's own; null where none are answered. */
+  client: string | null;
   /** Whether the stream of answers goes through Gradio's queue. */
   through_gradio: boolean;
 }

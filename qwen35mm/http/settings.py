@@ -6,11 +6,11 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from qwen35mm.errors import ConfigError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?", re.IGNORECASE)
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
@@ -47,7 +47,7 @@ class HttpSettings:
                 )
         for option, origins in (("--cors-origin", self.cors_origins), ("--embed-origin", self.embed_origins)):
             for origin in origins:
-                if not _is_origin(origin) and not (origin == "*" and option == "--cors-origin"):
+                if not _ORIGIN.fullmatch(origin) and not (origin == "*" and option == "--cors-origin"):
                     raise ConfigError(f"{option} takes an origin such as https://example.org; got {origin!r}.")
         for proxy in self.trusted_proxies:
             try:
@@ -68,11 +68,3 @@ class HttpSettings:
     @property
     def scheme(self) -> str:
         return "http" if self.tls_cert is None else "https"
-
-
-def _is_origin(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and text == f"{parts.scheme}://{parts.netloc}"
-    except ValueError:
-        return False

@@ -31,7 +31,10 @@ PLURAL = re.compile(r"\{\w+\|([^{}]*)\}")
 NUM_CATEGORIES = {"en": 2, "de": 2, "es": 3, "fr": 3, "zh": 1}
 # What raises the errors that a person may read on the page.
 HEARD = (
-    *(PYTHON / name for name in ("backends/remote", "backends/zero_gpu", "chat", "model_library", "review", "web")),
+    *(
+        PYTHON / name
+        for name in ("backends/remote", "backends/zero_gpu", "chat", "http", "model_library", "review", "web")
+    ),
     *(PYTHON / name for name in ("engine/engine.py", "engine/request.py", "engine/settings.py", "model/devices.py")),
     PYTHON / "checkpoints/shards.py",
     PREPROCESS,
@@ -48,11 +51,15 @@ ENGLISH_ONLY = {
     "qwen35mm/engine/request.py": (7, "a caller's arguments; the page passes checked ones"),
     "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
+    "qwen35mm/http/run.py": (2, "what the command line names, checked before there is a page"),
+    "qwen35mm/http/settings.py": (6, "options of the command line, checked before there is a page"),
     "qwen35mm/review/folder.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/review/records.py": (2, "what the command line names, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
-    "qwen35mm/web/serving/server.py": (7, "options of the command line, checked before there is a page"),
+    "qwen35mm/web/serving/guest.py": (1, "what the command line names, checked before there is a page"),
+    "qwen35mm/web/serving/mcp_tool.py": (1, "an option of the command line, checked before there is a page"),
+    "qwen35mm/web/serving/server.py": (5, "options of the command line, checked before there is a page"),
     "preprocess/qwen35mm_preprocess/media.py": (4, "a caller's sources; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media_plan.py": (3, "a caller's plans; of stored ones the records speak"),
     "preprocess/qwen35mm_preprocess/processor.py": (1, "a caller's plans; of stored ones the records speak"),

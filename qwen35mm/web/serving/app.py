@@ -135,7 +135,8 @@ def build_app(
             "server": describe_server(backend.info),
             "titles": titles.enabled,
             "through_gradio": through_gradio,
-            "calls": calls,
+            # The page shows it to whom it has let in.
+            "client": None if not calls else f"t/{token.value}/" if token else "",
             "examples": [
                 {
                     "text": each.question,

@@ -67,7 +67,7 @@ export class Sidebar {
     this.element = h(
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
-      h("div.brand.row", h("img", { src: "pwa_icon", alt: "" }), h("span", "qwen35mm")),
+      h("div.brand.row", h("img", { src: "icon.svg", alt: "" }), h("span", "qwen35mm")),
       h(
         "div.row",
         this.newButton,

@@ -83,7 +83,7 @@ class ChatPage:
     """
 
     def __init__(self, browser: Browser, url: str, **context: Any) -> None:
-        self.url = url.partition("?")[0]
+        self.url = url.partition("t/")[0] if "/t/" in url else url
         self._address = url
         self.problems: list[str] = []
         self._forgiven: set[str] = set()

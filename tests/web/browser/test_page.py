@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from gradio.context import LocalContext
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -38,24 +35,6 @@ def test_tokens_and_speed_are_shown_while_it_writes_and_kept_when_it_is_stopped(
     expect(page.cost).to_have_text(re.compile(r"^\d+ tokens · 40\.0 tokens/s · first after 0\.3 s · prompt of 3"))
     page.cost.click()
     expect(page.answers.last.locator(".cost dl")).not_to_contain_text("Memory")
-
-
-def test_a_reply_knows_the_request_that_watches_it(
-    page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ZeroGPU's `spaces` looks there for whose quota pays."""
-    seen: list[Any] = []
-    stream = backend.stream
-
-    async def noting(*args: Any, **options: Any) -> AsyncIterator[Any]:
-        seen.append(LocalContext.request.get(None))
-        async for event in stream(*args, **options):
-            yield event
-
-    monkeypatch.setattr(backend, "stream", noting)
-    page.ask("echo Hello")
-    page.wait_answered()
-    assert [request.headers["user-agent"] for request in seen] == [page.page.evaluate("navigator.userAgent")]
 
 
 def test_images_and_a_video_in_one_message(page: ChatPage, backend: FakeBackend, samples: Path) -> None:

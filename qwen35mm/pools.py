@@ -79,6 +79,8 @@ DRAFTS = Pool("drafts", 2, each=1)
 MEDIA = Pool("media", 4)
 # Rendering and tokenizing of prompts, which comes after their media, and must not wait for another's.
 PROMPTS = Pool("prompts", 4)
+# Schemas are checked, in a child process each, and compiled: up to seconds where somebody means harm.
+GRAMMARS = Pool("grammars", 2, each=1)
 # Bytes are written as they come, and looked at for what they are: never long.
 UPLOADS = Pool("uploads", 4)
 # Hashes of passwords, which are slow by intent and take 32 MiB each.

@@ -32,7 +32,6 @@ from qwen35mm.engine import (
     Request,
     Retain,
     check_call,
-    check_json_schema,
     check_num_tokens,
     check_token_ids,
     held_calls,
@@ -165,10 +164,8 @@ class ModelBackend(PlainPrompts):
         check_call(params, retain, timeout_s, enable_thinking=enable_thinking, **named)
         params = params or self.loaded.generation
         check_token_ids(params, self.loaded.config.text.vocab_size)
-        if params.json_schema is not None:
-            check_json_schema(params.json_schema)
         tools = None if tool_choice == "none" else tools
-        calls = await PROMPTS.run(held_calls, tools, tool_choice, params, self.loaded, parallel=parallel_tool_calls)
+        calls = await held_calls(tools, tool_choice, params, self.loaded, parallel=parallel_tool_calls, person=tenant)
         media: list[PreparedMedia | DeferredMedia] = []
         async with contextlib.aclosing(self._read_media(messages, media)) as updates:
             async for progress in updates:

@@ -29,7 +29,7 @@ from qwen35mm.engine import (
 )
 from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.pools import PROMPTS
+from qwen35mm.pools import GRAMMARS, PROMPTS
 from qwen35mm.prompt import Message, Prompt, PromptBuilder, pin_plans
 from qwen35mm.prompt.build import num_in_common
 from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
@@ -112,7 +112,7 @@ class PlainPrompts(ABC):
         check_call(params, retain, timeout_s)
         params = params or self.loaded.generation
         if params.json_schema is not None:
-            check_json_schema(params.json_schema)
+            await GRAMMARS.run_for(tenant, check_json_schema, params.json_schema)
         reading = None
         if prompt_logprobs is not None:
             reading = Reading("logprobs", 1, _checked_count(prompt_logprobs, "prompt_logprobs"))

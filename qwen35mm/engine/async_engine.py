@@ -22,6 +22,7 @@ from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import Event
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
 from qwen35mm.errors import EngineError, Qwen35mmError
+from qwen35mm.pools import GRAMMARS
 from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,8 @@ class AsyncEngine:
             MediaError: a medium can't be read any more.
             EngineError: the engine failed on it, or is closed.
         """
+        if request.is_held:
+            request = await GRAMMARS.run_for(request.salt.decode() or None, self._engine.prepared, request)
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
 

@@ -7,15 +7,18 @@ Parameters come in the schema's order, in either. After the calls the reply ends
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from qwen35mm.engine.grammar import check_json_schema, embedded
+from qwen35mm.engine.grammar import check_json_schema, embedded, first_refused, refusal, refusal_of_tools
+from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
+from qwen35mm.pools import GRAMMARS
 from qwen35mm.prompt.calls import CLOSE, OPEN, CallForm, form_of, kinds_of, resolved
 from qwen35mm.sampling import MAX_JSON_SCHEMA_CHARS, SamplingParams
 from qwen35mm.tokenizer import Tokenizer
@@ -31,15 +34,18 @@ _OF_TEXTS = {"minLength", "maxLength", "pattern", "format", "not", "if", "allOf"
 _ANY_PARAMETER = '("<parameter=" /[A-Za-z_][A-Za-z0-9_.-]*/ ">\\n" text "\\n")*'
 
 
-def held_calls(
+async def held_calls(
     tools: Sequence[Mapping[str, Any]] | None,
     choice: str,
     params: SamplingParams,
     loaded: LoadedModel,
     *,
     parallel: bool = True,
+    person: str | None = None,
 ) -> str | None:
     """The grammar that an answer follows for its calls; None where it is free, or has no tools.
+
+    Schemas are looked at in threads, the answer's own too: what is free waits for nobody's.
 
     It is held to calls by the choices "required", one or more, and by a tool's name, one call of that tool. By "auto"
     it is held where a tool is strict or where it follows a JSON schema: its calls, if it makes some, are calls of
@@ -49,16 +55,21 @@ def held_calls(
         tools: in OpenAI's form. What the schema of one that isn't strict says is held as far as that can be.
         choice: "auto", "none", "required" or a tool's name.
         parallel: whether it may make several calls.
+        person: who asks, where people are named.
 
     Raises:
-        RequestError: there is no such choice, or what `grammar_of_calls` raises.
+        RequestError: there is no such choice, or what `check_json_schema` or `grammar_of_calls` raises.
         MissingExtraError: llguidance isn't installed.
+        EngineError: the schemas couldn't be checked.
     """
+    schema = params.json_schema
+    if schema is not None:
+        await GRAMMARS.run_for(person, check_json_schema, schema)
     tools, functions = tools or (), [tool.get("function", tool) for tool in tools or ()]
     named = [tool for tool, function in zip(tools, functions, strict=True) if function.get("name") == choice]
     if choice not in ("auto", "none", "required") and not named:
         raise RequestError(f"tool_choice must be auto, none, required or a tool's name; got {choice[:80]!r}.")
-    is_held = any(function.get("strict") for function in functions) or params.json_schema is not None
+    is_held = any(function.get("strict") for function in functions) or schema is not None
     if choice == "none" or (choice == "auto" and not (tools and is_held)):
         return None
     if not tools:
@@ -70,11 +81,8 @@ def held_calls(
         names = ", ".join(params.moves_end)
         raise RequestError(f"{names} must be left out: a reply whose calls are held ends where they do.")
     chosen = tools if choice in ("auto", "required") else named[:1]
-    several = parallel and chosen is tools
-    schema = params.json_schema
-    return grammar_of_calls(
-        chosen, form, loaded.tokenizer, several=several, only_calls=choice != "auto", json_schema=schema
-    )
+    how = {"several": parallel and chosen is tools, "only_calls": choice != "auto", "json_schema": schema}
+    return await GRAMMARS.run_for(person, functools.partial(grammar_of_calls, chosen, form, loaded.tokenizer, **how))
 
 
 def grammar_of_calls(
@@ -106,7 +114,6 @@ def grammar_of_calls(
     if only_calls:
         lines.insert(0, "start: calls")
     elif json_schema is not None:
-        check_json_schema(json_schema)
         answer = embedded(json.loads(json_schema), lenient=False)
         lines[:0] = ["start: answer | calls", f"answer: {answer}"]
     else:
@@ -121,7 +128,22 @@ def grammar_of_calls(
     grammar = "\n".join(lines)
     if len(grammar) > MAX_CHARS:
         raise RequestError(f"Replies can't be held to tools of so many words: {MAX_CHARS:,} characters are the most.")
+    schemas = [held for function in functions for held in function.held]
+    parts: list[tuple[Kind, str]] = [(held.kind, held.text) for held in schemas]
+    refused = first_refused(*parts, ("lark", grammar))
+    if refused is not None:
+        at, reason = refused
+        raise RequestError(f"{schemas[at].place}: {refusal(reason)}") if at < len(schemas) else refusal_of_tools(reason)
     return grammar
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A schema in a grammar of calls, and what it is of, as a person is told."""
+
+    place: str
+    kind: Kind
+    text: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +151,7 @@ class _Function:
     name: str
     schema: Mapping[str, Any]
     strict: bool
+    held: list[_Held] = field(default_factory=list[_Held])
 
     @classmethod
     def of(cls, tool: Mapping[str, Any]) -> _Function:
@@ -215,12 +238,11 @@ def _held(schema: dict[str, Any], function: _Function, place: str) -> str:
     try:
         text = json.dumps(schema)
         if len(text) > MAX_JSON_SCHEMA_CHARS:
-            raise RequestError(f"its schema may have {MAX_JSON_SCHEMA_CHARS:,} characters; it has {len(text):,}.")
-        check_json_schema(text, lenient=lenient)
-    except RequestError as error:
-        raise RequestError(f"{place}: {error}") from None
+            most = f"{MAX_JSON_SCHEMA_CHARS:,}"
+            raise RequestError(f"{place}: its schema may have {most} characters; it has {len(text):,}.")
     except RecursionError:
         raise RequestError(f"{place}: its schema is nested too deeply.") from None
+    function.held.append(_Held(place, "lenient" if lenient else "strict", text))
     return embedded(schema, lenient=lenient)
 
 

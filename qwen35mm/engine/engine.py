@@ -123,6 +123,13 @@ class Engine:
         """Requests that haven't started yet."""
         return len(self._waiting)
 
+    def prepared(self, request: Request) -> Request:
+        """The request with its grammar compiled, which takes up to seconds. Usable from any thread while others step.
+
+        Raises what `add` raises of schemas and ids.
+        """
+        return self._factory.prepared(request)
+
     def add(self, request: Request) -> None:
         """Puts a request at the end of the waiting line.
 
@@ -131,14 +138,14 @@ class Engine:
             QueueFullError: `max_waiting` requests wait already.
             RequestError: a JSON schema that replies can't be held to, or a reply to be continued that doesn't fit it.
             MissingExtraError: a JSON schema needs a library that isn't installed.
+            EngineError: a JSON schema couldn't be checked.
         """
         request.check_length(self.context_length)
         if len(self._waiting) >= self.settings.max_waiting:
             raise QueueFullError(
                 say("{n} {n|request is|requests are} waiting already. Try again in a moment.", n=len(self._waiting))
             )
-        self._factory.check(request)
-        self._waiting[request.id] = request
+        self._waiting[request.id] = self.prepared(request)
         self._commits.supersede(request.conversation)
 
     def commit(self, source: CachedPrompt) -> None:

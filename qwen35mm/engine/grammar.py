@@ -13,71 +13,127 @@ divides floats), `\\W` (Python's takes no letter of any script), and `minPropert
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import numpy as np
 import torch
 
+from qwen35mm.engine import grammar_check
+from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import EngineError, MissingExtraError, RequestError
 from qwen35mm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+logger = logging.getLogger(__name__)
+
 MAX_COMPILED = 16
+# How the refusal of a schema begins.
+REFUSAL = "Replies can't be held to this JSON schema"
 
-# What a JSON string can hold only as `\\u`, which isn't written here.
-_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
-# Their keys are names, not keywords.
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-
-# `overrides`, so that a schema can't change them by its own "x-guidance".
-_OPTIONS: Any = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allowed_escapes": 'nrbtf\\"',
-    "json_allow_general_unicode_escapes": False,
-}
+_SCRIPT = Path(grammar_check.__file__)
+# What hangs without computing. A busy machine may take long to start a process.
+_TIMEOUT_S = 60.0
+# A thread that compiles has more than the child had.
+_STACK_BYTES = 2 * grammar_check.STACK_BYTES
+_MAX_VERDICTS = 256
 
 
-@functools.lru_cache(maxsize=MAX_COMPILED)
-def check_json_schema(text: str, *, lenient: bool = False) -> None:
+def check_json_schema(text: str) -> None:
     """Checks that answers can be held to a JSON schema; no model is needed for that.
 
-    Args:
-        lenient: whether what can't be enforced is left out.
+    The first time that takes a child process, and up to seconds: see `GRAMMARS` of `pools`.
 
     Raises:
-        RequestError: a keyword that can't be enforced, a reference to another file, or a schema that nothing fits.
+        RequestError: a keyword that can't be enforced, a reference to another file, a schema that nothing fits, or one
+            that takes too much time or memory.
         MissingExtraError: llguidance isn't installed.
+        EngineError: it couldn't be checked.
     """
-    llguidance = _llguidance()
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_of_schema(text, lenient=lenient))
-    if is_error:
-        raise _refusal(messages[0])
-    schema = json.loads(text)
-    try:
-        _check_values(schema)
-        if not _any_reply_ends(schema):
-            raise _refusal("each value that it asks for holds another one, without an end")
-    except RecursionError:
-        raise _refusal("it is nested too deeply") from None
+    refused = first_refused(("strict", text))
+    if refused is not None:
+        raise refusal(refused[1])
+
+
+def refusal(reason: str) -> RequestError:
+    """Why replies can't be held to a JSON schema."""
+    return RequestError(f"{REFUSAL}: {reason}. Change the schema, or leave that part out.")
+
+
+def refusal_of_tools(reason: str) -> RequestError:
+    """Why replies can't be held to calls of some tools."""
+    return RequestError(f"Replies can't be held to these tools: {reason}. Take fewer, or simpler ones.")
 
 
 def embedded(schema: Mapping[str, Any], *, lenient: bool) -> str:
     """A JSON schema as a part of a Lark grammar, written as answers are."""
-    return f"%json {json.dumps({**schema, 'x-guidance': {**_OPTIONS, 'lenient': lenient}})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': grammar_check.options(lenient=lenient)})}"
+
+
+_verdicts: dict[bytes, tuple[int, str] | None] = {}
+
+
+def first_refused(*grammars: tuple[Kind, str]) -> tuple[int, str] | None:
+    """The first of some grammars that replies can't be held to, by its place, and why; None where they can.
+
+    It is remembered, so that what takes too much takes it once.
+
+    Args:
+        grammars: the last one is compiled and followed; the others are its parts, which are named where they are wrong.
+
+    Raises:
+        MissingExtraError: llguidance isn't installed.
+        EngineError: there is no verdict.
+    """
+    packages = Path(_llguidance().__file__).parent.parent
+    digest = hashlib.sha256(json.dumps(grammars).encode()).digest()
+    if digest not in _verdicts:
+        verdict = _child_says(json.dumps({"packages": str(packages), "grammars": grammars}), len(grammars) - 1)
+        for oldest in list(_verdicts)[: max(0, len(_verdicts) + 1 - _MAX_VERDICTS)]:
+            _verdicts.pop(oldest, None)
+        _verdicts[digest] = verdict
+        return verdict
+    return _verdicts[digest]
+
+
+def _child_says(work: str, last: int) -> tuple[int, str] | None:
+    try:
+        # Isolated: neither this folder nor the environment says what the child imports.
+        ended = subprocess.run(
+            [sys.executable, "-I", str(_SCRIPT)],
+            input=work.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("a grammar could not be checked: %s", error)
+        raise EngineError("The schema couldn't be checked; the log has the details. Try again.") from error
+    if ended.returncode == 0:
+        verdict = json.loads(ended.stdout)
+        return (verdict["at"], _first_line(verdict["error"])) if verdict else None
+    logger.warning("the check of a grammar ended with status %d", ended.returncode)
+    return (
+        last,
+        f"checking it takes more than {grammar_check.CPU_S} s, {grammar_check.MEMORY_BYTES >> 20} MiB of memory, or "
+        "too deep a recursion. Take fewer and simpler patterns, above all side by side in allOf or patternProperties, "
+        "smaller numbers in multipleOf, and shorter chains of $ref",
+    )
 
 
 class Grammars:
-    """The compiled schemas of one vocabulary; the newest are kept.
+    """The compiled grammars of one vocabulary; the newest are kept. Usable from any thread.
 
     Args:
         tokenizer: the checkpoint's.
@@ -93,7 +149,7 @@ class Grammars:
         self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(self._compile)
 
     def matcher(self, json_schema: str, so_far: str = "") -> Matcher:
-        """Follows one reply.
+        """Follows one reply. The first of a schema takes up to seconds.
 
         Args:
             json_schema: JSON text.
@@ -102,8 +158,9 @@ class Grammars:
         Raises:
             RequestError: what `check_json_schema` raises, or `so_far` doesn't fit the schema.
             MissingExtraError: llguidance isn't installed.
+            EngineError: the schema couldn't be checked.
         """
-        state = self._compiled(json_schema, False).deep_copy()
+        state = self._compiled("strict", json_schema).deep_copy()
         if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
             raise RequestError(
                 "The reply that is to be continued doesn't fit the JSON schema. Ask again without continuing it, or "
@@ -112,7 +169,7 @@ class Grammars:
         return Matcher(state, self._not_the_end)
 
     def matcher_of_calls(self, lark: str, so_far: str = "") -> Matcher:
-        """Follows one reply that calls tools.
+        """Follows one reply that calls tools. The first of its tools takes up to seconds.
 
         Args:
             lark: what `grammar_of_calls` gives.
@@ -122,7 +179,7 @@ class Grammars:
             RequestError: the tools are beyond what can be followed, or `so_far` doesn't fit.
             MissingExtraError: llguidance isn't installed.
         """
-        state = self._compiled(lark, True).deep_copy()
+        state = self._compiled("lark", lark).deep_copy()
         if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
             raise RequestError(
                 "The reply that is to be continued doesn't fit the calls that it has to make. Ask again without "
@@ -130,20 +187,16 @@ class Grammars:
             )
         return Matcher(state, self._not_the_end)
 
-    def _compile(self, text: str, is_lark: bool) -> LLMatcher:
-        llguidance = _llguidance()
-        if is_lark:
-            grammar = llguidance.LLMatcher.grammar_from_lark(text)
-        else:
+    def _compile(self, kind: Kind, text: str) -> LLMatcher:
+        # What the child could do can be done here. `grammar_of_calls` has asked it.
+        if kind == "strict":
             check_json_schema(text)
-            grammar = _of_schema(text)
-        compiled = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
+        make = functools.partial(_llguidance().LLMatcher, self._vocabulary, log_level=0, limits=grammar_check.limits())
+        compiled = _with_a_deep_stack(lambda: make(grammar_check.grammar_of(kind, text)))
         if not compiled.is_error():
             return compiled
-        if is_lark:
-            reason = _first_line(compiled.get_error())
-            raise RequestError(f"Replies can't be held to these tools: {reason}. Take fewer, or simpler ones.")
-        raise _refusal(compiled.get_error())
+        reason = _first_line(compiled.get_error())
+        raise refusal(reason) if kind == "strict" else refusal_of_tools(reason)
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -165,23 +218,37 @@ class Matcher:
         self._state = state
         self.while_thinking = while_thinking
 
+    def copy(self) -> Matcher:
+        """One that goes its own way from here."""
+        return Matcher(self._state.deep_copy(), self.while_thinking)
+
     def allowed(self) -> torch.Tensor:
         """bool `[vocab_size]`: what may come next in the answer; the reply's end alone where nothing else can.
 
         Raises:
-            EngineError: the schema is beyond what can be followed.
+            RequestError: the schema is beyond what can be followed.
         """
         packed = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
-        if self._state.is_error():
-            raise EngineError(f"The JSON schema can't be followed here ({_first_line(self._state.get_error())}).")
+        self._check()
         # Rows of the embedding that stand for no token come out as False.
         bits = np.unpackbits(packed, count=len(self.while_thinking), bitorder="little")
         return torch.from_numpy(bits.view(np.bool_))
 
     def accept(self, token_id: int) -> None:
-        """Goes on by a token that was allowed."""
-        accepted = self._state.consume_token(token_id)
-        assert accepted, "a token that the mask forbids was chosen"
+        """Goes on by a token that was allowed.
+
+        Raises:
+            RequestError: the schema is beyond what can be followed.
+        """
+        self._state.consume_token(token_id)
+        self._check()
+
+    def _check(self) -> None:
+        if self._state.is_error():
+            raise RequestError(
+                "This reply can't be held to its JSON schema, or to its tools, any further "
+                f"({_first_line(self._state.get_error())}). Take fewer properties and choices, and simpler patterns."
+            )
 
 
 class _Vocabulary:
@@ -198,96 +265,19 @@ class _Vocabulary:
         return self._tokenizer.encode_plain(text)
 
 
-def _of_schema(json_schema: str, *, lenient: bool = False) -> str:
-    try:
-        return _llguidance().LLMatcher.grammar_from_json_schema(json_schema, None, {**_OPTIONS, "lenient": lenient})
-    except ValueError as error:
-        raise _refusal(str(error)) from error
-
-
-def _check_values(schema: Any) -> None:
-    """Refuses values that llguidance would write without their control characters."""
-    for keyword, value in schema.items() if isinstance(schema, dict) else ():
-        if keyword in ("const", "enum"):
-            found = _UNWRITABLE.search("".join(_strings(value)))
-            if found:
-                raise _refusal(f"a value of {keyword} holds the control character U+{ord(found[0]):04X}")
-        elif keyword in _BY_NAME and isinstance(value, dict):
-            for each in value.values():
-                _check_values(each)
-        else:
-            for each in value if isinstance(value, list) else [value]:
-                _check_values(each)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, names too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for each in value:
-            yield from _strings(each)
-            if isinstance(value, dict):
-                yield from _strings(value[each])
-
-
-def _any_reply_ends(schema: dict[str, Any]) -> bool:
-    """Whether a value that follows the schema can be finite: `{"$ref": "#"}` asks for itself for ever."""
-    targets = {reference: _target(schema, reference) for reference in _references(schema)}
-    finite: set[str] = set()
-    while found := {name for name in targets.keys() - finite if _ends(targets[name], finite)}:
-        finite |= found
-    return _ends(schema, finite)
-
-
-def _ends(schema: Any, finite: Collection[str]) -> bool:
-    """Whether a value that follows a schema can be finite, where those of the `finite` references can."""
-    if not isinstance(schema, dict):
-        return schema is not False
-    needed = [*schema.get("allOf", ())]
-    if schema.get("type") == "object":
-        needed += [schema.get("properties", {}).get(name, True) for name in schema.get("required", ())]
-    if schema.get("type") == "array":
-        num_items, first = schema.get("minItems", 0), schema.get("prefixItems", [])
-        needed += first[:num_items]
-        needed += [schema.get("items", True)] if num_items > len(first) else []
-    choices = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
-    return (
-        schema.get("$ref") in (None, *finite)
-        and all(_ends(each, finite) for each in needed)
-        and all(any(_ends(each, finite) for each in some) for some in choices)
-    )
-
-
-def _references(value: Any) -> Iterator[str]:
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _references(each)
-    if isinstance(value, dict) and isinstance(value.get("$ref"), str):
-        yield value["$ref"]
-
-
-def _target(schema: dict[str, Any], reference: str) -> Any:
-    """What a reference in the schema names; True, which anything follows, where it can't be found from here."""
-    found: Any = schema
-    for part in unquote(reference).removeprefix("#").split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, dict) and name in found:
-            found = found[name]
-        else:
-            return True
-    return found
-
-
-def _refusal(message: str) -> RequestError:
-    return RequestError(
-        f"Replies can't be held to this JSON schema: {_first_line(message)}. Change the schema, or leave that part out."
-    )
-
-
 def _first_line(message: str) -> str:
     return message.split("\n", 1)[0].rstrip(".: ")[:200]
+
+
+def _with_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            made = thread.submit(make)
+            threading.stack_size(before)
+            return made.result()
+    finally:
+        threading.stack_size(before)
 
 
 def _llguidance() -> Any:

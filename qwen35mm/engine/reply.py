@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -233,16 +233,17 @@ class ReplyFactory:
         self._vocab_size = loaded.config.text.vocab_size
         self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
 
-    def check(self, request: Request) -> None:
-        """Checks that replies can be made.
+    def prepared(self, request: Request) -> Request:
+        """The request with its matcher, if a reply can be made. Usable from any thread.
 
         Raises:
             RequestError: a JSON schema that replies can't be held to, a reply to be continued that doesn't fit it, or
                 ids of no token.
             MissingExtraError: a JSON schema needs a library that isn't installed.
+            EngineError: a JSON schema couldn't be checked.
         """
         check_token_ids(request.params, self._vocab_size)
-        self._matcher(request)
+        return request if request.matcher is not None else replace(request, matcher=self._matcher(request))
 
     def make(self, request: Request, prefill: Prefill) -> Reply:
         """The reply to a request that is admitted."""
@@ -253,10 +254,12 @@ class ReplyFactory:
             eos_ids=self._eos_ids,
             thinking=self._thinking if request.finds_thinking else None,
             num_thought=self._num_thought(request) if request.finds_thinking else None,
-            is_held=params.json_schema is not None or request.calls is not None,
+            is_held=request.is_held,
         )
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
-        return Reply(request, prefill, seed, output, self._matcher(request), self._tokenizer)
+        # A reply that begins again begins its grammar again.
+        matcher = None if request.matcher is None else request.matcher.copy()
+        return Reply(request, prefill, seed, output, matcher, self._tokenizer)
 
     def _matcher(self, request: Request) -> Matcher | None:
         schema, so_far = request.params.json_schema, request.prompt.reply_text

@@ -17,6 +17,7 @@ from qwen35mm.checkpoints.safetensors_files import not_finite
 from qwen35mm.checkpoints.shards import some
 from qwen35mm.checkpoints.sources import PlainSource
 from qwen35mm.engine.events import Event, Finished, PromptRead
+from qwen35mm.engine.grammar import Matcher
 from qwen35mm.engine.reading import Reading
 from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, Qwen35mmError, RequestError
 from qwen35mm.model.devices import shortage
@@ -82,6 +83,7 @@ class Request(CachedPrompt):
         reading: what is wanted of the prompt's own tokens.
         replies: whether a reply is wanted.
         finds_thinking: whether a reply's thinking is told apart from its answer.
+        matcher: of the answer's grammar, at its beginning; the engine makes it.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -92,6 +94,12 @@ class Request(CachedPrompt):
     reading: Reading | None = None
     replies: bool = True
     finds_thinking: bool = True
+    matcher: Matcher | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its answer follows a grammar."""
+        return self.params.json_schema is not None or self.calls is not None
 
     def check_length(self, context_length: int) -> None:
         """Raises ContextTooLongError for a prompt that leaves no room for the reply that is wanted."""

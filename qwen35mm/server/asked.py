@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from qwen35mm.engine import Event, held_calls
+from qwen35mm.engine.grammar import REFUSAL
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS
@@ -112,24 +113,25 @@ async def events_of(asked: Asked, backend: Backend) -> AsyncGenerator[Event, Non
             yield event
 
 
-async def check_calls(asked: Asked, backend: Backend) -> None:
-    """Checks that a reply can be held to the calls that are asked for.
+async def check_held(asked: Asked, backend: Backend) -> None:
+    """Checks that a reply can be held to the schema and to the calls that are asked for.
 
     Raises:
         ApiError: 400, it can't, and why.
     """
     try:
-        await PROMPTS.run(
-            held_calls,
+        await held_calls(
             asked.tools,
             asked.tool_choice,
             asked.params,
             backend.loaded,
             parallel=asked.parallel_tool_calls,
+            person=asked.caller.name or None,
         )
     except RequestError as error:
         named = ("tool_choice", *asked.params.moves_end)
-        param = max((name for name in named if str(error).startswith(name)), key=len, default="tools")
+        other = None if str(error).startswith(REFUSAL) else "tools"
+        param = max((name for name in named if str(error).startswith(name)), key=len, default=other)
         raise ApiError(400, str(error), param) from None
 
 

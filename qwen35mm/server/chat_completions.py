@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from qwen35mm.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
-from qwen35mm.server.asked import Asked, Backend, check_calls
+from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.choices import MAX_CHOICES
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, told
@@ -115,7 +115,7 @@ async def asked_of(request: ChatCompletionRequest, caller: Caller, backend: Back
         media=tuple(parts.options),
         salt=request.cache_salt or "",
     )
-    await check_calls(asked, backend)
+    await check_held(asked, backend)
     return asked
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from qwen35mm.engine import check_json_schema, check_token_ids
+from qwen35mm.engine import check_token_ids
 from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import MAX_STOP_STRINGS, SamplingParams
@@ -117,11 +117,10 @@ class RequestFields(BaseModel):
         json_schema: str | None,
         logprobs: int | None = None,
     ) -> SamplingParams:
-        """How the reply is sampled; what isn't given is as the checkpoint has it.
+        """How the reply is sampled; what isn't given is as the checkpoint has it. `check_held` looks at the schema.
 
         Raises:
             ApiError: 400, which field can't be used, and why.
-            RequestError: the schema can't be used.
         """
         changes: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         # llama.cpp's and vLLM's word for all.
@@ -140,8 +139,6 @@ class RequestFields(BaseModel):
         except (ConfigError, RequestError) as error:
             named = max((name for name in changes if str(error).startswith(name)), key=len, default=None)
             raise ApiError(400, str(error), named) from None
-        if params.json_schema is not None:
-            check_json_schema(params.json_schema)
         return params
 
     def _biases(self) -> dict[int, float] | None:

@@ -16,7 +16,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.http.streams import frame
 from qwen35mm.prompt import Image, Message, Text, ToolCall
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.server.asked import Asked, Backend, check_calls
+from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.errors import ApiError, short
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, FunctionName, Number
 from qwen35mm.server.keys import Caller
@@ -132,7 +132,7 @@ async def asked_of(request: CountRequest, caller: Caller, backend: Backend, sour
         continues=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         media=tuple(parts.options),
     )
-    await check_calls(asked, backend)
+    await check_held(asked, backend)
     return asked
 
 

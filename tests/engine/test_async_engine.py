@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from qwen35mm.engine import (
     StepOutput,
     TextDelta,
 )
+from qwen35mm.engine.grammar import Grammars
 from qwen35mm.errors import ContextTooLongError, EngineError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Text
@@ -36,6 +38,8 @@ from qwen35mm_preprocess import MediaError, PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 
 OPENMP = Path(torch.__file__).parent / "lib/libgomp.so.1"
+# Only reached where a test fails.
+PATIENCE_S = 60
 LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000, ignore_eos=True)
 
 
@@ -55,6 +59,25 @@ async def collect(engine: AsyncEngine, request: Request) -> Result:
             assert event.result.text == text
             return event.result
     raise AssertionError("no Finished")
+
+
+async def test_a_grammar_that_compiles_for_long_holds_up_nobody(
+    engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_is_there = threading.Event()
+    matcher = Grammars.matcher
+
+    def slow(self: Grammars, *args: Any) -> Any:
+        assert others_is_there.wait(PATIENCE_S), "the other's reply waits for this"
+        return matcher(self, *args)
+
+    monkeypatch.setattr(Grammars, "matcher", slow)
+    held = SamplingParams(json_schema='{"enum": ["slow"]}')
+    slow_one = asyncio.ensure_future(collect(engine, make_request(Text("hi"), params=held)))
+    await asyncio.sleep(0)
+    assert (await collect(engine, make_request(Text("ho")))).token_ids
+    others_is_there.set()
+    assert (await slow_one).text == '"slow"'
 
 
 async def test_many_tasks_get_their_own_answers(engine: AsyncEngine, make_request: MakeRequest) -> None:
@@ -207,7 +230,7 @@ async def test_a_request_that_cannot_be_looked_at_fails_alone(
         raise IndexError("no such token")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._engine._factory, "check", broken)
+        patch.setattr(engine._engine._factory, "prepared", broken)
         with pytest.raises(EngineError, match="failed on this request"):
             await collect(engine, make_request(Text("hello")))
     assert (await collect(engine, make_request(Text("hello")))).num_generated_tokens > 0

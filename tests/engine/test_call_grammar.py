@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections import deque
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen35mm.engine.call_grammar import grammar_of_calls, held_calls
+from qwen35mm.engine import call_grammar
+from qwen35mm.engine.call_grammar import grammar_of_calls
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
@@ -43,6 +45,10 @@ VALUES: list[dict[str, Any]] = [
 ]
 BOX = {"type": "object", "properties": {"w": {"type": "boolean"}, "s": {"type": "string", "maxLength": 9}}}
 BOX |= {"required": ["w"], "additionalProperties": False}
+
+
+def held_calls(*args: Any, **options: Any) -> str | None:
+    return asyncio.run(call_grammar.held_calls(*args, **options))
 
 
 def tool(name: str, properties: dict[str, Any], required: list[str], **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.engine import check_json_schema
+from qwen35mm.engine import check_json_schema, grammar
 from qwen35mm.engine.grammar import MAX_COMPILED, Grammars
 from qwen35mm.errors import MissingExtraError, RequestError
 from qwen35mm.model import LoadedModel
@@ -18,7 +18,7 @@ from tests.engine.exact import (
     user,
     words,
 )
-from tests.engine.schemas import CAPTION, SCHEMAS, SHORT, check, engine_of, params, record
+from tests.engine.schemas import CAPTION, HOSTILE, SCHEMAS, SHORT, check, engine_of, params, record
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -145,6 +145,18 @@ def test_matchers_of_one_schema_are_apart(loaded: LoadedModel) -> None:
     assert first.allowed()[quote]
     assert second.allowed()[quote]
     assert not second.allowed()[b]
+
+
+def test_what_passes_the_check_and_goes_beyond_the_limits_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
+) -> None:
+    monkeypatch.setattr(grammar, "check_json_schema", lambda text: None)
+    schema, _ = HOSTILE["optional properties"]
+    matcher = grammars(loaded).matcher(json.dumps(schema))
+    (brace,) = loaded.tokenizer.encode_plain("{")
+    assert matcher.allowed()[brace]
+    with pytest.raises(RequestError, match=r"can't be held to its JSON schema.* any further"):
+        matcher.accept(brace)
 
 
 def test_a_bounded_number_of_schemas_is_kept(loaded: LoadedModel) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from qwen35mm.engine import Request, Result
 from qwen35mm.engine.output import ThinkingTokens
-from qwen35mm.errors import EngineError, RequestError
+from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.sampling import SamplingParams
@@ -176,7 +176,7 @@ def test_a_schema_that_cannot_be_followed_to_its_end_ends_its_own_request(
     matcher._state.consume_token(loaded.tokenizer.encode_plain("}")[0])
     engine.add(good)
     outputs = [output for _ in range(60) for output in engine.step()]
-    (error,) = [output.event for output in outputs if isinstance(output.event, EngineError)]
-    assert "JSON schema can't be followed" in str(error)
+    (error,) = [output.event for output in outputs if isinstance(output.event, RequestError)]
+    assert "can't be held to its JSON schema" in str(error)
     assert any(output.request_id == good.id for output in outputs)
     engine.check_integrity()

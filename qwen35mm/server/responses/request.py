@@ -9,7 +9,7 @@ from typing import Any
 
 from qwen35mm.chat.store import new_id
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.server.asked import Asked, Backend, check_calls
+from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
@@ -62,7 +62,7 @@ async def question_of(
         salt=request.cache_salt or "",
         conversation=past.conversation if is_kept else None,
     )
-    await check_calls(asked, backend)
+    await check_held(asked, backend)
     return Question(node, turn, asked)
 
 

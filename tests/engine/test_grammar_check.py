@@ -1,0 +1,158 @@
+"""What is checked of a grammar before anything is compiled: in a child process, whose time and memory have an end."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from qwen35mm.engine import check_json_schema, grammar
+from qwen35mm.engine.call_grammar import grammar_of_calls
+from qwen35mm.engine.grammar_check import any_reply_ends
+from qwen35mm.errors import EngineError, RequestError
+from qwen35mm.model import LoadedModel
+from qwen35mm.sampling import MAX_JSON_SCHEMA_CHARS
+from tests.engine.schemas import HOSTILE, SCHEMAS, record
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_schema_is_refused_and_remembered(name: str) -> None:
+    schema, words = HOSTILE[name]
+    text = json.dumps(schema)
+    assert len(text) <= MAX_JSON_SCHEMA_CHARS
+    for _ in range(2):
+        began_s = time.process_time()
+        with pytest.raises(RequestError, match=words):
+            check_json_schema(text)
+        # Of this process: the child's isn't counted, however busy the machine is.
+        assert time.process_time() - began_s < 1.0
+
+
+def test_a_verdict_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def says(work: str, last: int) -> tuple[int, str] | None:
+        asked.append(work)
+        return (last, "so") if "bad" in work else None
+
+    monkeypatch.setattr(grammar, "_child_says", says)
+    monkeypatch.setattr(grammar, "_verdicts", {})
+    monkeypatch.setattr(grammar, "_MAX_VERDICTS", 3)
+    for name in ("a", "bad", "a", "bad", "b", "bad", "c", "a"):
+        text = json.dumps({"const": name})
+        if name == "bad":
+            with pytest.raises(RequestError, match="so"):
+                check_json_schema(text)
+        else:
+            check_json_schema(text)
+        assert len(grammar._verdicts) <= 3
+    assert [json.loads(json.loads(work)["grammars"][0][1])["const"] for work in asked] == ["a", "bad", "b", "c", "a"]
+
+
+def test_without_a_process_there_is_no_verdict_and_none_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"const": "no process"}'
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.executable", "/no/such/python")
+        with pytest.raises(EngineError, match="couldn't be checked"):
+            check_json_schema(text)
+    check_json_schema(text)
+
+
+def test_many_tools_have_one_limit(loaded: LoadedModel) -> None:
+    """Each of them is within it alone."""
+    patterns = {f"^x{i}_.*$": {"type": "integer"} for i in range(80)}
+    tools = [
+        {"name": f"tool{at}", "parameters": record({"a": {"type": "object", "patternProperties": patterns}})}
+        for at in range(40)
+    ]
+    with pytest.raises(RequestError, match="these tools: checking it takes more than"):
+        grammar_of_calls(tools, "xml", loaded.tokenizer, several=True, only_calls=True)
+    grammar_of_calls(tools[:1], "xml", loaded.tokenizer, several=True, only_calls=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whether_a_reply_ends_is_as_defined(seed: int) -> None:
+    chance = random.Random(seed)
+    answers = [0, 0]
+    for _ in range(200):
+        schema = {**drawn(chance, 3), "$defs": {name: drawn(chance, 2) for name in "abc"}}
+        ends = any_reply_ends(schema)
+        assert ends == defined(schema), schema
+        answers[ends] += 1
+    assert min(answers) > 5
+
+
+def test_a_long_chain_of_references_takes_no_square_of_its_length() -> None:
+    chain: dict[str, Any] = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(20_000)}
+    assert not any_reply_ends({"$defs": {**chain, "20000": {"$ref": "#"}}, "$ref": "#/$defs/0"})
+    assert any_reply_ends({"$defs": {**chain, "20000": {"type": "null"}}, "$ref": "#/$defs/0"})
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_ordinary_schemas_have_replies_that_end(name: str) -> None:
+    assert any_reply_ends(SCHEMAS[name])
+
+
+def drawn(chance: random.Random, depth: int) -> dict[str, Any]:
+    """A small schema with references to definitions, to itself and into both."""
+
+    def part() -> Any:
+        return drawn(chance, depth - 1) if depth else {"$ref": f"#/$defs/{chance.choice('abc')}"}
+
+    match chance.randrange(8):
+        case 0:
+            return {"type": "null"}
+        case 1:
+            return {"$ref": chance.choice(["#", "#/$defs/a", "#/$defs/b", "#/$defs/c", "#/$defs/a/anyOf/0", "#/none"])}
+        case 2:
+            return {"type": "object", "properties": {"p": part(), "q": part()}, "required": chance.sample("pqr", 2)}
+        case 3:
+            return {"type": "array", "items": part(), "prefixItems": [part()], "minItems": chance.randrange(3)}
+        case 4:
+            return {"allOf": [part(), part()]}
+        case 5:
+            return {"anyOf": [part(), part()], "oneOf": [part(), chance.choice([part(), False])]}
+        case 6:
+            return {"type": "array", "items": part()}
+        case _:
+            return {"anyOf": [part(), part()]}
+
+
+def defined(schema: dict[str, Any]) -> bool:
+    """The definition: what is finite by what is finite already, from nothing on, until it grows no more."""
+    references = [f"#/$defs/{name}" for name in "abc"] + ["#", "#/$defs/a/anyOf/0", "#/none"]
+    targets = {name: target(schema, name) for name in references}
+    finite: set[str] = set()
+    while found := {name for name in targets.keys() - finite if ends(targets[name], finite)}:
+        finite |= found
+    return ends(schema, finite)
+
+
+def target(schema: Any, reference: str) -> Any:
+    for name in reference.split("/")[1:]:
+        try:
+            schema = schema[int(name) if isinstance(schema, list) else name]
+        except KeyError:
+            return True
+    return schema
+
+
+def ends(schema: Any, finite: Collection[str]) -> bool:
+    if not isinstance(schema, dict):
+        return schema is not False
+    needed = [*schema.get("allOf", ())]
+    if schema.get("type") == "object":
+        needed += [schema.get("properties", {}).get(name, True) for name in schema.get("required", ())]
+    if schema.get("type") == "array":
+        num_items, first = schema.get("minItems", 0), schema.get("prefixItems", [])
+        needed += first[:num_items] + ([schema.get("items", True)] if num_items > len(first) else [])
+    choices = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
+    return (
+        schema.get("$ref") in (None, *finite)
+        and all(ends(each, finite) for each in needed)
+        and all(any(ends(each, finite) for each in some) for some in choices)
+    )

@@ -107,6 +107,7 @@ def grammar_of_calls(
     """
     write = {"xml": _xml_function, "json": _json_function}[form]
     functions = [_Function.of(tool) for tool in tools]
+    _check_num_chars(sum(function.num_chars for function in functions))
     marks = [_mark(mark, tokenizer) for mark in (OPEN, CLOSE)]
     call = f'"\\n" ({" | ".join(f"f{at}" for at in range(len(functions)))}) "\\n" {marks[1]}'
     more = '("\\n" call)*' if several else ""
@@ -126,8 +127,7 @@ def grammar_of_calls(
     for at, function in enumerate(functions):
         lines += write(f"f{at}", function)
     grammar = "\n".join(lines)
-    if len(grammar) > MAX_CHARS:
-        raise RequestError(f"Replies can't be held to tools of so many words: {MAX_CHARS:,} characters are the most.")
+    _check_num_chars(len(grammar))
     schemas = [held for function in functions for held in function.held]
     parts: list[tuple[Kind, str]] = [(held.kind, held.text) for held in schemas]
     refused = first_refused(*parts, ("lark", grammar))
@@ -135,6 +135,11 @@ def grammar_of_calls(
         at, reason = refused
         raise RequestError(f"{schemas[at].place}: {refusal(reason)}") if at < len(schemas) else refusal_of_tools(reason)
     return grammar
+
+
+def _check_num_chars(num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        raise RequestError(f"Replies can't be held to tools of so many words: {MAX_CHARS:,} characters are the most.")
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,7 @@ class _Function:
     name: str
     schema: Mapping[str, Any]
     strict: bool
+    num_chars: int
     held: list[_Held] = field(default_factory=list[_Held])
 
     @classmethod
@@ -159,9 +165,17 @@ class _Function:
         name, schema = function.get("name"), function.get("parameters")
         _check_name(name, f"The tool {name!r}")
         schema = {"type": "object", "properties": {}, "additionalProperties": False} if schema is None else schema
+        # Before anything is looked for in it: what is referred to from everywhere is looked at each time.
+        try:
+            num_chars = len(json.dumps(schema))
+        except RecursionError:
+            raise RequestError(f"The tool {name!r}: its schema is nested too deeply.") from None
+        if num_chars > MAX_JSON_SCHEMA_CHARS:
+            most = f"{MAX_JSON_SCHEMA_CHARS:,}"
+            raise RequestError(f"The tool {name!r}: its schema may have {most} characters; it has {num_chars:,}.")
         if not _is_of_object(schema):
             raise RequestError(f"The tool {name!r}: its parameters must be a JSON schema of an object.")
-        return cls(name, schema, bool(function.get("strict")))
+        return cls(name, schema, bool(function.get("strict")), num_chars)
 
 
 def _is_of_object(schema: Any) -> bool:
@@ -235,14 +249,7 @@ def _nested(given: Mapping[str, Any], function: _Function, place: str) -> str:
 
 def _held(schema: dict[str, Any], function: _Function, place: str) -> str:
     lenient = not function.strict
-    try:
-        text = json.dumps(schema)
-        if len(text) > MAX_JSON_SCHEMA_CHARS:
-            most = f"{MAX_JSON_SCHEMA_CHARS:,}"
-            raise RequestError(f"{place}: its schema may have {most} characters; it has {len(text):,}.")
-    except RecursionError:
-        raise RequestError(f"{place}: its schema is nested too deeply.") from None
-    function.held.append(_Held(place, "lenient" if lenient else "strict", text))
+    function.held.append(_Held(place, "lenient" if lenient else "strict", json.dumps(schema)))
     return embedded(schema, lenient=lenient)
 
 

@@ -123,11 +123,24 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     return None
 
 
-def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def kinds_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """The JSON types that values of a schema may have; none where it says nothing of them."""
+    return _kinds_of(schema, root, {}, 0)
+
+
+def _kinds_of(schema: Any, root: Mapping[str, Any], found: dict[int, set[str]], depth: int) -> set[str]:
+    """`found` has the kinds of each schema that was looked at, by its identity: choices may share theirs."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return set()
+    if id(schema) not in found:
+        # Of itself it says nothing.
+        found[id(schema)] = set()
+        found[id(schema)] = _own_kinds(schema, root, found, depth)
+    return found[id(schema)]
+
+
+def _own_kinds(schema: Mapping[str, Any], root: Mapping[str, Any], found: dict[int, set[str]], depth: int) -> set[str]:
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
         return {kinds} if isinstance(kinds, str) else {each for each in kinds if isinstance(each, str)}
@@ -135,10 +148,11 @@ def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         return {_kind(each) for each in ([schema["const"]] if "const" in schema else schema["enum"])}
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
-            choices = [kinds_of(each, root, depth + 1) for each in schema[name]]
+            choices = [_kinds_of(each, root, found, depth + 1) for each in schema[name]]
             return set().union(*choices) if all(choices) else set()
     parts = schema.get("allOf")
-    known = [kinds for each in parts if (kinds := kinds_of(each, root, depth + 1))] if isinstance(parts, list) else []
+    parts = [_kinds_of(each, root, found, depth + 1) for each in parts] if isinstance(parts, list) else []
+    known = [kinds for kinds in parts if kinds]
     return set.intersection(*known) if known else set()
 
 

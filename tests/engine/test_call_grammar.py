@@ -282,3 +282,11 @@ def test_a_random_model_calls_after_its_thinking(loaded: LoadedModel, chat: Chat
             for call in calls:
                 jsonschema.validate(json.loads(json.dumps(dict(call.arguments))), tools[0]["function"]["parameters"])
     assert sum(result.finish_reason == "stop" for result in together) >= 3
+
+
+def test_large_schemas_are_refused_before_they_are_looked_at(loaded: LoadedModel) -> None:
+    large = [tool(f"f{at}", {"a": {"enum": ["x" * 40_000]}}, ["a"]) for at in range(20)]
+    with pytest.raises(RequestError, match="tools of so many words"):
+        held_calls(large, "required", SamplingParams(), loaded)
+    with pytest.raises(RequestError, match="The tool 'f': its schema may have 65,536 characters; it has"):
+        held_calls([tool("f", {"a": {"enum": ["x" * 70_000]}}, ["a"])], "required", SamplingParams(), loaded)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.prompt import ChatTemplate, ToolCall
-from qwen35mm.prompt.calls import CallParser, read_calls
+from qwen35mm.prompt.calls import CallParser, kinds_of, read_calls
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -167,3 +167,16 @@ def test_json_says_itself_where_it_ends() -> None:
     call = written("order", item=json.dumps(inside), count="3")
     ((read,),) = (read_calls(call, NESTED)[1],)
     assert read.arguments == {"item": inside, "count": 3}
+
+
+def test_choices_that_share_theirs_are_looked_at_once() -> None:
+    """Else the second would take 3**16 steps, in the server's own thread when a reply calls."""
+    three = [{"$ref": "#/$defs/1"}] * 3
+    itself: dict[str, Any] = {"$defs": {"1": {"anyOf": three}}, "$ref": "#/$defs/1"}
+    assert kinds_of(itself, itself) == set()
+    shared: dict[str, Any] = {f"{at}": {"anyOf": [{"$ref": f"#/$defs/{at + 1}"}] * 3} for at in range(15)}
+    for last, kinds in ({"type": ["string", "null"]}, {"string", "null"}), ({}, set()):
+        root = {"$defs": {**shared, "15": last}, "$ref": "#/$defs/0"}
+        assert kinds_of(root, root) == kinds
+    parts = {"allOf": [{"anyOf": [{"const": 1}, {"const": "a"}]}, {"enum": ["b", None]}, {}]}
+    assert kinds_of(parts, parts) == {"string"}

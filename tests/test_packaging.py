@@ -40,7 +40,7 @@ EXTRAS_OF = {
     "qwen35mm/checkpoints/gguf": ["gguf"],
     "preprocess/": ["heif", "jxl"],
     "qwen35mm/captioning/": ["datasets", "schema", "ray"],
-    "qwen35mm/engine/grammar.py": ["schema"],
+    "qwen35mm/engine/grammar": ["schema"],
     "training/": ["train"],
     "benchmarks/": ["dev"],
     "benchmarks/media_corpora": ["corpora"],

@@ -64,10 +64,10 @@ def test_without_a_process_there_is_no_verdict_and_none_is_remembered(monkeypatc
 
 def test_many_tools_have_one_limit(loaded: LoadedModel) -> None:
     """Each of them is within it alone."""
-    patterns = {f"^x{i}_.*$": {"type": "integer"} for i in range(80)}
+    patterns = {f"^x{i}_.*$": {"type": "integer"} for i in range(40)}
     tools = [
         {"name": f"tool{at}", "parameters": record({"a": {"type": "object", "patternProperties": patterns}})}
-        for at in range(40)
+        for at in range(200)
     ]
     with pytest.raises(RequestError, match="these tools: checking it takes more than"):
         grammar_of_calls(tools, "xml", loaded.tokenizer, several=True, only_calls=True)

@@ -43,7 +43,7 @@ REFUSAL = "Replies can't be held to this JSON schema"
 
 _SCRIPT = Path(grammar_check.__file__)
 # What hangs without computing. A busy machine may take long to start a process.
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 # A thread that compiles has more than the child had.
 _STACK_BYTES = 2 * grammar_check.STACK_BYTES
 _MAX_VERDICTS = 256

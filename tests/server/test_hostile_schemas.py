@@ -55,7 +55,7 @@ async def test_a_hostile_schema_is_a_fault_of_its_request_and_holds_up_no_other(
 ) -> None:
     monkeypatch.setattr("qwen35mm.engine.grammar._verdicts", {})
     path, body, param = BODIES[name]
-    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S * 5) as client:
         # More of them than there are threads that check.
         hostile, *_ = several = [asyncio.ensure_future(client.post(path, json=body)) for _ in range(3)]
         await asyncio.sleep(0.2)  # they are on their way
@@ -76,7 +76,7 @@ async def test_a_hostile_schema_is_a_fault_of_its_request_and_holds_up_no_other(
 async def test_what_cannot_be_followed_is_refused_before_a_reply_begins(address: str) -> None:
     schema, words = HOSTILE["optional properties"]
     held = {"type": "json_schema", "json_schema": {"name": "many", "schema": schema}}
-    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S * 5) as client:
         refused = await client.post("/v1/chat/completions", json={"messages": HELLO, "response_format": held})
     assert refused.status_code == 400
     assert words in refused.json()["error"]["message"]

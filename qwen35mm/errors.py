@@ -27,6 +27,8 @@
     │   └── NoTextError
     ├── MissingExtraError
     └── MediaError: an image or a video that can't be used; its family is in qwen35mm_preprocess.errors
+        ├── DecoderCrashError, which is a MediaDecodeError
+        └── DecoderTimeoutError, which is a MediaLimitError
 
 A message says what was expected, what came and what to do. It is fit to be shown to a person:
 no stack, no library's own message, no path of the server beyond a file's name.
@@ -39,7 +41,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from qwen35mm_preprocess.errors import MediaError, Qwen35mmError
+from qwen35mm_preprocess.errors import MediaDecodeError, MediaError, MediaLimitError, Qwen35mmError
 from qwen35mm_preprocess.say import say
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "ContextTooLongError",
     "ConversationDataError",
     "DamagedDocumentError",
+    "DecoderCrashError",
+    "DecoderTimeoutError",
     "DocumentError",
     "DocumentTooLargeError",
     "EncryptedDocumentError",
@@ -193,6 +197,14 @@ class DocumentTooLargeError(DocumentError):
 
 class NoTextError(DocumentError):
     """A PDF without text: its pages are pictures, and can be used as such."""
+
+
+class DecoderCrashError(MediaDecodeError):
+    """The process that read a medium died of it, or answered what can't be an answer."""
+
+
+class DecoderTimeoutError(MediaLimitError):
+    """The process that read a medium took longer than it may, and was ended."""
 
 
 class MissingExtraError(Qwen35mmError):

@@ -21,6 +21,7 @@ LAYERS = [
     ["qwen35mm.engine"],
     ["qwen35mm.cache", "qwen35mm.model"],
     ["qwen35mm.checkpoints", "qwen35mm.prompt"],
+    ["qwen35mm.decoding"],
     ["qwen35mm.config", "qwen35mm.tokenizer", "qwen35mm.sampling", "qwen35mm.assets", "qwen35mm.ray_cluster"],
     [
         "qwen35mm.errors",

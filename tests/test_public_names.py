@@ -16,7 +16,10 @@ from tests.children import environment
 from tests.test_layering import modules
 
 # Errors that never leave the part of the program that raises them.
-INNER_ERRORS = {"ApiError", "DownloadCancelled", "EngineLostError", "Fault", "TooManyTokensError", "WorkError"}
+INNER_ERRORS = {
+    *("AnswerError", "ApiError", "DownloadCancelled", "EngineLostError", "Fault", "NonsenseError"),
+    *("TooManyTokensError", "WorkError"),
+}
 
 PUBLIC = {
     "BatchError",

@@ -12,7 +12,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwen35mm.captioning.manifest.files import PIECE_BYTES, pieces
-from qwen35mm.errors import ContextTooLongError, EngineError, RefusedError, RequestError
+from qwen35mm.errors import (
+    ContextTooLongError,
+    DecoderCrashError,
+    DecoderTimeoutError,
+    EngineError,
+    RefusedError,
+    RequestError,
+)
 from qwen35mm_preprocess import (
     MediaDecodeError,
     MediaError,
@@ -149,6 +156,8 @@ class Unreadable:
 
 
 _FAILURE_KINDS: Mapping[type[Exception], str] = {
+    DecoderCrashError: "crash",
+    DecoderTimeoutError: "timeout",
     MediaSourceError: "unreadable",
     MediaDecodeError: "damaged",
     MediaLimitError: "too large",
@@ -158,10 +167,6 @@ _FAILURE_KINDS: Mapping[type[Exception], str] = {
     EngineError: "engine",
     RequestError: "engine",
 }
-
-
-FAILURE_KINDS = frozenset((*_FAILURE_KINDS.values(), "changed"))
-"""What reading an item may fail as."""
 
 
 def failure_kind(error: Exception) -> str:

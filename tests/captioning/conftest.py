@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.media import workers
+from qwen35mm.decoding import child, decoders
+from qwen35mm.decoding.answers import read_here
 from tests.captioning.fake_model import picture
 
 
@@ -46,8 +47,10 @@ def manifest(tmp_path: Path) -> Iterator[Manifest]:
 class _NoProcess:
     """Reads media as a worker process does, in this one."""
 
-    def call(self, message: tuple[Any, ...], timeout_s: float) -> Any:
-        return workers.work(*message)
+    is_usable = True
+
+    def call(self, work: child.Work, read: Any, *_: Any) -> Any:
+        return read_here(read, child.work(work, lambda done, total: None))
 
     def said(self) -> list[str]:
         return []
@@ -62,4 +65,4 @@ class _NoProcess:
 @pytest.fixture
 def media_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares runs the start of worker processes, of which media/test_workers.py tells."""
-    monkeypatch.setattr(workers, "_Process", _NoProcess)
+    monkeypatch.setattr(decoders, "Process", _NoProcess)

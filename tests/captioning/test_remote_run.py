@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,12 @@ from qwen35mm.captioning.job import Outcome, carry_out
 from qwen35mm.captioning.media import workers
 from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
+from qwen35mm.decoding import process
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.settings import ModelOptions
+from tests import hostile_decoder
 from tests.backends.remote.server import ModelServer, running_server
 from tests.captioning.fake_model import picture
-from tests.captioning.media.test_workers import HOSTILE
 from tests.captioning.runs import failures, job, listed, settings
 
 
@@ -71,13 +71,12 @@ async def test_a_file_on_which_the_decoder_dies_and_one_that_changes_before_it_i
         return await prepare(self, item, *arguments, **options)
 
     monkeypatch.setattr(workers.MediaWorkers, "prepare", changing)
-    hostile = HOSTILE.replace('"crash" in', "function is workers.prepare and 'crash' in")
-    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", hostile))
-    (folder / "2.png").rename(folder / "crash.png")
+    monkeypatch.setattr(process, "_COMMAND", hostile_decoder.COMMAND)
+    (folder / "2.png").rename(folder / "-late crash-.png")
     outcome = await run(folder, server)
     assert (outcome.exit_code, outcome.counts.num_captioned, len(server.bodies)) == (3, 4, 4)
     kinds = {each["name"]: each["kind"] for each in failures(folder)}
-    assert kinds == {"crash.png": "crash", "1.png": "changed"}
+    assert kinds == {"-late crash-.png": "crash", "1.png": "changed"}
 
 
 @pytest.mark.usefixtures("media_in_process")

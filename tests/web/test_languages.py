@@ -33,8 +33,9 @@ NUM_CATEGORIES = {"en": 2, "de": 2, "es": 3, "fr": 3, "zh": 1}
 HEARD = (
     *(
         PYTHON / name
-        for name in ("backends/remote", "backends/zero_gpu", "chat", "http", "model_library", "review", "web")
+        for name in ("backends/remote", "backends/zero_gpu", "chat", "decoding", "http", "model_library", "review")
     ),
+    PYTHON / "web",
     *(PYTHON / name for name in ("engine/engine.py", "engine/request.py", "engine/settings.py", "model/devices.py")),
     PYTHON / "checkpoints/shards.py",
     PREPROCESS,
@@ -48,6 +49,9 @@ ENGLISH_ONLY = {
     "qwen35mm/backends/remote/served.py": (3, "a program's mistake: a page connects before it asks"),
     "qwen35mm/backends/remote/texts.py": (8, "what scripts alone ask for"),
     "qwen35mm/backends/zero_gpu/duration.py": (1, "options of the command line, checked before there is a page"),
+    "qwen35mm/decoding/decoders.py": (1, "whoever reads it has no page any more"),
+    "qwen35mm/decoding/process.py": (1, "nobody waits for it"),
+    "qwen35mm/decoding/processor.py": (1, "a caller's plans; of stored ones the records speak"),
     "qwen35mm/engine/request.py": (7, "a caller's arguments; the page passes checked ones"),
     "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),

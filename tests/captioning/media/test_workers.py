@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,36 +17,20 @@ import pytest
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
-from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.media.workers import CHANGED, Failed, Inspected, MediaWorkers, Prepared, inspect, prepare
+from qwen35mm.decoding import process
 from qwen35mm.prompt import EncodedMedium, Image
 from qwen35mm_preprocess import MediaError, MediaProcessor, PreparedMedia
+from tests import hostile_decoder
 from tests.captioning.fake_model import picture
 from tests.children import environment
 
-# As the real one, but what happens on an item may be in its name.
-HOSTILE = """
-import os, sys, time
-from qwen35mm.captioning.media import workers
-real = workers.work
-def work(function, item, *arguments):
-    if "crash" in item.name:
-        os.kill(os.getpid(), 11)
-    if "stuck" in item.name:
-        time.sleep(1000)
-    if "chatty" in item.name:
-        print("a library says something", flush=True)
-        os.write(1, b"and another")
-    return real(function, item, *arguments)
-workers.work = work
-workers.main()
-"""
 PROCESSOR = MediaProcessor.from_pretrained(demo_model_path())
 
 
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaWorkers]:
-    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
+    monkeypatch.setattr(process, "_COMMAND", hostile_decoder.COMMAND)
     made = MediaWorkers(PROCESSOR, 1, timeout_s=60.0)
     yield made
     made.close()
@@ -146,45 +127,19 @@ async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers,
     assert kind_of(cut) == "damaged"
 
 
-@pytest.mark.parametrize(("name", "kind", "timeout_s"), [("crash.png", "crash", 60.0), ("stuck.png", "timeout", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "kind", "timeout_s"), [("-crash-.png", "crash", 60.0), ("-stuck-.png", "timeout", 0.5)]
+)
 async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
     hostile: MediaWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, timeout_s: float
 ) -> None:
     first, bad, *others = [item(tmp_path, each, seed) for seed, each in enumerate(("a.png", name, "b.png", "c.png"))]
     assert isinstance(await look(hostile, first), Inspected)
     with monkeypatch.context() as patch:
-        patch.setattr(hostile, "_timeout_s", timeout_s)
+        patch.setattr(hostile._decoders, "_timeout_s", timeout_s)
         assert kind_of(await look(hostile, bad)) == kind
     for seen in await asyncio.gather(*(look(hostile, each) for each in others)):
         assert isinstance(seen, Inspected)
-
-
-async def test_what_a_library_prints_does_not_come_between(hostile: MediaWorkers, tmp_path: Path) -> None:
-    assert isinstance(await look(hostile, item(tmp_path, "chatty.png")), Inspected)
-
-
-async def test_what_libraries_say_goes_to_the_log_with_the_files_name(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """libtiff and FFmpeg write to the standard error themselves."""
-    picture(0).resize((300, 300)).save(tmp_path / "cut.tif", compression="tiff_lzw")
-    data = bytearray((tmp_path / "cut.tif").read_bytes())
-    data[400:1200] = bytes(800)
-    (tmp_path / "cut.tif").write_bytes(data)
-    clip = bytearray((asset_path("samples") / "moves-right.mp4").read_bytes())
-    at = clip.index(b"mdat") + 100
-    clip[at : at + 2000] = bytes(2000)
-    (tmp_path / "cut.mp4").write_bytes(clip)
-    made = MediaWorkers(PROCESSOR, 1)
-    with caplog.at_level(logging.INFO, workers.__name__):
-        for name, kind in (("cut.tif", "image"), ("cut.mp4", "video")):
-            path = tmp_path / name
-            await made.prepare(Item(name, path, "image" if kind == "image" else "video", path), digest(path), "pixels")
-    made.close()
-    assert {record.getMessage().split(": ")[0] for record in caplog.records} == {"cut.tif", "cut.mp4"}
-    assert any("LZW" in record.getMessage() for record in caplog.records)
-    assert max(record.getMessage().count("\n") for record in caplog.records) == 0
-    assert capfd.readouterr().err == ""
 
 
 def test_a_file_is_opened_once_by_what_decodes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,45 +170,10 @@ async def test_closing_ends_the_processes(tmp_path: Path) -> None:
     assert not any(child.is_running() for child in started)
 
 
-async def test_closing_waits_for_no_decoder_that_is_stuck(hostile: MediaWorkers, tmp_path: Path) -> None:
-    await look(hostile, item(tmp_path))
-    stuck = asyncio.create_task(look(hostile, item(tmp_path, "stuck.png")))
-    while not hostile._busy:
-        await asyncio.sleep(0.01)
-    # It would be given up after a minute: then as one that took too long.
-    hostile.close()
-    assert kind_of(await stuck) == "crash"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the parent that is killed is made by a fork")
-def test_a_decoder_does_not_outlive_a_parent_that_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not even one that is stuck."""
-    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
-    items = (item(tmp_path), Item("stuck", b"", "image"))
-    begun, says_begun = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        try:
-            process = workers._Process()
-            for each in items:
-                process.call((inspect, each, PROCESSOR, {"with_digest": True, "with_plan": False}), 60)
-                os.write(says_begun, b"1")
-        finally:
-            os._exit(1)
-    assert os.read(begun, 1) == b"1"
-    (decoder,) = psutil.Process(parent).children()
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    _, alive = psutil.wait_procs([decoder], timeout=60)
-    assert not alive
-    os.close(begun)
-    os.close(says_begun)
-
-
 async def test_where_no_process_can_be_started_each_item_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(workers, "_COMMAND", (str(tmp_path / "no such program"),))
+    monkeypatch.setattr(process, "_COMMAND", (str(tmp_path / "no such program"),))
     made = MediaWorkers(PROCESSOR, 1)
     assert kind_of(await look(made, item(tmp_path))) == "worker"
     made.close()

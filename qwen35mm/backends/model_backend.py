@@ -20,6 +20,7 @@ from qwen35mm.backends.options import check_options
 from qwen35mm.backends.plain import PlainPrompts
 from qwen35mm.backends.turn import Turn, with_calls
 from qwen35mm.cache import CacheSettings
+from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
 from qwen35mm.engine import (
     CachedPrompt,
     DeferredMedia,
@@ -37,7 +38,7 @@ from qwen35mm.engine import (
     held_calls,
 )
 from qwen35mm.model import LoadedModel
-from qwen35mm.pools import MEDIA, PROMPTS
+from qwen35mm.pools import MEDIA, PROMPTS, Asker
 from qwen35mm.prompt import (
     DEFAULT_MIN_SEGMENT,
     EncodedMedium,
@@ -64,6 +65,7 @@ class ModelBackend(PlainPrompts):
         cache: how much is kept of finished requests, and whether on disk too; a folder keeps it there, None in memory.
         commit_history: whether a finished turn of a conversation is computed as its next turn will see it.
         min_segment: fewest tokens between two places where a conversation is gone on from.
+        decoders: the processes that media are read in; None reads them in this one.
 
     Raises:
         ConfigError: a setting can't be used.
@@ -79,19 +81,21 @@ class ModelBackend(PlainPrompts):
         cache: CacheSettings | str | Path | None = None,
         commit_history: bool = True,
         min_segment: int = DEFAULT_MIN_SEGMENT,
+        decoders: Decoders | None = None,
     ) -> None:
         check_options(
             budget=(budget, MediaBudget),
             limits=(limits, MediaLimits),
             settings=(settings, EngineSettings),
             commit_history=(commit_history, bool),
+            decoders=(decoders, Decoders),
         )
         cache = CacheSettings.of(cache)
         self.loaded = loaded
         self.info = ModelInfo(
             loaded.name, loaded.generation, loaded.template.default_enable_thinking, weights=loaded.weights
         )
-        self.media = MediaProcessor(
+        media = MediaProcessor(
             loaded.image_processing,
             loaded.video_processing,
             budget=budget or MediaBudget.for_device(loaded.model.device.type),
@@ -99,6 +103,7 @@ class ModelBackend(PlainPrompts):
             cache_bytes_per_token=loaded.config.kv_bytes_per_token(loaded.model.dtype),
             blind=loaded.name if loaded.config.tower is None else None,
         )
+        self.media = media if decoders is None else DecodingProcessor.of(media, decoders)
         self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
         self._commits_history = commit_history
         self._start(settings or EngineSettings(), cache)
@@ -257,8 +262,10 @@ class ModelBackend(PlainPrompts):
             self.media.check(plan, part.source)
         return DeferredMedia(plan, functools.partial(self.media_of, part))
 
-    def media_of(self, part: Image | Video, report: Callable[[int, int], None] | None = None) -> PreparedMedia:
-        """Reads a medium; by its plan, where it has one.
+    def media_of(
+        self, part: Image | Video, report: Callable[[int, int], None] | None = None, asker: Asker | None = None
+    ) -> PreparedMedia:
+        """Reads a medium; by its plan, where it has one. What is read in another process ends when the asker leaves.
 
         Raises:
             MediaError: it can't be read.
@@ -268,7 +275,8 @@ class ModelBackend(PlainPrompts):
         if isinstance(part.source, EncodedMedium):
             raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
         plan = self.media.kept(part.plan, part.source)
-        return self.media.prepare(part.source, plan=plan, kind=part.kind, progress=report, clip=part.clip)
+        media = asked_by(self.media, asker)
+        return media.prepare(part.source, plan=plan, kind=part.kind, progress=report, clip=part.clip)
 
     def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
         """Whether the model thinks first: as asked, else as its template does by itself."""
@@ -295,7 +303,7 @@ class ModelBackend(PlainPrompts):
             ContextTooLongError: they alone are more than the context holds; no more are read than fit.
         """
         loop = asyncio.get_running_loop()
-        abandoned = threading.Event()
+        asker, abandoned = Asker(), threading.Event()
         num_tokens = sum(part.plan.num_tokens for part in iter_media(messages) if part.plan is not None)
         for part in iter_media(messages):
             # Pixels of all of them are in memory at one time.
@@ -317,7 +325,7 @@ class ModelBackend(PlainPrompts):
                 if not done.cancelled():
                     done.exception()
 
-            reading = asyncio.ensure_future(MEDIA.run(self.media_of, part, report))
+            reading = asyncio.ensure_future(MEDIA.run(self.media_of, part, report, asker))
             reading.add_done_callback(end)
             try:
                 while (update := await updates.get()) is not None:
@@ -325,7 +333,9 @@ class ModelBackend(PlainPrompts):
                 media.append(await reading)
                 num_tokens += 0 if part.plan is not None else media[-1].plan.num_tokens
             finally:
-                abandoned.set() if not reading.done() else None
+                if not reading.done():
+                    abandoned.set()
+                    asker.leave()
 
 
 def _salt(tenant: str | None) -> bytes:

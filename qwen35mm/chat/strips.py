@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import threading
 import time
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -20,10 +23,13 @@ from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person, Question, Turns
+from qwen35mm.decoding import Answer, asked_by, read_by
+from qwen35mm.decoding.answers import Data, read_list, require
 from qwen35mm.errors import NotFoundError, PromptError, RequestError
 from qwen35mm.pools import DRAFTS, STRIPS, Asker
-from qwen35mm_preprocess import MediaError, MediaLimitError, MediaPlan
+from qwen35mm_preprocess import MediaError, MediaLimitError, MediaLimits, MediaPlan, VideoProcessing
 from qwen35mm_preprocess.say import decimal, said_of, say
+from qwen35mm_preprocess.types import Progress
 from qwen35mm_preprocess.video import sampled_frames
 
 MAX_STRIP_S = 60.0
@@ -158,16 +164,48 @@ class Strips:
         side = _SIDE if len(plan.frame_indices or ()) <= _MANY else _SMALL_SIDE
         with asker.ending(gone.set):
             difference = media.budget.similar_difference
-            frames = sampled_frames(path, plan, media.video_processing, media.limits, difference, go_on)
-            return [_Frame(each.index, each.time_s, each.is_similar, _picture(each.pixels, side)) for each in frames]
+            asked = (plan, media.video_processing, media.limits, difference, side)
+            read = partial(_read_frames, plan=plan, side=side)
+            return read_by(asked_by(media, asker), path, _decode, *asked, read=read, progress=go_on)
 
 
-def _picture(pixels: Any, side: int) -> str:
+def _decode(
+    path: Path,
+    plan: MediaPlan,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    difference: float,
+    side: int,
+    progress: Progress,
+) -> Answer:
+    frames, pictures = [], []
+    for each in sampled_frames(path, plan, processing, limits, difference, progress):
+        pictures.append(_picture(each.pixels, side))
+        frames.append([each.index, each.time_s, each.is_similar, len(pictures[-1])])
+    return Answer(frames, pictures)
+
+
+def _read_frames(values: Any, data: Data, plan: MediaPlan, side: int) -> list[_Frame]:
+    known = {*(plan.frame_indices or ()), *plan.similar_indices}
+    require(len(values) <= len(known), "more frames than were asked for")
+    pictures = data.take(len(values) * 4 * side**2)
+    frames, start = [], 0
+    for index, time_s, is_same, num_bytes in read_list(values):
+        require(index in known and type(is_same) is bool and type(num_bytes) is int, "no frame")
+        require(type(time_s) is float and math.isfinite(time_s) and num_bytes >= 0, "no frame")
+        picture = base64.b64encode(pictures[start : start + num_bytes]).decode()
+        frames.append(_Frame(index, time_s, is_same, f"data:image/jpeg;base64,{picture}"))
+        start += num_bytes
+    require(start == len(pictures), "pictures of other sizes")
+    return frames
+
+
+def _picture(pixels: Any, side: int) -> bytes:
     picture = Image.fromarray(pixels)
     picture.thumbnail((side, side))
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return data.getvalue()
 
 
 def _num_bytes(frames: list[_Frame]) -> int:

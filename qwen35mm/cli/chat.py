@@ -83,6 +83,7 @@ def open_page(
         import qwen35mm.web  # noqa: F401 - what it lacks is told before a model is loaded
         from qwen35mm.backends.zero_gpu import ZeroGpuBackend
         from qwen35mm.config import ModelConfig
+        from qwen35mm.decoding import Decoders
         from qwen35mm.model.load import find_checkpoint
         from qwen35mm.model_library import BackendSwitch, fit_source
 
@@ -95,7 +96,9 @@ def open_page(
             model = replace(model, cache_dir=folder, cache_size=model.cache_size or _TEMPORARY_DISK_BYTES)
         options = model.backend_options(None if shared else user_folder("cache"))
         engine = replace(options.settings, **given(max_waiting=page.max_queue))
-        options = replace(options, limits=_limits(model, page), settings=engine)
+        limits = _limits(model, page)
+        decoders = stack.enter_context(contextlib.closing(Decoders(limits)))
+        options = replace(options, limits=limits, settings=engine, decoders=decoders)
         programs = _programs(page, shared, gpu is not None, options.settings)
         source = model.source
         if shared and model.context_length is None:
@@ -113,6 +116,7 @@ def open_page(
                 settings=options.settings,
                 cache=options.cache,
                 max_duration_s=page.max_gpu_seconds,
+                decoders=decoders,
             )
         else:
             local = fitted.start(loaded)
@@ -132,6 +136,7 @@ def _open_server(
         raise ConfigError("--api-key-file is for a model of this machine; programs can ask the server of --backend.")
     with quick_imports():
         import qwen35mm.web  # noqa: F401 - what it lacks is told first
+        from qwen35mm.decoding import Decoders
         from qwen35mm.model_library import BackendSwitch
         from qwen35mm.model_library.switch import CONNECT_S
         from qwen35mm.web.serving.servers import Server
@@ -140,13 +145,14 @@ def _open_server(
         model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
     limits = _limits(model, page)
     server = Server(address, page.backend_model, _backend_key(page))
-    remote = server.backend(limits, _server_budget(model), model.slots or 4)
     with contextlib.ExitStack() as stack:
+        decoders = stack.enter_context(contextlib.closing(Decoders(limits)))
+        remote = server.backend(limits, _server_budget(model), model.slots or 4, decoders)
         backend = stack.enter_context(contextlib.closing(remote))
         asyncio.run(remote.connect(CONNECT_S))
         programs = None
         if not shared:
-            options = replace(model.backend_options(user_folder("cache")), limits=limits)
+            options = replace(model.backend_options(user_folder("cache")), limits=limits, decoders=decoders)
             programs = _programs(page, shared, False, options.settings)
             backend = stack.enter_context(contextlib.closing(BackendSwitch(remote, options)))
         yield backend, {**_how(page, shared), "programs": programs, "server": server}

@@ -137,6 +137,7 @@ def _load(
 ) -> tuple[FastAPI, LocalBackend]:
     """The application, and the backend that it has."""
     with quick_imports():
+        from qwen35mm.decoding import Decoders
         from qwen35mm.model_library import fit_source
         from qwen35mm.server.app import create_app
         from qwen35mm.server.fetch import fetch_media
@@ -146,6 +147,8 @@ def _load(
     data = user_folder("data")
     responses = server.responses_dir or (None if data is None else data / "responses")
     options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
+    # What clients send is decoded in processes of its own.
+    options = replace(options, decoders=Decoders(options.limits))
     backend = options.load(folder, name=model.name)
     fetch = fetch_media(backend.media.limits) if server.allow_urls else None
     app = create_app(

@@ -10,6 +10,7 @@ import torch
 
 from qwen35mm.backends.local import LocalBackend, weights_cache
 from qwen35mm.cache import CacheSettings
+from qwen35mm.decoding import Decoders
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel, load
 from qwen35mm_preprocess import MediaBudget, MediaLimits
@@ -35,6 +36,7 @@ class BackendOptions:
     settings: EngineSettings = field(default_factory=EngineSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     commit_history: bool = True
+    decoders: Decoders | None = None
     max_memory: int | None = None
     fixed_slots: bool = False
     kv_directory: Path | None = None
@@ -72,6 +74,7 @@ class BackendOptions:
             settings=self.settings,
             cache=self.cache,
             commit_history=self.commit_history,
+            decoders=self.decoders,
         )
 
     def make(self, source: str | Path, name: str, loaded: LoadedModel | None) -> LocalBackend:

@@ -17,18 +17,21 @@ import anyio
 
 from qwen35mm.backends.options import check_options
 from qwen35mm.backends.remote import words
+from qwen35mm.backends.remote.apart import encode_by
 from qwen35mm.backends.remote.attempts import Attempts
 from qwen35mm.backends.remote.connection import Connection
 from qwen35mm.backends.remote.counting import estimate
 from qwen35mm.backends.remote.deadline import Deadline, RemoteTimeouts, num_waiting, place, until
 from qwen35mm.backends.remote.faults import Fault
-from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, pinned_plan
+from qwen35mm.backends.remote.media import VideoMode, default_media, pinned_plan
 from qwen35mm.backends.remote.reply import Reply
 from qwen35mm.backends.remote.request import Asked, request_body
 from qwen35mm.backends.remote.served import ServedModel
 from qwen35mm.backends.remote.texts import RemoteTexts
+from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
 from qwen35mm.engine import Event, MediaPlanned, ModelInfo, Progress, Retain, check_call
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
+from qwen35mm.pools import Asker
 from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.sampling import SamplingParams
@@ -61,6 +64,7 @@ class RemoteBackend(RemoteTexts):
         budget: how large pictures are and which frames are sent; None takes a GPU's, with at most 32 frames.
         limits: what media are refused; None takes the defaults.
         timeouts: how long the server may be silent.
+        decoders: the processes that media are read in; None reads them in this one.
         sleep, jitter: how to wait between two attempts, and a number from 0 to 1 for each wait.
 
     Raises:
@@ -85,6 +89,7 @@ class RemoteBackend(RemoteTexts):
         budget: MediaBudget | None = None,
         limits: MediaLimits | None = None,
         timeouts: RemoteTimeouts | None = None,
+        decoders: Decoders | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -101,8 +106,10 @@ class RemoteBackend(RemoteTexts):
             budget=(budget, MediaBudget),
             limits=(limits, MediaLimits),
             timeouts=(timeouts, RemoteTimeouts),
+            decoders=(decoders, Decoders),
         )
-        self.media = default_media(budget, limits, video)
+        media = default_media(budget, limits, video)
+        self.media = media if decoders is None else DecodingProcessor.of(media, decoders)
         self._video: VideoMode = video
         self._timeout_s = timeout_s
         self._whole = whole
@@ -361,7 +368,8 @@ class RemoteBackend(RemoteTexts):
         return plan
 
     async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
-        encoding = asyncio.to_thread(encode_medium, part, self.media, self._video)
+        asker = Asker()
+        encoding = asyncio.to_thread(encode_by, part, asked_by(self.media, asker), self._video)
         try:
             with anyio.fail_after(deadline.left_s()):
                 return await encoding
@@ -373,3 +381,6 @@ class RemoteBackend(RemoteTexts):
                     seconds=f"{deadline.timeout_s:g}",
                 )
             ) from None
+        finally:
+            # Where it is read, nothing is left that this could end.
+            asker.leave()

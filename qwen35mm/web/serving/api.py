@@ -267,7 +267,14 @@ class Api:
 
     @request
     async def crop(
-        self, person: Person, digest: str, source: str, name: str, box: list[float], time_s: float | None = None
+        self,
+        person: Person,
+        digest: str,
+        source: str,
+        name: str,
+        box: list[float],
+        asker: Asker,
+        time_s: float | None = None,
     ) -> Any:
         """A part of a picture, or of a video's frame, as a file that is ready to be sent; see `crops.cut`.
 
@@ -277,9 +284,9 @@ class Api:
         """
         asked = Attachment(digest, "image", source[:MAX_NAME_CHARS], 0)
         pool = THUMBNAILS if time_s is None else STRIPS
-        return await pool.run_for(person.line, self._crop, person, asked, name[:MAX_NAME_CHARS], box, time_s)
+        return await pool.run_for(person.line, self._crop, person, asked, name[:MAX_NAME_CHARS], box, time_s, asker)
 
-    def _crop(self, person: Person, source: Attachment, name: str, box: list[float], time_s: float | None) -> Any:
+    def _crop(self, person: Person, source: Attachment, name: str, *where: Any) -> Any:
         media = self._store.media
         if not media.is_of(person.owner, source.digest):
             raise NotFoundError(say("There is no such file among yours."))
@@ -287,7 +294,7 @@ class Api:
             raise NotFoundError(say("This file is not kept any more."))
         self._usage.check(person, num_files=1)
         try:
-            data, crop = cut(media.path(source.digest), source, box, time_s, self._backend.media.limits)
+            data, crop = cut(media.path(source.digest), source, self._backend.media, *where)
         except MediaError as error:
             raise type(error)(with_names(said_of(error), [source])) from None
         self._usage.check(person, num_bytes=len(data))

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 from starlette.background import BackgroundTask
@@ -33,16 +33,19 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryChats
 from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm.chat.turns import Person
+from qwen35mm.decoding import asked_by
+from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.http.requests import request, while_waited_for
 from qwen35mm.http.sessions import HEADER
-from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker
+from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker, Pool
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
-from qwen35mm_preprocess import MediaError, detect_kind
-from qwen35mm_preprocess.image import load_image
+from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import Said, decimal, said_of, say
+
+T = TypeVar("T")
 
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
@@ -79,7 +82,7 @@ class Files:
         self._examples = examples
         self._chats = chats
         self._downloads: dict[str, tuple[Person, float]] = {}
-        self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
+        self._thumbnail = functools.lru_cache(maxsize=256)(self._make_thumbnail)
 
     async def upload(self, request: Request) -> Response:
         """`POST .../upload?name=...` with a file as the body: what it becomes in a message."""
@@ -95,10 +98,11 @@ class Files:
         try:
             found = await UPLOADS.run(self._recognise, person, attachment)
             if isinstance(found, Attachment):
+                path = self._store.media.path(digest)
+                found = replace(found, kind=await self._read(request, THUMBNAILS, person, kind_by, path))
                 if found.kind == "image":
                     # All its pixels, as when it is sent: one that is cut off is told now, and not after the question.
-                    path, limits = self._store.media.path(digest), self._backend.media.limits
-                    await THUMBNAILS.run_for(person.line, load_image, path, limits)
+                    await self._read(request, THUMBNAILS, person, check_picture_by, path)
                 found = {"attachments": [attachment_view(found)]}
             elif found is None:
                 found = await while_waited_for(
@@ -112,11 +116,11 @@ class Files:
         return JSONResponse(found)
 
     def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | None:
-        """By its content, whatever its name says: a medium, what becomes of a text, None for a PDF, which is slow."""
+        """By its content, whatever its name says: None for a PDF, which is slow, what becomes of a text, or itself."""
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
-            return replace(attachment, kind=detect_kind(path, self._backend.media.limits))
+            return attachment
         if kind == "text":
             found = self._text(person, attachment)
             if found["digest"] != attachment.digest and found["raw"] is None:
@@ -192,7 +196,7 @@ class Files:
     async def picture(self, request: Request) -> Response:
         """`GET .../picture/DIGEST`: a picture as browsers show it, upright, in its own size."""
         path, person = await REQUESTS.run(self._mine, request), self._person(request)
-        data = await THUMBNAILS.run_for(person.line, shown_picture, path)
+        data = await self._read(request, THUMBNAILS, person, picture_by, path, shown_picture)
         return await self.media(request) if data is None else Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def frame(self, request: Request) -> Response:
@@ -202,7 +206,8 @@ class Files:
             time_s = float(request.query_params.get("time_s", "0"))
         except ValueError:
             raise PromptError(say("A frame's time is a number of seconds.")) from None
-        data = await STRIPS.run_for(person.line, make_frame, path, time_s, self._backend.media.limits)
+        limits = self._backend.media.limits
+        data = await self._read(request, STRIPS, person, picture_by, path, make_frame, time_s, limits)
         return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def thumbnail(self, request: Request) -> Response:
@@ -271,6 +276,19 @@ class Files:
             max_json_bytes=quotas.conversation_bytes,
             admit=lambda file: admitted(file, media.path(file.digest), processor),
         )
+
+    def _make_thumbnail(self, path: Path) -> bytes | None:
+        return picture_by(self._backend.media, path, make_thumbnail)
+
+    async def _read(
+        self, request: Request, pool: Pool, person: Person, read: Callable[..., T], path: Path, *more: Any
+    ) -> T:
+        """What is made of a file where media are read; for a request whose connection is lost nothing is."""
+
+        def work(asker: Asker) -> T:
+            return read(asked_by(self._backend.media, asker), path, *more)
+
+        return await while_waited_for(request, lambda asker: pool.run_for(person.line, work, asker))
 
     def _mine(self, request: Request) -> Path:
         digest = request.path_params["digest"]

@@ -174,7 +174,8 @@ class Models:
     @request
     async def add_server(self, person: Person, address: str, model: str | None = None, key: str | None = None) -> Any:
         """Keeps a server that answers; of one that has several models, where none is named, their names are given."""
-        backend = Server(address := address.strip(), model or None, key or None).backend(self._switch.media.limits)
+        server = Server(address := address.strip(), model or None, key or None)
+        backend = server.backend(self._switch.media.limits, decoders=self._switch.options.decoders)
         try:
             if not model:
                 names = await backend.list_models(CONNECT_S)
@@ -256,7 +257,8 @@ class Models:
 
     async def _connect(self, server: Server) -> None:
         await self._rest()
-        await self._switch.connect(server.backend(self._switch.media.limits), on_progress=self._phase)
+        backend = server.backend(self._switch.media.limits, decoders=self._switch.options.decoders)
+        await self._switch.connect(backend, on_progress=self._phase)
         self._server = server.id
 
     def _phase(self, phase: str) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.backends.remote.connection import RemoteTimeouts
+from qwen35mm.decoding import Decoders
 from qwen35mm.errors import ConfigError, NotFoundError, StorageError
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 from qwen35mm_preprocess.say import say
@@ -52,7 +53,11 @@ class Server:
         return parts.netloc.rpartition("@")[2]
 
     def backend(
-        self, limits: MediaLimits | None = None, budget: MediaBudget | None = None, slots: int = 4
+        self,
+        limits: MediaLimits | None = None,
+        budget: MediaBudget | None = None,
+        slots: int = 4,
+        decoders: Decoders | None = None,
     ) -> RemoteBackend:
         """What answers with it, once it is connected.
 
@@ -69,6 +74,7 @@ class Server:
             limits=limits,
             budget=budget,
             timeouts=RemoteTimeouts(connect_s=_CONNECT_S),
+            decoders=decoders,
         )
 
 

@@ -56,7 +56,7 @@ async def test_the_time_allowed_holds_while_media_are_read(
     def never_ends(*_: Any) -> Any:
         server.ended.wait(5)
 
-    monkeypatch.setattr(backend, "encode_medium", never_ends)
+    monkeypatch.setattr(backend, "encode_by", never_ends)
     question = [Message("user", (Image("a.png"),))]
     with pytest.raises(RequestTimeoutError, match=r"not read within 0\.2 s"):
         await events_of(asker.backend(), question, timeout_s=0.2)

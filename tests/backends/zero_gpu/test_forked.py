@@ -49,9 +49,11 @@ def test_a_turn_goes_on_from_what_the_call_before_left_on_disk(told: dict[str, A
 def test_nothing_of_an_engine_is_held_at_a_fork(told: dict[str, Any]) -> None:
     for call in told["calls"]:
         assert call["forbidden"] == []
-        # The pools that read media and make prompts wait for work; the call's thread is the one that forks.
+        # The pools that read media and make prompts wait for work, and the decoders' clock for its time; the call's
+        # thread is the one that forks.
         names = {name.rstrip("0123456789") for name in call["threads"]}
-        assert names <= {"MainThread", "asyncio_", "qwen35mm-media_", "qwen35mm-prompts_", "qwen35mm-gpu-call"}
+        pools = {"qwen35mm-media_", "qwen35mm-prompts_", "qwen35mm-decoders"}
+        assert names <= {"MainThread", "asyncio_", "qwen35mm-gpu-call"} | pools
 
 
 def test_a_killed_child_is_an_error_and_the_next_call_works(told: dict[str, Any]) -> None:

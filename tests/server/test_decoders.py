@@ -1,0 +1,128 @@
+"""What clients send is decoded in processes of their own: what a medium does to one is that request's error alone."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from qwen35mm.assets import asset_path
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cli.serve import ServerOptions, _load
+from qwen35mm.decoding import Decoders, DecodingProcessor, process
+from qwen35mm.engine import EngineSettings
+from qwen35mm.model import LoadedModel
+from qwen35mm.server.app import create_app
+from qwen35mm.settings import ModelOptions
+from tests import hostile_decoder
+from tests.server.conftest import PATIENCE_S, sent, serving
+
+PICTURE = asset_path("samples") / "one-shape.png"
+CLIP = asset_path("samples") / "moves-right.mp4"
+
+
+def body(path: Any = PICTURE, what: bytes = b"") -> dict[str, Any]:
+    kind = "video" if path == CLIP else "image"
+    url = f"data:{kind}/x;base64,{base64.b64encode(path.read_bytes() + what).decode()}"
+    content = [{"type": f"{kind}_url", f"{kind}_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4}
+
+
+def ask(address: str, asked: dict[str, Any], path: str = "chat/completions") -> httpx.Response:
+    return httpx.post(f"{address}/v1/{path}", json=asked, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
+    monkeypatch.setattr(process, "_COMMAND", hostile_decoder.COMMAND)
+    made = Decoders()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hostile(demo: LoadedModel, decoders: Decoders) -> Iterator[str]:
+    """The address of a server that decodes apart."""
+    backend = LocalBackend(demo, settings=EngineSettings(slots=2), min_segment=16, decoders=decoders)
+    with serving(create_app(backend, num_places=4)) as address:
+        yield address
+    backend.close()
+
+
+@pytest.mark.parametrize("path", [PICTURE, CLIP])
+def test_another_request_is_answered_beside_a_decoder_that_never_ends(
+    hostile: str, address: str, decoders: Decoders, path: Any
+) -> None:
+    with sent(hostile, "/v1/chat/completions", body(path, hostile_decoder.STUCK)):
+        limit_s = time.monotonic() + PATIENCE_S
+        while not decoders._state.busy:
+            assert time.monotonic() < limit_s
+            time.sleep(0.01)
+        (stuck,) = decoders._state.busy
+        # The same answers as of a server that decodes by itself.
+        for each in (body(), body(CLIP), {**body(), "mm_processor_kwargs": {"max_pixels": 128 * 128}}):
+            there, here = (ask(at, each).json() for at in (hostile, address))
+            assert there["choices"] == here["choices"]
+            assert there["usage"]["prompt_tokens"] == here["usage"]["prompt_tokens"]
+        assert stuck in decoders._state.busy
+    # Whoever hangs up ends it.
+    while stuck in decoders._state.busy:
+        assert time.monotonic() < limit_s + PATIENCE_S
+        time.sleep(0.01)
+    assert stuck._child.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (hostile_decoder.CRASH, "The decoder broke down over the data URI"),
+        (hostile_decoder.NONSENSE, "The decoder broke down over the data URI"),
+        (hostile_decoder.BOMB, "takes more memory than there is"),
+        (hostile_decoder.STUCK, "Reading the data URI took too long"),
+    ],
+)
+def test_what_a_medium_does_is_its_own_requests_error(
+    demo: LoadedModel, decoders: Decoders, what: bytes, words: str
+) -> None:
+    hostile = Decoders(timeout_s=2.0 if what == hostile_decoder.STUCK else None)
+    backend = LocalBackend(demo, settings=EngineSettings(slots=2), decoders=hostile)
+    others = LocalBackend(demo, settings=EngineSettings(slots=2), decoders=decoders)
+    with (
+        serving(create_app(backend)) as address,
+        serving(create_app(others)) as other,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        bad: list[Future[httpx.Response]] = [
+            threads.submit(ask, address, body(what=what)),
+            threads.submit(ask, address, body(CLIP, what)),
+            threads.submit(ask, address, {**body(what=what), "mm_processor_kwargs": {"fps": 1}}),
+        ]
+        text = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        assert ask(address, text).status_code == ask(other, body()).status_code == 200
+        for each in bad:
+            assert (each.result().status_code, words in each.result().json()["error"]["message"]) == (400, True)
+        anthropic = {"type": "base64", "media_type": "image/png"}
+        data = base64.b64encode(PICTURE.read_bytes() + what).decode()
+        content = [{"type": "image", "source": {**anthropic, "data": data}}]
+        counted = {"model": "default", "messages": [{"role": "user", "content": content}]}
+        assert ask(address, counted, "messages/count_tokens").status_code == 400
+        assert ask(address, text).status_code == 200
+    for each in (backend, others):
+        each.close()
+    hostile.close()
+
+
+def test_the_command_decodes_apart() -> None:
+    _, backend = _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None)
+    try:
+        assert isinstance(backend.media, DecodingProcessor)
+        assert backend.media.prepare(PICTURE).plan == backend.media.direct.prepare(PICTURE).plan
+        assert backend.media.decoders._state.idle
+        backend.media.decoders.close()
+    finally:
+        backend.close()

@@ -33,7 +33,7 @@ from qwen35mm.http.bodies import too_large
 from qwen35mm.pools import MEDIA, REQUESTS, UPLOADS
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.web.serving.people import People
-from qwen35mm_preprocess import MediaError, detect_kind
+from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import said_of, say
 
 # What programs see of an answer that grows.
@@ -151,12 +151,11 @@ class Calls:
     def _read(self, path: Path, name: str, settings: Settings) -> Image | Video:
         processor = self._backend.media
         try:
-            kind = detect_kind(path, processor.limits)
-            plan = replace(processor, budget=settings.budget(processor.budget)).plan(path, kind)
+            plan = replace(processor, budget=settings.budget(processor.budget)).plan(path)
         except MediaError as error:
             file = Attachment(path.name, "image", name, 0)
             raise type(error)(with_names(said_of(error), [file])) from None
-        return Image(path, plan) if kind == "image" else Video(path, plan)
+        return Image(path, plan) if plan.kind == "image" else Video(path, plan)
 
     @asynccontextmanager
     async def _place(self, person: Person) -> AsyncGenerator[None, None]:

@@ -1,4 +1,4 @@
-"""Where the bundled files are: in the checkout's assets/ folder, or in share/qwen35mm of an installed wheel."""
+"""Where the bundled files are: in the checkout's folders, or in share/qwen35mm of an installed wheel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ def asset_path(name: str) -> Path:
     Raises:
         ConfigError: the installation lacks it.
     """
-    checkout = Path(__file__).resolve().parent.parent / "assets" / name
-    installed = Path(sys.prefix) / "share" / "qwen35mm" / name
-    for path in (checkout, installed):
-        if path.exists():
-            return path
-    raise ConfigError(f"The bundled '{name}' is missing from this installation. Install qwen35mm again.")
+    return _find(f"assets/{name}", name)
+
+
+def example_path(name: str) -> Path:
+    """The absolute path of an example, such as `gradio_chat.py`. Raises ConfigError as `asset_path`."""
+    return _find(f"examples/{name}", f"examples/{name}")
 
 
 def demo_model_path() -> Path:
     """The folder of the bundled demo checkpoint."""
     return asset_path("demo")
+
+
+def _find(in_checkout: str, name: str) -> Path:
+    checkout = Path(__file__).resolve().parent.parent / in_checkout
+    installed = Path(sys.prefix) / "share" / "qwen35mm" / name
+    for path in (checkout, installed):
+        if path.exists():
+            return path
+    raise ConfigError(f"The bundled '{name}' is missing from this installation. Install qwen35mm again.")

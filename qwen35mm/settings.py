@@ -323,6 +323,9 @@ class PageOptions:
         str, _page(help="The address. Any but this machine's own, or a Space's, is one that strangers share.")
     ] = "127.0.0.1"
     port: Annotated[int, _page(help="The port; 0 takes a free one.", min=0, max=65_535)] = 7860
+    ui: Annotated[
+        str, _page(metavar="PAGE", help="own, or gradio: the plain page of examples/gradio_chat.py, for one person.")
+    ] = "own"
     auth: Annotated[
         Logins | None,
         _page(

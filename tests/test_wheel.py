@@ -39,6 +39,7 @@ def test_without_a_compiler_there_is_a_wheel_for_torch_alone(tmp_path: Path) -> 
     names = make_wheel(tmp_path, CC=shutil.which("false") or "false", CXX=shutil.which("false") or "false")
     assert "qwen35mm_kernels/cpu/native/library.py" in names
     assert not [name for name in names if name.endswith(".so")]
+    assert [name for name in names if name.endswith("/data/share/qwen35mm/examples/gradio_chat.py")]
 
 
 @pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler")

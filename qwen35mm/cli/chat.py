@@ -51,10 +51,36 @@ def chat(
 ) -> None:
     """Open the chat page; it runs until Ctrl-C."""
     settings = http.settings()
+    _check_ui(page, http)
     with open_page(model, page) as (backend, how):
+        if page.ui == "gradio":
+            from qwen35mm.web.serving import gradio_chat
+
+            where = {"host": page.host, "port": page.port, "http": settings, "token": page.token}
+            gradio_chat.launch(backend, open_browser=open_browser, **where)
+            return
         from qwen35mm.web import launch
 
         launch(backend, http=settings, open_browser=open_browser, **how)
+
+
+def _check_ui(page: PageOptions, http: HttpOptions) -> None:
+    """Raises ConfigError for a page that there isn't, and for what Gradio's can't do."""
+    if page.ui not in ("own", "gradio"):
+        raise ConfigError(f"--ui must be own or gradio; got {page.ui!r}.")
+    if page.ui == "own":
+        return
+    if is_shared(page.host):
+        raise ConfigError("--ui gradio is for the person at this machine: leave --host out, or name 127.0.0.1.")
+    lacking = {
+        page: ("auth", "auth_file", "guests", "data_dir", "api_key_file", "no_api", "mcp"),
+        http: ("cors_origin", "embed_origin", "base_path"),
+    }
+    for name in (name for options, names in lacking.items() for name in names if getattr(options, name)):
+        raise ConfigError(
+            f"--{name.replace('_', '-')} can't be used with --ui gradio: that page is for one person, keeps no chats "
+            "on disk and has nothing for other programs and sites. Leave one of them out."
+        )
 
 
 @contextlib.contextmanager

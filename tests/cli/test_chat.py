@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
@@ -75,6 +76,38 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
         }
         assert how.keys() <= inspect.signature(serve).parameters.keys()
     assert (home / "caches" / "qwen35mm").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ui", "other"], "--ui must be own or gradio; got 'other'."),
+        (["--ui", "gradio", "--host", "0.0.0.0"], "--ui gradio is for the person at this machine"),
+        (["--ui", "gradio", "--auth", "ann:x"], "--auth can't be used with --ui gradio"),
+        (["--ui", "gradio", "--auth-file", "people"], "--auth-file can't be used with --ui gradio"),
+        (["--ui", "gradio", "--guests"], "--guests can't be used with --ui gradio"),
+        (["--ui", "gradio", "--data-dir", "kept"], "--data-dir can't be used with --ui gradio"),
+        (["--ui", "gradio", "--api-key-file", "keys"], "--api-key-file can't be used with --ui gradio"),
+        (["--ui", "gradio", "--no-api"], "--no-api can't be used with --ui gradio"),
+        (["--ui", "gradio", "--mcp"], "--mcp can't be used with --ui gradio"),
+        (["--ui", "gradio", "--cors-origin", "https://example.org"], "--cors-origin can't be used with --ui gradio"),
+        (["--ui", "gradio", "--embed-origin", "https://example.org"], "--embed-origin can't be used with --ui gradio"),
+        (["--ui", "gradio", "--base-path", "/chat"], "--base-path can't be used with --ui gradio"),
+    ],
+)
+def test_what_gradios_page_cannot_do_is_said(qwen35mm: Run, arguments: list[str], words: str) -> None:
+    done = qwen35mm("chat", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert words in done.stderr
+
+
+def test_gradios_page_is_served_and_ended_as_ours(tmp_path: Path) -> None:
+    chat = PageProcess([*CHAT, "--ui", "gradio", "--token", "let-me-in"], tmp_path)
+    url = chat.wait_for_url()
+    assert url.endswith("/t/let-me-in/")
+    assert "gradio" in httpx.get(url).text
+    assert chat.end() == (0, "")
+    assert not (tmp_path / "data").exists()
 
 
 def test_no_disk_cache_leaves_the_disk_alone(home: Path) -> None:

@@ -1,0 +1,185 @@
+"""The Gradio page of examples/gradio_chat.py behind guards of ours: `qwen35mm chat --ui gradio`.
+
+The example is what people read and fork, so it is plain. Here the same page is mounted, by Gradio's public interface,
+on an application of ours, which lets in one person's browser, and which answers only what the page itself asks Gradio
+for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import gradio as gr
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwen35mm.assets import example_path
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.http.guards import guards, refuse
+from qwen35mm.http.run import run
+from qwen35mm.http.sessions import PageToken
+from qwen35mm.http.settings import HttpSettings
+
+# Gradio's page has scripts and styles in it. What it loads comes from here alone, as with our own page.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' blob:",
+        "font-src 'self' data:",
+        "worker-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+# What the page asks for. Gradio has many more routes.
+_PATHS = re.compile(
+    r"/|/theme\.css|/config|/favicon\.ico|/(?:assets|static)/.*"
+    r"|/gradio_api/(?:info|upload|upload_progress|queue/join|queue/data|run/predict|cancel|reset|heartbeat/\w+)"
+)
+_FILE = "/gradio_api/file="
+_REFUSAL = (
+    "This page is for the person who started it. Open the whole address that the program has written in its "
+    "terminal, with the token at its end."
+)
+
+
+class OnlyThePage:
+    """ASGI middleware that answers only what Gradio's page asks for, and says what it may load.
+
+    Of files only those on this machine are named: Gradio fetches addresses, too, and an answer with a picture at
+    `/gradio_api/file=https://...` would tell a stranger what was said.
+
+    Args:
+        token: that the page is below, as `/t/TOKEN/`: Gradio's scripts send no key, and cookies go to every port of a
+            host. None where every user of the machine is let in.
+    """
+
+    def __init__(self, app: ASGIApp, token: PageToken | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", CONTENT_SECURITY_POLICY.encode())
+                message = {**message, "headers": [*message.get("headers", []), policy]}
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if self._token is not None:
+            given, path = _parted(path)
+            if path in ("", "/") and not self._token.is_known(given) and self._token.take(given):
+                await RedirectResponse(f"/t/{self._token.value}/", 303, {"cache-control": "no-store"})(
+                    scope, receive, send
+                )
+                return
+            if not self._token.is_known(given):
+                await refuse(scope, receive, send, 403, _REFUSAL)
+                return
+        if not _is_of_the_page(path):
+            await refuse(scope, receive, send, 404, "There is nothing here.")
+            return
+        await self._app(scope, receive, send_with_policy)
+
+
+def _parted(path: str) -> tuple[str, str]:
+    """The token that a path has in it, and the path below it."""
+    found = re.fullmatch(r"/t/([^/]+)(.*)", path, re.DOTALL)
+    return (found[1], found[2]) if found else ("", path)
+
+
+def _is_of_the_page(path: str) -> bool:
+    if path.startswith(_FILE):
+        return Path(path.removeprefix(_FILE)).is_absolute()
+    return _PATHS.fullmatch(path) is not None
+
+
+def build(backend: ChatBackend) -> gr.ChatInterface:
+    """The example's page over a backend."""
+    spec = importlib.util.spec_from_file_location("qwen35mm_gradio_chat", example_path("gradio_chat.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example.build(backend)
+
+
+def create_app(backend: ChatBackend, token: PageToken | None, settings: HttpSettings | None = None) -> FastAPI:
+    """The guarded application.
+
+    Args:
+        token: lets in who comes with it; None lets every user of the machine in.
+        settings: how it is reached.
+    """
+    in_front = guards(settings or HttpSettings(), only_this_machine=True)
+    app = FastAPI(openapi_url=None, middleware=[*in_front, Middleware(OnlyThePage, token)])
+    # As with our own page: nobody sees its statistics, and pandas makes them at the end of every event.
+    os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
+    # Every service that Gradio offers besides is switched off by name: its environment variables could switch it on.
+    return gr.mount_gradio_app(
+        app,
+        build(backend),
+        path="/" if token is None else f"/t/{token.value}",
+        footer_links=["gradio", "settings"],
+        max_file_size=backend.media.limits.max_bytes(None),
+        show_error=False,
+        run_history=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+    )
+
+
+def launch(
+    backend: ChatBackend, *, host: str, port: int, http: HttpSettings, token: str | None, open_browser: bool
+) -> None:
+    """Serves the page until Ctrl-C or SIGTERM; prints its address.
+
+    Args:
+        token: what the address ends with; None makes one, and "" lets every user of the machine in.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+    page_token = None if token == "" else PageToken(token)
+
+    def line(url: str) -> str:
+        url = f"{url}/"
+        if open_browser:
+            webbrowser.open(url if page_token is None else page_token.address_for_once(url))
+        address = url if page_token is None else page_token.address(url)
+        return f"qwen35mm chats with {backend.info.name} on {address}"
+
+    with _own_uploads():
+        run(create_app(backend, page_token, http), host=host, port=port, line=line, settings=http)
+
+
+@contextlib.contextmanager
+def _own_uploads() -> Iterator[None]:
+    """A private folder for uploads, which ends with the page; Gradio's own can be read by everybody on the machine."""
+    name = "GRADIO_TEMP_DIR"
+    if name in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="qwen35mm-gradio-", ignore_cleanup_errors=True) as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            del os.environ[name]

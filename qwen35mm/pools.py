@@ -35,7 +35,7 @@ class Pool:
         self._each = each
         self._process = 0
         self._executor: ThreadPoolExecutor | None = None
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
         """What the function returns or raises, called in a thread. If this is cancelled, it isn't called any more; what
@@ -51,9 +51,11 @@ class Pool:
         """
         if person is None or self._each is None:
             return await self.run(function, *args, **named)
-        turn = self._turns.get(person)
+        # A semaphore is of one event loop; a process may serve in several.
+        key = (id(asyncio.get_running_loop()), person)
+        turn = self._turns.get(key)
         if turn is None:
-            turn = self._turns[person] = asyncio.Semaphore(self._each)
+            turn = self._turns[key] = asyncio.Semaphore(self._each)
         async with turn:
             return await self.run(function, *args, **named)
 

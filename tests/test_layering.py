@@ -29,6 +29,7 @@ LAYERS = [
         "qwen35mm.folders",
         "qwen35mm.strangers",
         "qwen35mm.pools",
+        "qwen35mm.outside_json",
         "qwen35mm.option_values",
         "qwen35mm_kernels",
     ],

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import pickle
 import re
 import struct
@@ -42,6 +41,7 @@ from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
+from qwen35mm.outside_json import JsonLimitError, load_json
 from qwen35mm_preprocess.say import Said, decimal, said_of, say
 
 MAX_FILES = 20_000
@@ -228,8 +228,11 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
         # No more than is declared: a size that lies would fill the memory.
         text = file.read(entry.file_size)
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+        values = load_json(text, max_bytes=entry.file_size)
+    except JsonLimitError:
+        what = say("{name} in the archive holds more values than are read here, or nests them deeper.", name=name)
+        raise ArchiveError(what) from None
+    except ValueError:
         raise ArchiveError(say("{name} in the archive is no JSON file that was exported here.", name=name)) from None
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise ArchiveError(say("{name} in the archive is no conversation that was exported here.", name=name))
@@ -313,12 +316,9 @@ def _list(
             )
         if _CONVERSATION.fullmatch(name):
             if entry.file_size > max_json_bytes:
+                most = max_json_bytes >> 20
                 raise ArchiveError(
-                    say(
-                        "{name} is larger than the {most} MiB that are read.",
-                        name=_shown(name),
-                        most=max_json_bytes >> 20,
-                    )
+                    say("{name} is larger than the {most} MiB that are read.", name=_shown(name), most=most)
                 )
             conversations.append(entry)
         elif found := _MEDIA.fullmatch(name):

@@ -1,0 +1,97 @@
+"""JSON that somebody else wrote, within limits of bytes, values and depth.
+
+A value of three bytes takes sixty as Python's, so a small file could fill the memory, and nested lists end a recursion.
+Both are looked for in the text, before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 64 << 20
+MAX_VALUES = 1_000_000
+# Far below what Python's parser and pydantic's (200) follow, and above all that people write.
+MAX_DEPTH = 100
+
+_CHUNK_BYTES = 1 << 20
+_LISTS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+class JsonLimitError(ValueError):
+    """A text that would be too much as values."""
+
+
+def load_json(
+    data: bytes | bytearray | str,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+    max_depth: int = MAX_DEPTH,
+) -> Any:
+    """The value that a text in UTF-8 stands for.
+
+    Raises:
+        JsonLimitError: see `check_json`; or it has more bytes than `max_bytes`.
+        ValueError: it is no JSON.
+    """
+    if len(data) > max_bytes:
+        raise JsonLimitError(f"it has more than {max_bytes:,} bytes.")
+    check_json(data, max_values=max_values, max_depth=max_depth)
+    # Not as json.loads reads bytes, which may be UTF-16: what was counted are the characters of UTF-8.
+    return json.loads(data if isinstance(data, str) else data.decode("utf-8-sig"))
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES) -> Any:
+    """What a file holds.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: as `load_json`.
+    """
+    with path.open("rb") as file:
+        return load_json(file.read(max_bytes + 1), max_bytes=max_bytes, max_values=max_values)
+
+
+def check_json(data: bytes | bytearray | str, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> None:
+    """Refuses a text that would be more values, or values nested deeper. What is in strings doesn't count.
+
+    It doesn't tell whether the text is JSON.
+
+    Raises:
+        JsonLimitError: what it has too much of.
+    """
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    # Each value but the first follows a comma or a bracket. Many texts have few even with those in their strings.
+    num_brackets = text.count(b"[") + text.count(b"{")
+    if num_brackets <= max_depth and num_brackets + text.count(b",") <= max_values:
+        return
+    num_marks, brackets = 0, bytearray()
+    for piece in _outside_strings(text):
+        piece_brackets = piece.translate(_LISTS, _NO_BRACKETS)
+        num_marks += piece.count(b",") + piece_brackets.count(b"[")
+        if num_marks > max_values:
+            raise JsonLimitError(f"it holds more than {max_values:,} values.")
+        brackets += piece_brackets
+    # Each round takes the innermost lists away.
+    for _ in range(max_depth):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"[]", b"")
+    if brackets:
+        raise JsonLimitError(f"it is nested more than {max_depth} deep, or isn't closed.")
+
+
+def _outside_strings(text: bytes | bytearray) -> Iterator[bytes]:
+    """The text without what is in quotes, a piece at a time."""
+    is_inside, carried = False, b""
+    for start in range(0, len(text), _CHUNK_BYTES):
+        piece = (carried + text[start : start + _CHUNK_BYTES]).replace(b"\\\\", b"")
+        # The character that it escapes is in the next piece.
+        carried = piece[-1:] if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        yield b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0

@@ -7,10 +7,10 @@ tokens of a text that a template wrote. Nothing here knows about messages.
 from __future__ import annotations
 
 import codecs
-import json
+import contextlib
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,11 +19,22 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from qwen35mm.errors import CheckpointError
+from qwen35mm.outside_json import read_json
 
 # Characters of a text that are read at first, for each token that it may have: most texts have fewer a token.
 _CHARS_PER_TOKEN = 4
 # Texts up to here are read whole.
 _LEAST_CHARS = 1024
+# Of tokenizer.json: the family's has 248,000 tokens and as many merges, of three values each.
+_MAX_VALUES = 8_000_000
+_MAX_ID = 1 << 24
+# What tokenizer.json's parts may be made of, and what a sequence of them calls its own.
+_PARTS = {
+    "normalizer": (("NFC", "NFD", "NFKC", "NFKD"), "normalizers"),
+    "pre_tokenizer": (("Split", "ByteLevel", "Digits"), "pretokenizers"),
+    "post_processor": (("ByteLevel", "TemplateProcessing"), "processors"),
+    "decoder": (("ByteLevel",), "decoders"),
+}
 
 
 class TooManyTokensError(Exception):
@@ -85,12 +96,14 @@ class Tokenizer:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(f"{path.parent.name or path.parent}: no tokenizer.json in this folder.")
-        try:
-            full = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError("tokenizer.json can't be read: it is damaged or of an unknown kind.") from error
-        _add_configured_tokens(full, read_tokenizer_config(folder))
-        return cls(full)
+        with _panics_in_words():
+            try:
+                _check_parts(read_json(path, max_values=_MAX_VALUES))
+                full = tokenizers.Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises bare Exception
+                raise CheckpointError("tokenizer.json can't be read: it is damaged or of an unknown kind.") from error
+            _add_configured_tokens(full, read_tokenizer_config(folder))
+            return cls(full)
 
     def encode_plain(self, text: str, most: int | None = None) -> list[int]:
         """Token ids of `text` taken literally: `<|im_end|>` comes out as the ordinary text that it is here.
@@ -135,7 +148,9 @@ class Tokenizer:
         return b"".join([token_bytes[i] for i in ids if i not in skipped]).decode("utf-8", "replace")
 
     def _encode(self, text: str) -> list[int]:
-        return self._plain.encode(text, add_special_tokens=False).ids
+        # Not `encode`: it holds the interpreter's lock, with a long text for seconds, and looks for places in the text.
+        with _panics_in_words():
+            return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _check_beginnings(self, text: str, most: int) -> None:
         """Raises TooManyTokensError where a long text certainly has more than `most` tokens: by its bytes and the
@@ -156,7 +171,9 @@ class Tokenizer:
         if fewest > most:
             raise TooManyTokensError(fewest)
         while size < len(text):
-            words = self._plain.encode(text[:size], add_special_tokens=False).word_ids
+            # The fast one numbers words otherwise.
+            with _panics_in_words():
+                words = self._plain.encode_batch([text[:size]], add_special_tokens=False)[0].word_ids
             last = words[-1] if words else None
             at_least = 0 if last is None else bisect_left(words, last - 1, key=lambda word: word or 0)
             if at_least > most:
@@ -201,12 +218,49 @@ def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"tokenizer_config.json can't be read as JSON ({type(error).__name__}).") from error
     if not isinstance(data, dict):
         raise CheckpointError("tokenizer_config.json must hold a JSON object.")
     return data
+
+
+def _check_parts(data: Any) -> None:
+    """Refuses what the family's tokenizers haven't: some of it makes the library end the process when it is read.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is of another kind.
+    """
+    model = data["model"]
+    foreign = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")]
+    unknown = model.get("unk_token")
+    ids = [*model["vocab"].values(), *(token["id"] for token in data["added_tokens"])]
+    if model.get("type") != "BPE" or any(foreign) or not (unknown is None or unknown in model["vocab"]):
+        raise ValueError("no BPE of bytes")
+    if not all(type(token_id) is int and 0 <= token_id < _MAX_ID for token_id in ids):
+        raise ValueError("an id of no embedding")
+    for name, (kinds, members) in _PARTS.items():
+        parts = [data.get(name)]
+        while parts:
+            part = parts.pop()
+            if part is None:
+                continue
+            if part["type"] == "Sequence":
+                parts += part[members]
+            elif part["type"] not in kinds:
+                raise ValueError(f"a {name} that is {part['type']}")
+
+
+@contextlib.contextmanager
+def _panics_in_words() -> Iterator[None]:
+    """What the library doesn't foresee, which is no Exception, as a CheckpointError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError("tokenizer.json: its parts don't fit, and the library fails with it.") from error
 
 
 def _add_configured_tokens(full: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
@@ -224,7 +278,7 @@ def _add_configured_tokens(full: tokenizers.Tokenizer, config: Mapping[str, Any]
                 raise CheckpointError(
                     f"tokenizer_config.json gives {token['content']!r} the id {token_id}, which tokenizer.json can't."
                 )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError("tokenizer_config.json: added_tokens_decoder isn't a table of tokens.") from error
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -132,9 +135,13 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)
 
-    def encode(self, text: str, **options: Any) -> Any:
-        self.num_chars += len(text)
-        return self._library.encode(text, **options)
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.num_chars += sum(map(len, texts))
+        return self._library.encode_batch(texts, **options)
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.num_chars += sum(map(len, texts))
+        return self._library.encode_batch_fast(texts, **options)
 
 
 def least_of(text: str, most: int) -> int:
@@ -231,6 +238,22 @@ def test_tokens_that_are_found_in_normalized_text(tmp_path):
         (lambda data: data["added_tokens"][0].update(content=" x"), "white space"),
         (lambda data: data.update(decoder=None), "byte-level"),
         (lambda data: data.update(model={"type": "Unheard"}), "damaged or of an unknown kind"),
+        # The library panics with these when they are read or used, and ends the process with the first.
+        (
+            lambda data: data.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}),
+            "unknown kind",
+        ),
+        (lambda data: data.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "unknown kind"),
+        (lambda data: data.update(normalizer={"type": "Prepend", "prepend": ""}), "unknown kind"),
+        (
+            lambda data: data["pre_tokenizer"]["pretokenizers"].append({"type": "FixedLength", "length": 0}),
+            "unknown kind",
+        ),
+        (lambda data: data["model"].update(continuing_subword_prefix="########"), "unknown kind"),
+        (lambda data: data["model"].update(unk_token="nowhere"), "unknown kind"),
+        (lambda data: data["model"]["vocab"].update({"zzz": 2**32 - 1}), "unknown kind"),
+        (lambda data: data["model"].update(vocab=[]), "unknown kind"),
+        (lambda data: data.update(added_tokens={}, truncation=json.loads("[" * 101 + "]" * 101)), "unknown kind"),
     ],
 )
 def test_unusable_tokenizers_are_refused(tmp_path, change, message):
@@ -264,3 +287,29 @@ def test_missing_and_damaged_files(tmp_path):
     (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": 1}}', encoding="utf-8")
     with pytest.raises(CheckpointError, match="added_tokens_decoder"):
         Tokenizer.from_pretrained(folder)
+
+
+def test_a_panic_of_the_library_is_an_error_in_words(monkeypatch):
+    panic = type("PanicException", (BaseException,), {})
+
+    def fails(*_, **__):
+        raise panic
+
+    with pytest.raises(CheckpointError, match="its parts don't fit"), qwen35mm.tokenizer._panics_in_words():
+        fails()
+    with pytest.raises(KeyboardInterrupt), qwen35mm.tokenizer._panics_in_words():
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("most", [None, 10**7])
+def test_a_long_text_leaves_the_interpreter_to_others(most):
+    text = "".join(random.Random(0).choices("abcdefgh ", k=1_000_000))
+    tokenizer()
+    thread = threading.Thread(target=tokenizer().encode_plain, args=(text, most))
+    thread.start()
+    num_turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    # It takes a second. One that holds the lock leaves two turns or three.
+    assert num_turns > 20

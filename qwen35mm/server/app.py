@@ -41,6 +41,7 @@ from qwen35mm.server.responses.routes import ResponsesRoutes
 from qwen35mm.server.streams import first_of, read_ahead
 from qwen35mm.server.texts.routes import TextRoutes
 
+_NUMBERS_AT_ONCE = 10_000
 # Of one request that asks for several replies; others stand in line, too.
 _STREAMS_AT_ONCE = 4
 # What an answer is made of: events, or those of several replies.
@@ -318,10 +319,18 @@ class Api:
         body = await read_body(request, TokenizeRequest)
         self.check_model(body.model)
         try:
-            tokens = await PROMPTS.run(self._backend.loaded.tokenizer.encode_plain, body.prompt)
+            content = await PROMPTS.run(self._tokens, body.prompt)
         except ValueError as error:
             raise ApiError(400, str(error), "prompt") from None
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._backend.context_length})
+        return Response(content, media_type="application/json")
+
+    def _tokens(self, text: str) -> str:
+        """The answer of `tokenize`. Millions of numbers written by one call would hold up all other requests."""
+        tokens = self._backend.loaded.tokenizer.encode_plain(text)
+        pieces = (tokens[at : at + _NUMBERS_AT_ONCE] for at in range(0, len(tokens), _NUMBERS_AT_ONCE))
+        listed = ",".join(",".join(map(str, piece)) for piece in pieces)
+        rest = f'"count":{len(tokens)},"max_model_len":{self._backend.context_length}'
+        return f'{{"tokens":[{listed}],{rest}}}'
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
@@ -329,9 +338,9 @@ class Api:
         body = await read_body(request, DetokenizeRequest)
         self.check_model(body.model)
         tokenizer = self._backend.loaded.tokenizer
-        if not all(0 <= each < tokenizer.vocab_size for each in body.tokens):
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < tokenizer.vocab_size:
             raise ApiError(400, f"tokens must be ids from 0 to {tokenizer.vocab_size - 1:,}.", "tokens")
-        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
+        return JSONResponse({"prompt": await PROMPTS.run(tokenizer.decode, body.tokens, skip_special=False)})
 
     async def health(self, _: Request) -> Response:
         """Whether the program runs."""

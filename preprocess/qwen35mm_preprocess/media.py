@@ -11,7 +11,7 @@ import io
 import re
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 from urllib.parse import unquote_to_bytes
 
 from PIL import Image
@@ -46,13 +46,18 @@ _MAX_NAME = 80
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
+def is_data_uri(source: object) -> TypeGuard[str]:
+    """Whether it is a `data:` URI. A text that isn't is opened as a path, so nobody else decides what is one."""
+    return isinstance(source, str) and source[:5].lower() == "data:"
+
+
 def describe(source: MediaSource) -> Said:
     """The medium's name in messages: a file's last component, never its folder."""
     if isinstance(source, Image.Image):
         return say("the picture")
     if isinstance(source, bytes) and not isinstance(source, NamedBytes):
         return say("the uploaded data")
-    if isinstance(source, str) and source.startswith("data:"):
+    if is_data_uri(source):
         return say("the data URI")
     if not isinstance(source, str | Path | NamedBytes):
         return say("the medium")
@@ -85,7 +90,7 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
     if isinstance(source, bytes):
         check_num_bytes(len(source), max_bytes, source)
         return io.BytesIO(source)
-    if isinstance(source, str) and source.startswith("data:"):
+    if is_data_uri(source):
         return io.BytesIO(_data_uri_bytes(source, max_bytes))
     if isinstance(source, str) and _URL.match(source):
         raise MediaSourceError(

@@ -14,6 +14,7 @@ from PIL import Image as PILImage
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
 from qwen35mm_preprocess import MediaPlan
+from qwen35mm_preprocess.media import is_data_uri
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -206,7 +207,7 @@ def _part(part: Any, allow_paths: bool) -> Part:
         source = source.get("url")
     if source is None:
         raise PromptError(f"A part of type {kind!r} needs the field {kind!r}.")
-    is_path = isinstance(source, Path) or (isinstance(source, str) and source[:5].lower() != "data:")
+    is_path = isinstance(source, Path) or (isinstance(source, str) and not is_data_uri(source))
     medium = _MEDIA_TYPES[kind](source)
     if is_path and not allow_paths:
         raise PromptError("Media must be sent as data: URIs here; a path to a file is not accepted.")

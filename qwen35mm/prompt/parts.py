@@ -12,6 +12,7 @@ from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia, VideoClip
+from qwen35mm_preprocess.media import is_data_uri
 from qwen35mm_preprocess.say import Said
 
 _MAX_JSON_DEPTH = 64
@@ -136,7 +137,7 @@ def _picture(values: np.ndarray) -> PILImage.Image:
 def _check_source(source: object, kind: str) -> None:
     if isinstance(source, str):
         scheme, mark, _ = source[:64].partition("://")
-        if mark and source[:5].lower() != "data:":
+        if mark and not is_data_uri(source):
             raise PromptError(
                 f"The {kind} is an address ({scheme}://...): remote media are not fetched. "
                 "Download it first and pass the file, or send it as a data: URI."

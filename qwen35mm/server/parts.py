@@ -14,6 +14,7 @@ from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.server.asked import MediumOptions
 from qwen35mm.server.errors import ApiError
 from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess.media import is_data_uri
 
 # A picture's tokens by OpenAI's `detail`; "high", "auto" and "original" are the server's own most.
 LOW_DETAIL_TOKENS = 256
@@ -112,15 +113,15 @@ class Parts:
         Raises:
             ApiError: 400, it isn't read here, or can't be.
         """
-        scheme = address[:8].partition(":")[0].lower()
-        if scheme == "data":
+        if is_data_uri(address):
             return address
-        if scheme in ("http", "https"):
+        scheme = address[: address[:8].find(":") + 1].lower()
+        if scheme in ("http:", "https:"):
             if self._sources.fetch is None:
                 message = "Addresses are not fetched here. Send the file as a data: URI, or start with --allow-urls."
                 raise ApiError(400, f"{place}: {message}", place)
             return await self._fetched(self._sources.fetch, address, place)
-        if scheme == "file":
+        if scheme == "file:":
             return _file(address, self._sources.root, place)
         raise ApiError(400, f"{place} must be a data:, https: or file: address; got {address[:40]!r}.", place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -11,12 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from qwen35mm.assets import asset_path
+from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import Message, Text
 from qwen35mm.server import fetch, parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fetch import fetch_media
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm_preprocess import MediaLimits, MediaProcessor
+from qwen35mm_preprocess.media import open_stream
 from tests.http_server import QuietHandler, serving
 
 LIMITS = MediaLimits(max_image_bytes=1000, max_video_bytes=2000)
@@ -213,3 +218,76 @@ def test_a_path_to_another_machine_is_not_even_looked_for(path: str, monkeypatch
     monkeypatch.setattr(Path, "resolve", lambda self, strict=False: pytest.fail(f"{self} was looked for"))
     with pytest.raises(ApiError, match="there is no such file"):
         parts._file(f"file://{path}" if path.startswith("/") else f"file:{path}", Path("/"), "here")
+
+
+FORMS = [
+    *(
+        "data",
+        "DATA",
+        "Data",
+        "data:",
+        "DATA:",
+        "Data:x",
+        "dAtA:a.png",
+        "DATA:a.png",
+        "DATA:/../a.png",
+        "data:/../a.png",
+    ),
+    *("DATA:,/../../a.png", "data:image/png,a.png", "DATA:image/png;base64,a.png", "data:a.png;base64", " data:a.png"),
+    *(
+        "data :a.png",
+        "\tdata:a.png",
+        "\ufeffdata:a.png",
+        "da\tta:a.png",
+        "data\0:a.png",
+        "ＤＡＴＡ:a.png",
+        "data://a.png",
+    ),
+    *("DATA://../a.png", "DATA:\\..\\a.png", "data%3Aa.png", "a.png", "./a.png", "../a.png", "~/a.png", "C:\\a.png"),
+    *(
+        "\\\\server\\a.png",
+        "//server/a.png",
+        "/a.png",
+        "file",
+        "FILE",
+        "https",
+        "http",
+        "",
+        ":",
+        ":a.png",
+        "file:a.png",
+        "fd:0",
+    ),
+    *("FILE:DATA:a.png", "blob:a.png", "jar:file:a.png", "pathdata:a.png", "file:data", "file:///proc/self/environ"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("field", ["image_url", "video_url", "input_image", "input_video", "image"])
+def test_what_a_request_says_is_never_a_path(
+    form: str, field: str, demo: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder where each form names a file."""
+    secret = asset_path("samples").joinpath("one-shape.png").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "root").mkdir()
+    for path in (Path(form), Path("DATA:", "x"), Path("data:", "x"), Path("..", "a.png"), Path("a.png"), Path("data")):
+        with contextlib.suppress(OSError, ValueError):
+            if not path.is_absolute() and path.resolve().is_relative_to(tmp_path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(secret)
+    reader = Parts(Sources(tmp_path / "root"), MediaProcessor(demo.image_processing, demo.video_processing), None)
+    try:
+        part = asyncio.run(reader.part({"type": field, field: form}, "here"))
+    except (ApiError, Qwen35mmError):
+        return
+    assert not isinstance(part, Text)
+    assert isinstance(part.source, str | bytes)
+    with contextlib.suppress(MediaError), open_stream(part.source, None, MediaLimits()) as stream:
+        assert stream.read() != secret
+    # The second door, of conversations in other forms.
+    try:
+        Message.from_dict({"role": "user", "content": [{"type": "image", "image": form}]}, allow_paths=False)
+    except Qwen35mmError:
+        return
+    assert form[:5].lower() == "data:"

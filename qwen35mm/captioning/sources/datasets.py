@@ -21,6 +21,7 @@ from qwen35mm.captioning.sources.candidates import Candidate, SourceError, looks
 from qwen35mm.captioning.sources.names import NameFilter, is_one_of
 from qwen35mm.errors import CaptioningError, MissingExtraError
 from qwen35mm_preprocess.formats import sniff
+from qwen35mm_preprocess.media import is_data_uri
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,7 +31,7 @@ PARQUET_MAGIC = b"PAR1"
 _NUM_FIRST_ROWS = 16
 _ROWS_PER_READ = 16
 _BUFFER_BYTES = 2**20
-_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://|data:")
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://|data:", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Dataset:
         self, name: str, medium: Any, metadata: Callable[[], Mapping[str, Any]], shard: Path
     ) -> Candidate | Unreadable:
         data, path = (medium.get("bytes"), medium.get("path")) if isinstance(medium, dict) else (medium, medium)
-        if isinstance(path, str) and not path.startswith("data:"):
+        if isinstance(path, str) and not is_data_uri(path):
             last = path.replace("\\", "/").rstrip("/").rpartition("/")[2]
             name = f"{name}-{last}" if last else name
         if isinstance(data, bytes):

@@ -86,7 +86,7 @@ class Usage:
         self._store = store
         self._lock = threading.Lock()
         self._owners: dict[str, set[str]] = {}
-        self._coming: dict[str, list[list[int]]] = {}
+        self._coming: dict[str, dict[object, int]] = {}
         self._watchers: Counter[str] = Counter()
 
     def check(self, person: Person, *, num_bytes: int = 0, num_files: int = 0, num_conversations: int = 0) -> None:
@@ -152,20 +152,21 @@ class Usage:
                     n=self.quotas.total_uploads,
                 )
             )
-        account, mine = _account(person), [0]
-        coming = self._coming.setdefault(account, [])
-        coming.append(mine)
+        # Apart from every other one, however many bytes have come of both.
+        account, mine = _account(person), object()
+        coming = self._coming.setdefault(account, {})
+        coming[mine] = 0
         try:
             await REQUESTS.run(self.check, person, num_files=len(coming))
             kept = await REQUESTS.run(self._kept, person)
 
             def take(num_bytes: int) -> None:
-                mine[0] += num_bytes
-                self._check_bytes(kept, sum(num for (num,) in coming))
+                coming[mine] += num_bytes
+                self._check_bytes(kept, sum(coming.values()))
 
             yield take
         finally:
-            coming.remove(mine)
+            del coming[mine]
             if not coming:
                 self._coming.pop(account, None)
 

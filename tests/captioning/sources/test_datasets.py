@@ -65,20 +65,72 @@ def test_a_column_of_bytes(tmp_path: Path, kind: pa.DataType) -> None:
 
 
 def test_a_column_of_paths(tmp_path: Path) -> None:
-    write(tmp_path, "set/images/a.png", "set/data/b.png", "elsewhere.png")
-    paths = ["images/a.png", "b.png", str(tmp_path / "elsewhere.png"), "gone.png", "https://host/c.png", None]
+    write(tmp_path, "set/images/a.png", "set/data/b.png")
+    whole = str(tmp_path / "set" / "images" / "a.png")
+    paths = ["images/a.png", "b.png", whole, "gone.png", "https://host/c.png", None]
     write_parquet(tmp_path / "set" / "data" / "x.parquet", table(paths, pa.string()))
     found = list(scan([tmp_path / "set"], ALL))
     assert [each.path for each in found if isinstance(each, Item)] == [
         tmp_path / "set" / "images" / "a.png",
         tmp_path / "set" / "data" / "b.png",
-        tmp_path / "elsewhere.png",
+        tmp_path / "set" / "images" / "a.png",
     ]
     assert {each.name: each.kind for each in found if isinstance(each, Unreadable)} == {
         "data/x.parquet/000003-gone.png": "unreadable",
         "data/x.parquet/000004-c.png": "unsupported",
         "data/x.parquet/000005": "unreadable",
     }
+
+
+def test_rows_name_no_files_outside_of_the_dataset(tmp_path: Path) -> None:
+    write(tmp_path, "secret.png", "set-not/b.png", "set/in/a.png")
+    (tmp_path / "set" / "in" / "link.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "set" / "folder").symlink_to(tmp_path, target_is_directory=True)
+    paths = [
+        str(tmp_path / "secret.png"),
+        "../secret.png",
+        "../../secret.png",
+        "in/../../secret.png",
+        "../set-not/b.png",
+    ]
+    paths += ["in/link.png", "folder/secret.png", "in/../../set/in/a.png", "in/a.png"]
+    for media in (table(paths, pa.string()), table([{"bytes": None, "path": path} for path in paths])):
+        for place, source in (
+            ("set/x.parquet", "set"),
+            ("set/data/x.parquet", "set"),
+            ("set/x.parquet", "set/x.parquet"),
+        ):
+            path = write_parquet(tmp_path / place, media)
+            found = list(scan([tmp_path / source], ScanOptions(image_column="image")))
+            bad = [each for each in found if isinstance(each, Unreadable)]
+            assert len(bad) >= 7, place
+            assert {each.kind for each in bad} <= {"unsupported", "unreadable"}
+            assert sum("outside of the dataset" in each.message for each in bad) >= 6
+            good = {os.path.realpath(each.path) for each in found if isinstance(each, Item) and each.path is not None}
+            assert good == {os.path.realpath(tmp_path / "set" / "in" / "a.png")}
+            path.unlink()
+
+
+def test_a_dataset_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    """Its files are links to blobs."""
+    write(tmp_path, "blobs/0a", "blobs-not/0b")
+    root = tmp_path / "snapshots" / "rev"
+    write_parquet(root / "x.parquet", table(["a.png", "b.png"], pa.string()))
+    (root / "a.png").symlink_to(Path("..", "..", "blobs", "0a"))
+    (root / "b.png").symlink_to(Path("..", "..", "blobs-not", "0b"))
+    good, bad = scan([root / "x.parquet"], ALL)
+    assert isinstance(good, Item)
+    assert isinstance(bad, Unreadable)
+
+
+@pytest.mark.parametrize("name", ["../other/data-00000-of-00001.arrow", "{}/other/data-00000-of-00001.arrow"])
+def test_a_saved_dataset_names_no_shards_outside(tmp_path: Path, name: str) -> None:
+    for folder in ("set", "other"):
+        save_to_disk(tmp_path / folder, table([{"bytes": PNG}]))
+    state = {"_data_files": [{"filename": name.format(tmp_path)}]}
+    (tmp_path / "set" / "state.json").write_text(json.dumps(state), "utf-8")
+    with pytest.raises(CaptioningError, match="'set' names a shard outside of the dataset"):
+        scan([tmp_path / "set"], ALL)
 
 
 def test_metadata_is_json(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from qwen35mm.errors import ClusterError, MissingExtraError
 
@@ -44,12 +47,33 @@ def connect(address: str) -> list[Mapping[str, float]]:
                 raise ValueError("an address is 'local', 'auto' or HOST:PORT, on a machine of the cluster.")
             # Ray would wait for minutes.
             socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECTING_S).close()
+        if address == "local":
+            _make_token()
         dashboard = False if address == "local" else None
         ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, include_dashboard=dashboard)
     except Exception as error:  # where a machine is too busy to start one in time, Ray raises just that
         raise ClusterError(f"There is no Ray cluster at '{address}': {last_line(error)}") from error
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [machine for machine in alive if machine.get("CPU", 0) >= 1]
+
+
+def _make_token() -> None:
+    """The token of this person's clusters, for them alone.
+
+    Whoever reads it can run code there, and Ray would write it so that all users of the machine do.
+    """
+    path = Path.home() / ".ray" / "auth_token"
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        # One that an earlier version, or Ray itself, has made.
+        with contextlib.suppress(OSError):
+            path.chmod(0o600)
 
 
 def engine_resources(

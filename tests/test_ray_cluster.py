@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
+from pathlib import Path
+
 import pytest
 
 from qwen35mm.errors import ClusterError
 
 pytest.importorskip("ray")
 
+from qwen35mm import ray_cluster
 from qwen35mm.ray_cluster import connect, engine_resources
 
 
@@ -55,3 +61,37 @@ def test_more_engines_than_a_cluster_has_room_for_are_refused(
 ) -> None:
     with pytest.raises(ClusterError, match=words):
         engine_resources([machine], num_engines, gpus_an_engine)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no modes there")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_token_of_a_cluster_is_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Where Ray looks for it, before Ray would make one."""
+    from ray._private.authentication import authentication_token_setup
+
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = authentication_token_setup._get_default_token_path()
+    assert path.is_relative_to(tmp_path)
+    old = os.umask(0o022)
+    try:
+        if is_there:
+            authentication_token_setup.generate_and_save_token()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        # What Ray finds when it would make one.
+        found: list[tuple[str, int]] = []
+        monkeypatch.setattr(
+            ray_cluster.ray,
+            "init",
+            lambda *_, **__: found.append((path.read_text(), stat.S_IMODE(path.stat().st_mode))),
+        )
+        monkeypatch.setattr(ray_cluster.ray, "nodes", list)
+        connect("local")
+    finally:
+        os.umask(old)
+    ((token, mode),) = found
+    assert len(token) == 64
+    assert mode == 0o600

@@ -16,13 +16,20 @@ from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from qwen35mm.prompt.limits import BoundedEnvironment, TooMuchError
+
+# The family's have up to 8,000 characters; a compiled one takes a hundred times as much.
+MAX_SOURCE_CHARS = 100_000
+_MAX_FORM_CHARS = 200
 
 
 @functools.lru_cache(maxsize=8)
 def compile_template(source: str) -> Template:
-    """A template to `render`. Raises jinja2's TemplateSyntaxError."""
+    """A template to `render`. Raises jinja2's TemplateSyntaxError, and TooMuchError for one that is too long."""
+    if len(source) > MAX_SOURCE_CHARS:
+        raise TooMuchError(f"has {len(source):,} characters, and up to {MAX_SOURCE_CHARS:,} are read")
     return _environment().from_string(source)
 
 
@@ -45,10 +52,8 @@ def plain(value: Any) -> Any:
 
 
 @functools.cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _raise,
@@ -56,7 +61,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         "dict": _Dict(),
         "namespace": _Namespace,
     }
-    return environment
+    return environment.bound()
 
 
 class _Generation(Extension):
@@ -98,6 +103,10 @@ class _Namespace(Namespace):
         _check_attribute(name)
         super().__setitem__(name, value)
 
+    # Namespaces in namespaces would be written out as often as they are named.
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
 
 def _check_attribute(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
@@ -120,4 +129,6 @@ def _raise(message: str) -> NoReturn:
 
 
 def _now(form: str) -> str:
+    if len(form) > _MAX_FORM_CHARS:
+        raise TooMuchError("asks for a longer date than any prompt needs")
     return datetime.datetime.now().strftime(form)

@@ -10,9 +10,11 @@ from typing import Any
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from qwen35mm.errors import CheckpointError, PromptError
+from qwen35mm.prompt.limits import TooMuchError
 from qwen35mm.prompt.sandbox import compile_template, plain
 from qwen35mm.tokenizer import read_tokenizer_config
 
+_MAX_REASON_CHARS = 1000
 _PROBE = [{"role": "user", "content": "Hello"}]
 
 
@@ -79,9 +81,12 @@ class ChatTemplate:
         """
         try:
             return self._run(messages, tools, add_generation_prompt, enable_thinking=enable_thinking)
+        except TooMuchError as error:
+            raise PromptError(f"The model's chat template {error}. Use another one, or send less.") from error
         except Exception as error:  # a template can raise anything
             if type(error) is TemplateError:  # its own raise_exception(...)
-                raise PromptError(f"The model's chat template refuses these messages: {error}") from error
+                reason = str(error)[:_MAX_REASON_CHARS]
+                raise PromptError(f"The model's chat template refuses these messages: {reason}") from error
             raise PromptError(f"The model's chat template fails on these messages ({type(error).__name__}).") from error
 
     def _run(
@@ -108,6 +113,8 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise CheckpointError(f"The chat template has a syntax error in line {error.lineno}.") from error
+        except TooMuchError as error:
+            raise CheckpointError(f"The chat template {error}, and can't be used.") from error
         except Exception as error:  # a template can raise anything
             raise CheckpointError(f"The chat template can't render 'Hello' ({type(error).__name__}).") from error
         if on == off:  # no switch: it depends on what it always opens

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.outside_json import read_json
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -161,7 +162,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path.name} is not readable JSON ({error}). Download the checkpoint again.") from error
     if not isinstance(values, dict):

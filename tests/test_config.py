@@ -206,11 +206,34 @@ def test_more_experts_per_token_than_experts() -> None:
         ModelConfig.from_dict(data)
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "can't be read as JSON"), ("[]", "must hold a JSON object")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "can't be read as JSON"),
+        ("[]", "must hold a JSON object"),
+        pytest.param('{"a":' * 5000, "can't be read as JSON", id="nested"),
+        pytest.param('{"a":' + "[" * 900 + "]" * 900 + "}", "can't be read as JSON", id="nested in a value"),
+        pytest.param("[" + "0," * 1_000_000 + "0]", "can't be read as JSON", id="many values"),
+    ],
+)
 def test_a_broken_file(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
         ModelConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**400), 10**19, "x" * 10**6, [None] * 10_000, {"a": 1}, 1e308, None, True]
+)
+@pytest.mark.parametrize("section", ["text_config", "vision_config"])
+def test_any_value_is_an_error_in_words_or_taken(section: str, value: Any) -> None:
+    for key in tiny()[section]:
+        data = tiny()
+        data[section][key] = value
+        try:
+            ModelConfig.from_dict(data)
+        except ConfigError as error:
+            assert len(str(error)) < 700  # noqa: PT017 - most of them raise
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ Size = tuple[int, int]
 Progress = Callable[[int, int], None]
 
 PIL_BICUBIC = 3
+# Of a checkpoint's files; what is longer is cut off, and is no JSON then.
+_MAX_CONFIG_CHARS = 1_000_000
 
 
 class GridTHW(NamedTuple):
@@ -313,8 +315,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with path.open(encoding="utf-8") as file:
+            content = json.loads(file.read(_MAX_CONFIG_CHARS))
+    except (OSError, ValueError, RecursionError):
         raise MediaConfigError(
             say("{name} of the checkpoint is not readable JSON. Download it again.", name=path.name)
         ) from None

@@ -6,7 +6,6 @@ specification, and bitsandbytes' Params4bit.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from qwen35mm.checkpoints.integer_formats import FLOATS, check_groups, needed, pair, spread
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
 from qwen35mm.checkpoints.sources import Format, Grouped, as_groups
+from qwen35mm.outside_json import load_json
 from qwen35mm_kernels.cpu.native.products import Groups
 from qwen35mm_kernels.reference.fp8 import GROUP, Blocks
 
@@ -165,11 +165,11 @@ class _State:
     def read(cls, stored: torch.Tensor) -> _State:
         """Raises ValueError."""
         try:
-            values = json.loads(stored.flatten().view(torch.uint8).numpy().tobytes())
+            values = load_json(stored.flatten().view(torch.uint8).numpy().tobytes())
             out, width = values["shape"]
             runs = values["blocksize"], values.get("nested_blocksize", 1)
             offset = float(values.get("nested_offset", 0))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise ValueError("has a quant_state that can't be read") from None
         if not all(type(each) is int and each > 0 for each in (out, width, *runs)) or not math.isfinite(offset):
             raise ValueError(f"has a quant_state that can't be: {values}")

@@ -20,8 +20,10 @@ from qwen35mm.errors import CheckpointError, MissingExtraError
 T = TypeVar("T", bool, int, float, str)
 # What else a value of a kind may be stored as.
 _ALSO = {float: (int,), bool: (int,)}
-# Elements of an array and bytes of a string: a vocabulary has 250,000, and a count beyond all sense could take hours.
-_MOST = 1 << 24
+# Of a string, and of an array of numbers. A vocabulary takes 3 MB.
+_MAX_BYTES = 1 << 27
+# Elements of an array: a vocabulary has 250,000, and a count beyond all sense could take hours.
+_MOST = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class _Header:
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        if not 0 <= count <= min(self.size - self.at, 8 * _MOST):
+        if not 0 <= count <= min(self.size - self.at, _MAX_BYTES):
             raise ValueError("the file ends")
         self.at += count
         return bytes(self._data[self.at - count : self.at])

@@ -6,7 +6,6 @@ read, and because the data then goes straight into the parameter: no copy, no ma
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,9 +18,13 @@ import torch
 
 from qwen35mm.checkpoints.shards import some
 from qwen35mm.errors import CheckpointError
+from qwen35mm.outside_json import load_json
 
 # The format's own limit on a header (safetensors' MAX_HEADER_SIZE).
 _MAX_HEADER_BYTES = 100_000_000
+# A tensor has ten; a large mixture has 100,000 tensors.
+_MAX_HEADER_VALUES = 4_000_000
+_MAX_DIMENSIONS = 16
 _CHUNK_BYTES = 16 << 20
 
 DTYPES = {
@@ -177,7 +180,7 @@ def _read_header(path: Path) -> Iterator[StoredTensor]:
         if size < 8 or length > _MAX_HEADER_BYTES or 8 + length > size:
             raise CheckpointError(f"{path.name} is truncated or not a safetensors file ({size} bytes): get it again.")
         try:
-            header = json.loads(file.read(length))
+            header = load_json(file.read(length), max_bytes=_MAX_HEADER_BYTES, max_values=_MAX_HEADER_VALUES)
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             tensors = [_entry(name, entry, path, 8 + length) for name, entry in entries.items()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -203,7 +206,8 @@ def _entry(name: str, entry: dict[str, Any], path: Path, data_start: int) -> Sto
     tensor = StoredTensor(name, path, entry["dtype"], shape, data_start + begin, end - begin)
     known = DTYPES.get(tensor.dtype)
     sizes = (*shape, begin, tensor.num_bytes)
-    if not all(type(number) is int and number >= 0 for number in sizes):
+    # A product of many long numbers would take for ever.
+    if len(shape) > _MAX_DIMENSIONS or not all(type(number) is int and 0 <= number < 1 << 63 for number in sizes):
         raise ValueError(name)
     if known is not None and prod(shape) * known.itemsize != tensor.num_bytes:
         raise ValueError(name)

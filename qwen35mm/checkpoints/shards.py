@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from qwen35mm.checkpoints.other_programs import OLLAMA, is_blob, ollama_model, ollama_model_of
 from qwen35mm.errors import CheckpointError
+from qwen35mm.outside_json import read_json
 from qwen35mm_preprocess.say import say
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -123,7 +123,7 @@ def some(names: list[str], limit: int = 8) -> str:
 
 def _index_files(path: Path) -> list[str]:
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(path)["weight_map"]
         names = sorted(set(weight_map.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(say("{name} can't be read as a safetensors index.", name=path.name)) from error
@@ -140,7 +140,10 @@ def _index_files(path: Path) -> list[str]:
 
 
 def _gguf_files(note: Path) -> list[Path]:
-    paths = [Path(path) for path in json.loads(note.read_text(encoding="utf-8"))["files"]]
+    try:
+        paths = [Path(path) for path in read_json(note)["files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(say("{name} can't be read. Name the GGUF file itself.", name=note.name)) from error
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise CheckpointError(say("{files}: moved or deleted. Name the file where it is now.", files=some(missing)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from qwen35mm.config.section import Section
 from qwen35mm.config.text import TextConfig, read_text
 from qwen35mm.config.vision import VisionConfig, read_vision
 from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.outside_json import read_json
 
 _TEXT_ALONE = "_text"
 SUPPORTED_MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", f"qwen3_5{_TEXT_ALONE}", f"qwen3_5_moe{_TEXT_ALONE}")
@@ -76,7 +76,7 @@ class ModelConfig:
         """
         path = Path(folder) / "config.json"
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
         except FileNotFoundError:
             raise CheckpointError(f"{path.parent.name or path.parent}: no config.json in this folder.") from None
         except (OSError, ValueError) as error:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from qwen35mm.errors import ConfigError
+
+_MAX_CHARS = 500
+# Beyond all sizes of models, and within what floats and tensors count with.
+_MAX_INTEGER = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,9 @@ class Section:
     data: Mapping[str, Any]
 
     def error(self, key: str, what: str) -> ConfigError:
-        return ConfigError(f"config.json: {self.name}{key} {what}")
+        # A value may be as long as the file.
+        shown = what if len(what) <= _MAX_CHARS else f"{what[:_MAX_CHARS]}..."
+        return ConfigError(f"config.json: {self.name}{key} {shown}")
 
     def value(self, key: str) -> Any:
         if self.data.get(key) is None:
@@ -32,7 +39,7 @@ class Section:
 
     def integer(self, key: str, minimum: int = 1) -> int:
         value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_INTEGER:
             raise self.error(key, f"must be an integer of at least {minimum}; got {value!r}.")
         return value
 
@@ -41,7 +48,7 @@ class Section:
 
     def number(self, key: str) -> float:
         value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.error(key, f"must be a number above 0; got {value!r}.")
         return float(value)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from qwen35mm.checkpoints.shards import (
 )
 from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError, Qwen35mmError
+from qwen35mm.outside_json import read_json
 from qwen35mm_preprocess.say import Said, said_of, say
 
 # Folders whose children are checkpoints, separated as in PATH.
@@ -176,8 +176,8 @@ def _inspect_gguf(path: Path, name: str, source: str) -> InstalledModel | None:
 def is_family(config: Path) -> bool:
     """Whether a config.json says that this is a model of the family; False where it can't be read."""
     try:
-        data = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        data = read_json(config)
+    except (OSError, ValueError):
         return False
     return isinstance(data, dict) and data.get("model_type") in SUPPORTED_MODEL_TYPES
 

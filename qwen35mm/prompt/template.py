@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from qwen35mm.errors import CheckpointError, PromptError
+from qwen35mm.outside_json import read_json
 from qwen35mm.prompt.limits import TooMuchError
-from qwen35mm.prompt.sandbox import compile_template, plain
+from qwen35mm.prompt.sandbox import MAX_SOURCE_CHARS, compile_template, plain
 from qwen35mm.tokenizer import read_tokenizer_config
 
 _MAX_REASON_CHARS = 1000
@@ -49,9 +49,10 @@ class ChatTemplate:
         config = read_tokenizer_config(folder)
         try:
             if (path := folder / "chat_template.jinja").is_file():
-                source = path.read_text(encoding="utf-8")
+                with path.open(encoding="utf-8") as file:
+                    source = file.read(MAX_SOURCE_CHARS + 1)
             elif (path := folder / "chat_template.json").is_file():
-                source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+                source = read_json(path).get("chat_template")
             else:
                 source = config.get("chat_template")
         except (OSError, ValueError, AttributeError) as error:

@@ -81,6 +81,18 @@ def header_of(entry: object) -> bytes:
                 [],
             )
         ),
+        *(
+            pytest.param(len(text).to_bytes(8, "little") + text, "header can't be read", id=name)
+            for name, text in {
+                "nested": b'{"a":' * 100_000,
+                "many values": b"[" + b"[]," * 4_000_000 + b"0]",
+                # The product of these would take minutes.
+                "long numbers": json.dumps(
+                    {"x": {"dtype": "F32", "shape": [10**300] * 30_000, "data_offsets": [0, 4]}}
+                ).encode(),
+                "UTF-16": '{"x": 1}'.encode("utf-16"),
+            }.items()
+        ),
     ],
 )
 def test_files_that_are_not_safetensors(tmp_path: Path, content: bytes, message: str) -> None:

@@ -161,14 +161,14 @@ def test_folders_that_may_not_be_read_are_passed_over(
     checkpoint(tmp_path / "mine" / "good")
     checkpoint(tmp_path / "mine" / "secret")
     monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "mine"))
-    read = Path.read_text
+    opened = Path.open
 
-    def refuse(path: Path, *args: Any, **options: Any) -> str:
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
         if "secret" in path.parts:
             raise PermissionError(13, "no")
-        return read(path, *args, **options)
+        return opened(path, *args, **options)
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     assert sources() == [str(tmp_path / "mine" / "good")]
 
 

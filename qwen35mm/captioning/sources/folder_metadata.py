@@ -11,6 +11,7 @@ from typing import Any
 
 from qwen35mm.captioning.manifest.manifest import Manifest, file_state, is_settled
 from qwen35mm.captioning.sources.candidates import SourceError
+from qwen35mm.outside_json import load_json
 
 _NAMES = ("metadata.jsonl", "metadata.csv")
 _KEY = "file_name"
@@ -107,8 +108,8 @@ def _json_rows(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
     for line in lines:
         if line.strip():
             try:
-                row = json.loads(line.encode())  # only text that is UTF-8 is JSON
-            except (ValueError, RecursionError):
+                row = load_json(line.encode())  # only text that is UTF-8 is JSON
+            except ValueError:
                 row = None
             yield row if isinstance(row, dict) and isinstance(row.get(_KEY), str) and row[_KEY] else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -11,6 +10,7 @@ from typing import Any
 from qwen35mm.captioning.items import FileSlice, Unreadable
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.candidates import Candidate, SourceError
+from qwen35mm.outside_json import load_json
 
 # A longer text is no caption, and is not held in memory.
 MAX_TEXT_BYTES = 2**20
@@ -93,8 +93,8 @@ def text_beside(data: bytes, suffix: str) -> dict[str, Any]:
     if suffix == "txt":
         return {"txt": text.removesuffix("\n")}
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = load_json(text)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {"json": value}
 

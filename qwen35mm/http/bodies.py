@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.http.errors import HttpError
+from qwen35mm.outside_json import MAX_VALUES, JsonLimitError, check_json
+from qwen35mm.pools import REQUESTS
 from qwen35mm_preprocess.say import say
 
 # A video of 512 MiB, as base64.
 MAX_BODY_BYTES = 700 * 2**20
 # A sender that stalls holds memory.
 BODY_TIMEOUT_S = 120.0
-# Each value takes some 60 bytes as Python's, where three in the body are enough: a small body could fill the memory.
-MAX_VALUES = 1_000_000
 # Of all requests that are being answered. Small bodies come through whatever the large ones take.
 MAX_HELD_BYTES = 2 * 2**30
 # A reply takes seconds; who waits this long finds the queue shorter.
@@ -105,7 +105,10 @@ async def read_bytes(request: Request, max_bytes: int | None = None) -> bytearra
     except TimeoutError:
         words = say("The body didn't come within {s} seconds.", s=round(BODY_TIMEOUT_S))
         raise HttpError(408, words, "timeout") from None
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
-        words = say("The body holds too many values: at most {most} are taken.", most=MAX_VALUES)
-        raise HttpError(413, words, "too_large")
+    try:
+        # A large one takes a while, and is looked at in pieces.
+        await REQUESTS.run(check_json, body) if len(body) > _SMALL_BYTES else check_json(body)
+    except JsonLimitError:
+        words = say("The body holds too many values, or they are nested too deeply: at most {most}.", most=MAX_VALUES)
+        raise HttpError(413, words, "too_large") from None
     return body

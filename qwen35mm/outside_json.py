@@ -25,6 +25,10 @@ class JsonLimitError(ValueError):
     """A text that would be too much as values."""
 
 
+class JsonDepthError(JsonLimitError):
+    """A text whose values are nested too deeply."""
+
+
 def load_json(
     data: bytes | bytearray | str,
     *,
@@ -82,7 +86,7 @@ def check_json(data: bytes | bytearray | str, *, max_values: int = MAX_VALUES, m
             return
         brackets = brackets.replace(b"[]", b"")
     if brackets:
-        raise JsonLimitError(f"it is nested more than {max_depth} deep, or isn't closed.")
+        raise JsonDepthError(f"it is nested more than {max_depth} deep, or isn't closed.")
 
 
 def _outside_strings(text: bytes | bytearray) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.http.errors import HttpError
-from qwen35mm.outside_json import MAX_VALUES, JsonLimitError, check_json
+from qwen35mm.outside_json import MAX_VALUES, JsonDepthError, JsonLimitError, check_json
 from qwen35mm.pools import REQUESTS
 from qwen35mm_preprocess.say import say
 
@@ -108,7 +108,9 @@ async def read_bytes(request: Request, max_bytes: int | None = None) -> bytearra
     try:
         # A large one takes a while, and is looked at in pieces.
         await REQUESTS.run(check_json, body) if len(body) > _SMALL_BYTES else check_json(body)
+    except JsonDepthError:
+        raise HttpError(400, say("The body is nested too deeply, or cut off."), "invalid_json") from None
     except JsonLimitError:
-        words = say("The body holds too many values, or they are nested too deeply: at most {most}.", most=MAX_VALUES)
+        words = say("The body holds too many values: at most {most} are taken.", most=MAX_VALUES)
         raise HttpError(413, words, "too_large") from None
     return body

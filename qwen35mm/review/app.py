@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.applications import Starlette
@@ -95,8 +95,15 @@ class _Page:
         return {"title": title, "numbers": numbers, "counts": counts, "presets": list(PRESETS)}
 
     @request
-    async def find(self, question: Search) -> Any:
-        return await SEARCH.run(self._reviewed.find, question)
+    async def find(
+        self,
+        words: str = "",
+        show: Literal["all", "open", "accepted", "empty", "similar"] = "all",
+        flag: str = "",
+        min_chars: int | None = None,
+        max_chars: int | None = None,
+    ) -> Any:
+        return await SEARCH.run(self._reviewed.find, Search(words, show, flag, min_chars, max_chars))
 
     @request
     async def items(self, numbers: Annotated[list[Number], Field(max_length=_MAX_ITEMS)]) -> Any:

@@ -178,7 +178,7 @@ def client_of(reviewed: Folder, model: FakeModel | None = None) -> TestClient:
         yield (model or FakeModel()).captioner()
 
     app = create_app(reviewed, Asker(lambda: job(reviewed.root), opened), token=PageToken("abc"))
-    return TestClient(app, "http://127.0.0.1", headers={"authorization": "Bearer abc"})
+    return TestClient(app, "http://127.0.0.1", headers={"authorization": "Bearer abc", "x-qwen35mm": "1"})
 
 
 def test_the_page_answers_only_who_it_is_for(reviewed: Folder) -> None:
@@ -190,7 +190,7 @@ def test_the_page_answers_only_who_it_is_for(reviewed: Folder) -> None:
     assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
     for path in ("/media/99", "/media/..%2f..%2fetc%2fpasswd", "/small/-1", "/web/%2e%2e/icon.svg"):
         assert client.get(path).status_code == 404
-    for body in ({"number": "0"}, {"number": 0, "text": "x"}, []):
+    for body in ({"number": "0"}, {"number": 0, "text": "x"}, [], {"number": 0, "digest": "", "text": 1}):
         assert client.post("/api/save", json=body).status_code == 400
 
 

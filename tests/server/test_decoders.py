@@ -118,7 +118,7 @@ def test_what_a_medium_does_is_its_own_requests_error(
 
 
 def test_the_command_decodes_apart() -> None:
-    _, backend = _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None)
+    _, backend = _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None)
     try:
         assert isinstance(backend.media, DecodingProcessor)
         assert backend.media.prepare(PICTURE).plan == backend.media.direct.prepare(PICTURE).plan

@@ -86,7 +86,10 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
             address = ann.page.url
             assert backend.calls[0].tenant != backend.calls[1].tenant
             assert ann.context.request.get(str(picture)).status == 200
-            assert ben.context.request.get(str(picture)).status == 404
+            session = "() => JSON.parse(localStorage.getItem('qwen35mm-session')).ticket"
+            tickets = [each.page.evaluate(session) for each in (ann, ben)]
+            assert ben.context.request.get(str(picture).replace(*tickets)).status == 404
+            assert ben.context.request.get(str(picture).partition("?")[0]).status == 401
             ben.page.goto(address)
             expect(ben.toasts).to_contain_text("conversation")
             expect(ben.questions).to_have_count(0)

@@ -115,6 +115,21 @@ async def test_uploads(page: PageClient) -> None:
     assert (await page.upload(b"text", "a", address=ELSEWHERE)).status_code == 200
 
 
+async def test_files_of_which_as_much_has_come_are_told_apart(tmp_path: Path) -> None:
+    usage, ann = Usage(ConversationStore(tmp_path), replace(STRANGERS, num_bytes=MB, total_uploads=2)), Person("ann")
+    async with usage.receiving(ann) as take_first:
+        async with usage.receiving(ann):
+            pass
+        # It still counts, as the only one.
+        with pytest.raises(QuotaError, match=r"1\.0 MB that one person may take"):
+            take_first(2 * MB)
+        async with usage.receiving(ann):
+            pass
+    for _ in range(3):
+        async with usage.receiving(ann), usage.receiving(ann):
+            pass
+
+
 def test_watchers(tmp_path: Path) -> None:
     usage = Usage(ConversationStore(tmp_path), replace(STRANGERS, watchers=2))
     ann, bob, other = (Person(name, account=account) for name, account in [("ann", "x"), ("bob", "x"), ("cy", "y")])

@@ -58,12 +58,20 @@ class Front:
 
     def client(self, **how: Any) -> httpx.Client:
         """A client whom it lets in."""
-        how = {"timeout": PATIENCE_S, **how, "headers": {**self.headers, **how.get("headers", {})}}
+        how = {
+            "timeout": PATIENCE_S,
+            "trust_env": False,
+            "verify": False,
+            **how,
+            "headers": {**self.headers, **how.get("headers", {})},
+        }
         return httpx.Client(base_url=self.address, **how)
 
     def stranger(self, **how: Any) -> httpx.Client:
         """One that has nothing that opens it."""
-        return httpx.Client(base_url=self.address, **{"timeout": PATIENCE_S, **how})
+        return httpx.Client(
+            base_url=self.address, **{"timeout": PATIENCE_S, "trust_env": False, "verify": False, **how}
+        )
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)

@@ -1,0 +1,97 @@
+"""Small bodies that become large, and forms of nothing but parts: refused, and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.security.conftest import OpenFront
+from tests.security.fronts import MIB, PATIENCE_S, Front, Name
+
+SIZE = 16 * MIB
+BODIES: dict[str, Callable[[], bytes]] = {
+    "lists": lambda: b"[" * SIZE,
+    "lists that end": lambda: b"[" * (SIZE // 2) + b"]" * (SIZE // 2),
+    "objects": lambda: b'{"a":' * (SIZE // 5),
+    "ones": lambda: b"[" + b"1," * (SIZE // 2) + b"1]",
+    "in a field": lambda: b'{"messages": ' + b"[" * SIZE,
+    "keys": lambda: b"{" + b",".join(b'"%d":1' % number for number in range(SIZE // 11)) + b"}",
+    "empty texts": lambda: b'{"input": [' + b'"",' * (SIZE // 3) + b'""]}',
+    "digits": lambda: b'{"max_tokens": ' + b"9" * SIZE + b"}",
+    "escapes": lambda: b'{"text": "' + b"\\u0000" * (SIZE // 6) + b'"}',
+    "blanks": lambda: b" " * SIZE,
+}
+ROUTES: dict[Name, tuple[str, ...]] = {
+    "serve": ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/detokenize"),
+    "chat": ("/qwen35mm/api/send", "/qwen35mm/api/preferences", "/gradio_api/call/chat", "/gradio_api/queue/join"),
+    "review": ("/api/save", "/api/items", "/api/find"),
+}
+# Held by the allocator, and by the bodies of all routes at one time.
+MAX_GROWTH = 400 * MIB
+_PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n\r\n'
+FORMS: dict[str, Callable[[], bytes]] = {
+    "parts": lambda: _PART * (SIZE // len(_PART)) + b"--b--",
+    "a long name": lambda: _PART.replace(b'"a"', b'"' + b"a" * SIZE + b'"') + b"--b--",
+    "headers": lambda: b"--b\r\n" + b"A: b\r\n" * (SIZE // 6) + b"\r\n\r\n--b--",
+    "a header": lambda: b"--b\r\nA: " + b"b" * SIZE,
+    "no end": lambda: _PART + b"x" * SIZE,
+    "line ends": lambda: b"\r\n" * (SIZE // 2),
+    "dashes": lambda: b"-" * SIZE,
+    "fields": lambda: b"a=b&" * (SIZE // 4),
+    "escapes": lambda: b"username=" + b"%00" * (SIZE // 3),
+}
+_MULTIPART, _ENCODED = "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"
+
+
+def send(front: Front, path: str, body: bytes, kind: str, answers: list[tuple[str, int, str]]) -> None:
+    try:
+        with front.client() as client:
+            answer = client.post(path, content=body, headers={"content-type": kind})
+            answers.append((path, answer.status_code, answer.text[:300]))
+    except httpx.TransportError as error:
+        # A server may hang up on whom it has refused.
+        answers.append((path, 400, repr(error)))
+
+
+def attack(front: Front, asked: list[tuple[str, bytes, str]]) -> float:
+    """Sends all of them at one time, and asks what is small meanwhile; the longest that took."""
+    with front.client() as client:
+        assert front.ask(client).status_code == 200
+        before = front.rss()
+        answers: list[tuple[str, int, str]] = []
+        threads = [threading.Thread(target=send, args=(front, *each, answers), daemon=True) for each in asked]
+        for thread in threads:
+            thread.start()
+        waits = []
+        while any(thread.is_alive() for thread in threads):
+            began = time.monotonic()
+            assert front.ask(client).status_code == 200
+            waits.append(time.monotonic() - began)
+            time.sleep(0.01)
+    assert len(answers) == len(asked)
+    wrong = [each for each in answers if each[1] >= 500]
+    assert not wrong
+    assert front.rss() - before < MAX_GROWTH
+    front.check()
+    print(f"{front.name}: {[each[:2] for each in answers]}, at most {max(waits):.2f} s for others")
+    return max(waits)
+
+
+@pytest.mark.parametrize("bomb", BODIES)
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_body_that_would_fill_the_memory_is_refused(name: Name, bomb: str, open_front: OpenFront) -> None:
+    body = BODIES[bomb]()
+    asked: list[Any] = [(path, body, "application/json") for path in ROUTES[name]]
+    assert attack(open_front(name), asked) < PATIENCE_S
+
+
+@pytest.mark.parametrize("bomb", FORMS)
+def test_a_form_of_nothing_but_parts_is_refused(bomb: str, open_front: OpenFront) -> None:
+    body, kind = FORMS[bomb](), _ENCODED if bomb in ("fields", "escapes") else _MULTIPART
+    paths = ("/login", "/gradio_api/upload", "/qwen35mm/logout", "/qwen35mm/password", "/qwen35mm/upload")
+    assert attack(open_front("chat"), [(path, body, kind) for path in paths]) < PATIENCE_S

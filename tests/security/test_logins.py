@@ -1,0 +1,105 @@
+"""Logging in from outside: right ones lock nobody out, wrong ones are counted by address and by account."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qwen35mm.chat import accounts
+from qwen35mm.chat.accounts import AccountFile
+from tests.security.fronts import PATIENCE_S, Front, started
+
+LogIn = Callable[..., Awaitable[int]]
+WORDS = {"ann": "secret words", "bob": "other words", "eve": "third words"}
+
+
+def _accounts(folder: Path, monkeypatch: pytest.MonkeyPatch, cost: tuple[int, int, int]) -> Path:
+    monkeypatch.setattr(accounts, "COST", cost)
+    people = AccountFile(folder / "accounts")
+    for name, password in WORDS.items():
+        people.add(name, password)
+    return folder / "accounts"
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """A page of this machine, for several people."""
+    path = _accounts(tmp_path, monkeypatch, (2, 8, 1))
+    with started("chat", tmp_path / "chat", "--auth-file", path) as front:
+        yield front
+
+
+@pytest.fixture
+def of_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """A page that strangers share, behind a Space's proxy; each guess takes a moment."""
+    path = _accounts(tmp_path, monkeypatch, (1 << 13, 8, 1))
+    with started("chat", tmp_path / "chat", "--auth-file", path, "--host", "127.0.0.1", SPACE_ID="ann/chat") as front:
+        yield front
+
+
+@asynccontextmanager
+async def visitor(front: Front) -> AsyncIterator[LogIn]:
+    """Logs in as often as it is asked to; gives the status."""
+    async with httpx.AsyncClient(base_url=front.address, timeout=PATIENCE_S, verify=False, trust_env=False) as client:
+
+        async def log_in(name: str, password: str, address: str = "8.8.8.8") -> int:
+            headers = {"x-forwarded-for": address, "x-qwen35mm": "1"}
+            client.cookies.clear()
+            answer = await client.post("/login", data={"username": name, "password": password}, headers=headers)
+            return answer.status_code
+
+        yield log_in
+
+
+def address(number: int) -> str:
+    return f"8.8.{number // 250}.{number % 250 + 1}"
+
+
+async def test_right_passwords_at_one_time_lock_nobody_out(of_strangers: Front) -> None:
+    """A class that logs in as its lesson begins, from behind one address."""
+    async with visitor(of_strangers) as log_in:
+        for _ in range(2):
+            found = await asyncio.gather(*(log_in("ann", WORDS["ann"]) for _ in range(12)))
+            assert found == [200] * 12
+        assert await log_in("bob", WORDS["bob"]) == 200
+
+
+async def test_wrong_passwords_at_one_time_are_counted(of_strangers: Front) -> None:
+    async with visitor(of_strangers) as log_in:
+        found = await asyncio.gather(*(log_in("ann", f"guess {number}") for number in range(40)))
+        # Ten are tried, and a few more that came while those were.
+        assert set(found) == {400, 429}
+        assert found.count(400) < 20
+        assert await log_in("ann", WORDS["ann"]) == 429
+        assert await log_in("bob", WORDS["bob"], "9.9.9.9") == 200
+
+
+async def test_an_account_is_not_guessed_from_many_addresses(of_strangers: Front) -> None:
+    async with visitor(of_strangers) as log_in:
+        found = [await log_in("ann", f"guess {number}", address(number)) for number in range(120)]
+        assert found[-1] == 429
+        # Nor is the way barred for others.
+        assert await log_in("bob", WORDS["bob"], "9.9.9.9") == 200
+
+
+async def test_nobody_but_a_spaces_proxy_says_where_a_request_comes_from(ours: Front) -> None:
+    async with visitor(ours) as log_in:
+        found = [await log_in(f"nobody {number}", "a guess", address(number)) for number in range(120)]
+    assert found[:20] == [400] * 20
+    assert found[-1] == 429, "each guess came from another address, by its own word"
+
+
+async def test_a_right_password_between_wrong_ones_is_no_licence(ours: Front) -> None:
+    """Somebody's own doesn't have guesses at another's forgotten."""
+    async with visitor(ours) as log_in:
+        found = []
+        for number in range(120):
+            if number % 10 == 0:
+                assert await log_in("eve", WORDS["eve"]) in (200, 429)
+            found.append(await log_in("ann", f"guess {number}"))
+    assert found[-1] == 429

@@ -7,6 +7,7 @@ never replaced; and each is on the disk when it is answered.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -14,6 +15,8 @@ from qwen35mm.errors import StorageError
 from qwen35mm_preprocess.say import Said, say, size
 
 MAX_TEXT_BYTES = 1 << 20
+# Of the texts that `undo` can put back: the oldest go first.
+MAX_UNDO_BYTES = 64 << 20
 
 Place = TypeVar("Place")
 
@@ -56,12 +59,18 @@ class _Change(Generic[Place]):
     accepted: bool
     editing: str = ""
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, about."""
+        return 500 + len(self.before or b"")
+
 
 class Changes(ABC, Generic[Place]):
     """Captions that a person changes, each at its place. Usable by one thread at a time."""
 
     def __init__(self) -> None:
-        self._changes: list[_Change[Place]] = []
+        self._changes: deque[_Change[Place]] = deque()
+        self._undo_bytes = 0
 
     @property
     def num_changes(self) -> int:
@@ -123,8 +132,8 @@ class Changes(ABC, Generic[Place]):
             raise StorageError(say("A caption has at most {most}.", most=size(MAX_TEXT_BYTES)))
         new = self._write(place, content)
         if last is not None:
-            self._changes.pop()
-        self._changes.append(_Change(place, before, new.digest, was_accepted, editing))
+            self._pop()
+        self._push(_Change(place, before, new.digest, was_accepted, editing))
 
     def accept(self, place: Place, digest: str, accepted: bool) -> None:
         """Remembers, durably, whether a text is as it should be. Raises as `save`."""
@@ -134,7 +143,7 @@ class Changes(ABC, Generic[Place]):
         was_accepted = self.is_accepted(place, text)
         if was_accepted != accepted:
             self._remember(place, text.digest if accepted else None)
-            self._changes.append(_Change(place, None, None, was_accepted))
+            self._push(_Change(place, None, None, was_accepted))
 
     def is_accepted(self, place: Place, text: Text) -> bool:
         """Whether this very text was accepted."""
@@ -149,7 +158,7 @@ class Changes(ABC, Generic[Place]):
         """
         if not self._changes:
             return None
-        change = self._changes.pop()
+        change = self._pop()
         if change.digest is None:
             text = self.read(change.place)
         else:
@@ -162,6 +171,17 @@ class Changes(ABC, Generic[Place]):
         if change.accepted != self.is_accepted(change.place, text):
             self._remember(change.place, text.digest if change.accepted else None)
         return change.place
+
+    def _push(self, change: _Change[Place]) -> None:
+        self._changes.append(change)
+        self._undo_bytes += change.num_bytes
+        while self._undo_bytes > MAX_UNDO_BYTES:
+            self._undo_bytes -= self._changes.popleft().num_bytes
+
+    def _pop(self) -> _Change[Place]:
+        change = self._changes.pop()
+        self._undo_bytes -= change.num_bytes
+        return change
 
     def _current(self, place: Place, digest: str) -> Text:
         """The text at `place`, which has to be this one."""

@@ -112,6 +112,19 @@ def test_every_change_can_be_taken_back(folder: Path, reviewed: Folder) -> None:
     assert reviewed.undo() is None
 
 
+def test_of_very_many_changes_the_last_ones_can_be_taken_back(
+    folder: Path, reviewed: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.review.changes.MAX_UNDO_BYTES", 6000)
+    item = look(reviewed)["0.png"]
+    for number in range(20):
+        item = reviewed.save(item["number"], f"{number} " * 500, item["digest"], "")
+    assert 1 < reviewed.counts()["changes"] < 6
+    while reviewed.undo() is not None:
+        pass
+    assert (folder / "0.txt").read_text().startswith("1"), "one of the later texts stays"
+
+
 def test_what_was_accepted_is_remembered_also_behind_a_torn_line(folder: Path) -> None:
     for name in ("0", "1"):
         (folder / f"{name}.txt").write_text("A caption.")

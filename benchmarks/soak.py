@@ -156,6 +156,8 @@ class Client:
         await self.call("measure", **question)
         begun = await self.call("send", **question)
         if begun.status_code != 200:
+            # A person has so many answers in progress at one time.
+            await asyncio.sleep(1.0)
             return
         chat = begun.json()["chat"]["id"]
         try:

@@ -25,7 +25,7 @@ NAMES: tuple[Name, ...] = ("serve", "chat", "review")
 PATIENCE_S = 60.0
 KEYS = ("first-key-of-sixteen", "second-key-of-sixteen")
 MIB = 2**20
-_ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)\S*?(?:token=([\w-]+))? \(Ctrl-C ends it\)")
+_ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)(?:/t/([\w-]+)/|\S*) \(Ctrl-C ends it\)")
 # What no refusal of ours writes.
 _BUG = re.compile(r"Traceback|Exception in|went wrong inside|never awaited|Task exception|Fatal Python error")
 
@@ -131,7 +131,7 @@ def started(name: Name, folder: Path, *options: object, **variables: str) -> Ite
             reading.join(PATIENCE_S)
             raise AssertionError(line + "".join(said))
         headers = {"authorization": f"Bearer {found[2] or KEYS[0]}"}
-        if name == "chat":
+        if name != "serve":
             headers["x-qwen35mm"] = "1"
         yield (front := Front(name, found[1], headers, process, folder, said))
         process.terminate()

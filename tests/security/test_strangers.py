@@ -75,7 +75,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 def _logged_in(front: Front, name: str) -> httpx.Client:
     client = front.stranger(headers={"x-qwen35mm": "1"})
-    assert client.post("/login", data={"username": name, "password": WORDS[name]}).status_code == 200
+    answer = client.post("/login", data={"username": name, "password": WORDS[name]})
+    assert answer.status_code == 200
+    client.headers["x-qwen35mm"] = answer.json()["key"]
     return client
 
 
@@ -176,7 +178,9 @@ def test_a_call_takes_no_file_of_another_person(two: Two) -> None:
         assert "event: generating" not in told
 
 
-@pytest.mark.parametrize("headers", [{}, {"cookie": "qwen35mm-login-80=made-up"}, {"authorization": "Bearer none"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"x-qwen35mm": "0" * 32}, {"cookie": "qwen35mm-login-80=made-up"}, {"authorization": "Bearer none"}]
+)
 @pytest.mark.parametrize(
     "path", ["start", "list", "open", "send", "models", "plan", "change_model", "add_server", "memory", "mermaid"]
 )
@@ -187,11 +191,11 @@ def test_nobody_is_answered_without_a_login(path: str, headers: dict[str, str], 
 
 def test_a_logged_out_session_opens_nothing(two: Two) -> None:
     client = _logged_in(two.front, "bob")
-    cookies = dict(client.cookies)
+    key = client.headers["x-qwen35mm"]
     assert client.post("/qwen35mm/logout", json={}).status_code == 200
     client.close()
-    with two.front.stranger(headers={"x-qwen35mm": "1"}, cookies=cookies) as client:
-        assert client.post("/qwen35mm/api/start", json={}).status_code == 401
+    with two.front.stranger(headers={"x-qwen35mm": key}) as other:
+        assert other.post("/qwen35mm/api/start", json={}).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import httpx
 from playwright.sync_api import Dialog, expect
 
+from qwen35mm.web import Server
+from tests.chat.fake_backend import FakeBackend
 from tests.security.scripts import PAYLOADS
 from tests.web.browser import ChatPage
 
@@ -11,7 +14,7 @@ from tests.web.browser import ChatPage
 _RAN = "() => [window, ...document.querySelectorAll('iframe')].some((each) => (each.contentWindow ?? each).ran)"
 
 
-def test_no_message_title_or_name_runs(page: ChatPage) -> None:
+def test_no_message_title_or_name_runs(page: ChatPage, fake_server: tuple[FakeBackend, Server]) -> None:
     dialogs: list[str] = []
 
     def note(dialog: Dialog) -> None:
@@ -27,19 +30,16 @@ def test_no_message_title_or_name_runs(page: ChatPage) -> None:
         assert page.answers.last.locator(".block").count() > 10
         found = page.answers.last.locator(f".block {active}").evaluate_all("(all) => all.map((each) => each.outerHTML)")
         assert found == []
-    for title in PAYLOADS[:60:9]:
-        page.page.evaluate(
-            """async (title) => {
-                const ask = (name, body) => fetch(`qwen35mm/api/${name}`, {method: "POST", body: JSON.stringify(body),
-                    headers: {"x-qwen35mm": "1", "content-type": "application/json"}}).then((answer) => answer.json());
-                const { conversations } = await ask("list", {});
-                await ask("rename", { conversation: conversations[0].id, title });
-                await ask("save_preset", { name: title.slice(0, 60), settings: {} });
-            }""",
-            title,
-        )
-        page.page.reload()
-        expect(page.titles).not_to_have_count(0)
+    token = fake_server[1].token
+    assert token is not None
+    known = {"authorization": f"Bearer {token.value}", "x-qwen35mm": "1"}
+    with httpx.Client(base_url=f"{fake_server[1].url}qwen35mm/api/", headers=known) as client:
+        for title in PAYLOADS[:60:9]:
+            chat = client.post("list", json={}).json()["conversations"][0]["id"]
+            assert client.post("rename", json={"conversation": chat, "title": title}).status_code == 200
+            assert client.post("save_preset", json={"name": title[:60], "settings": {}}).status_code == 200
+            page.page.reload()
+            expect(page.titles).not_to_have_count(0)
     file = {"name": '"><img src=x onerror=window.ran=1>.txt', "mimeType": "text/plain", "buffer": b"A note."}
     page.page.locator(".composer input[type=file]").first.set_input_files([file])  # pyright: ignore[reportArgumentType]
     expect(page.thumbnails).to_have_count(1)

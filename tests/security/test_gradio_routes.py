@@ -12,9 +12,9 @@ from gradio.routes import App
 
 from tests.security.conftest import OpenFront
 
-# What gradio_client asks, and a Space; the page's own are in `qwen35mm/web`.
+# What gradio_client asks, and a Space. The page and the programs' API have addresses of the same names.
 _NEEDED = re.compile(
-    r"/|/login/?|/config/?|/manifest\.json|/pwa_icon(/\{size\})?|/favicon\.ico|/robots\.txt"
+    r"/|/login/?|/config/?|/manifest\.json|/pwa_icon(/\{size\})?|/favicon\.ico|/robots\.txt|/openapi\.json"
     r"|/gradio_api/(info/?|startup-events|upload|cancel|reset/?|heartbeat/.*|queue/(join|data)|call/\{api_name\}(/.*)?)"
 )
 

@@ -165,7 +165,8 @@ class Client:
             await self.ask("thumbnail", "GET", f"{_PAGE}/thumbnail/{found['digest']}")
             await self.call("send", conversation=chat, parent=last, text="And now?", settings=settings)
             await self._answered(chat)
-            await self.ask("export", "GET", f"{_PAGE}/export?ids={chat}")
+            code = (await self.call("download")).json()["code"]
+            await self.ask("export", "GET", f"{_PAGE}/export?ids={chat}&code={code}")
         finally:
             # Also where it is left in the middle.
             await asyncio.shield(asyncio.ensure_future(self.call("delete", conversation=chat)))

@@ -104,6 +104,7 @@ def _page(front: Front) -> Target:
         "remove_server": {"server": "none"},
         "preview": {"digest": note["digest"], "name": "a.txt"},
         "mermaid": {},
+        "download": {},
         "nothing": {},
     }
     files = [Route("POST", f"{PAGE}/{name}", is_file=True) for name in ("upload", "import", "logout", "password")]
@@ -142,6 +143,8 @@ def _page(front: Front) -> Target:
             *(Route("POST", f"/gradio_api/{name}", always(body)) for name, body in calls.items()),
             *(Route("POST", path, always({"messages": hello, "input": "Hello", "max_tokens": 2})) for path in programs),
             Route("GET", "/v1/models/{}"),
+            Route("POST", f"{PAGE}/watch", always({"answers": [reply]})),
+            Route("POST", f"{PAGE}/session", always({"once": "x" * 32})),
         ],
         [chat, reply, file["digest"], note["digest"], SETTINGS, attached],
     )
@@ -169,6 +172,7 @@ def _review(front: Front) -> Target:
         [
             *(Route("POST", f"/api/{name}", always(body)) for name, body in requests.items()),
             Route("POST", "/api/ask", always(wrong)),
+            Route("POST", "/session", always({"once": "x" * 32})),
             *(Route("GET", path) for path in reading),
         ],
         [digest, *numbers],

@@ -64,7 +64,8 @@ def test_what_carries_names_and_titles_is_never_a_page(open_front: OpenFront) ->
                 is_inert("GET", f"/qwen35mm/media/{file['digest']}")
                 is_inert("POST", "/qwen35mm/api/preview", json={"digest": file["digest"], "name": payload})
         for form in ("md", "zip"):
-            answer = client.get(f"/qwen35mm/export?ids={chat}&form={form}")
+            code = client.post("/qwen35mm/api/download", json={}).json()["code"]
+            answer = client.get(f"/qwen35mm/export?ids={chat}&form={form}&code={code}")
             assert answer.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
         is_inert("POST", "/qwen35mm/api/list", json={})
 

@@ -150,6 +150,8 @@ def test_no_search_or_list_finds_it(two: Two) -> None:
 )
 def test_no_file_of_another_person_is_given(path: str, two: Two) -> None:
     path = two.fill(path)
+    if "export" in path:
+        path += f"&code={two.bob.post('/qwen35mm/api/download', json={}).json()['code']}"
     answer = two.bob.get(f"/qwen35mm/{path}")
     if "export" in path and answer.status_code == 200:
         # An archive of what is Bob's among them: nothing.
@@ -158,6 +160,17 @@ def test_no_file_of_another_person_is_given(path: str, two: Two) -> None:
         assert answer.status_code in STATUSES
     assert SECRET.encode() not in answer.content
     assert two.front.stranger().get(f"/qwen35mm/{path}").status_code in STATUSES
+
+
+def test_no_stream_tells_of_another_persons_answer(two: Two) -> None:
+    sent = two.ann.post("/qwen35mm/api/send", json={"text": "Hello", "settings": {"max_tokens": 200}}).json()
+    for client in (two.bob, two.front.stranger(headers={"x-qwen35mm": "1"})):
+        with client.stream("POST", "/qwen35mm/watch", json={"answers": [two.reply, sent["reply"]]}) as answer:
+            told = answer.read()
+        assert answer.status_code in (200, *STATUSES)
+        assert b'"text"' not in told or b'"error"' in told
+        assert b"blocks" not in told
+    assert two.ann.post("/qwen35mm/api/delete", json={"conversation": sent["chat"]["id"]}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["pages", "recode"])

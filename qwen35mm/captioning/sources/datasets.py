@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen35mm.captioning.items import Unreadable
+from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.candidates import Candidate, SourceError, looks_like_medium
 from qwen35mm.captioning.sources.names import NameFilter, is_one_of
 from qwen35mm.errors import CaptioningError, MissingExtraError
+from qwen35mm.outside_json import read_json
 from qwen35mm_preprocess.formats import sniff
 from qwen35mm_preprocess.media import is_data_uri
 
@@ -32,6 +34,8 @@ _NUM_FIRST_ROWS = 16
 _ROWS_PER_READ = 16
 _BUFFER_BYTES = 2**20
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://|data:", re.IGNORECASE)
+
+_OUTSIDE = "{} outside of the dataset, which is not read. Put {} into the dataset."
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,9 @@ class Dataset:
         beside = shard.parent / path
         below = self.root / path
         source = below if _is_there(below) and not _is_there(beside) else beside
+        # Whoever made the dataset doesn't decide which of this machine's files are read.
+        if not _is_within(self.root, source):
+            return Unreadable(name, "unsupported", _OUTSIDE.format("The row names a file", "its bytes"))
         return Candidate(name, source, metadata, is_expected=True)
 
 
@@ -121,7 +128,7 @@ def open_dataset_folder(
         without: folders whose parquet files aren't looked at.
 
     Raises:
-        CaptioningError: the column of media isn't known.
+        CaptioningError: the column of media isn't known, or a shard would lie outside of the folder.
         MissingExtraError: pyarrow isn't installed.
     """
     saved = _saved_shards(folder)
@@ -144,6 +151,8 @@ def _saved_shards(folder: Path) -> list[Path]:
         files = _read_json(part / "state.json").get("_data_files")
         if isinstance(files, list):
             shards += [part / str(file["filename"]) for file in files if isinstance(file, dict) and "filename" in file]
+    if not all(_is_within(folder, shard) for shard in shards):
+        raise CaptioningError(_OUTSIDE.format(f"'{printable(folder.name)}' names a shard", "the shard"))
     return shards
 
 
@@ -162,10 +171,23 @@ def _parquet_shards(folder: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     """An object in a file; empty where there is none."""
     try:
-        value = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
+        value = read_json(path) if path.is_file() else {}
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _is_within(root: Path, path: Path) -> bool:
+    """Whether a path leads to something in a dataset, also through links; `root` is as in `Dataset`."""
+    base = Path(os.path.realpath(root if root.is_dir() else root.parent))
+    # In the Hugging Face cache a dataset's files are links to blobs beside its snapshots.
+    homes = [base, *(parent.parent / "blobs" for parent in base.parents if parent.name == "snapshots")]
+    try:
+        found = Path(os.path.realpath(path))
+    except (OSError, ValueError):
+        # Too long, or not a path: opening it says so.
+        return os.pardir not in path.parts and path.is_relative_to(root if root.is_dir() else root.parent)
+    return any(found.is_relative_to(home) for home in homes)
 
 
 def _is_there(path: Path) -> bool:

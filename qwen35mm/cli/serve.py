@@ -182,10 +182,10 @@ def _cluster(
     assert cluster.ray is not None
     folders = {"media_root": server.media_root, "responses_dir": server.responses_dir}
     server = replace(server, **{name: each.absolute() for name, each in folders.items() if each is not None})
-    settings = ClusterSettings(
+    engines_of = ClusterSettings(
         cluster.ray, cluster.replicas, cluster.max_replicas, cluster.gpus_per_replica, cluster.cpus_per_replica
     )
     load = functools.partial(_load_app, model.for_another_folder(), server, keys)
     slots = EngineSettings(**given(slots=model.slots)).slots
-    with open_cluster(settings, load, name=f"qwen35mm {socket.gethostname()} {server.port}", slots=slots) as engines:
+    with open_cluster(engines_of, load, name=f"qwen35mm {socket.gethostname()} {server.port}", slots=slots) as engines:
         yield create_front(engines, keys=keys, settings=settings, only_this_machine=not is_shared(server.host))

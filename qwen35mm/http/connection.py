@@ -135,6 +135,18 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._await_request()
 
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # The application still answers what came before the broken bytes: nobody reads that any more.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            # An answer has begun, or HEAD asked, whose answer has no body.
+            self.transport.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._reading = _ended(self._reading) or self.loop.call_later(READING_TIMEOUT_S, self._reset)

@@ -54,8 +54,12 @@ def guards(settings: HttpSettings, *, only_this_machine: bool, refuse: Refuse = 
     if only_this_machine or settings.allowed_hosts:
         found.append(Middleware(OnlyTheseHosts, settings.allowed_hosts, refuse))
     if settings.cors_origins:
-        anything = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["*"]}
-        found.append(Middleware(CORSMiddleware, allow_origins=list(settings.cors_origins), **anything))
+        origins = list(settings.cors_origins)
+        found.append(
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+            )
+        )
     return [*found, Middleware(SameOrigin, settings.cors_origins, refuse)]
 
 

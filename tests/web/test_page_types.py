@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 
 from qwen35mm.assets import asset_path
-from qwen35mm.http.requests import TemporaryApi, requests_of
+from qwen35mm.http.requests import requests_of
 from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.previews import Previews
+from qwen35mm.web.serving.temporary import EndsTemporary
 from qwen35mm.web.serving.texts import Texts
 
 
 def test_the_page_declares_the_requests_there_are() -> None:
     declared = asset_path("web/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
-    there_are = requests_of(Api, Models, Previews, Texts, TemporaryApi)
+    there_are = requests_of(Api, Models, Previews, Texts, Files, EndsTemporary)
     assert sorted(re.findall(r"^  (\w+)\(", declared, re.MULTILINE)) == sorted(there_are)

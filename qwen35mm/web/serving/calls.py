@@ -53,6 +53,7 @@ class Said(BaseModel):
 
 _HISTORY = TypeAdapter(list[Said])
 _FILES = TypeAdapter(list[dict[str, Any]])
+_SETTINGS = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ def _checked(message: Any, files: Any, system_prompt: Any, history: Any, setting
     try:
         said = _HISTORY.validate_python(history or [])
         sent = _FILES.validate_python(files or [])
+        given = _SETTINGS.validate_python(settings or {})
     except ValidationError as error:
         place = place_of(error)
         raise PromptError(say("The request's {place} is missing, or is of another form.", place=place)) from None
@@ -210,7 +212,7 @@ def _checked(message: Any, files: Any, system_prompt: Any, history: Any, setting
         )
     if len(sent) > MAX_ATTACHMENTS:
         raise PromptError(say("A message has at most {most} files; got {n}.", most=MAX_ATTACHMENTS, n=len(sent)))
-    values = Settings.read({**(settings or {}), **({"system": system_prompt} if system_prompt else {})})
+    values = Settings.read({**given, **({"system": system_prompt} if system_prompt else {})})
     messages = [Message("system", (Text(values.system),))] if values.system else []
     messages += [Message(each.role, (Text(each.content),)) for each in said]
     paths = [Path(str(file.get("path", ""))) for file in sent]

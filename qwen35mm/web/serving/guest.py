@@ -22,12 +22,12 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen35mm.errors import ConfigError, Qwen35mmError, report_bug
+from qwen35mm.errors import ConfigError, PromptError, Qwen35mmError, report_bug
 from qwen35mm.http.requests import answer_to, in_words, read_json
 from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.calls import Calls
 from qwen35mm.web.serving.people import People
-from qwen35mm_preprocess.say import english, said_of
+from qwen35mm_preprocess.say import english, said_of, say
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,10 @@ _MCP = "/gradio_api/mcp"
 _BODY = TypeAdapter(dict[str, Any])
 
 Watch = Callable[[Request, list[str]], AsyncGenerator[dict[str, Any], None]]
+
+
+class _BrokenError(Exception):
+    """Gradio was about to answer that it has failed."""
 
 
 class Guest:
@@ -116,8 +120,26 @@ class Guest:
             await answer_to(error)(scope, receive, send)
             return
         self._num_asking += 1
+        begun = False
+
+        async def send_unless_broken(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start" and message["status"] == 500:
+                raise _BrokenError
+            begun = True
+            await send(message)
+
         try:
-            await app(scope, receive, send)
+            await app(scope, receive, send_unless_broken)
+        except Exception as error:
+            # Gradio fails over calls of functions that it hasn't, sessions that nobody has, and numbers that JSON hasn't.
+            logger.warning("Gradio could not take a request for %s (%s)", scope["path"], type(error).__name__)
+            if begun:
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await answer_to(PromptError(say("The request is damaged: it isn't JSON as expected.")))(
+                    scope, receive, send
+                )
         finally:
             self._num_asking -= 1
             self._rest()

@@ -29,7 +29,7 @@ class TemporaryRequests(Requests):
         services: Sequence[object],
         temporary: Sequence[object],
     ) -> None:
-        super().__init__(who, *services, _Ends(chats))
+        super().__init__(who, *services, EndsTemporary(chats))
         self._chats = chats
         self._in_memory = requests_of(*temporary)
 
@@ -41,7 +41,9 @@ class TemporaryRequests(Requests):
         return result
 
 
-class _Ends:
+class EndsTemporary:
+    """Ends temporary conversations."""
+
     def __init__(self, chats: TemporaryChats) -> None:
         self._chats = chats
 

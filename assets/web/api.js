@@ -207,11 +207,8 @@ export const frameUrl = (/** @type {string} */ digest, /** @type {number} */ tim
 export const thumbnailUrl = (/** @type {string} */ digest) => withTicket(new URL(`thumbnail/${digest}`, BASE));
 export const previewUrl = () => new URL("preview", BASE).href;
 /** The address of an archive; `code` opens it once. */
-export const exportUrl = (
-  /** @type {"md" | "zip"} */ form,
-  /** @type {string[]} */ ids,
-  /** @type {string} */ code,
-) => new URL(`export?form=${form}&ids=${ids.join(",")}&code=${code}`, BASE).href;
+export const exportUrl = (/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids, /** @type {string} */ code) =>
+  new URL(`export?form=${form}&ids=${ids.join(",")}&code=${code}`, BASE).href;
 /** Where a page without a key asks for one. */
 export const SESSION_ADDRESS = new URL("session", BASE);
 

@@ -132,7 +132,7 @@ class Guest:
         try:
             await app(scope, receive, send_unless_broken)
         except Exception as error:
-            # Gradio fails over calls of functions that it hasn't, sessions that nobody has, and numbers that JSON hasn't.
+            # It fails over calls of functions that it hasn't, sessions that nobody has, and numbers that JSON hasn't.
             logger.warning("Gradio could not take a request for %s (%s)", scope["path"], type(error).__name__)
             if begun:
                 await send({"type": "http.response.body", "body": b""})

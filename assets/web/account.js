@@ -6,11 +6,10 @@ import { Problem, postTo } from "./api.js";
 import { ask, h, iconButton } from "./dom.js";
 import { browserStorage } from "./drafts.js";
 import { askToLogIn } from "./login.js";
-import { endSession, GUEST, keepSession, SESSION } from "./session.js";
+import { endSession, GUEST, keepSession, PERSON, SESSION } from "./session.js";
 import { t } from "./words.js";
 
 const KEPT = "qwen35mm-";
-const PERSON = `${KEPT}person`;
 const MIN_CHARS = 8;
 
 /** Forgets what the browser keeps of another person, such as what was written and not sent. */
@@ -82,6 +81,8 @@ async function changePassword(trouble = "") {
   else {
     const words = t("Your password was changed, and your other browsers are logged out.");
     await ask(t("Change the password"), h("p", words), [{ label: t("Close"), value: () => null }]);
+    // What it shows has the old key's ticket.
+    location.reload();
   }
 }
 

@@ -51,12 +51,13 @@ function loginForm(/** @type {() => void} */ onDone) {
     trouble.textContent = "";
     const how = { method: "POST", headers: { "x-qwen35mm": "1" }, body: new FormData(form) };
     const response = await fetch(LOGIN, how).catch(() => null);
-    if (response?.ok) {
-      logInAs(await response.json());
-      onDone();
-    } else if (response?.status === 429) trouble.textContent = said((await response.json()).error.message);
-    else if (response) trouble.textContent = t("This name and this password don't let you in.");
-    else trouble.textContent = t("The program can't be reached. Is it still running?");
+    const problem = response && !response.ok ? (await response.json().catch(() => null))?.error : null;
+    if (!response) trouble.textContent = t("The program can't be reached. Is it still running?");
+    else if (problem && problem.kind !== "wrong password") trouble.textContent = said(problem.message);
+    else if (!response.ok) trouble.textContent = t("This name and this password don't let you in.");
+    else if (logInAs(await response.json())) onDone();
+    else
+      trouble.textContent = t("This browser keeps nothing for this page. Allow it to store data, then log in again.");
   });
   return { form, name };
 }

@@ -4,6 +4,8 @@
 import { browserStorage } from "./drafts.js";
 
 export const SESSION = "qwen35mm-session";
+/** The channel on which tabs tell each other that somebody else is there. */
+export const PERSON = "qwen35mm-person";
 /** The key of a guest who has logged in, for when they log out. */
 export const GUEST = "qwen35mm-guest";
 const NOBODY = { key: "1", ticket: "" };
@@ -13,15 +15,22 @@ let session = NOBODY;
 /** Takes the key and the ticket for files that the program has given. */
 export function keepSession(/** @type {{ key: string | null, ticket: string | null }} */ { key, ticket }) {
   session = key && ticket ? { key, ticket } : NOBODY;
-  browserStorage()?.setItem(SESSION, JSON.stringify(session));
+  try {
+    browserStorage()?.setItem(SESSION, JSON.stringify(session));
+  } catch {
+    // It is full: the key lasts as long as the page.
+  }
 }
 
-/** Takes those of a person who has logged in. */
+/** Takes those of a person who has logged in; whether the browser keeps them. */
 export function logInAs(/** @type {{ key: string, ticket: string }} */ person) {
   const storage = browserStorage();
   const before = storage?.getItem(SESSION);
   if (before && !storage?.getItem(GUEST)) storage?.setItem(GUEST, before);
   keepSession(person);
+  // Other tabs of the browser are this person's now.
+  new BroadcastChannel(PERSON).postMessage(null);
+  return Boolean(storage);
 }
 
 /** Forgets who has logged in. */
@@ -38,7 +47,7 @@ export function endSession() {
 function recall() {
   const kept = browserStorage()?.getItem(SESSION);
   if (kept) session = JSON.parse(kept);
-  return Boolean(kept);
+  return Boolean(session.ticket);
 }
 
 /** What each request shows; another tab may have a newer key. */

@@ -92,7 +92,6 @@ export class AnswerStream {
     this.#reading?.abort();
     this.#reading = reading;
     this.#read(response.body, ids);
-    window.addEventListener("pagehide", () => reading.abort(), { once: true });
   }
 
   async #ask(/** @type {string[]} */ ids, /** @type {AbortSignal} */ signal) {

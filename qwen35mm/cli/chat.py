@@ -51,6 +51,8 @@ def chat(
 ) -> None:
     """Open the chat page; it runs until Ctrl-C."""
     settings = http.settings()
+    if "*" in settings.cors_origins:
+        raise ConfigError("--cors-origin '*' would let every website use the page: name those that may.")
     _check_ui(page, http)
     with open_page(model, page) as (backend, how):
         if page.ui == "gradio":
@@ -148,7 +150,7 @@ def open_page(
             local = fitted.start(loaded)
             backend = local if shared else BackendSwitch(local, options, fitted=fitted)
         stack.callback(backend.close)
-        yield backend, {**_how(page, shared), "programs": programs, "through_gradio": gpu is not None}
+        yield backend, {**_how(page, shared), "programs": programs, **({} if gpu is None else {"through_gradio": True})}
 
 
 @contextlib.contextmanager

@@ -33,6 +33,6 @@ def network_of(address: str) -> str:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address):
+    if isinstance(found, ipaddress.IPv6Address) and not found.is_loopback:
         return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
     return str(found)

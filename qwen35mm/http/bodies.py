@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import MutableMapping
 
 import anyio
@@ -83,6 +84,16 @@ def _announced(scope: MutableMapping[str, object]) -> int:
     """Bytes of the body by its Content-Length; 0 where it has none."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]  # pyright: ignore
     return int(lengths[0]) if lengths and lengths[0].isdigit() and len(lengths[0]) < 20 else 0
+
+
+def as_body(data: bytes) -> Receive:
+    """What gives a body that was read before, for an application behind."""
+    messages: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive() -> Message:
+        return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+    return receive
 
 
 async def read_bytes(request: Request, max_bytes: int | None = None) -> bytearray:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from typing import ClassVar
 
 import h11
@@ -17,13 +19,15 @@ from qwen35mm.http.addresses import network_of
 
 # For a request's line and headers, from the connection's begin or the last answer's end.
 HEADERS_TIMEOUT_S = 30.0
-# For a client to send any more of a body.
-SENDING_TIMEOUT_S = 60.0
+# For a client to send so much more of a body: a thousand bytes a second. Bodies that are read whole may take less time,
+# and are told so.
+SENDING_TIMEOUT_S, SENT_BYTES = 130.0, 130_000
 # For a client to take any of what is sent to it; the system and proxies hold some for it besides.
 READING_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 1000
 # A browser has six for each of its pages' hosts; behind one address there may be an office.
 MAX_OF_ADDRESS = 200
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # Files, databases and the model's own descriptors.
 _RESERVED = 256
 
@@ -34,10 +38,14 @@ class Places:
     Args:
         most: of all.
         most_of_address: of one address, on another machine.
+        many: networks behind which many people are, which have no limit but the whole.
     """
 
-    def __init__(self, most: int = MAX_CONNECTIONS, most_of_address: int = MAX_OF_ADDRESS) -> None:
+    def __init__(
+        self, most: int = MAX_CONNECTIONS, most_of_address: int = MAX_OF_ADDRESS, many: Iterable[Network] = ()
+    ) -> None:
         self._most = most
+        self._many = tuple(many)
         self._most_of_address = most_of_address
         self._of_address: Counter[str] = Counter()
         # Those that ask for nothing, the longest silent first.
@@ -45,12 +53,12 @@ class Places:
         self._num_taken = 0
 
     @classmethod
-    def of_this_process(cls) -> Places:
+    def of_this_process(cls, many: Iterable[Network] = ()) -> Places:
         """As many as the process may have files for."""
         try:
             import resource
         except ImportError:  # Windows has no such limit
-            return cls()
+            return cls(many=many)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = MAX_CONNECTIONS + _RESERVED
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -64,7 +72,7 @@ class Places:
 
     def enter(self, connection: Connection, address: str) -> bool:
         """Whether there is a place for it."""
-        if self._of_address[address] >= self._most_of_address and not address.startswith("127."):
+        if self._of_address[address] >= self._most_of_address and not self._are_many(address):
             leaves = next((each for each, other in self._silent.items() if other == address), None)
         elif self._num_taken >= self._most:
             leaves = next(iter(self._silent), None)
@@ -77,6 +85,16 @@ class Places:
         if leaves is not connection:
             leaves.end()
         return True
+
+    def _are_many(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_network(address)
+        except ValueError:
+            return False
+        # On a Space everybody comes through its proxy.
+        if found.is_loopback or os.environ.get("SPACE_ID"):
+            return True
+        return any(found.version == each.version and found.subnet_of(each) for each in self._many)  # pyright: ignore
 
     def fell_silent(self, connection: Connection, address: str) -> None:
         self._silent[connection] = address
@@ -99,6 +117,7 @@ class Connection(H11Protocol):
     _address: str | None = None
     _asking: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
+    _num_received = 0
     _reading: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -124,16 +143,22 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            return
-        self.places.asks(self)
-        self._sending = _ended(self._sending)
-        if self.conn.their_state is h11.SEND_BODY:
-            self._sending = self.loop.call_later(SENDING_TIMEOUT_S, self._end_if_stalled)
+        self._num_received += len(data)
+        self._await_body()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._await_request()
+        # The next request may have come already.
+        self._await_body()
+
+    def _await_body(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            return
+        self.places.asks(self)
+        if self._sending is None and self.conn.their_state is h11.SEND_BODY:
+            self._num_received = 0
+            self._sending = self.loop.call_later(SENDING_TIMEOUT_S, self._end_if_stalled)
 
     def send_400_response(self, msg: str) -> None:
         cycle = self.cycle
@@ -176,11 +201,13 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _end_if_stalled(self) -> None:
+        self._sending = None
         # What isn't read here doesn't come: then it isn't the client that stalls.
-        if self.flow.read_paused:
-            self._sending = self.loop.call_later(SENDING_TIMEOUT_S, self._end_if_stalled)
-        elif self.conn.their_state is h11.SEND_BODY:
+        is_stalled = self._num_received < SENT_BYTES and not self.flow.read_paused
+        if is_stalled and self.conn.their_state is h11.SEND_BODY:
             self.transport.abort()
+        else:
+            self._await_body()
 
     def _reset(self) -> None:
         # Without this the system would go on to offer what it holds, for minutes.

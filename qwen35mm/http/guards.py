@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.http.settings import HttpSettings
@@ -54,10 +54,13 @@ def guards(settings: HttpSettings, *, only_this_machine: bool, refuse: Refuse = 
     if only_this_machine or settings.allowed_hosts:
         found.append(Middleware(OnlyTheseHosts, settings.allowed_hosts, refuse))
     if settings.cors_origins:
-        origins = list(settings.cors_origins)
         found.append(
             Middleware(
-                CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+                CORSMiddleware,
+                allow_origins=[each.lower() for each in settings.cors_origins],
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
             )
         )
     return [*found, Middleware(SameOrigin, settings.cors_origins, refuse)]
@@ -71,7 +74,11 @@ class BasePath:
         self._base_path = base_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._base_path}/"):
+        if scope["type"] == "http" and scope["path"] == self._base_path:
+            # The page's addresses are relative to it.
+            await RedirectResponse(f"{self._base_path.rpartition('/')[2]}/")(scope, receive, send)
+            return
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._base_path}/"):
             scope = without_prefix(scope, self._base_path)
         await self._app(scope, receive, send)
 
@@ -93,7 +100,7 @@ class SameOrigin:
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] = (), refuse: Refuse = refuse) -> None:
         self._app = app
-        self._allowed = frozenset(allowed)
+        self._allowed = frozenset(each.lower() for each in allowed)
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +161,7 @@ class OnlyTheseHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_called_by_its_name(scope):
-            text = "This page is for this machine: http://127.0.0.1"
+            text = "This isn't the name of this program: call it 127.0.0.1, or by a name of --allowed-host."
             await self._refuse(scope, receive, send, 421, text)
             return
         await self._app(scope, receive, send)

@@ -46,14 +46,18 @@ class Owner:
             raise _no_token()
         return JSONResponse(self._tickets.opened(self._token.key))
 
-    def check(self, connection: HTTPConnection) -> None:
-        """Raises HttpError: it isn't the owner's."""
+    def check(self, connection: HTTPConnection, *, takes_tickets: bool = False) -> None:
+        """Raises HttpError: it isn't the owner's.
+
+        Args:
+            takes_tickets: whether a ticket is enough, as for files.
+        """
         token = self._token
         if token is None:
             return
         if token.is_shown(connection):
             self._tickets.of(token.key)
-        elif self._tickets.name(connection) != name_of_key(token.key):
+        elif not takes_tickets or self._tickets.name(connection) != name_of_key(token.key):
             raise _no_token()
 
 

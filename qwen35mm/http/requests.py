@@ -127,6 +127,14 @@ async def read_json(request: Request, form: TypeAdapter[T], max_bytes: int = MAX
         raise PromptError(say("The request is damaged: it isn't JSON as expected.")) from None
 
 
+def number_of(request: Request) -> int:
+    """The number in a request's path. Raises NotFoundError: it is none, or a long one."""
+    text = request.path_params["number"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise NotFoundError(say("There is no such request."))
+    return int(text)
+
+
 def in_words(handle: Handler) -> Handler:
     """A route that answers its errors in words; no library's message reaches a person."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import socket
 import sys
@@ -16,6 +17,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.http.connection import Connection, Places
 from qwen35mm.http.ends import Ending, end_signals, interrupt
 from qwen35mm.http.settings import HttpSettings
+from qwen35mm.http.streams import body_until_the_end
 
 # A reply in the middle may go on so long after Ctrl-C.
 _GRACE_S = 3
@@ -80,9 +82,12 @@ class _Server(uvicorn.Server):
 
         async def entered(scope: Scope, receive: Receive, send: Send) -> None:
             self._ending.enter(scope)
-            await app(scope, receive, send)
+            await app(scope, body_until_the_end(scope, receive), send)
 
-        places = Places.of_this_process()
+        proxies = [ipaddress.ip_network(each) for each in settings.trusted_proxies]
+        # As they are called on a socket for both kinds of addresses.
+        mapped = [f"::ffff:{each.network_address}/{96 + each.prefixlen}" for each in proxies if each.version == 4]
+        places = Places.of_this_process(proxies)
         config = uvicorn.Config(
             entered,
             http=Connection.within(places),
@@ -92,7 +97,7 @@ class _Server(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=_GRACE_S,
             proxy_headers=bool(settings.trusted_proxies),
-            forwarded_allow_ips=list(settings.trusted_proxies),
+            forwarded_allow_ips=[*settings.trusted_proxies, *mapped],
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )

@@ -157,7 +157,8 @@ class TokenAddress:
         """What a browser is led to the page by; None where the request isn't for an address that opens it."""
         query = parse_qs(scope["query_string"].decode("latin-1")) if scope["path"] == "/" else {}
         given = found[1] if found else query.get("token", [None])[-1]
-        if given is None:
+        # A look at it by HEAD uses no code up.
+        if given is None or scope["method"] != "GET":
             return None
         how = {"cache-control": "no-store"}
         if not self._token.take(given):

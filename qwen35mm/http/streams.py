@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive
 
 from qwen35mm.http.ends import Ending
 from qwen35mm.http.errors import HttpError
@@ -54,26 +55,44 @@ def ends() -> HttpError:
     return HttpError(503, say("The program is being ended. Ask again when it runs."), "shutting_down")
 
 
+def body_until_the_end(scope: Mapping[str, Any], receive: Receive) -> Receive:
+    """What gives a request's body; where the server ends before its end, an HttpError: 503."""
+    is_whole = False
+
+    async def received() -> Message:
+        nonlocal is_whole
+        if is_whole:
+            return await receive()
+        message = await until_ending(scope, receive())
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return received
+
+
+async def until_ending(scope: Mapping[str, Any], work: Awaitable[T]) -> T:
+    """What the work gives. Raises HttpError: 503, the server ends, and the work is called off."""
+    task = asyncio.ensure_future(work)
+    ending = asyncio.ensure_future(Ending.of(scope).event.wait())
+    try:
+        await asyncio.wait((task, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ends()
+        return task.result()
+    finally:
+        task.cancel()
+        ending.cancel()
+        await asyncio.gather(task, ending, return_exceptions=True)
+
+
 async def until_the_end(scope: Mapping[str, Any], stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """A stream again. Raises HttpError: 503, the server ends."""
-    ending = asyncio.ensure_future(Ending.of(scope).event.wait())
-    following: asyncio.Future[T] | None = None
-    try:
-        while True:
-            following = asyncio.ensure_future(anext(stream))
-            await asyncio.wait((following, ending), return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                raise ends()
-            try:
-                item = following.result()
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        ending.cancel()
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+    while True:
+        try:
+            item = await until_ending(scope, anext(stream))
+        except StopAsyncIteration:
+            return
+        yield item
 
 
 async def event_stream(

@@ -21,7 +21,7 @@ from qwen35mm.captioning.texts.prompts import Question
 from qwen35mm.chat.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm.http.guards import guards
 from qwen35mm.http.owner import Owner
-from qwen35mm.http.requests import Handler, Requests, in_words, problem, request
+from qwen35mm.http.requests import Handler, Requests, in_words, number_of, problem, request
 from qwen35mm.http.sessions import PageToken, TokenAddress
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
@@ -53,7 +53,7 @@ def create_app(reviewed: Collection[Any], asker: Asker, *, token: PageToken) -> 
 
     def file(handle: Handler) -> Handler:
         async def handled(request: Request) -> Response:
-            owner.check(request)
+            owner.check(request, takes_tickets=True)
             return await handle(request)
 
         return in_words(handled)
@@ -64,8 +64,8 @@ def create_app(reviewed: Collection[Any], asker: Asker, *, token: PageToken) -> 
             Route("/", page.show),
             Route("/session", in_words(owner.begin), methods=["POST"]),
             Route("/api/{name}", in_words(requests), methods=["POST"]),
-            Route("/media/{number:int}", file(page.media)),
-            Route("/small/{number:int}", file(page.small)),
+            Route("/media/{number}", file(page.media)),
+            Route("/small/{number}", file(page.small)),
             Route("/icon.svg", _icon),
             Mount("/web", StaticFiles(directory=asset_path("web"))),
         ],
@@ -150,7 +150,7 @@ class _Page:
         return Response(picture, media_type="image/jpeg", headers=headers)
 
     def _named(self, request: Request) -> tuple[int, dict[str, str]]:
-        number = request.path_params["number"]
+        number = number_of(request)
         version = request.query_params.get("v", "")
         is_current = version and version == self._reviewed.version(number)
         return number, _KEPT if is_current else {"cache-control": "no-store"}

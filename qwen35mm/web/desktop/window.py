@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 SIZE = (1180, 860)
 MIN_SIZE = (380, 480)
 # Made in a process of its own: where Qt finds no display or no library, it ends the process that asks.
-_PROBE = "import qtpy.QtWebEngineWidgets, qtpy.QtWidgets as w; w.QApplication([])"
+_PROBE = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+    "import qtpy.QtWebEngineWidgets, qtpy.QtWidgets as w; w.QApplication([])"
+)
 _PROBE_TIMEOUT_S = 60
 _DEBIAN_PACKAGES = (
     "libegl1 libgl1 libnss3 libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxkbcommon-x11-0 libxcomposite1 libxdamage1 "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryChats, TemporaryStore
 from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person, Turns
-from qwen35mm.errors import NotFoundError, QuotaError
+from qwen35mm.errors import NotFoundError, QuotaError, report_bug
+from qwen35mm.http.errors import HttpError
 from qwen35mm.http.guards import guards
 from qwen35mm.http.requests import Handler, in_words, read_json
 from qwen35mm.http.sessions import PageToken, TokenAddress
@@ -52,6 +54,8 @@ from qwen35mm.web.serving.temporary import TemporaryRequests
 from qwen35mm.web.serving.texts import Texts
 from qwen35mm_preprocess.say import said_of
 
+logger = logging.getLogger(__name__)
+
 TITLE = "qwen35mm"
 PREFIX = "/qwen35mm"
 _WATCHED_BYTES = 65_536
@@ -73,6 +77,7 @@ class Page:
     """What the page consists of; see `build_app`."""
 
     app: Starlette
+    guards: list[Middleware]
     replies: Replies
     people: People
     guest: Guest
@@ -187,7 +192,10 @@ def build_app(
                     yield frame(each)
             yield frame({}, "complete")
 
-        return streaming(event_stream(request.scope, frames(), lambda error: frame({"ended": True}, "end")))
+        def failed(error: Exception) -> bytes:
+            return frame({} if isinstance(error, HttpError) else report_bug(logger, "a stream failed", error), "end")
+
+        return streaming(event_stream(request.scope, frames(), failed))
 
     called = Calls(backend, store, replies, people, usage)
     guest = Guest(people, called if calls else None, watch if through_gradio else None, max_waiting)
@@ -216,12 +224,11 @@ def build_app(
             ],
         ),
     ]
-    middleware = guards(settings or HttpSettings(), only_this_machine=not shared)
-    if token is not None:
-        middleware.append(Middleware(TokenAddress, token))
-    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    in_front = guards(settings or HttpSettings(), only_this_machine=not shared)
+    by_address = [] if token is None else [Middleware(TokenAddress, token)]
+    app = Starlette(routes=routes, middleware=[*in_front, *by_address], lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Page(app, replies, people, guest)
+    return Page(app, in_front, replies, people, guest)
 
 
 def _page(name: str) -> Handler:
@@ -273,7 +280,7 @@ def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> 
         Route("/picture/{digest}", of_either("picture")),
         Route("/frame/{digest}", of_either("frame")),
         Route("/thumbnail/{digest}", of_either("thumbnail")),
-        Route("/poster/{number:int}", in_words(files.poster)),
+        Route("/poster/{number}", in_words(files.poster)),
         Route("/preview", show_preview),
         Mount("/web", StaticFiles(directory=asset_path("web"))),
         Mount("/samples", StaticFiles(directory=asset_path("samples"))),

@@ -36,7 +36,7 @@ from qwen35mm.chat.turns import Person
 from qwen35mm.decoding import asked_by
 from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
-from qwen35mm.http.requests import request, while_waited_for
+from qwen35mm.http.requests import number_of, request, while_waited_for
 from qwen35mm.http.sessions import HEADER
 from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker, Pool
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
@@ -190,18 +190,18 @@ class Files:
 
     async def media(self, request: Request) -> Response:
         """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
-        path = await REQUESTS.run(self._mine, request)
+        path, _ = await self._mine(request)
         return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers=_SHOWN)
 
     async def picture(self, request: Request) -> Response:
         """`GET .../picture/DIGEST`: a picture as browsers show it, upright, in its own size."""
-        path, person = await REQUESTS.run(self._mine, request), self._person(request)
+        path, person = await self._mine(request)
         data = await self._read(request, THUMBNAILS, person, picture_by, path, shown_picture)
         return await self.media(request) if data is None else Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def frame(self, request: Request) -> Response:
         """`GET .../frame/DIGEST?time_s=...`: what a video shows then, as a JPEG of its own size."""
-        path, person = await REQUESTS.run(self._mine, request), self._person(request)
+        path, person = await self._mine(request)
         try:
             time_s = float(request.query_params.get("time_s", "0"))
         except ValueError:
@@ -212,13 +212,13 @@ class Files:
 
     async def thumbnail(self, request: Request) -> Response:
         """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
-        path, person = await REQUESTS.run(self._mine, request), self._person(request)
+        path, person = await self._mine(request)
         data = await THUMBNAILS.run_for(person.line, self._thumbnail, path)
         return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def poster(self, request: Request) -> Response:
         """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""
-        number = request.path_params["number"]
+        number = number_of(request)
         if number not in range(len(self._examples)):
             raise NotFoundError(say("There is no such example."))
         data = await THUMBNAILS.run(self._thumbnail, self._examples[number].path)
@@ -235,7 +235,10 @@ class Files:
 
     async def export(self, request: Request) -> Response:
         """`GET .../export?ids=...&form=zip|md&code=...`: conversations to keep elsewhere; all of them without ids."""
-        person, until_s = self._downloads.pop(request.query_params.get("code", ""), (None, 0.0))
+        code = request.query_params.get("code", "")
+        person, until_s = self._downloads.get(code, (None, 0.0))
+        if request.method == "GET":
+            self._downloads.pop(code, None)
         if person is None or until_s < time.monotonic():
             raise NotFoundError(say("This address was for one download. Save it from the page again."))
         ids = [each for each in request.query_params.get("ids", "").split(",") if each]
@@ -290,13 +293,14 @@ class Files:
 
         return await while_waited_for(request, lambda asker: pool.run_for(person.line, work, asker))
 
-    def _mine(self, request: Request) -> Path:
-        digest = request.path_params["digest"]
-        self._check_mine(self._person(request), digest)
+    async def _mine(self, request: Request) -> tuple[Path, Person]:
+        """Where a file is that somebody asks for, and who does."""
+        digest, person = request.path_params["digest"], self._person(request)
+        await REQUESTS.run(self._check_mine, person, digest)
         path = self._store.media.path(digest)
-        if not path.is_file():
+        if not await REQUESTS.run(path.is_file):
             raise NotFoundError(say("This file is not kept any more."))
-        return path
+        return path, person
 
     def _check_mine(self, person: Person, digest: str) -> None:
         if not self._store.media.is_of(person.owner, digest):

@@ -12,18 +12,22 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from pydantic import TypeAdapter
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.errors import ConfigError, PromptError, Qwen35mmError, report_bug
+from qwen35mm.http.bodies import as_body
+from qwen35mm.http.errors import HttpError
 from qwen35mm.http.requests import answer_to, in_words, read_json
+from qwen35mm.http.streams import until_ending
 from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.calls import Calls
 from qwen35mm.web.serving.people import People
@@ -110,7 +114,8 @@ class Guest:
         try:
             self._people.calling(request)
             if scope["method"] == "POST":
-                receive = _as_body(_without_files(await read_json(request, _BODY)))
+                called = _without_files(await read_json(request, _BODY))
+                receive = as_body(json.dumps(called).encode())
             opening = asyncio.ensure_future(opened())
             if scope["path"] == _FIRST:
                 plain = [each for each in scope["headers"] if each[0] != b"accept-encoding"]
@@ -130,7 +135,10 @@ class Guest:
             await send(message)
 
         try:
-            await app(scope, receive, send_unless_broken)
+            await until_ending(scope, app(scope, receive, send_unless_broken))
+        except HttpError as error:
+            if not begun:
+                await answer_to(error)(scope, receive, send)
         except Exception as error:
             # It fails over calls of functions that it hasn't, sessions that nobody has, and numbers that JSON hasn't.
             logger.warning("Gradio could not take a request for %s (%s)", scope["path"], type(error).__name__)
@@ -145,19 +153,21 @@ class Guest:
             self._rest()
 
     async def _opened(self) -> ASGIApp:
-        if self._timer is not None:
-            self._timer.cancel()
         async with self._opening:
             if self._app is None:
                 made = await REQUESTS.run(self._make)
-                ready, self._leave = asyncio.Event(), asyncio.Event()
+                ready, self._leave = asyncio.get_running_loop().create_future(), asyncio.Event()
                 self._living = asyncio.ensure_future(_live(*made, ready, self._leave))
-                await ready.wait()
+                await asyncio.wait({ready, self._living}, return_when=asyncio.FIRST_COMPLETED)
+                if self._living.done():
+                    self._living.result()
                 self._app = made[0]
         return self._app
 
     def _rest(self) -> None:
         """Has it leave when nobody asks for anything for a while."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._num_asking == 0 and self._leave is not None:
             self._timer = asyncio.get_running_loop().call_later(LEAVES_AFTER_S, self._go)
 
@@ -200,8 +210,13 @@ class Guest:
         )
         return app, blocks
 
-    def launch(self, app: ASGIApp, *, host: str, port: int, mcp: bool) -> tuple[str, Callable[[], None]]:
+    def launch(
+        self, app: ASGIApp, guards: Sequence[Middleware], *, host: str, port: int, mcp: bool
+    ) -> tuple[str, Callable[[], None]]:
         """Has Gradio start the server, with the page's application in it; its address, and what ends it.
+
+        Args:
+            guards: what stands in front of Gradio's routes, from the outside to the inside.
 
         Raises:
             ConfigError: the port can't be used.
@@ -211,6 +226,8 @@ class Guest:
         allowed = (*(ROUTES if self._calls else ()), *WATCH_ROUTES)
         routes = [Route(path, self, methods=[method]) for method, path in allowed]
         server.add_middleware(_Dispatch, page=app, guest=self, routes=routes, mcp=mcp)
+        for each in reversed(guards):
+            server.add_middleware(each.cls, *each.args, **each.kwargs)  # pyright: ignore[reportArgumentType]
         self._offer(server.api, "name")
         try:
             launched, url, _ = server.launch(
@@ -313,10 +330,10 @@ class _Dispatch:
         return self._app
 
 
-async def _live(app: Any, blocks: Any, ready: asyncio.Event, leave: asyncio.Event) -> None:
+async def _live(app: Any, blocks: Any, ready: asyncio.Future[None], leave: asyncio.Event) -> None:
     """The life of a mounted application, from its begin to its end in one task."""
     async with app.router.lifespan_context(app):
-        ready.set()
+        ready.set_result(None)
         await leave.wait()
     blocks.close(verbose=False)
 
@@ -359,12 +376,3 @@ def _without_files(body: dict[str, Any]) -> dict[str, Any]:
             for each in data
         ]
     return body
-
-
-def _as_body(body: dict[str, Any]) -> Receive:
-    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-
-    async def receive() -> Any:
-        return messages.pop() if messages else await asyncio.get_running_loop().create_future()
-
-    return receive

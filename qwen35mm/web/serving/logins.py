@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from qwen35mm.chat.accounts import Accounts
 from qwen35mm.errors import PromptError
 from qwen35mm.http.addresses import address_of
-from qwen35mm.http.bodies import read_bytes
+from qwen35mm.http.bodies import as_body, read_bytes
 from qwen35mm.http.errors import HttpError
 from qwen35mm.http.requests import problem, read_json
 from qwen35mm.http.sessions import HEADER, Tickets, key_of, name_of_key, new_key
@@ -76,7 +76,7 @@ class Guesses:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._wrong_s: dict[str, list[float]] = {}
+        self._wrong_s: OrderedDict[str, list[float]] = OrderedDict()
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -90,7 +90,7 @@ class Guesses:
         Raises:
             HttpError: there were too many wrong ones.
         """
-        address, account = address_of(connection), f"account {name}"
+        address, account = address_of(connection), f"account {name_of_key(name)}"
         turn = self._turns.setdefault(address, anyio.Lock())
         async with turn:
             self._refuse(address, self._most, say("your address"))
@@ -104,12 +104,17 @@ class Guesses:
             else:
                 for each in (address, account):
                     self._wrong_s.setdefault(each, []).append(time.monotonic())
+                    self._wrong_s.move_to_end(each)
+                while len(self._wrong_s) > _MAX_KNOWN:
+                    self._wrong_s.popitem(last=False)
             return is_right
 
     def _refuse(self, who: str, most: int, origin: Any) -> None:
         since_s = time.monotonic() - WRONG_PASSWORDS_S
-        self._wrong_s = {each: kept for each, old in self._wrong_s.items() if (kept := [s for s in old if s > since_s])}
-        num_wrong = len(self._wrong_s.get(who, ()))
+        recent = [wrong_s for wrong_s in self._wrong_s.pop(who, ()) if wrong_s > since_s]
+        if recent:
+            self._wrong_s[who] = recent
+        num_wrong = len(recent)
         if num_wrong >= most:
             words = say(
                 "{n} wrong passwords came from {origin} within {minutes} minutes: no more are tried. Wait that long, "
@@ -160,12 +165,8 @@ class Logins:
 
     async def log_in(self, request: Request) -> Response:
         """`POST /login` with a form of `username` and `password`: a page gets a key, a program a cookie."""
-        body = bytes(await read_bytes(request, _MAX_BODY_BYTES))
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async with Request(request.scope, receive).form(max_files=0, max_fields=8) as form:
+        body = as_body(bytes(await read_bytes(request, _MAX_BODY_BYTES)))
+        async with Request(request.scope, body).form(max_files=0, max_fields=8) as form:
             name, password = (str(form.get(each, "")) for each in ("username", "password"))
         name = unicodedata.normalize("NFC", name).strip()
         if not await self._guesses.check(request, name, lambda: self._accounts.check(name, password)):
@@ -203,7 +204,8 @@ class Logins:
         stamp = self._accounts.stamp(name)
         if stamp is None:  # taken out at this moment
             return _wrong()
-        key, is_page = new_key(), HEADER in request.headers
+        # Longer than a guest's: when its session is gone, it isn't taken for one.
+        key, is_page = new_key() + new_key(), HEADER in request.headers
         with self._lock:
             mine = [each for each, session in self._sessions.items() if session.name == name]
             for each in mine[: len(mine) - _MAX_SESSIONS + 1]:
@@ -212,9 +214,15 @@ class Logins:
         if is_page:
             return JSONResponse({"success": True, **self.tickets.opened(key)}, headers={"cache-control": "no-store"})
         response = JSONResponse({"success": True})
-        cookie = f"{_cookie_name(request)}={key}; Path=/; Max-Age={_MAX_AGE_S}; HttpOnly; SameSite=Strict"
+        safely = "; Secure" if request.url.scheme == "https" else ""
+        cookie = f"{_cookie_name(request)}={key}; Path=/; Max-Age={_MAX_AGE_S}; HttpOnly; SameSite=Strict{safely}"
         response.headers.append("set-cookie", cookie)
         return response
+
+
+def is_of_login(key: str | None) -> bool:
+    """Whether a key is one that a login has given."""
+    return key is not None and len(key) == len(new_key()) * 2
 
 
 def _from_page(request: Request) -> Request:

@@ -2,6 +2,8 @@
 
 # No `from __future__ import annotations`: the SDK reads the tool's types off its annotations.
 
+import contextlib
+import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -9,11 +11,16 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from qwen35mm.errors import MissingExtraError, Qwen35mmError
-from qwen35mm.http.requests import answer_to
+from qwen35mm.errors import MissingExtraError, Qwen35mmError, report_bug
+from qwen35mm.http.bodies import as_body, read_bytes
+from qwen35mm.http.errors import HttpError
+from qwen35mm.http.requests import MAX_BODY_BYTES, answer_to
+from qwen35mm.http.streams import until_ending
 from qwen35mm.web.serving.calls import Calls
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess.say import english, said_of
+
+logger = logging.getLogger(__name__)
 
 PATH = "/gradio_api/mcp"
 
@@ -37,7 +44,8 @@ class McpTool:
 
         # The page's guards have looked at hosts and origins.
         guarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        self._mcp = FastMCP("qwen35mm", stateless_http=True, streamable_http_path=PATH, transport_security=guarded)
+        how: dict[str, Any] = {"stateless_http": True, "streamable_http_path": PATH, "log_level": "WARNING"}
+        self._mcp = FastMCP("qwen35mm", transport_security=guarded, **how)
 
         @self._mcp.tool()
         async def chat(
@@ -65,6 +73,8 @@ class McpTool:
                         text = longer
             except Qwen35mmError as error:
                 raise ToolError(english(said_of(error))) from None
+            except Exception as error:
+                raise ToolError(english(report_bug(logger, "a call of the tool failed", error))) from None
             return text
 
         self._app: ASGIApp = self._mcp.streamable_http_app()
@@ -75,11 +85,16 @@ class McpTool:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._people.calling(Request(scope, receive))
+            request = Request(scope, receive)
+            self._people.calling(request)
+            if scope["method"] == "POST":
+                receive = as_body(bytes(await read_bytes(request, MAX_BODY_BYTES)))
         except Exception as error:
             await answer_to(error)(scope, receive, send)
             return
-        await self._app({**scope, "path": PATH, "raw_path": PATH.encode()}, receive, send)
+        answered = self._app({**scope, "path": PATH, "raw_path": PATH.encode()}, receive, send)
+        with contextlib.suppress(HttpError):
+            await until_ending(scope, answered)
 
     def lives(self) -> Any:
         """The context in which it can be asked."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import OrderedDict
 from dataclasses import replace
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.turns import Person
+from qwen35mm.errors import NotFoundError
 from qwen35mm.http.addresses import address_of
 from qwen35mm.http.errors import HttpError
 from qwen35mm.http.owner import Owner, read_beginning
 from qwen35mm.http.sessions import PageToken, Tickets, key_of, name_of_key, new_key
-from qwen35mm.web.serving.logins import Logins
+from qwen35mm.web.serving.logins import Logins, is_of_login
 from qwen35mm_preprocess.say import say
 
 _USER, _BROWSER = "user ", "browser "
 _CALLING = " calling"
+_MAX_SEEN = 100_000
 
 
 class People:
@@ -39,7 +42,7 @@ class People:
         self._logins = logins
         self._max_replies = max_replies
         self._tickets = Tickets() if logins is None else logins.tickets
-        self._seen_s: dict[str, float] = {}
+        self._seen_s: OrderedDict[str, float] = OrderedDict()
 
     def gone_for(self, seconds: float) -> list[str]:
         """Owners that were last seen longer ago; a page that is open is seen every minute."""
@@ -55,7 +58,9 @@ class People:
         in, which gives one, and where none is needed."""
         if self._owner is not None:
             return await self._owner.begin(request)
-        await read_beginning(request)
+        if (await read_beginning(request)).once is not None:
+            # A link may say so; a page keeps the key that it has then.
+            raise NotFoundError(say("There is no such request."))
         has_guests = self._logins is None or self._logins.guests
         return JSONResponse(self._tickets.opened(new_key()) if has_guests else {"key": None, "ticket": None})
 
@@ -65,9 +70,10 @@ class People:
         Raises:
             HttpError: it can't be told, or there is a token or a login to show first.
         """
-        person = self._local(connection) if self._owner is not None else self._one_by_key(connection)
-        self._seen_s[person.owner] = time.monotonic()
-        return person
+        if self._owner is None:
+            return self._seen(self._one_by_key(connection))
+        self._owner.check(connection, takes_tickets=True)
+        return self._seen(self._local())
 
     def calling(self, connection: HTTPConnection) -> Person:
         """Who calls without a page: what is theirs is apart from their page's. A program is the one of its address
@@ -78,7 +84,8 @@ class People:
         """
         user = None if self._logins is None else self._logins.calling(connection)
         if self._owner is not None:
-            person = self._local(connection)
+            self._owner.check(connection)
+            person = self._local()
         elif user is not None:
             person = self._one_of_many(f"{_USER}{user}")
         elif self._logins is not None and not self._logins.guests:
@@ -88,12 +95,16 @@ class People:
             digest = hashlib.sha256(address.encode()).hexdigest()
             person = replace(self._one_of_many(f"{_BROWSER}{digest}"), account=address)
         calling = replace(person, owner=f"{person.owner}{_CALLING}", account=person.account or person.owner)
-        self._seen_s[calling.owner] = time.monotonic()
-        return calling
+        return self._seen(calling)
 
-    def _local(self, connection: HTTPConnection) -> Person:
-        assert self._owner is not None
-        self._owner.check(connection)
+    def _seen(self, person: Person) -> Person:
+        self._seen_s[person.owner] = time.monotonic()
+        self._seen_s.move_to_end(person.owner)
+        if len(self._seen_s) > _MAX_SEEN:
+            self._seen_s.popitem(last=False)
+        return person
+
+    def _local(self) -> Person:
         return Person("local", None, self._max_replies)
 
     def _one_by_key(self, connection: HTTPConnection) -> Person:
@@ -104,7 +115,7 @@ class People:
         user = None if self._logins is None else self._logins.user(name)
         if user is not None:
             return self._one_of_many(f"{_USER}{user}")
-        if self._logins is not None and not self._logins.guests:
+        if self._logins is not None and (not self._logins.guests or is_of_login(key)):
             raise log_in_first()
         if name is None:
             words = say("Load the page again: this browser isn't known here any more.")

@@ -30,7 +30,6 @@ PREVIEW_POLICY = "; ".join(
         "img-src data: blob:",
         "media-src data: blob:",
         "font-src data:",
-        "frame-ancestors 'self'",
     )
 )
 

@@ -150,7 +150,7 @@ def serve(
         )
         stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
         if through_gradio:
-            url, close = page.guest.launch(page.app, host=host, port=port, mcp=mcp)
+            url, close = page.guest.launch(page.app, page.guards, host=host, port=port, mcp=mcp)
         else:
             thread = ServerThread(page.app, host=host, port=port, settings=http)
             url, close = thread.url, thread.close

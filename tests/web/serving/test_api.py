@@ -88,7 +88,9 @@ async def test_a_message_that_is_sent_again_is_there_once(page: PageClient) -> N
 async def test_a_body_of_another_form_is_refused_in_words(page: PageClient, body: bytes) -> None:
     response = await page.request("POST", "api/send", content=body)
     assert response.status_code == 400
-    assert problem(response) == "The request is damaged: it isn't JSON as expected."
+    assert re.match(
+        "The request is damaged: it isn't JSON as expected.|The body is nested too deeply", problem(response)
+    )
     assert page.store.find("x") == []
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import GeneratorType
 from typing import Any, cast
@@ -28,6 +28,8 @@ _LEAST = 50_000_000
 _TIMES = 100
 # What a value in a list, and a turn of a loop, count as; a character is 1.
 _EACH = 16
+# Of a list that is copied, by the memory that it takes.
+_PLACE = 2
 _CPU_S = 20.0
 _BETWEEN_CLOCKS = 1_000_000
 _MAX_INT_BITS = 10_000
@@ -178,8 +180,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                     meter.charge(times * meter.weight(some, with_texts=isinstance(some, str | bytes)))
         elif operator == "%" and isinstance(left, str | bytes):
             _check_format(meter, left, right)
-        elif operator == "+" and isinstance(left, str):
-            meter.charge(len(left))
+        elif operator == "+" and isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            return _added(meter, left, right, super().call_binop(context, operator, left, right))
         return meter.made(super().call_binop(context, operator, left, right))
 
     # As its parent: a template may call an argument "self".
@@ -260,6 +262,15 @@ def _joined(_: Context, values: list[Any]) -> str:
 def _written(_: Context, value: Any) -> Any:
     _meter().written(value)
     return value
+
+
+def _added(meter: Meter, left: Sequence[Any], right: Sequence[Any], result: Any) -> Any:
+    """Counts a list that two were put together in: what stands in the shorter, and the places of both.
+
+    The longer one has been counted, and adding to it again and again (`ns.x = ns.x + [message]`) is ordinary.
+    """
+    meter.charge(_EACH + _PLACE * len(result) + meter.weight(min(left, right, key=len), with_texts=False))
+    return result
 
 
 def _refuse(*_: Any, **__: Any) -> None:

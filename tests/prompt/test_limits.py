@@ -58,6 +58,9 @@ TEXTS = [
     again("{% set ns.x = ns.x ~ ns.x %}", 27),
     again("{% set ns.x = ns.x + ns.x %}", 27),
     again("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}", 27),
+    again("{% set ns.x = ns.x + ns.x %}", 27, "[1]"),
+    again("{% set ns.x = ns.x + [0] %}", 99_999, "[]"),
+    again("{% set ns.x = ns.x + [[0] * 10**4] %}", 99_999, "[]"),
     again("{% set ns.x = [ns.x, ns.x] %}", 23) + "{{ ns.x }}",
     again("{% set ns.x = (ns.x, ns.x) %}", 23) + "{{ ns.x }}",
     again("{% set ns.x = {'a': ns.x, 'b': ns.x} %}", 22) + "{{ ns.x | tojson }}",
@@ -132,3 +135,25 @@ def test_the_largest_conversation_is_far_from_the_limit(
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": ["x" * 10] * 100}}}] * 20
     for messages in (turn * 500, [{"role": "user", "content": "a\n" * 1_000_000}]):
         assert template.render(messages, tools=tools, enable_thinking=True, add_generation_prompt=True)
+
+
+GATHERED = (
+    "{% set ns = namespace(x=START) %}{% for m in messages %}{% set ns.x = MORE %}{% endfor %}{{ ns.x | length }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "more", "expected"),
+    [
+        ("[]", "ns.x + [m]", 3000),
+        ("[]", "[m] + ns.x", 3000),
+        ("()", "ns.x + (m,)", 3000),
+        ("[]", "ns.x + [{'role': m.role, 'content': [{'text': m.content}]}]", 3000),
+        ("[0]", "ns.x + [m.content, loop.index] + []", 6001),
+        ("''", "ns.x + m.role[:1]", 3000),
+    ],
+)
+def test_a_long_conversation_is_gathered_one_message_after_the_other(start: str, more: str, expected: int) -> None:
+    template = ChatTemplate(GATHERED.replace("START", start).replace("MORE", more))
+    rendered = template.render(HELLO * 3000, enable_thinking=False, add_generation_prompt=True)
+    assert rendered == str(expected)

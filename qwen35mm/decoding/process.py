@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from qwen35mm.decoding.answers import AnswerError, NonsenseError, Reads, receive
@@ -22,8 +23,10 @@ from qwen35mm_preprocess.types import Progress
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Not `-m`: the child's classes have to be those that the pickles name.
-_COMMAND = (sys.executable, "-c", "from qwen35mm.decoding.child import main; main()")
+# Not `-m`: the child's classes have to be those that the pickles name. `-c` looks for modules in the current folder
+# first, which may be a stranger's, with a json.py.
+_CODE = 'import sys; sys.path[:1] == [""] and sys.path.pop(0); from qwen35mm.decoding.child import main; main()'
+_COMMAND = (sys.executable, "-c", _CODE)
 # The name of threads that wait for a time.
 CLOCKS = "qwen35mm-decoders"
 _MAX_SAID_LINES, _MAX_LINE = 5, 500
@@ -46,7 +49,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 # Where this process finds its modules; Ctrl-C is for the parent alone.
-                env={**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**variables, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
                 start_new_session=True,
             )
         except BaseException:

@@ -27,7 +27,7 @@ from qwen35mm.errors import DecoderCrashError, DecoderTimeoutError, EngineError,
 from qwen35mm.pools import Asker
 from qwen35mm_preprocess import MediaError, MediaFormatError, MediaLimitError, MediaLimits, MediaProcessor
 from tests import hostile_decoder
-from tests.children import environment
+from tests.children import ROOT, environment
 from tests.preprocess.media_files import encode_image
 
 PROCESSOR = MediaProcessor.from_pretrained(demo_model_path())
@@ -196,9 +196,9 @@ def test_what_libraries_say_goes_to_the_log_with_the_files_name(
     assert capfd.readouterr().err == ""
 
 
-def test_processes_are_used_again_and_end_when_nobody_needs_them() -> None:
+def test_processes_are_used_again() -> None:
     before = children()
-    with closing(Decoders(idle_s=0.5, most_idle=1)) as decoders:
+    with closing(Decoders(idle_s=600, most_idle=1)) as decoders:
         media = DecodingProcessor.of(PROCESSOR, decoders)
         media.plan(PICTURE)
         first = children() - before
@@ -209,15 +209,39 @@ def test_processes_are_used_again_and_end_when_nobody_needs_them() -> None:
             for plan in [threads.submit(media.plan, PICTURE) for _ in range(4)]:
                 plan.result()
         assert len(children() - before) <= 1
-        limit_s = time.monotonic() + 60
-        while children() - before:
-            assert time.monotonic() < limit_s
-            time.sleep(0.05)
-        assert media.plan(PICTURE) == PROCESSOR.plan(PICTURE)
-        assert children() - before
     assert not children() - before
     with pytest.raises(EngineError, match="ending"):
         media.plan(PICTURE)
+
+
+def test_processes_end_when_nobody_needs_them() -> None:
+    before = children()
+    with closing(Decoders(idle_s=0.2)) as decoders:
+        media = DecodingProcessor.of(PROCESSOR, decoders)
+        for _ in range(2):
+            assert media.plan(PICTURE) == PROCESSOR.plan(PICTURE)
+            limit_s = time.monotonic() + 60
+            while children() - before:
+                assert time.monotonic() < limit_s
+                time.sleep(0.05)
+
+
+def test_the_current_folder_has_no_modules_for_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a downloaded one."""
+    for name in ("json", "typing", "qwen35mm"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr(sys, "path", [path or str(Path.cwd()) for path in sys.path])
+    monkeypatch.chdir(tmp_path)
+    with closing(Decoders()) as decoders:
+        assert DecodingProcessor.of(PROCESSOR, decoders).plan(PICTURE) == PROCESSOR.plan(PICTURE)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_parent_finds_in_the_current_folder_a_decoder_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["", *(path for path in sys.path if Path(path) != ROOT)])
+    monkeypatch.chdir(ROOT)
+    with closing(Decoders()) as decoders:
+        assert DecodingProcessor.of(PROCESSOR, decoders).plan(PICTURE) == PROCESSOR.plan(PICTURE)
 
 
 def test_closing_waits_for_no_decoder_that_is_stuck(make: Callable[..., DecodingProcessor]) -> None:

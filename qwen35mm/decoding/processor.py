@@ -37,6 +37,7 @@ from qwen35mm_preprocess import (
     detect_kind,
 )
 from qwen35mm_preprocess.image import load_image
+from qwen35mm_preprocess.media import is_data_uri
 from qwen35mm_preprocess.types import Progress
 
 T = TypeVar("T")
@@ -232,9 +233,9 @@ def _load(source: MediaSource, limits: MediaLimits) -> Answer:
 
 
 def _num_bytes(source: MediaSource) -> int:
-    if isinstance(source, Path):
+    if isinstance(source, Path) or (isinstance(source, str) and not is_data_uri(source)):
         try:
-            return source.stat().st_size
-        except OSError:
+            return Path(source).stat().st_size
+        except (OSError, ValueError):
             return 0
     return len(source) if isinstance(source, bytes | str) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,15 @@ from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by
 from qwen35mm.prompt import Image as ImagePart
 from qwen35mm.prompt import Video
-from qwen35mm_preprocess import MediaBudget, MediaChangedError, MediaPlanError, MediaProcessor, VideoClip, detect_kind
+from qwen35mm_preprocess import (
+    MediaBudget,
+    MediaChangedError,
+    MediaError,
+    MediaPlanError,
+    MediaProcessor,
+    VideoClip,
+    detect_kind,
+)
 from qwen35mm_preprocess.formats import HAS_AVIF, HAS_HEIF, HAS_JXL
 from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import NamedBytes
@@ -33,6 +42,7 @@ from tests.preprocess.test_image import CORNERS, HEIC, P3_JXL
 
 PROCESSOR = MediaProcessor.from_pretrained(demo_model_path(), budget=MediaBudget.for_gpu())
 SAMPLES = sorted(each for each in asset_path("samples").iterdir() if each.suffix not in (".md", ".json"))
+CLIP = asset_path("samples") / "moves-right.mp4"
 WIDE = np.random.default_rng(0).integers(0, 1 << 16, (40, 60), np.uint16)
 VIDEOS = [
     *(("mp4", "libx264"), ("mov", "mpeg4"), ("matroska", "libx264"), ("webm", "libvpx-vp9"), ("webm", "libvpx")),
@@ -117,7 +127,7 @@ def test_photographs(media: DecodingProcessor) -> None:
 
 
 def test_clips_budgets_and_colours(media: DecodingProcessor) -> None:
-    clip = asset_path("samples") / "moves-right.mp4"
+    clip = CLIP
     assert_same(clip, media, clip=VideoClip(0.4, 1.4, 4))
     still = encode_video([scene(index // 16) for index in range(32)], fps=4)
     for budget in (
@@ -193,3 +203,29 @@ def test_a_picture_that_no_browser_shows(media: DecodingProcessor, tmp_path: Pat
     assert shown is not None
     with Image.open(io.BytesIO(shown)) as picture:
         assert picture.size == load_image(tmp_path / "a.tif", media.limits).size
+
+
+@pytest.mark.parametrize(
+    ("source", "num_bytes"),
+    [
+        (CLIP, CLIP.stat().st_size),
+        (str(CLIP), CLIP.stat().st_size),
+        (b"abc", 3),
+        ("data:,abc", 9),
+        ("/no/such/file", 0),
+        ("a\0b", 0),
+    ],
+)
+def test_the_time_for_a_medium_is_by_its_own_size(
+    source: str | bytes | Path, num_bytes: int, media: DecodingProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def timeout_for(size: int, *_: Any, **__: Any) -> float:
+        asked.append(size)
+        return 60.0
+
+    monkeypatch.setattr("qwen35mm.decoding.processor.timeout_for", timeout_for)
+    with contextlib.suppress(MediaError):
+        media.plan(source)
+    assert asked == [num_bytes]

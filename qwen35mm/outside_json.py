@@ -6,6 +6,7 @@ Both are looked for in the text, before anything is made of it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ MAX_VALUES = 1_000_000
 MAX_DEPTH = 100
 
 _CHUNK_BYTES = 1 << 20
-_LISTS = bytes.maketrans(b"{}", b"[]")
+# How a bracket changes the depth, as a signed byte.
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -73,20 +75,16 @@ def check_json(data: bytes | bytearray | str, *, max_values: int = MAX_VALUES, m
     num_brackets = text.count(b"[") + text.count(b"{")
     if num_brackets <= max_depth and num_brackets + text.count(b",") <= max_values:
         return
-    num_marks, brackets = 0, bytearray()
+    num_marks = depth = 0
     for piece in _outside_strings(text):
-        piece_brackets = piece.translate(_LISTS, _NO_BRACKETS)
-        num_marks += piece.count(b",") + piece_brackets.count(b"[")
+        steps = piece.translate(_STEPS, _NO_BRACKETS)
+        num_marks += piece.count(b",") + steps.count(1)
         if num_marks > max_values:
             raise JsonLimitError(f"it holds more than {max_values:,} values.")
-        brackets += piece_brackets
-    # Each round takes the innermost lists away.
-    for _ in range(max_depth):
-        if not brackets:
-            return
-        brackets = brackets.replace(b"[]", b"")
-    if brackets:
-        raise JsonDepthError(f"it is nested more than {max_depth} deep, or isn't closed.")
+        depths = list(itertools.accumulate(memoryview(steps).cast("b"), initial=depth))
+        if min(depths) < 0 or max(depths) > max_depth:
+            raise JsonDepthError(f"it is nested more than {max_depth} deep, or closes what isn't open.")
+        depth = depths[-1]
 
 
 def _outside_strings(text: bytes | bytearray) -> Iterator[bytes]:

@@ -67,8 +67,21 @@ def test_what_is_within_the_limits_is_read_and_nothing_else(seed: int, monkeypat
         '{"a":' * (MAX_DEPTH + 1) + "0" + "}" * (MAX_DEPTH + 1),
         "[" * 100_000,
         "]" * (MAX_DEPTH + 1) + nested(MAX_DEPTH + 1),
+        "[" * (MAX_DEPTH + 1) + "]" * (16 << 20),
+        "[" * MAX_DEPTH + "[]" + "]" * (16 << 20),
+        "[]" * (MAX_DEPTH + 1) + "}" * (16 << 20),
     ],
-    ids=["numbers", "lists", "open", "objects", "depth", "objects in objects", "unclosed", "closed first"],
+    ids=[
+        "numbers",
+        "lists",
+        "open",
+        "objects",
+        "depth",
+        "objects in objects",
+        "unclosed",
+        "closed first",
+        *("ends", "deep ends", "ends of objects"),
+    ],
 )
 def test_bombs(data: str) -> None:
     with pytest.raises(JsonLimitError, match=r"it (holds more than|is nested more than) [0-9,]+"):

@@ -17,6 +17,7 @@ SIZE = 16 * MIB
 BODIES: dict[str, Callable[[], bytes]] = {
     "lists": lambda: b"[" * SIZE,
     "lists that end": lambda: b"[" * (SIZE // 2) + b"]" * (SIZE // 2),
+    "ends": lambda: b"[" * 101 + b"]" * SIZE,
     "objects": lambda: b'{"a":' * (SIZE // 5),
     "ones": lambda: b"[" + b"1," * (SIZE // 2) + b"1]",
     "in a field": lambda: b'{"messages": ' + b"[" * SIZE,
@@ -31,8 +32,6 @@ ROUTES: dict[Name, tuple[str, ...]] = {
     "chat": ("/qwen35mm/api/send", "/qwen35mm/api/preferences", "/gradio_api/call/chat", "/gradio_api/queue/join"),
     "review": ("/api/save", "/api/items", "/api/find"),
 }
-# A busy machine is no failure: where one is quiet, others wait for less than two seconds.
-OTHERS_S = 20.0
 # By the bodies of all routes at one time, and what the allocator keeps of them.
 MAX_GROWTH = 400 * MIB
 _PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n\r\n'
@@ -60,8 +59,11 @@ def send(front: Front, path: str, body: bytes, kind: str, answers: list[tuple[st
         answers.append((path, 400, repr(error)))
 
 
-def attack(front: Front, asked: list[tuple[str, bytes, str]]) -> float:
-    """Sends all of them at one time, and asks what is small meanwhile; the longest that took."""
+def attack(front: Front, asked: list[tuple[str, bytes, str]]) -> None:
+    """Sends all of them at one time, and asks what is small meanwhile, which is answered within `PATIENCE_S`.
+
+    A busy machine is no failure: where one is quiet, others wait for less than two seconds.
+    """
     with front.client() as client:
         assert front.ask(client).status_code == 200
         before = front.rss()
@@ -81,7 +83,6 @@ def attack(front: Front, asked: list[tuple[str, bytes, str]]) -> float:
     assert front.rss() - before < MAX_GROWTH
     front.check()
     print(f"{front.name}: {[each[:2] for each in answers]}, at most {max(waits):.2f} s for others")
-    return max(waits)
 
 
 @pytest.mark.parametrize("bomb", BODIES)
@@ -89,11 +90,11 @@ def attack(front: Front, asked: list[tuple[str, bytes, str]]) -> float:
 def test_a_body_that_would_fill_the_memory_is_refused(name: Name, bomb: str, open_front: OpenFront) -> None:
     body = BODIES[bomb]()
     asked: list[Any] = [(path, body, "application/json") for path in ROUTES[name]]
-    assert attack(open_front(name), asked) < OTHERS_S
+    attack(open_front(name), asked)
 
 
 @pytest.mark.parametrize("bomb", FORMS)
 def test_a_form_of_nothing_but_parts_is_refused(bomb: str, open_front: OpenFront) -> None:
     body, kind = FORMS[bomb](), _ENCODED if bomb in ("fields", "escapes") else _MULTIPART
     paths = ("/login", "/gradio_api/upload", "/qwen35mm/logout", "/qwen35mm/password", "/qwen35mm/upload")
-    assert attack(open_front("chat"), [(path, body, kind) for path in paths]) < OTHERS_S
+    attack(open_front("chat"), [(path, body, kind) for path in paths])

@@ -53,7 +53,7 @@ _OPTIONS: Any = {
 }
 
 
-class RefusedError(Exception):
+class RefusalError(Exception):
     """Replies can't be held to a grammar; its argument is why."""
 
 
@@ -77,7 +77,7 @@ def grammar_of(kind: Kind, text: str) -> str:
     """A schema or Lark as llguidance's grammar.
 
     Raises:
-        RefusedError: the schema isn't JSON that it can read.
+        RefusalError: the schema isn't JSON that it can read.
     """
     from llguidance import LLMatcher
 
@@ -86,7 +86,7 @@ def grammar_of(kind: Kind, text: str) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(text, None, options(lenient=kind == "lenient"))
     except ValueError as error:
-        raise RefusedError(str(error)) from error
+        raise RefusalError(str(error)) from error
 
 
 def main() -> None:
@@ -127,7 +127,7 @@ def _first_refused(grammars: Sequence[tuple[Kind, str]]) -> dict[str, Any]:
     for at, (kind, text) in enumerate(grammars):
         try:
             check(kind, text, follows=at == len(grammars) - 1)
-        except RefusedError as error:
+        except RefusalError as error:
             return {"at": at, "error": str(error)}
         except RecursionError:
             return {"at": at, "error": "it is nested too deeply"}
@@ -141,19 +141,19 @@ def check(kind: Kind, text: str, *, follows: bool) -> None:
         follows: whether a reply is tried, too.
 
     Raises:
-        RefusedError: replies can't be held to it, and why.
+        RefusalError: replies can't be held to it, and why.
     """
     from llguidance import LLMatcher
 
     grammar = grammar_of(kind, _CONTROL_TOKEN.sub(f"<[{_CONTROL_ID}]>", text) if kind == "lark" else text)
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     if is_error:
-        raise RefusedError(messages[0])
+        raise RefusalError(messages[0])
     if kind != "lark":
         schema = json.loads(text)
         _check_values(schema)
         if not any_reply_ends(schema):
-            raise RefusedError("each value that it asks for holds another one, without an end")
+            raise RefusalError("each value that it asks for holds another one, without an end")
     if follows:
         _follow(_compiled(grammar))
 
@@ -182,7 +182,7 @@ def _compiled(grammar: str) -> LLMatcher:
 def _follow(matcher: LLMatcher) -> None:
     """Tries the beginning of a reply."""
     if matcher.is_error():
-        raise RefusedError(matcher.get_error())
+        raise RefusalError(matcher.get_error())
     choose = random.Random(0).choice
     for _ in range(_NUM_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -191,7 +191,7 @@ def _follow(matcher: LLMatcher) -> None:
             break
     if matcher.is_error():
         reason = matcher.get_error().splitlines()[0].split(";")[0]
-        raise RefusedError(f"too many properties or choices may come next at one place ({reason[:80]})")
+        raise RefusalError(f"too many properties or choices may come next at one place ({reason[:80]})")
 
 
 def _check_values(schema: Any) -> None:
@@ -200,7 +200,7 @@ def _check_values(schema: Any) -> None:
         if keyword in ("const", "enum"):
             found = _UNWRITABLE.search("".join(_strings(value)))
             if found:
-                raise RefusedError(f"a value of {keyword} holds the control character U+{ord(found[0]):04X}")
+                raise RefusalError(f"a value of {keyword} holds the control character U+{ord(found[0]):04X}")
         elif keyword in _BY_NAME and isinstance(value, dict):
             for each in value.values():
                 _check_values(each)

@@ -27,9 +27,9 @@ def shown(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         answers: list[Any] = []
 
         def serve(app: Any, *, line: Callable[[str], str], **_: object) -> None:
-            found = re.search(r"token=([\w-]+)", line("http://127.0.0.1:7861"))
+            found = re.search(r"/t/([\w-]+)/", line("http://127.0.0.1:7861"))
             assert found is not None
-            headers = {"authorization": f"Bearer {found[1]}"}
+            headers = {"authorization": f"Bearer {found[1]}", "x-qwen35mm": "1"}
             with TestClient(app, "http://127.0.0.1", headers=headers) as client:
                 looked = client.post("/api/look").json()
                 items = client.post("/api/items", json={"numbers": looked["numbers"]}).json()["items"]

@@ -16,11 +16,12 @@ import functools
 import hashlib
 import json
 import logging
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,24 @@ MAX_COMPILED = 16
 REFUSAL = "Replies can't be held to this JSON schema"
 
 _SCRIPT = Path(grammar_check.__file__)
-# What hangs without computing. A busy machine may take long to start a process.
-_TIMEOUT_S = 120.0
+# Windows has no limit of processor time or memory for a child.
+_IS_CLOCK_THE_LIMIT = sys.platform == "win32"
+# Elsewhere it ends what hangs without computing. A busy machine may take long to start a process.
+_TIMEOUT_S = 10.0 if _IS_CLOCK_THE_LIMIT else 120.0
+# How a child ends that computes too long, takes too much memory, or whose stack is full (on macOS, SIGBUS); on Windows
+# STATUS_ACCESS_VIOLATION, STATUS_STACK_OVERFLOW and STATUS_STACK_BUFFER_OVERRUN, which is an abort.
+_ENDS_BY_TOO_MUCH = {
+    *(-getattr(signal, name, 0) for name in ("SIGXCPU", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS")),
+    *(0xC0000005, 0xC00000FD, 0xC0000409),
+}
+_TOO_MUCH = (
+    f"checking it takes more than {grammar_check.CPU_S} s, {grammar_check.MEMORY_BYTES >> 20} MiB of memory, or too "
+    "deep a recursion. Take fewer and simpler patterns, above all side by side in allOf or patternProperties, smaller "
+    "numbers in multipleOf, and shorter chains of $ref"
+)
 # A thread that compiles has more than the child had.
 _STACK_BYTES = 2 * grammar_check.STACK_BYTES
+_stack_lock = threading.Lock()
 _MAX_VERDICTS = 256
 
 
@@ -80,7 +95,12 @@ def embedded(schema: Mapping[str, Any], *, lenient: bool) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': grammar_check.options(lenient=lenient)})}"
 
 
-_verdicts: dict[bytes, tuple[int, str] | None] = {}
+_Verdict = tuple[int, str] | None
+_verdicts: dict[bytes, _Verdict] = {}
+# What is being checked: who asks for the same waits for the same child.
+_checks: dict[bytes, Future[_Verdict]] = {}
+_verdicts_lock = threading.Lock()
+_UNKNOWN = object()
 
 
 def first_refused(*grammars: tuple[Kind, str]) -> tuple[int, str] | None:
@@ -97,16 +117,37 @@ def first_refused(*grammars: tuple[Kind, str]) -> tuple[int, str] | None:
     """
     packages = Path(_llguidance().__file__).parent.parent
     digest = hashlib.sha256(json.dumps(grammars).encode()).digest()
-    if digest not in _verdicts:
-        verdict = _child_says(json.dumps({"packages": str(packages), "grammars": grammars}), len(grammars) - 1)
+    with _verdicts_lock:
+        known: Any = _verdicts.get(digest, _UNKNOWN)
+        if known is not _UNKNOWN:
+            return known
+        check, is_new = _checks.get(digest), digest not in _checks
+        if check is None:
+            check = _checks[digest] = Future()
+    if is_new:
+        _check_into(check, digest, json.dumps({"packages": str(packages), "grammars": grammars}), len(grammars) - 1)
+    return check.result()
+
+
+def _check_into(check: Future[_Verdict], digest: bytes, work: str, last: int) -> None:
+    try:
+        verdict = _child_says(work, last)
+    except BaseException as error:
+        with _verdicts_lock:
+            del _checks[digest]
+        check.set_exception(error if isinstance(error, EngineError) else _no_verdict())
+        if not isinstance(error, EngineError):
+            raise
+        return
+    with _verdicts_lock:
+        del _checks[digest]
         for oldest in list(_verdicts)[: max(0, len(_verdicts) + 1 - _MAX_VERDICTS)]:
-            _verdicts.pop(oldest, None)
+            del _verdicts[oldest]
         _verdicts[digest] = verdict
-        return verdict
-    return _verdicts[digest]
+    check.set_result(verdict)
 
 
-def _child_says(work: str, last: int) -> tuple[int, str] | None:
+def _child_says(work: str, last: int) -> _Verdict:
     try:
         # Isolated: neither this folder nor the environment says what the child imports.
         ended = subprocess.run(
@@ -116,20 +157,25 @@ def _child_says(work: str, last: int) -> tuple[int, str] | None:
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
             check=False,
+            # Ctrl-C is for the parent alone.
+            start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
+        if _IS_CLOCK_THE_LIMIT and isinstance(error, subprocess.TimeoutExpired):
+            return last, _TOO_MUCH
         logger.warning("a grammar could not be checked: %s", error)
-        raise EngineError("The schema couldn't be checked; the log has the details. Try again.") from error
+        raise _no_verdict() from error
     if ended.returncode == 0:
         verdict = json.loads(ended.stdout)
         return (verdict["at"], _first_line(verdict["error"])) if verdict else None
     logger.warning("the check of a grammar ended with status %d", ended.returncode)
-    return (
-        last,
-        f"checking it takes more than {grammar_check.CPU_S} s, {grammar_check.MEMORY_BYTES >> 20} MiB of memory, or "
-        "too deep a recursion. Take fewer and simpler patterns, above all side by side in allOf or patternProperties, "
-        "smaller numbers in multipleOf, and shorter chains of $ref",
-    )
+    if ended.returncode not in _ENDS_BY_TOO_MUCH:
+        raise _no_verdict()
+    return last, _TOO_MUCH
+
+
+def _no_verdict() -> EngineError:
+    return EngineError("The schema couldn't be checked; the log has the details. Try again.")
 
 
 class Grammars:
@@ -270,14 +316,15 @@ def _first_line(message: str) -> str:
 
 
 def _with_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            made = thread.submit(make)
-            threading.stack_size(before)
-            return made.result()
-    finally:
-        threading.stack_size(before)
+    with ThreadPoolExecutor(1) as thread:
+        # The size is the process's, and another thread may compile at the same time.
+        with _stack_lock:
+            before = threading.stack_size(_STACK_BYTES)
+            try:
+                made = thread.submit(make)
+            finally:
+                threading.stack_size(before)
+        return made.result()
 
 
 def _llguidance() -> Any:

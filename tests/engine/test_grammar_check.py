@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +64,77 @@ def test_without_a_process_there_is_no_verdict_and_none_is_remembered(monkeypatc
         with pytest.raises(EngineError, match="couldn't be checked"):
             check_json_schema(text)
     check_json_schema(text)
+
+
+def test_a_check_in_progress_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ends, asked = threading.Event(), threading.Event(), 0
+
+    def says(work: str, last: int) -> tuple[int, str] | None:
+        nonlocal asked
+        asked += 1
+        begun.set()
+        assert ends.wait(60)
+        if "broken" in work:
+            raise EngineError("no verdict")
+        return last, "so"
+
+    monkeypatch.setattr(grammar, "_child_says", says)
+    monkeypatch.setattr(grammar, "_verdicts", {})
+    for text, error, words in (
+        ('{"const": 1}', RequestError, "so"),
+        ('{"const": "broken"}', EngineError, "no verdict"),
+    ):
+        asked = 0
+        begun.clear()
+        ends.clear()
+        with ThreadPoolExecutor(4) as threads:
+            first = threads.submit(check_json_schema, text)
+            assert begun.wait(60)
+            waiting = [threads.submit(check_json_schema, text) for _ in range(3)]
+            ends.set()
+            for each in (first, *waiting):
+                with pytest.raises(error, match=words):
+                    each.result(60)
+        # What failed may be asked for anew by one that came late.
+        assert asked == 1 or error is EngineError
+        assert grammar._checks == {}
+    assert len(grammar._verdicts) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize(
+    ("end", "is_remembered"),
+    [
+        *((f"os.kill(os.getpid(), signal.{name})", True) for name in ("SIGXCPU", "SIGKILL", "SIGSEGV", "SIGABRT")),
+        *(("os.kill(os.getpid(), signal.SIGTERM)", False), ("sys.exit(1)", False), ("import nothing_at_all", False)),
+    ],
+)
+def test_only_what_takes_too_much_is_refused_for_good(
+    end: str, is_remembered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "check.py"
+    script.write_text(f"import os, resource, signal, sys\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n{end}")
+    monkeypatch.setattr(grammar, "_SCRIPT", script)
+    monkeypatch.setattr(grammar, "_verdicts", {})
+    words = "takes more than" if is_remembered else "couldn't be checked"
+    with pytest.raises(RequestError if is_remembered else EngineError, match=words):
+        check_json_schema("{}")
+    assert len(grammar._verdicts) == is_remembered
+
+
+def test_where_the_clock_is_the_limit_it_is_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "check.py"
+    script.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(grammar, "_SCRIPT", script)
+    monkeypatch.setattr(grammar, "_verdicts", {})
+    monkeypatch.setattr(grammar, "_TIMEOUT_S", 0.2)
+    with pytest.raises(EngineError, match="couldn't be checked"):
+        check_json_schema("{}")
+    monkeypatch.setattr(grammar, "_IS_CLOCK_THE_LIMIT", True)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="takes more than"):
+            check_json_schema("{}")
+        monkeypatch.setattr(grammar, "_SCRIPT", tmp_path / "none.py")
 
 
 def test_many_tools_have_one_limit(loaded: LoadedModel) -> None:

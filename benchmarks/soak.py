@@ -41,8 +41,9 @@ from tests.security.fronts import NAMES, Front, started
 _MIB = 2**20
 _TIMEOUT_S = 300.0
 _PAGE = "/qwen35mm"
-# Each of these may be so many more in the last third: connections that are just open, threads that are just asked.
-_MORE = {"files": 8.0, "threads": 4.0, "children": 0.5, "temporary": 2.0}
+# Each of these may be so many more in the last third: connections that are just open, threads that are just
+# asked, decoders that wait for media.
+_MORE = {"files": 8.0, "threads": 4.0, "children": 4.0, "temporary": 2.0}
 # Less than that may be one buffer.
 _SEEN_MIB = 4.0
 _SAID = [{"role": "user", "content": "How many shapes are there, and which?"}]

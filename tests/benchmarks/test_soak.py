@@ -52,7 +52,7 @@ def test_what_grows_is_told(how: dict[str, float], rss: str, files: str) -> None
 def test_a_short_run_ends_in_one_json_line(
     front: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--minutes", "0.05", "--every", "0.3", "--clients", "2", "--front", front, "--most", "1e9"]
+    options = ["--minutes", "0.05", "--every", "0.3", "--clients", "2", "--front", front, "--warm-up", "1"]
     monkeypatch.setattr(sys, "argv", ["soak", *options])
     soak.main()
     *table, last = capsys.readouterr().out.splitlines()

@@ -28,8 +28,6 @@ SEED = int(os.environ.get("QWEN35MM_FUZZ_SEED", "1"))
 AT_ONCE = 12
 # After this a connection on which nothing comes is given up: what was sent may be half a request.
 SILENCE_S = 0.25
-# A busy machine is no failure.
-HONEST_S = 20.0
 MAX_GROWTH = 200 * MIB
 MAX_READ_BYTES = 64 * 2**10
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -120,10 +118,10 @@ async def ask_honestly(target: Target, client: httpx.AsyncClient) -> None:
 
 
 async def stay_honest(target: Target, ended: asyncio.Event) -> list[float]:
-    """Asks all the while; how long each round took."""
+    """Asks all the while; how long each round took. A busy machine is no failure, but no answer within `PATIENCE_S`."""
     waits: list[float] = []
     async with httpx.AsyncClient(
-        base_url=target.front.address, headers=target.front.headers, timeout=HONEST_S
+        base_url=target.front.address, headers=target.front.headers, timeout=PATIENCE_S
     ) as client:
         while not ended.is_set():
             began = time.monotonic()
@@ -175,7 +173,6 @@ async def test_bad_requests_are_refused_and_others_are_answered(
         }
         print(json.dumps(report))
         front.check()
-        assert max(waits) < HONEST_S * 3
         assert after - before < MAX_GROWTH, report
         # Nonsense isn't all refused at the door: some of it reaches the routes.
         assert answers["400"] > 0

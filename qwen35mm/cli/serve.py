@@ -6,6 +6,7 @@ import contextlib
 import functools
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.applications import Starlette
 
-    from qwen35mm.backends.local import LocalBackend
     from qwen35mm.http.settings import HttpSettings
     from qwen35mm.server.keys import Keys
 
@@ -117,10 +117,9 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
     keys = None if server.api_key_file is None else Keys.read(server.api_key_file)
     if server.media_root is not None and not server.media_root.is_dir():
         raise ConfigError(f"--media-root: there is no folder {server.media_root}.")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if cluster.ray is None:
-            app, backend = _load(model, server, keys, settings)
-            stack.callback(backend.close)
+            app = _load(model, server, keys, settings, stack)
         else:
             app = stack.enter_context(_cluster(model, server, cluster, keys, settings))
         run(
@@ -133,9 +132,9 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
 
 
 def _load(
-    model: ModelOptions, server: ServerOptions, keys: Keys | None, settings: HttpSettings | None
-) -> tuple[FastAPI, LocalBackend]:
-    """The application, and the backend that it has."""
+    model: ModelOptions, server: ServerOptions, keys: Keys | None, settings: HttpSettings | None, stack: ExitStack
+) -> FastAPI:
+    """The application; `stack` closes what it has."""
     with quick_imports():
         from qwen35mm.decoding import Decoders
         from qwen35mm.model_library import fit_source
@@ -148,10 +147,11 @@ def _load(
     responses = server.responses_dir or (None if data is None else data / "responses")
     options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
     # What clients send is decoded in processes of its own.
-    options = replace(options, decoders=Decoders(options.limits))
+    options = replace(options, decoders=stack.enter_context(contextlib.closing(Decoders(options.limits))))
     backend = options.load(folder, name=model.name)
+    stack.callback(backend.close)
     fetch = fetch_media(backend.media.limits) if server.allow_urls else None
-    app = create_app(
+    return create_app(
         backend,
         keys=keys,
         sources=Sources(server.media_root, fetch),
@@ -162,12 +162,11 @@ def _load(
         only_this_machine=not is_shared(server.host),
         names=server.served_model_name or (),
     )
-    return app, backend
 
 
 def _load_app(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> FastAPI:
-    # The front has the guards.
-    return _load(model, server, keys, None)[0]
+    # The front has the guards. What it has ends with its process.
+    return _load(model, server, keys, None, ExitStack())
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class Section:
     def integer(self, key: str, minimum: int = 1) -> int:
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_INTEGER:
-            raise self.error(key, f"must be an integer of at least {minimum}; got {value!r}.")
+            raise self.error(key, f"must be an integer from {minimum} to {_MAX_INTEGER}; got {value!r}.")
         return value
 
     def integers(self, *keys: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken, decoders, models
 
 from qwen35mm.errors import CheckpointError
 from qwen35mm.outside_json import read_json
@@ -31,7 +31,7 @@ _MAX_ID = 1 << 24
 # What tokenizer.json's parts may be made of, and what a sequence of them calls its own.
 _PARTS = {
     "normalizer": (("NFC", "NFD", "NFKC", "NFKD"), "normalizers"),
-    "pre_tokenizer": (("Split", "ByteLevel", "Digits"), "pretokenizers"),
+    "pre_tokenizer": (("Split", "ByteLevel", "Digits", "Punctuation", "UnicodeScripts"), "pretokenizers"),
     "post_processor": (("ByteLevel", "TemplateProcessing"), "processors"),
     "decoder": (("ByteLevel",), "decoders"),
 }
@@ -100,6 +100,12 @@ class Tokenizer:
             try:
                 _check_parts(read_json(path, max_values=_MAX_VALUES))
                 full = tokenizers.Tokenizer.from_file(str(path))
+                if not isinstance(full.model, models.BPE):
+                    raise ValueError("no BPE")
+                unknown = full.model.unk_token
+                if unknown is not None and full.model.token_to_id(unknown) is None:
+                    # The library fails where it needs one that is an added token. Bytes need none.
+                    full.model.unk_token = None
             except Exception as error:  # the library raises bare Exception
                 raise CheckpointError("tokenizer.json can't be read: it is damaged or of an unknown kind.") from error
             _add_configured_tokens(full, read_tokenizer_config(folder))
@@ -227,16 +233,18 @@ def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_parts(data: Any) -> None:
-    """Refuses what the family's tokenizers haven't: some of it makes the library end the process when it is read.
+    """Refuses what no byte-level BPE has: some of it makes the library end the process when it is read.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is of another kind.
     """
     model = data["model"]
     foreign = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")]
-    unknown = model.get("unk_token")
-    ids = [*model["vocab"].values(), *(token["id"] for token in data["added_tokens"])]
-    if model.get("type") != "BPE" or any(foreign) or not (unknown is None or unknown in model["vocab"]):
+    added = data.get("added_tokens", ())
+    known = {None, *model["vocab"], *(token["content"] for token in added)}
+    ids = [*model["vocab"].values(), *(token["id"] for token in added)]
+    # A file of long ago doesn't name its model.
+    if model.get("type", "BPE") != "BPE" or any(foreign) or model.get("unk_token") not in known:
         raise ValueError("no BPE of bytes")
     if not all(type(token_id) is int and 0 <= token_id < _MAX_ID for token_id in ids):
         raise ValueError("an id of no embedding")

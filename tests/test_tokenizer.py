@@ -251,6 +251,8 @@ def test_tokens_that_are_found_in_normalized_text(tmp_path):
         ),
         (lambda data: data["model"].update(continuing_subword_prefix="########"), "unknown kind"),
         (lambda data: data["model"].update(unk_token="nowhere"), "unknown kind"),
+        (lambda data: data.update(added_tokens=None), "unknown kind"),
+        (lambda data: data.update(model={"vocab": {"a": 0, "b": 1}, "unk_token": "a"}), "unknown kind"),
         (lambda data: data["model"]["vocab"].update({"zzz": 2**32 - 1}), "unknown kind"),
         (lambda data: data["model"].update(vocab=[]), "unknown kind"),
         (lambda data: data.update(added_tokens={}, truncation=json.loads("[" * 101 + "]" * 101)), "unknown kind"),
@@ -262,6 +264,51 @@ def test_unusable_tokenizers_are_refused(tmp_path, change, message):
     change_json(folder / "tokenizer.json", change)
     with pytest.raises(CheckpointError, match=message):
         Tokenizer.from_pretrained(folder)
+
+
+def split_punctuation(data, behavior="Isolated"):
+    data["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "Punctuation", "behavior": behavior})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["model"].pop("type"),
+        lambda data: data["model"].update(unk_token="<think>"),
+        split_punctuation,
+        lambda data: split_punctuation(data, "MergedWithNext"),
+        lambda data: data["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "UnicodeScripts"}),
+    ],
+    ids=["no type", "unknown token", "punctuation", "merged punctuation", "scripts"],
+)
+def test_other_byte_level_tokenizers_are_read_as_the_library_reads_them(tmp_path, change):
+    folder = copy_of_demo(tmp_path)
+    change_json(folder / "tokenizer.json", change)
+    ours = Tokenizer.from_pretrained(folder)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = "Hello, w\u00f6rld!? '1234' \u6f22\u5b57\n\n\0"
+    assert ours.encode_plain(text) == library.encode(text, add_special_tokens=False).ids
+    assert ours.decode(ours.encode_plain(text)) == text
+
+
+def test_control_tokens_may_all_be_in_tokenizer_config(tmp_path):
+    folder = copy_of_demo(tmp_path)
+    change_json(folder / "tokenizer.json", lambda data: data.pop("added_tokens"))
+    ours = Tokenizer.from_pretrained(folder)
+    assert ours.control_ids == tokenizer().control_ids
+    assert ours.vocab_size == tokenizer().vocab_size
+
+
+def test_an_unknown_token_that_is_an_added_one_stands_for_nothing(tmp_path):
+    folder = copy_of_demo(tmp_path)
+
+    def change(data):
+        data["model"]["unk_token"] = "<think>"
+        # It lacks a byte, of which no merge is made.
+        data["model"]["vocab"]["zzz"] = data["model"]["vocab"].pop("\u0100")
+
+    change_json(folder / "tokenizer.json", change)
+    assert Tokenizer.from_pretrained(folder).encode_plain("\0a\0") == tokenizer().encode_plain("a")
 
 
 def test_a_vocabulary_that_holds_a_control_string_is_refused(tmp_path):

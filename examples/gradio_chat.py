@@ -54,12 +54,20 @@ EXAMPLES = (
 PHASES = {"wait": "Waiting", "read": "Reading files", "encode": "Looking at them", "prefill": "Reading the prompt"}
 # The browser draws the whole answer again at each update: more of them would leave it no time for the Stop button.
 UPDATE_S = 0.1
+# Files whose plans are kept; an older one is planned anew by the sliders.
+MAX_PLANS = 1000
 
 
 def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
     """The page over a model; its `launch()` serves it."""
     info, budget = model.info, model.media.budget
     plans: dict[str, MediaPlan] = {}
+
+    def keep(path: str, plan: MediaPlan) -> None:
+        plans.pop(path, None)
+        plans[path] = plan
+        for oldest in list(plans)[:-MAX_PLANS]:
+            plans.pop(oldest, None)
 
     async def answer(
         message: dict[str, Any],
@@ -81,7 +89,8 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
         work, texts, result, shown_s = "", {"reasoning": "", "answer": ""}, None, 0.0
 
         def attach(path: str) -> Image | Video:
-            plan = plans[path] = plans.get(path) or media.plan(path)
+            plan = plans.pop(path, None) or media.plan(path)
+            keep(path, plan)
             return Image(path, plan) if plan.kind == "image" else Video(path, plan)
 
         # New files are read as the sliders say. Those of earlier turns keep their plans, by which the cache knows them.
@@ -96,7 +105,8 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
                         work = f"{PHASES[event.phase]}: {event.done} of {event.total}"
                     elif isinstance(event, MediaPlanned):
                         paths = [str(medium.source) for each in messages for medium in each.media]
-                        plans.update(zip(paths, event.plans, strict=True))
+                        for path, plan in zip(paths, event.plans, strict=True):
+                            keep(path, plan)
                     elif isinstance(event, TextDelta):
                         texts[event.channel] += event.text
                     elif isinstance(event, Finished):

@@ -128,6 +128,18 @@ async def test_the_sliders_are_of_new_files_and_old_ones_keep_their_plans() -> N
     assert (last.enable_thinking, last.conversation) == (True, "here")
 
 
+@pytest.mark.parametrize(("most", "frames"), [(1, 2), (2, 4)])
+async def test_the_plans_of_the_newest_files_are_kept(most: int, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeBackend()
+    chat = Chat(fake)
+    monkeypatch.setitem(chat._page.fn.__globals__, "MAX_PLANS", most)
+    await chat.ask("What?", SAMPLES / "moves-right.mp4", settings=("", False, 4, 4096, 1280, 50, 0.5))
+    await chat.ask("What?", SAMPLES / "one-shape.png", settings=("", False, 4, 4096, 1280, 50, 0.5))
+    await chat.ask("And now?", settings=("", False, 2, 4096, 1280, 50, 0.5))
+    clip, _ = [medium for message in fake.calls[-1].messages for medium in message.media]
+    assert len(clip.plan.frame_indices) == frames
+
+
 async def test_what_stands_beside_an_answer_is_not_for_the_model() -> None:
     fake = FakeBackend()
     chat = Chat(fake)

@@ -6,6 +6,7 @@ import base64
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -118,11 +119,8 @@ def test_what_a_medium_does_is_its_own_requests_error(
 
 
 def test_the_command_decodes_apart() -> None:
-    _, backend = _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None)
-    try:
+    with ExitStack() as stack:
+        _, backend = _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None, stack)
         assert isinstance(backend.media, DecodingProcessor)
         assert backend.media.prepare(PICTURE).plan == backend.media.direct.prepare(PICTURE).plan
         assert backend.media.decoders._state.idle
-        backend.media.decoders.close()
-    finally:
-        backend.close()

@@ -118,9 +118,13 @@ def test_what_a_medium_does_is_its_own_requests_error(
     hostile.close()
 
 
-def test_the_command_decodes_apart() -> None:
+def test_the_command_decodes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr("qwen35mm.server.app.create_app", lambda backend, **_: made.append(backend))
     with ExitStack() as stack:
-        _, backend = _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None, stack)
+        _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None, stack)
+        (backend,) = made
         assert isinstance(backend.media, DecodingProcessor)
         assert backend.media.prepare(PICTURE).plan == backend.media.direct.prepare(PICTURE).plan
         assert backend.media.decoders._state.idle
+    assert not backend.media.decoders._state.idle, "they end with it"

@@ -1,7 +1,7 @@
 """What one person, and all of them together, may take of a server: every such limit, once, and who has taken what.
 
 Alone on one's own machine only the disk and the memory are limits. Where strangers share the page, one must not take
-what the others need; and since a new cookie makes a new person, they are counted by their accounts (`Person.account`).
+what the others need; and since a new key makes a new person, they are counted by their accounts (`Person.account`).
 """
 
 from __future__ import annotations

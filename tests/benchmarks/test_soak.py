@@ -48,7 +48,9 @@ def test_what_grows_is_told(how: dict[str, float], rss: str, files: str) -> None
     )
 
 
-@pytest.mark.parametrize("front", ["serve", "chat", "review"])
+@pytest.mark.parametrize(
+    "front", ["chat", *(pytest.param(name, marks=pytest.mark.slow) for name in ("serve", "review"))]
+)
 def test_a_short_run_ends_in_one_json_line(
     front: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

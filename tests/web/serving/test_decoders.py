@@ -84,7 +84,11 @@ async def test_everybody_else_goes_on_beside_a_decoder_that_never_ends(page: Pag
     assert stuck._child.poll() is not None
 
 
-@pytest.mark.parametrize("what", [CRASH, hostile_decoder.NONSENSE, hostile_decoder.BOMB])
+# What else it may do is tried at the server, with the same decoders.
+@pytest.mark.parametrize(
+    "what",
+    [CRASH, *(pytest.param(each, marks=pytest.mark.slow) for each in (hostile_decoder.NONSENSE, hostile_decoder.BOMB))],
+)
 async def test_what_a_file_does_is_told_to_who_sent_it(page: PageClient, what: bytes) -> None:
     bad = asyncio.create_task(page.upload(PICTURE.read_bytes() + what, "photo.png"))
     await use(page)

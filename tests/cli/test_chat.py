@@ -145,6 +145,11 @@ def test_strangers_find_tight_limits_and_nothing_is_kept(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+def test_every_website_is_no_origin_of_the_page(qwen35mm: Run) -> None:
+    done = qwen35mm("chat", "--cors-origin", "*")
+    assert (done.returncode, "every website" in done.stderr) == (1, True)
+
+
 def test_without_its_extra_the_page_says_what_to_install(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("qwen35mm.web")]:
         monkeypatch.delitem(sys.modules, name)

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from qwen35mm.errors import ConfigError
-from qwen35mm.http import run
+from qwen35mm.http import connection, run
 from qwen35mm.http.addresses import address_of
 from qwen35mm.http.connection import Places
 from qwen35mm.http.guards import guards
@@ -143,6 +143,18 @@ def test_silent_connections_make_room_for_those_that_ask(monkeypatch: pytest.Mon
             each.settimeout(PATIENCE_S)
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(1) == b"", "the longest silent ones are gone"
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /who HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"], ids=["alone", "pipelined"])
+def test_a_body_that_stalls_ends_its_connection(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SENDING_TIMEOUT_S", 0.2)
+    with served() as (thread, _), contextlib.ExitStack() as stack:
+        port = httpx.URL(thread.url).port or 0
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+        client.sendall(before + b"POST /slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nabc")
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(65_536):
+                pass
 
 
 class Silent:

@@ -15,6 +15,7 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.errors import ConfigError
+from qwen35mm.http.sessions import Tickets
 from qwen35mm.web import Server, serve
 from qwen35mm.web.serving import guest
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
@@ -191,6 +192,30 @@ def test_an_address_that_a_command_line_held_lets_in_once(server: Server) -> Non
     code = httpx.get(server.address_for_once).headers["location"].partition("=")[2]
     how: Any = {"headers": {"x-qwen35mm": "1"}, "json": {"once": code}}
     assert [httpx.post(f"{server.url}qwen35mm/session", **how).status_code for _ in range(2)] == [200, 403]
+
+
+def test_a_ticket_opens_files_alone(server: Server) -> None:
+    assert server.token is not None
+    with contextlib.closing(visit(server)) as visitor:
+        assert ask(visitor, "start").status_code == 200
+    ticket = Tickets().of(server.token.key)
+    assert httpx.get(f"{server.url}qwen35mm/media/{'0' * 64}?ticket={ticket}").status_code == 404
+    for path in ("config", "gradio_api/info", "qwen35mm/export"):
+        assert httpx.get(f"{server.url}{path}?ticket={ticket}").status_code in (403, 404), path
+    assert httpx.get(f"{server.url}config?ticket={ticket}").status_code == 403
+
+
+def test_a_link_takes_nobodys_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/#once=x` has the page ask with a code, and it keeps its key where that is refused."""
+    monkeypatch.setattr("qwen35mm.web.serving.server.is_shared", lambda host: True)
+    with contextlib.closing(serve(FakeBackend(), port=0)) as shared:
+        how: Any = {"headers": {"x-qwen35mm": "1"}}
+        assert httpx.post(f"{shared.url}qwen35mm/session", json={"once": "x"}, **how).status_code == 404
+        assert httpx.post(f"{shared.url}qwen35mm/session", json={}, **how).status_code == 200
+
+
+def test_a_number_without_end_is_no_bug(server: Server) -> None:
+    assert httpx.get(f"{server.url}qwen35mm/poster/{'1' * 5000}").status_code == 404
 
 
 def test_a_token_can_be_chosen_or_left_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,7 @@ settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("quick")
 
 if TYPE_CHECKING:
+    from qwen35mm.decoding import Decoders
     from qwen35mm.model import LoadedModel
 
 
@@ -73,3 +75,15 @@ def demo() -> LoadedModel:
     from qwen35mm.model import load
 
     return load(demo_model_path(), dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
+    """Decoders whose children do what a file says at its end; see `hostile_decoder`."""
+    from qwen35mm.decoding import Decoders, process
+    from tests import hostile_decoder
+
+    monkeypatch.setattr(process, "_COMMAND", hostile_decoder.COMMAND)
+    made = Decoders()
+    yield made
+    made.close()

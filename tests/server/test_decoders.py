@@ -15,7 +15,7 @@ import pytest
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cli.serve import ServerOptions, _load
-from qwen35mm.decoding import Decoders, DecodingProcessor, process
+from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
@@ -36,14 +36,6 @@ def body(path: Any = PICTURE, what: bytes = b"") -> dict[str, Any]:
 
 def ask(address: str, asked: dict[str, Any], path: str = "chat/completions") -> httpx.Response:
     return httpx.post(f"{address}/v1/{path}", json=asked, timeout=PATIENCE_S)
-
-
-@pytest.fixture
-def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
-    monkeypatch.setattr(process, "_COMMAND", hostile_decoder.COMMAND)
-    made = Decoders()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from PIL import Image as Pictures
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cli.chat import open_page
-from qwen35mm.decoding import Decoders, DecodingProcessor, process
+from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Text
@@ -25,14 +25,6 @@ from tests.web.serving.test_crops import crop
 from tests.web.serving.test_files_routes import attach
 
 STUCK, CRASH = hostile_decoder.STUCK, hostile_decoder.CRASH
-
-
-@pytest.fixture
-def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
-    monkeypatch.setattr(process, "_COMMAND", hostile_decoder.COMMAND)
-    made = Decoders()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ import numpy as np
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
 from benchmarks.worker import Worker, in_turns, numbers, parser, set_threads
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Finished, Request
+from qwen35mm.contract import Finished, SamplingParams
+from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.reply import Reply
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.prompt import Prompt
-from qwen35mm.sampling import SamplingParams
 
 MODES = {"invariant": True, "plain": False}
 

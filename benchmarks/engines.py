@@ -21,9 +21,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from benchmarks.scripted_chat import ScriptedChat
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Event, Finished, Result
+from qwen35mm.contract import Event, Finished, Result, SamplingParams
 from qwen35mm.model.load import DTYPES
-from qwen35mm.sampling import SamplingParams
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 

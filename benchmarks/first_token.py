@@ -40,10 +40,11 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from benchmarks.worker import Worker, parser, set_threads
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanned, Progress, Request
+from qwen35mm.contract import Event, Finished, Image, MediaPlanned, Message, Progress, Text
+from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.reply import Reply
 from qwen35mm.model import load
-from qwen35mm.prompt import Image, Message, Prompt, PromptBuilder, Text
+from qwen35mm.prompt import Prompt, PromptBuilder
 from qwen35mm_kernels import select_backend
 from qwen35mm_preprocess import MediaBudget, MediaPlan, PreparedMedia
 

@@ -14,7 +14,8 @@ from benchmarks.engines import TransformersPeer
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.config import ModelConfig, VisionConfig
-from qwen35mm.engine import Engine, EngineSettings, Progress, Request
+from qwen35mm.contract import Progress, SamplingParams
+from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.settings import piece_tokens_at
@@ -22,7 +23,6 @@ from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
 from qwen35mm.prompt import Prompt, cut_segments
-from qwen35mm.sampling import SamplingParams
 
 # Tokens before each sequence of a batch: they cost a batch nothing that its rows wouldn't each cost alone.
 SLOT_TOKENS = 64

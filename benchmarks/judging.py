@@ -28,7 +28,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.media.workers import Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
-from qwen35mm.engine import Event, Finished, Result
+from qwen35mm.contract import Event, Finished, Result
 
 How = Literal["caption", "caption and judge", "judge", "judge, uncached"]
 WAYS: tuple[How, ...] = ("caption", "caption and judge", "judge", "judge, uncached")

@@ -39,9 +39,10 @@ from benchmarks.scripted_chat import ScriptedChat
 from benchmarks.worker import Worker, numbers, parser, set_threads
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Finished, Request
+from qwen35mm.contract import Finished, Image, Message, Text
+from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.model import load
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Image, Message, Text
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
 
 WARM_UP_TOKENS = 600
 CONVERSATION = "benchmark"

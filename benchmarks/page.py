@@ -35,9 +35,7 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from qwen35mm.chat.records import Conversation, Node
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
-from qwen35mm.engine.events import Event, Finished, TextDelta
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import Event, Finished, Message, SamplingParams, TextDelta
 from tests.chat.fake_backend import MARKDOWN, FakeBackend, make_result
 from tests.web.browser import ChatPage, open_browser
 

@@ -15,7 +15,8 @@ import torch
 from PIL import Image as PILImage
 
 from qwen35mm.config import ModelConfig
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, ChatTemplate, Image, Message, Prompt, PromptBuilder, Text
+from qwen35mm.contract import Image, Message, Text
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, ChatTemplate, Prompt, PromptBuilder
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaBudget, MediaProcessor, read_processing
 

@@ -19,19 +19,27 @@ if TYPE_CHECKING:
     from qwen35mm.backends.scripting.chat import Chat
     from qwen35mm.backends.scripting.replies import ReplyStream
     from qwen35mm.backends.scripting.texts import Score
-    from qwen35mm.cache import CacheReport, CacheSettings
-    from qwen35mm.engine import (
-        EngineSettings,
+    from qwen35mm.cache import CacheSettings
+    from qwen35mm.contract import (
+        CacheReport,
         Event,
         Finished,
+        Image,
         MediaPlanned,
+        Message,
         Prefilled,
         Progress,
         PromptRead,
         Result,
+        SamplingParams,
+        Text,
         TextDelta,
         TokenLogprob,
+        ToolCall,
+        Video,
+        pin_plans,
     )
+    from qwen35mm.engine import EngineSettings
     from qwen35mm.errors import (
         BatchError,
         CheckpointError,
@@ -45,15 +53,13 @@ if TYPE_CHECKING:
         RequestTimeoutError,
     )
     from qwen35mm.model import LoadedModel, load
-    from qwen35mm.prompt import Image, Message, Text, ToolCall, Video, pin_plans
-    from qwen35mm.sampling import SamplingParams
     from qwen35mm_preprocess import MediaBudget, MediaError, MediaLimits, MediaPlan, VideoClip
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BatchError": "qwen35mm.errors",
-    "CacheReport": "qwen35mm.cache",
+    "CacheReport": "qwen35mm.contract",
     "CacheSettings": "qwen35mm.cache",
     "Chat": "qwen35mm.backends.scripting.chat",
     "CheckpointError": "qwen35mm.errors",
@@ -61,38 +67,38 @@ _HOMES = {
     "ContextTooLongError": "qwen35mm.errors",
     "EngineError": "qwen35mm.errors",
     "EngineSettings": "qwen35mm.engine",
-    "Event": "qwen35mm.engine",
-    "Finished": "qwen35mm.engine",
-    "Image": "qwen35mm.prompt",
+    "Event": "qwen35mm.contract",
+    "Finished": "qwen35mm.contract",
+    "Image": "qwen35mm.contract",
     "LoadedModel": "qwen35mm.model",
     "LocalBackend": "qwen35mm.backends.local",
     "MediaBudget": "qwen35mm_preprocess",
     "MediaError": "qwen35mm_preprocess",
     "MediaLimits": "qwen35mm_preprocess",
     "MediaPlan": "qwen35mm_preprocess",
-    "MediaPlanned": "qwen35mm.engine",
-    "Message": "qwen35mm.prompt",
-    "Prefilled": "qwen35mm.engine",
-    "Progress": "qwen35mm.engine",
+    "MediaPlanned": "qwen35mm.contract",
+    "Message": "qwen35mm.contract",
+    "Prefilled": "qwen35mm.contract",
+    "Progress": "qwen35mm.contract",
     "PromptError": "qwen35mm.errors",
-    "PromptRead": "qwen35mm.engine",
+    "PromptRead": "qwen35mm.contract",
     "QueueFullError": "qwen35mm.errors",
     "Qwen35mmError": "qwen35mm.errors",
     "RemoteBackend": "qwen35mm.backends.remote.backend",
     "ReplyStream": "qwen35mm.backends.scripting.replies",
     "RequestError": "qwen35mm.errors",
     "RequestTimeoutError": "qwen35mm.errors",
-    "Result": "qwen35mm.engine",
-    "SamplingParams": "qwen35mm.sampling",
+    "Result": "qwen35mm.contract",
+    "SamplingParams": "qwen35mm.contract",
     "Score": "qwen35mm.backends.scripting.texts",
-    "Text": "qwen35mm.prompt",
-    "TextDelta": "qwen35mm.engine",
-    "TokenLogprob": "qwen35mm.engine",
-    "ToolCall": "qwen35mm.prompt",
-    "Video": "qwen35mm.prompt",
+    "Text": "qwen35mm.contract",
+    "TextDelta": "qwen35mm.contract",
+    "TokenLogprob": "qwen35mm.contract",
+    "ToolCall": "qwen35mm.contract",
+    "Video": "qwen35mm.contract",
     "VideoClip": "qwen35mm_preprocess",
     "load": "qwen35mm.model",
-    "pin_plans": "qwen35mm.prompt",
+    "pin_plans": "qwen35mm.contract",
 }
 
 __all__ = [

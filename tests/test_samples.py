@@ -9,9 +9,8 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Finished
+from qwen35mm.contract import Finished, Image, Message, Text, Video
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm_preprocess import detect_kind
 
 SAMPLES: list[dict[str, Any]] = json.loads((asset_path("samples") / "samples.json").read_text("utf-8"))

@@ -16,11 +16,11 @@ from qwen35mm.backends.model_backend import ModelBackend
 from qwen35mm.backends.scripting.texts import LocalTexts
 from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Event, Finished, Request, TextDelta
+from qwen35mm.contract import Event, Finished, Message, SamplingParams, TextDelta
+from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Request
 from qwen35mm.model import load
 from qwen35mm.model.weights_cache import WeightsCache
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 logger = logging.getLogger(__name__)

@@ -20,18 +20,28 @@ from qwen35mm.backends.options import check_options
 from qwen35mm.backends.plain import PlainPrompts
 from qwen35mm.backends.turn import Turn, with_calls
 from qwen35mm.cache import CacheSettings
+from qwen35mm.contract import (
+    EncodedMedium,
+    Event,
+    Finished,
+    Image,
+    MediaPlanned,
+    Message,
+    ModelInfo,
+    Progress,
+    Retain,
+    SamplingParams,
+    Video,
+    iter_media,
+    pin_plans,
+)
+from qwen35mm.contract.messages import check_conversation
 from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
 from qwen35mm.engine import (
     CachedPrompt,
     DeferredMedia,
     EngineSettings,
-    Event,
-    Finished,
-    MediaPlanned,
-    ModelInfo,
-    Progress,
     Request,
-    Retain,
     check_call,
     check_num_tokens,
     check_token_ids,
@@ -39,18 +49,7 @@ from qwen35mm.engine import (
 )
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS, Asker
-from qwen35mm.prompt import (
-    DEFAULT_MIN_SEGMENT,
-    EncodedMedium,
-    Image,
-    Message,
-    PromptBuilder,
-    Video,
-    iter_media,
-    pin_plans,
-)
-from qwen35mm.prompt.messages import check_conversation
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, PromptBuilder
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
 
 

@@ -16,23 +16,14 @@ import numpy as np
 
 from qwen35mm.backends.scripting.forms import conversation_of
 from qwen35mm.backends.turn import Turn
-from qwen35mm.engine import (
-    DeferredMedia,
-    Event,
-    Progress,
-    Reading,
-    Request,
-    Retain,
-    check_call,
-    check_json_schema,
-    check_num_tokens,
-)
+from qwen35mm.contract import Event, Message, Progress, Retain, SamplingParams, pin_plans
+from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
+from qwen35mm.engine import DeferredMedia, Reading, Request, check_call, check_json_schema, check_num_tokens
 from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import GRAMMARS, PROMPTS
-from qwen35mm.prompt import Message, Prompt, PromptBuilder, pin_plans
+from qwen35mm.prompt import Prompt, PromptBuilder
 from qwen35mm.prompt.build import num_in_common
-from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from qwen35mm.tokenizer import TooManyTokensError
 from qwen35mm_preprocess import MediaPlan, PreparedMedia
 

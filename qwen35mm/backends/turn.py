@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qwen35mm.engine import Finished, Retain
-from qwen35mm.prompt import Message, Text
+from qwen35mm.contract import Finished, Message, Retain, Text
 from qwen35mm.prompt.calls import read_calls
 
 

@@ -6,14 +6,12 @@ from qwen35mm.cache.disk_tier import DiskTier, Loaded
 from qwen35mm.cache.kv_pool import KVBlockPool, OutOfBlocksError
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, plan_memory
 from qwen35mm.cache.prefix_cache import PrefixCache, Start
-from qwen35mm.cache.report import CacheReport, MissReason, Tier
 from qwen35mm.cache.sequence import CachePools, SequenceCache
 from qwen35mm.cache.state_pool import OutOfSlotsError, StatePool
 from qwen35mm.cache.tensor_store import VisionCache
 
 __all__ = [
     "CachePools",
-    "CacheReport",
     "CacheSettings",
     "Chain",
     "DiskStore",
@@ -21,14 +19,12 @@ __all__ = [
     "KVBlockPool",
     "Loaded",
     "MemoryPlan",
-    "MissReason",
     "OutOfBlocksError",
     "OutOfSlotsError",
     "PrefixCache",
     "SequenceCache",
     "Start",
     "StatePool",
-    "Tier",
     "VisionCache",
     "plan_memory",
 ]

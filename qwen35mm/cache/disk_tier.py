@@ -17,8 +17,8 @@ import torch
 
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk import DiskStore, Kind
-from qwen35mm.cache.report import MissReason
 from qwen35mm.cache.sequence import CachePools
+from qwen35mm.contract import MissReason
 
 logger = logging.getLogger(__name__)
 

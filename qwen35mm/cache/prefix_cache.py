@@ -17,10 +17,10 @@ import torch
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk_tier import DiskTier, Loaded, Tensors
 from qwen35mm.cache.policy import RecentAddresses
-from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
 from qwen35mm.cache.sequence import CachePools, SequenceCache
 from qwen35mm.cache.tensor_store import TensorStore
+from qwen35mm.contract import MissReason, Tier
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,10 +20,8 @@ from qwen35mm.captioning.texts.cleanup import TRUNCATED, Cleaned, clean, wrap
 from qwen35mm.captioning.texts.refusals import REFUSAL, is_refusal
 from qwen35mm.captioning.texts.trainers import SHORTENED, TOO_LONG, shorter_texts
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.engine import Event, Finished, Result, Retain
+from qwen35mm.contract import Event, Finished, Image, Message, Result, Retain, SamplingParams, Text, Video
 from qwen35mm.errors import CaptioningError, Qwen35mmError, RequestError
-from qwen35mm.prompt import Image, Message, Text, Video
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaProcessor
 
 if TYPE_CHECKING:

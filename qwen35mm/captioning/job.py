@@ -23,9 +23,9 @@ from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
+from qwen35mm.contract import SamplingParams
 from qwen35mm.cpu import usable_cores
 from qwen35mm.errors import CaptioningError, OutputError
-from qwen35mm.sampling import SamplingParams
 
 _MAX_WORKERS = 16
 

@@ -14,8 +14,8 @@ from qwen35mm.captioning.records import Caption, Judged
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import is_list_of_tags, sentence_ends, tags_of, unwrap
 from qwen35mm.captioning.texts.presets import PRESETS
-from qwen35mm.engine import Result
-from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from qwen35mm.contract import Result, SamplingParams
+from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 
 DOUBTED = "doubted"
 NOT_JUDGED = "not judged"

@@ -13,8 +13,8 @@ from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
 from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
+from qwen35mm.contract import SamplingParams
 from qwen35mm.errors import CaptioningError
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan
 
 # A change in how captions are made from replies is other work; then this is counted up.

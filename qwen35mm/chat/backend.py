@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
-from qwen35mm.engine.events import Event
-from qwen35mm.engine.model_info import ModelInfo
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import Event, Message, ModelInfo, SamplingParams
 from qwen35mm_preprocess import MediaProcessor
 
 

@@ -9,8 +9,8 @@ from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.tree import Tree
+from qwen35mm.contract import Image, Message, Part, Text, Video
 from qwen35mm.errors import PromptError, RequestError
-from qwen35mm.prompt import Image, Message, Part, Text, Video
 from qwen35mm_preprocess import MediaPlan, MediaProcessor
 from qwen35mm_preprocess.say import Said, renamed, say
 

@@ -14,11 +14,9 @@ from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.stats import Tally
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, TextDelta
+from qwen35mm.contract import Event, Finished, MediaPlanned, Message, Progress, SamplingParams, TextDelta
 from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, StorageError, report_bug
 from qwen35mm.pools import SAVING
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.engine.model_info import ModelInfo
+from qwen35mm.contract import ModelInfo, SamplingParams
 from qwen35mm.errors import ConfigError
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import Said, decimal, say
 

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from qwen35mm.cache.report import CacheReport
-from qwen35mm.engine.events import Event, Finished, Prefilled, Result, TextDelta
+from qwen35mm.contract import CacheReport, Event, Finished, Prefilled, Result, TextDelta
 
 # Long enough for a number that can be read, short enough for one that is true.
 WINDOW_S = 3.0

@@ -15,10 +15,9 @@ from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.reply import Reply
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.engine.events import Finished
+from qwen35mm.contract import Finished, Message, Text
 from qwen35mm.errors import NotFoundError, Qwen35mmError, report_bug
 from qwen35mm.pools import IDLE, REQUESTS
-from qwen35mm.prompt import Message, Text
 
 logger = logging.getLogger(__name__)
 

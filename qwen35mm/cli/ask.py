@@ -17,9 +17,7 @@ from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
-    from qwen35mm.engine import CacheReport, Progress, Result
-    from qwen35mm.prompt import Message
-    from qwen35mm.sampling import SamplingParams
+    from qwen35mm.contract import CacheReport, Message, Progress, Result, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ def ask(
     with quick_imports():
         import qwen35mm.backends.local
         import qwen35mm.model_library  # noqa: F401
-        from qwen35mm.prompt import Image, Message, Text, Video
+        from qwen35mm.contract import Image, Message, Text, Video
 
     json_schema = None if schema is None else _read_schema(schema)
     media = [Image(_file(path)) for path in image or []]
@@ -107,7 +105,7 @@ def _read_schema(path: Path) -> str:
 async def _answer(
     backend: LocalBackend, messages: list[Message], params: SamplingParams, think: bool | None, *, quiet: bool
 ) -> Result:
-    from qwen35mm.engine import Finished, MediaPlanned, Progress, TextDelta
+    from qwen35mm.contract import Finished, MediaPlanned, Progress, TextDelta
     from qwen35mm_preprocess.say import english
 
     terminal = _Terminal(quiet=quiet)

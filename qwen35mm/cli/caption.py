@@ -96,7 +96,7 @@ async def open_captioner(
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
     from qwen35mm.backends.remote.backend import RemoteBackend
-    from qwen35mm.sampling import SamplingParams
+    from qwen35mm.contract import SamplingParams
 
     server = RemoteBackend(
         options.backend,

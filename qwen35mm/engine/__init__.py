@@ -3,27 +3,12 @@
 from qwen35mm.engine.async_engine import AsyncEngine
 from qwen35mm.engine.call_grammar import held_calls
 from qwen35mm.engine.engine import Engine
-from qwen35mm.engine.events import (
-    CacheReport,
-    Event,
-    Finished,
-    MediaPlanned,
-    MediaReport,
-    Prefilled,
-    Progress,
-    PromptRead,
-    Result,
-    TextDelta,
-    TokenLogprob,
-)
 from qwen35mm.engine.grammar import check_json_schema
-from qwen35mm.engine.model_info import ModelInfo
 from qwen35mm.engine.reading import Reading
 from qwen35mm.engine.request import (
     CachedPrompt,
     DeferredMedia,
     Request,
-    Retain,
     StepOutput,
     check_call,
     check_num_tokens,
@@ -33,26 +18,13 @@ from qwen35mm.engine.settings import EngineSettings
 
 __all__ = [
     "AsyncEngine",
-    "CacheReport",
     "CachedPrompt",
     "DeferredMedia",
     "Engine",
     "EngineSettings",
-    "Event",
-    "Finished",
-    "MediaPlanned",
-    "MediaReport",
-    "ModelInfo",
-    "Prefilled",
-    "Progress",
-    "PromptRead",
     "Reading",
     "Request",
-    "Result",
-    "Retain",
     "StepOutput",
-    "TextDelta",
-    "TokenLogprob",
     "check_call",
     "check_json_schema",
     "check_num_tokens",

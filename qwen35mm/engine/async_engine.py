@@ -18,8 +18,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from qwen35mm.contract import Event
 from qwen35mm.engine.engine import Engine
-from qwen35mm.engine.events import Event
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.pools import GRAMMARS

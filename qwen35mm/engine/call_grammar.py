@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import MAX_JSON_SCHEMA_CHARS
 from qwen35mm.engine.grammar import check_json_schema, embedded, first_refused, refusal, refusal_of_tools
 from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import GRAMMARS
 from qwen35mm.prompt.calls import CLOSE, OPEN, CallForm, form_of, kinds_of, resolved
-from qwen35mm.sampling import MAX_JSON_SCHEMA_CHARS, SamplingParams
 from qwen35mm.tokenizer import Tokenizer
 
 MAX_CHARS = 500_000

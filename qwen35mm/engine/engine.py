@@ -17,9 +17,9 @@ from concurrent.futures import Executor
 import torch
 
 from qwen35mm.cache import CacheSettings, OutOfBlocksError
+from qwen35mm.contract import Finished, Progress
 from qwen35mm.engine.commits import Commits
 from qwen35mm.engine.decoder import Decoder
-from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.reply import Reply, ReplyFactory, StepResult
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput, engine_error

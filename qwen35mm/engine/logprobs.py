@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qwen35mm.engine.events import TokenLogprob
+from qwen35mm.contract import TokenLogprob
 from qwen35mm.tokenizer import Tokenizer
 
 

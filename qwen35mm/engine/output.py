@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from qwen35mm.engine.events import Channel, FinishReason, TextDelta, TokenLogprob
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import Channel, FinishReason, SamplingParams, TextDelta, TokenLogprob
 from qwen35mm.tokenizer import StreamDecoder, Tokenizer
 
 

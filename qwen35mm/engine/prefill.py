@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from qwen35mm.cache import CacheReport, Chain, OutOfBlocksError, SequenceCache, Start
+from qwen35mm.cache import Chain, OutOfBlocksError, SequenceCache, Start
 from qwen35mm.cache.placement import moved
 from qwen35mm.cache.policy import states_to_keep
+from qwen35mm.contract import CacheReport, Progress, PromptRead
 from qwen35mm.engine.batches import prefill_batch, upload
-from qwen35mm.engine.events import Progress, PromptRead
 from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime

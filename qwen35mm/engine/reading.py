@@ -11,8 +11,7 @@ from typing import Literal
 
 import torch
 
-from qwen35mm.cache.report import CacheReport
-from qwen35mm.engine.events import PromptRead, TokenLogprob
+from qwen35mm.contract import CacheReport, PromptRead, TokenLogprob
 from qwen35mm.engine.logprobs import token_logprobs
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Prompt

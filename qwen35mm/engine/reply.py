@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.contract import FinishReason, MediaReport, Prefilled, Result, TextDelta, TokenLogprob
 from qwen35mm.engine.batches import upload
-from qwen35mm.engine.events import FinishReason, MediaReport, Prefilled, Result, TextDelta, TokenLogprob
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.engine.logprobs import token_logprobs
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 
@@ -16,13 +16,12 @@ from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import not_finite
 from qwen35mm.checkpoints.shards import some
 from qwen35mm.checkpoints.sources import PlainSource
-from qwen35mm.engine.events import Event, Finished, PromptRead
+from qwen35mm.contract import Event, Finished, PromptRead, Retain, SamplingParams
 from qwen35mm.engine.grammar import Matcher
 from qwen35mm.engine.reading import Reading
 from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, Qwen35mmError, RequestError
 from qwen35mm.model.devices import shortage
 from qwen35mm.prompt import Prompt
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan, PreparedMedia
 from qwen35mm_preprocess.say import Said, say
 
@@ -30,10 +29,6 @@ P = TypeVar("P", bound="CachedPrompt")
 
 # Libraries, Triton and CUDA itself have errors of their own for it.
 _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
-
-# What stays cached of a prompt: the points a conversation is gone on from; the same, but nothing of it on the disk;
-# that without a history with the reply; only what was asked for before; nothing.
-Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from qwen35mm.contract import SamplingParams
 from qwen35mm.engine.batches import upload
 from qwen35mm.model import LoadedModel
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import SamplingRows, select_backend
 from qwen35mm_kernels.reference.sampling import MAX_COUNT
 

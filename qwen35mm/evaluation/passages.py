@@ -13,7 +13,8 @@ import torch
 
 from qwen35mm.cache import CacheSettings
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
-from qwen35mm.engine import Engine, EngineSettings, PromptRead, Reading, Request
+from qwen35mm.contract import PromptRead
+from qwen35mm.engine import Engine, EngineSettings, Reading, Request
 from qwen35mm.errors import ConfigError, Qwen35mmError
 from qwen35mm.evaluation.divergence import Divergence, TokenScores, score_tokens, summarise
 from qwen35mm.model import LoadedModel

@@ -16,11 +16,12 @@ import numpy as np
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Finished, Result
+from qwen35mm.contract import Finished, Message, Result, iter_media
+from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation.passages import Passage
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Message, PromptBuilder, iter_media
+from qwen35mm.prompt import PromptBuilder
 
 if TYPE_CHECKING:
     from training.cases import Case

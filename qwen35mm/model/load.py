@@ -11,6 +11,8 @@ import torch
 from qwen35mm.checkpoints.gguf_folder import gguf_folder
 from qwen35mm.checkpoints.shards import check_folder, gguf_file, model_name
 from qwen35mm.config import MEDIA_TOKENS, ModelConfig
+from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import read_generation_config
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
@@ -18,7 +20,6 @@ from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model.weights import load_model
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
-from qwen35mm.sampling import SamplingParams, read_generation_config
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import ImageProcessing, VideoProcessing, family_processing, read_processing
 

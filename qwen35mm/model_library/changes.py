@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from qwen35mm.engine import Event
+from qwen35mm.contract import Event
 from qwen35mm.errors import RequestError
 from qwen35mm_preprocess.say import say
 

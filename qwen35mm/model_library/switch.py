@@ -13,7 +13,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine import Event, ModelInfo
+from qwen35mm.contract import Event, Message, ModelInfo, SamplingParams
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype
@@ -32,8 +32,6 @@ from qwen35mm.model_library.memory import (
 )
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.model_library.plan import Forecast, forecast
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import Said, said_of, say
 

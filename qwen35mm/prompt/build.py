@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from qwen35mm.config import ModelConfig
+from qwen35mm.contract import Message, Text, iter_media
+from qwen35mm.contract.messages import check_conversation
+from qwen35mm.contract.parts import check_json
 from qwen35mm.errors import ConfigError, PromptError
 from qwen35mm.prompt.layout import Span, lay_out, span_positions
-from qwen35mm.prompt.messages import Message, check_conversation, iter_media
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS, StandIns, check_texts, template_message, visit_json
-from qwen35mm.prompt.parts import Text, check_json
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, MAX_RUN, Segment, cut_segments
 from qwen35mm.prompt.template import ChatTemplate
 from qwen35mm.tokenizer import Tokenizer, TooManyTokensError

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from qwen35mm.contract import ToolCall
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt.parts import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CallForm = Literal["xml", "json"]

@@ -16,9 +16,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from qwen35mm.contract import Message, Part, Text
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt.messages import Message
-from qwen35mm.prompt.parts import Part, Text
 
 _PRIVATE_USE = range(0xE000, 0xF900)
 _JSON_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")

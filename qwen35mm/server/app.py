@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from qwen35mm.engine import Event
+from qwen35mm.contract import Event
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings

@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from qwen35mm.engine import Event, held_calls
+from qwen35mm.contract import EncodedMedium, Event, Image, Message, SamplingParams, Text, Video
+from qwen35mm.engine import held_calls
 from qwen35mm.engine.grammar import REFUSAL
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
 from qwen35mm_preprocess import MediaBudget, MediaProcessor, PreparedMedia, VideoClip

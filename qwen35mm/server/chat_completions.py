@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from qwen35mm.sampling import MAX_TOP_LOGPROBS
+from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.choices import MAX_CHOICES

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
-from qwen35mm.engine import Event, Finished, MediaPlanned, Prefilled, TextDelta
-from qwen35mm.prompt import pin_plans
+from qwen35mm.contract import Event, Finished, MediaPlanned, Prefilled, TextDelta, pin_plans
 from qwen35mm.server.asked import Asked
 from qwen35mm_preprocess import MediaPlan
 

@@ -8,9 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
-from qwen35mm.engine import Finished, Result, TokenLogprob
+from qwen35mm.contract import Finished, Result, TokenLogprob, ToolCall
 from qwen35mm.http.streams import frame
-from qwen35mm.prompt import ToolCall
 from qwen35mm.server.choices import OfChoice
 from qwen35mm.server.reply import Piece, ReplyReader
 

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import MAX_STOP_STRINGS
 from qwen35mm.engine import check_token_ids
 from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.sampling import MAX_STOP_STRINGS, SamplingParams
 from qwen35mm.server.errors import ApiError
 
 MAX_TOOLS = 256

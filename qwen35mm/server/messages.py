@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from qwen35mm.engine import Event, Prefilled, Result
+from qwen35mm.contract import Event, Image, Message, Prefilled, Result, SamplingParams, Text, ToolCall
 from qwen35mm.errors import ConfigError
 from qwen35mm.http.streams import frame
-from qwen35mm.prompt import Image, Message, Text, ToolCall
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.errors import ApiError, short
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, FunctionName, Number

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from qwen35mm.engine import Event, Finished, PromptRead, Result
+from qwen35mm.contract import Event, Finished, PromptRead, Result
 from qwen35mm.server.asked import Backend
 from qwen35mm.server.line import FairLine
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.contract import Image, Message, Text, Video
 from qwen35mm.server.asked import MediumOptions
 from qwen35mm.server.errors import ApiError
 from qwen35mm_preprocess import MediaProcessor

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwen35mm.engine import Event, Finished, MediaPlanned, Result, TextDelta, TokenLogprob
-from qwen35mm.prompt import ToolCall
+from qwen35mm.contract import Event, Finished, MediaPlanned, Result, TextDelta, TokenLogprob, ToolCall
 from qwen35mm.prompt.calls import CallParser
 from qwen35mm_preprocess import MediaPlan
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
-from qwen35mm.engine import Event, MediaPlanned, Progress
+from qwen35mm.contract import Event, MediaPlanned, Progress
 from qwen35mm.server.choices import OfChoice
 
 E = TypeVar("E", Event, OfChoice)

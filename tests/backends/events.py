@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from qwen35mm.engine import Event, Finished, Result, TextDelta
+from qwen35mm.contract import Event, Finished, Result, TextDelta
 
 # Only reached where a test fails.
 PATIENCE_S = 60

@@ -22,11 +22,21 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Event, Finished, MediaPlanned, Progress
+from qwen35mm.contract import (
+    EncodedMedium,
+    Event,
+    Finished,
+    Image,
+    MediaPlanned,
+    Message,
+    Progress,
+    SamplingParams,
+    Text,
+    ToolCall,
+    Video,
+)
 from qwen35mm.errors import CheckpointError, ContextTooLongError, PromptError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia, VideoClip
 from tests import forked
 from tests.backends.events import collect, result_of

@@ -10,10 +10,10 @@ import pytest
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
+from qwen35mm.contract import Image, Message, Text, pin_plans
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text, pin_plans
 from tests.backends.events import collect
 from tests.engine.exact import picture
 

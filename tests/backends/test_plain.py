@@ -14,12 +14,11 @@ import torch
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.zero_gpu import ZeroGpuBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Finished, PromptRead
+from qwen35mm.contract import Finished, Image, Message, PromptRead, SamplingParams, Text
+from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import BatchError, ConfigError, ContextTooLongError, MediaError, PromptError, RequestError
 from qwen35mm.evaluation.passages import diverge, hidden_states, text_passages
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text
-from qwen35mm.sampling import SamplingParams
 from tests.backends.events import collect, result_of
 from tests.backends.test_local import oracle_inputs
 from tests.backends.zero_gpu.test_backend import PickledCalls

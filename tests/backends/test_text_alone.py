@@ -14,10 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Finished, Result
+from qwen35mm.contract import Finished, Image, Message, Result, SamplingParams
 from qwen35mm.errors import Qwen35mmError
-from qwen35mm.prompt import Image, Message
-from qwen35mm.sampling import SamplingParams
 
 QUESTION = [Message("user", "How many circles are there in a picture of two circles?")]
 

@@ -15,10 +15,7 @@ from PIL import Image as PILImage
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.engine import Event, Finished, Result, TokenLogprob
-from qwen35mm.engine.events import FinishReason
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import Event, Finished, FinishReason, Message, Result, SamplingParams, TokenLogprob
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 
 

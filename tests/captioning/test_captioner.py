@@ -18,7 +18,7 @@ from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import SamplingParams
 from qwen35mm_preprocess import MediaBudget
 from tests.captioning.fake_model import Asked, FakeModel, picture
 

@@ -26,10 +26,9 @@ from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, Captio
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.presets import PRESETS
 from qwen35mm.cli.caption_options import CaptionOptions
-from qwen35mm.engine import Event, Finished, Result, TokenLogprob
+from qwen35mm.contract import Event, Finished, Result, SamplingParams, TokenLogprob
 from qwen35mm.errors import CaptioningError, EngineError, OutputError, RefusedError
 from qwen35mm.model import load
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.settings import ModelOptions
 from tests.backends.remote.server import USAGE, answers, chunk, event, running_server, sends
 from tests.captioning.fake_model import Asked, FakeModel, picture

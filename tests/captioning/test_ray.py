@@ -20,8 +20,8 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
-from qwen35mm.engine import EngineSettings, Event
-from qwen35mm.prompt import Message
+from qwen35mm.contract import Event, Message
+from qwen35mm.engine import EngineSettings
 from tests.captioning.fake_model import picture
 from tests.captioning.runs import failures, job, listed, settings, texts
 

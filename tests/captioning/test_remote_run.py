@@ -18,8 +18,8 @@ from qwen35mm.captioning.job import Outcome, carry_out
 from qwen35mm.captioning.media import workers
 from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
+from qwen35mm.contract import SamplingParams
 from qwen35mm.decoding import process
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.settings import ModelOptions
 from tests import hostile_decoder
 from tests.backends.remote.server import ModelServer, running_server

@@ -24,21 +24,23 @@ from types import SimpleNamespace
 from typing import Any
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.engine.events import (
+from qwen35mm.contract import (
     CacheReport,
     Event,
     Finished,
     FinishReason,
     MediaPlanned,
+    Message,
+    ModelInfo,
     Prefilled,
     Progress,
     Result,
+    SamplingParams,
+    Text,
     TextDelta,
+    Video,
 )
-from qwen35mm.engine.model_info import ModelInfo
 from qwen35mm.errors import ContextTooLongError, RequestError
-from qwen35mm.prompt import Message, Text, Video
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import GridTHW, MediaBudget, MediaPlan, MediaProcessor
 
 PHASES = (

@@ -18,7 +18,8 @@ from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import Once, Question
 from qwen35mm.config import ModelConfig
-from qwen35mm.prompt import ChatTemplate, Message, PromptBuilder, iter_media
+from qwen35mm.contract import Message, iter_media
+from qwen35mm.prompt import ChatTemplate, PromptBuilder
 from qwen35mm.tokenizer import Tokenizer
 from tests.chat.chat_kit import CLIP, ME, PICTURE, ChatKit
 from tests.chat.fake_backend import FakeBackend

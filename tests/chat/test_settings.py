@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
-from qwen35mm.engine import ModelInfo
+from qwen35mm.contract import ModelInfo, SamplingParams
 from qwen35mm.errors import ConfigError
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend

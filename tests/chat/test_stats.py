@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qwen35mm.chat.stats import MIN_MEASURED_S, WINDOW_S, Tally, stats_of
-from qwen35mm.engine.events import CacheReport, Finished, Prefilled, TextDelta
+from qwen35mm.contract import CacheReport, Finished, Prefilled, TextDelta
 from qwen35mm.web.rendering.wording import describe_stats
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, ChatKit

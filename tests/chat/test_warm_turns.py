@@ -17,8 +17,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person
-from qwen35mm.engine.events import Event, TextDelta
-from qwen35mm.prompt import Image, Message, Text
+from qwen35mm.contract import Event, Image, Message, Text, TextDelta
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, PICTURE, Asked, ChatKit

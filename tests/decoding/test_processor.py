@@ -21,10 +21,10 @@ from qwen35mm.backends.remote.media import default_media, encode_medium
 from qwen35mm.chat.crops import cut
 from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, shown_picture
+from qwen35mm.contract import Image as ImagePart
+from qwen35mm.contract import Video
 from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by
-from qwen35mm.prompt import Image as ImagePart
-from qwen35mm.prompt import Video
 from qwen35mm_preprocess import (
     MediaBudget,
     MediaChangedError,

@@ -7,11 +7,10 @@ import pytest
 import torch
 from PIL import Image as PILImage
 
+from qwen35mm.contract import Message, Part, SamplingParams
 from qwen35mm.engine import Request
 from qwen35mm.model import Batch, LoadedModel, Qwen35Model
-from qwen35mm.prompt import Message, Part
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import DENSE, Chat, chat_model, picture
 
 MakeRequest = Callable[..., Request]

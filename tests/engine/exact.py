@@ -28,12 +28,23 @@ from transformers import (
 )
 
 from qwen35mm.cache import CachePools, CacheSettings
-from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, Result, StepOutput
+from qwen35mm.contract import (
+    EncodedMedium,
+    Finished,
+    Image,
+    Message,
+    Part,
+    Result,
+    SamplingParams,
+    Text,
+    Video,
+    iter_media,
+)
+from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Request, StepOutput
 from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.model import Batch, LoadedModel, load
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.prompt import EncodedMedium, Image, Message, Part, PromptBuilder, Text, Video, iter_media
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.prompt import PromptBuilder
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from tests.checkpoints import ggufs
 from tests.tiny import TinySpec, config_dict, randomize

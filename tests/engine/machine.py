@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qwen35mm.cache import PrefixCache
-from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, StepOutput
+from qwen35mm.contract import Finished, Image, Message, SamplingParams
+from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Request, StepOutput
 from qwen35mm.errors import QueueFullError, RequestTimeoutError
-from qwen35mm.prompt import Image, Message
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import (
     DENSE,
     Answer,

@@ -8,9 +8,9 @@ from typing import Any
 
 import jsonschema
 
-from qwen35mm.engine import Engine, EngineSettings, Result
+from qwen35mm.contract import Result, SamplingParams
+from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.model import LoadedModel
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import cache_settings
 
 SHORT: dict[str, Any] = {"type": "string", "maxLength": 12}

@@ -18,22 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.engine import (
-    AsyncEngine,
-    DeferredMedia,
-    Engine,
-    EngineSettings,
-    Finished,
-    Request,
-    Result,
-    StepOutput,
-    TextDelta,
-)
+from qwen35mm.contract import Finished, Image, Result, SamplingParams, Text, TextDelta
+from qwen35mm.engine import AsyncEngine, DeferredMedia, Engine, EngineSettings, Request, StepOutput
 from qwen35mm.engine.grammar import Grammars
 from qwen35mm.errors import ContextTooLongError, EngineError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Text
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError, PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.engine import DeferredMedia, Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta
+from qwen35mm.contract import Finished, Image, Part, Progress, SamplingParams, Text, TextDelta
+from qwen35mm.engine import DeferredMedia, Engine, EngineSettings, Request, StepOutput
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.prompt import Image, Part, Text
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 from tests.engine.exact import Later, cache_settings, endless_replies, results_of, run, small_blocks

@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.make_random import make_config
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine import Engine, Finished, Request, StepOutput
+from qwen35mm.contract import Finished, Image, Message, Text
+from qwen35mm.engine import Engine, Request, StepOutput
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.vision import VisionBlock, VisionTower
-from qwen35mm.prompt import Image, Message, Text
 from qwen35mm_preprocess import PreparedMedia
 from tests.engine.exact import (
     DENSE,

@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qwen35mm.contract import SamplingParams, ToolCall
 from qwen35mm.engine import call_grammar
 from qwen35mm.engine.call_grammar import grammar_of_calls
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import ToolCall
 from qwen35mm.prompt.calls import CallForm, read_calls
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.tokenizer import Tokenizer
 from tests.engine.exact import DENSE, Chat, chat_model, serve, user
 from tests.engine.schemas import engine_of

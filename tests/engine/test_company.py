@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.contract import Image, Message, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import (
     MODELS,
     Chat,

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.contract import SamplingParams
 from qwen35mm.engine import Engine, EngineSettings, Request, decoder, step_graph
 from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.decoder import step_sizes
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import LoadedModel, Qwen35Model
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import backend
 from qwen35mm_kernels.cpu.native.library import find_library
 from tests.engine.exact import (

@@ -14,23 +14,12 @@ import pytest
 import torch
 
 from qwen35mm.cache import OutOfBlocksError, SequenceCache, VisionCache
-from qwen35mm.engine import (
-    Engine,
-    EngineSettings,
-    Finished,
-    Prefilled,
-    Progress,
-    Request,
-    StepOutput,
-    TextDelta,
-    prefill,
-)
+from qwen35mm.contract import Finished, Image, Prefilled, Progress, SamplingParams, Text, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Request, StepOutput, prefill
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.prompt import Image, Text
-from qwen35mm.sampling import SamplingParams
 from tests.engine.conftest import MakeRequest, failing_in, noise
 from tests.engine.exact import never_saying, run
 

@@ -16,10 +16,10 @@ from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.kv_files import mapped_bytes
 from qwen35mm.cache.prefix_cache import PrefixCache
 from qwen35mm.cache.segment_index import CachedSegment
+from qwen35mm.contract import Image, Message, Video
 from qwen35mm.engine import Engine, Request
 from qwen35mm.engine.settings import piece_tokens_at
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Video
 from qwen35mm.prompt.segments import cut_segments
 from tests.engine.exact import (
     DENSE,

@@ -13,9 +13,9 @@ import torch
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, Event, Finished
+from qwen35mm.contract import Event, Finished, Image, Message, Text, Video
+from qwen35mm.engine import Engine
 from qwen35mm.model import LoadedModel, load
-from qwen35mm.prompt import Image, Message, Text, Video
 from tests import forked
 from tests.engine.exact import (
     DENSE,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.contract.sampling import MAX_JSON_SCHEMA_CHARS
 from qwen35mm.engine import check_json_schema, grammar
 from qwen35mm.engine.call_grammar import grammar_of_calls
 from qwen35mm.engine.grammar_check import any_reply_ends
 from qwen35mm.errors import EngineError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.sampling import MAX_JSON_SCHEMA_CHARS
 from tests.engine.schemas import HOSTILE, SCHEMAS, record
 
 

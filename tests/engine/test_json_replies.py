@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 import torch
 
-from qwen35mm.engine import Request, Result
+from qwen35mm.contract import Result, SamplingParams
+from qwen35mm.engine import Request
 from qwen35mm.engine.output import ThinkingTokens
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import (
     DENSE,
     Chat,

@@ -13,10 +13,10 @@ from PIL import Image as PILImage
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import CacheReport, DeferredMedia, Engine, Event, Finished, Request, Result
+from qwen35mm.contract import CacheReport, Event, Finished, Image, Message, Result, Text, Video, pin_plans
+from qwen35mm.engine import DeferredMedia, Engine, Request
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.vision import VisionTower
-from qwen35mm.prompt import Image, Message, Text, Video, pin_plans
 from qwen35mm_preprocess import MediaError, MediaProcessor, PreparedMedia
 from tests.engine.exact import (
     GREEDY,

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.engine.events import Channel, TextDelta
+from qwen35mm.contract import Channel, SamplingParams, TextDelta
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.tokenizer import Tokenizer
 
 

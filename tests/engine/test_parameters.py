@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import Qwen3_5ForConditionalGeneration
 
-from qwen35mm.engine import Engine, Finished, Result, TextDelta
+from qwen35mm.contract import Finished, Result, SamplingParams, TextDelta
+from qwen35mm.engine import Engine
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import DENSE, Answer, Chat, chat_checkpoint, results, serve, user, words
 from tests.engine.schemas import engine_of
 

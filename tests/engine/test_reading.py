@@ -11,11 +11,12 @@ import pytest
 import torch
 from transformers import Qwen3_5ForConditionalGeneration
 
-from qwen35mm.engine import Engine, Finished, PromptRead, Reading, Request, TextDelta
+from qwen35mm.contract import Finished, Image, PromptRead, TextDelta
+from qwen35mm.engine import Engine, Reading, Request
 from qwen35mm.engine import reading as engine_reading
 from qwen35mm.errors import ContextTooLongError, EngineError
 from qwen35mm.model import LoadedModel, Qwen35Model
-from qwen35mm.prompt import Image, PromptBuilder
+from qwen35mm.prompt import PromptBuilder
 from tests.engine.exact import (
     CONTEXT,
     DENSE,

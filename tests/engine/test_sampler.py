@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from qwen35mm.contract import SamplingParams
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.sampling import SamplingParams
 
 VOCAB = 97
 PROMPT = [3, 5, 5, 8]

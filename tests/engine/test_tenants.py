@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Engine, Event, Finished, Request, Result
+from qwen35mm.contract import Event, Finished, Image, Message, Result, Text
+from qwen35mm.engine import Engine, Request
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text
 from tests.engine.exact import (
     GREEDY,
     MIN_SEGMENT,

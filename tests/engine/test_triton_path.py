@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
 from qwen35mm.model import LoadedModel, Qwen35Model, layers, load, mlp, weight_formats
 from qwen35mm.model.weight_formats import CardWeight, Weight
-from qwen35mm.prompt import Image
-from qwen35mm.sampling import SamplingParams
 from tests.engine import exact
 from tests.engine.exact import (
     DENSE,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, TextDelta
+from qwen35mm.contract import Event, Finished, Image, Message, Progress, SamplingParams, Text, TextDelta, ToolCall
+from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Prompt, Text, ToolCall
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.prompt import Prompt
 from tests.engine.exact import (
     MIN_SEGMENT,
     Chat,

@@ -16,11 +16,11 @@ import torch
 from benchmarks.make_random import make_config
 from qwen35mm.cache import CacheSettings
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine import DeferredMedia, Engine, EngineSettings, Progress
+from qwen35mm.contract import Image, Progress, Text
+from qwen35mm.engine import DeferredMedia, Engine, EngineSettings
 from qwen35mm.engine.vision import VisionUnit, encode, look_up, patch_layers_per_step
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.vision import PatchMerger, VisionBlock
-from qwen35mm.prompt import Image, Text
 from qwen35mm_preprocess import Patches, PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 from tests.engine.exact import DENSE, Chat, chat_model, picture, user

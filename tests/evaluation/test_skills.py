@@ -12,14 +12,13 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Finished
+from qwen35mm.contract import Finished, ToolCall
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation import skills
 from qwen35mm.evaluation.compare import compare
 from qwen35mm.evaluation.passages import hidden_states
 from qwen35mm.evaluation.skills import Accuracy, SkillTest, answer_cases
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import ToolCall
 from training import cases
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.contract import Image, Message, SamplingParams, Video
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.engine.vision import pixel_values
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel, load
-from qwen35mm.prompt import Image, Message, Video
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import PreparedMedia
 from tests.engine.exact import Chat, assert_same, assistant, cache_settings, clip, picture, results, serve, user, words
 

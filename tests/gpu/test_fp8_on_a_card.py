@@ -10,6 +10,7 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
+from qwen35mm.contract import SamplingParams
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.model import Qwen35Model, load
@@ -17,7 +18,6 @@ from qwen35mm.model.load import choose_integers
 from qwen35mm.model.mlp import MLP
 from qwen35mm.model.weight_formats import FP8, Fp8Weight
 from qwen35mm.model.weights import load_model
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import cpu
 from qwen35mm_kernels.backend import multiplies_fp8
 from tests.engine.exact import Chat, cache_settings, results, user

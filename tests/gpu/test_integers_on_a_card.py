@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.contract import SamplingParams
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.model import load
 from qwen35mm.model.weight_formats import AS_STORED, CardWeight
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import cpu
 from tests.checkpoints.packers import write_packed
 from tests.engine.exact import Chat, cache_settings, results, user

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.engine.step_graph import can_capture
 from qwen35mm.model import LoadedModel, load, weights
 from qwen35mm.model.devices import DeviceMap
-from qwen35mm.prompt import Image
-from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import Chat, assert_same, assistant, cache_settings, picture, results, serve, user, words
 
 pytestmark = pytest.mark.gpu

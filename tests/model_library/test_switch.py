@@ -19,11 +19,10 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Event, Finished, PromptRead, TextDelta
+from qwen35mm.contract import Event, Finished, Message, PromptRead, SamplingParams, Text, TextDelta
+from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
-from qwen35mm.prompt import Message, Text
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
 from tests.backends.events import collect, result_of
 

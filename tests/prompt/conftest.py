@@ -5,7 +5,8 @@ from transformers import AutoTokenizer
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.config import ModelConfig
-from qwen35mm.prompt import ChatTemplate, Message, PromptBuilder
+from qwen35mm.contract import Message
+from qwen35mm.prompt import ChatTemplate, PromptBuilder
 from qwen35mm.tokenizer import Tokenizer
 
 

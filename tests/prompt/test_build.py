@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35mm.contract import Message, Text, ToolCall
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import ChatTemplate, Message, Text, ToolCall
+from qwen35mm.prompt import ChatTemplate
 from tests.prompt.conversations import conversations, hostile_texts
 
 HELLO = {"role": "user", "content": "a"}

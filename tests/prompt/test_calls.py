@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.prompt import ChatTemplate, ToolCall
+from qwen35mm.contract import ToolCall
+from qwen35mm.prompt import ChatTemplate
 from qwen35mm.prompt.calls import CallParser, kinds_of, read_calls
 
 TOOLS: list[dict[str, Any]] = [

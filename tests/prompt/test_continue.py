@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qwen35mm.contract import Message, Text
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import Message, Text
 
 QUESTION = {"role": "user", "content": "What is in this picture?"}
 

@@ -15,8 +15,9 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from qwen35mm.cache.chain import segment_addresses
+from qwen35mm.contract import Image, Message, Text, Video
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import ChatTemplate, Image, Message, Text, Video
+from qwen35mm.prompt import ChatTemplate
 from qwen35mm_preprocess import GridTHW, MediaPlan
 
 FPS = 3.0

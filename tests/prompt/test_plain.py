@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35mm.contract import Message
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import Message, PromptBuilder
+from qwen35mm.prompt import PromptBuilder
 from qwen35mm.prompt.build import num_in_common
 from qwen35mm.tokenizer import TooManyTokensError
 

@@ -20,7 +20,8 @@ from starlette.applications import Starlette
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import EngineSettings, Finished, TextDelta
+from qwen35mm.contract import Finished, TextDelta
+from qwen35mm.engine import EngineSettings
 from qwen35mm.http.run import ServerThread
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app

@@ -14,18 +14,8 @@ from fastapi import FastAPI
 
 from qwen35mm.backends.model_backend import ModelBackend, Turn
 from qwen35mm.cache import CacheSettings
-from qwen35mm.cache.report import CacheReport
-from qwen35mm.engine import (
-    EngineSettings,
-    Event,
-    Finished,
-    Prefilled,
-    PromptRead,
-    Request,
-    Result,
-    TextDelta,
-    TokenLogprob,
-)
+from qwen35mm.contract import CacheReport, Event, Finished, Prefilled, PromptRead, Result, TextDelta, TokenLogprob
+from qwen35mm.engine import EngineSettings, Request
 
 TEXT = "A red circle."
 

@@ -10,9 +10,7 @@ import openai
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import CacheReport, Event, Finished, Prefilled, Result, TextDelta
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import CacheReport, Event, Finished, Message, Prefilled, Result, SamplingParams, TextDelta
 from qwen35mm.server.app import create_app
 from qwen35mm.server.asked import Asked
 from qwen35mm.server.choices import OfChoice, events_of_choices

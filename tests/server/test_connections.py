@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from qwen35mm.backends.model_backend import Turn
-from qwen35mm.engine import Event, Request, TextDelta
+from qwen35mm.contract import Event, TextDelta
+from qwen35mm.engine import Request
 from qwen35mm.http import bodies as body
 from qwen35mm.http import connection
 from qwen35mm.model import LoadedModel

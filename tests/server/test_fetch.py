@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from qwen35mm.assets import asset_path
+from qwen35mm.contract import Message, Text
 from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Message, Text
 from qwen35mm.server import fetch, parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fetch import fetch_media

@@ -16,9 +16,8 @@ from openai.types.responses import Response, ResponseItemList
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.engine import TextDelta
+from qwen35mm.contract import Image, TextDelta
 from qwen35mm.errors import EngineError, NotFoundError, StorageError
-from qwen35mm.prompt import Image
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.responses import routes

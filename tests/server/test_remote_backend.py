@@ -13,10 +13,20 @@ from PIL import Image as PILImage
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.engine import Event, Finished, MediaPlanned, Result, TextDelta
+from qwen35mm.contract import (
+    Event,
+    Finished,
+    Image,
+    MediaPlanned,
+    Message,
+    Result,
+    SamplingParams,
+    Text,
+    TextDelta,
+    ToolCall,
+    Video,
+)
 from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
-from qwen35mm.prompt import Image, Message, Text, ToolCall, Video
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.app import create_app
 from tests.backends.events import collect, result_of
 from tests.preprocess.media_files import encode_video, scene

@@ -21,7 +21,8 @@ from fastapi import FastAPI
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import EngineSettings, TextDelta
+from qwen35mm.contract import TextDelta
+from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError, EngineError
 from qwen35mm.server.app import create_app
 from qwen35mm.server.front import create_front

@@ -9,7 +9,7 @@ import av
 import pytest
 from PIL import Image
 
-from qwen35mm.prompt import Message, iter_media
+from qwen35mm.contract import Message, iter_media
 from training.cases import NAMES, TYPED_SKILL, make_cases
 from training.data import END_SPELL, SPELL
 from training.skills import SKILLS

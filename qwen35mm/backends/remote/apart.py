@@ -11,10 +11,10 @@ from typing import Any
 from PIL import Image as PILImage
 
 from qwen35mm.backends.remote.media import VideoMode, encode_medium, pinned_plan
+from qwen35mm.contract import EncodedMedium, Image, Video
 from qwen35mm.decoding import Answer, DecodingProcessor
 from qwen35mm.decoding.answers import Data, plan_values, read_list, read_plan, require
 from qwen35mm.decoding.processor import read_warnings
-from qwen35mm.prompt import EncodedMedium, Image, Video
 from qwen35mm_preprocess import MediaKind, MediaPlan, MediaProcessor, MediaSource, PreparedMedia
 
 

@@ -12,7 +12,7 @@ from qwen35mm.backends.remote.deadline import Deadline
 from qwen35mm.backends.remote.faults import Fault, delay_s
 from qwen35mm.backends.remote.reply import Reply
 from qwen35mm.backends.remote.request import without
-from qwen35mm.engine import Event, Finished
+from qwen35mm.contract import Event, Finished
 
 _T = TypeVar("_T")
 

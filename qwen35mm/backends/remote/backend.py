@@ -28,13 +28,24 @@ from qwen35mm.backends.remote.reply import Reply
 from qwen35mm.backends.remote.request import Asked, request_body
 from qwen35mm.backends.remote.served import ServedModel
 from qwen35mm.backends.remote.texts import RemoteTexts
+from qwen35mm.contract import (
+    EncodedMedium,
+    Event,
+    Image,
+    MediaPlanned,
+    Message,
+    ModelInfo,
+    Progress,
+    Retain,
+    SamplingParams,
+    Video,
+    iter_media,
+)
+from qwen35mm.contract.messages import check_conversation
 from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
-from qwen35mm.engine import Event, MediaPlanned, ModelInfo, Progress, Retain, check_call
+from qwen35mm.engine import check_call
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.pools import Asker
-from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
-from qwen35mm.prompt.messages import check_conversation
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, PreparedMedia
 from qwen35mm_preprocess.say import say
 

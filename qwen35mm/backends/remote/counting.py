@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from qwen35mm.backends.remote.programs import Counting, is_count
-from qwen35mm.prompt import Message
+from qwen35mm.contract import Message
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from qwen35mm.backends.remote.faults import damaged
-from qwen35mm.engine import TokenLogprob
+from qwen35mm.contract import TokenLogprob
 
 # How the older form spells a token that is a part of a character.
 _BYTES = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")

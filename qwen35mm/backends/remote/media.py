@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from PIL import Image as PILImage
 
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video
+from qwen35mm.contract import EncodedMedium, Image, Message, Text, ToolCall, Video
 from qwen35mm_preprocess import (
     ImageProcessing,
     MediaBudget,

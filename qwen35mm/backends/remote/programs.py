@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeGuard
 
-from qwen35mm.engine import ModelInfo
+from qwen35mm.contract import ModelInfo, SamplingParams
 from qwen35mm.errors import ConfigError
-from qwen35mm.sampling import SamplingParams
 
 Counting = Literal["vllm", "llamacpp", "qwen35mm"]
 

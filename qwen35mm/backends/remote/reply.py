@@ -11,11 +11,18 @@ from qwen35mm.backends.remote import words
 from qwen35mm.backends.remote.faults import Fault, damaged, stream_error
 from qwen35mm.backends.remote.logprobs import read_logprobs
 from qwen35mm.backends.remote.programs import is_count
-from qwen35mm.cache import CacheReport
-from qwen35mm.engine import Prefilled, Progress, Result, TextDelta, TokenLogprob
-from qwen35mm.engine.events import Channel, FinishReason
+from qwen35mm.contract import (
+    CacheReport,
+    Channel,
+    FinishReason,
+    Prefilled,
+    Progress,
+    Result,
+    TextDelta,
+    TokenLogprob,
+    ToolCall,
+)
 from qwen35mm.errors import PromptError, RefusedError
-from qwen35mm.prompt import ToolCall
 from qwen35mm.prompt.calls import read_calls
 
 DONE = "[DONE]"

@@ -9,9 +9,8 @@ from typing import Any
 
 from qwen35mm.backends.remote.media import encode_messages
 from qwen35mm.backends.remote.programs import UNKNOWN, Program
+from qwen35mm.contract import EncodedMedium, Message, SamplingParams
 from qwen35mm.errors import RequestError
-from qwen35mm.prompt import EncodedMedium, Message
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess.say import say
 
 _NEUTRAL = SamplingParams()

@@ -11,7 +11,7 @@ from qwen35mm.backends.remote.connection import Connection
 from qwen35mm.backends.remote.counting import TokenCounter
 from qwen35mm.backends.remote.faults import Fault
 from qwen35mm.backends.remote.programs import ASSUMED_CONTEXT, TRANSFORMERS, UNKNOWN, Program, Told, is_transformers
-from qwen35mm.engine import ModelInfo
+from qwen35mm.contract import ModelInfo
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess.say import say
 

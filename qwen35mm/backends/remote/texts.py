@@ -28,9 +28,9 @@ from qwen35mm.backends.remote.request import sampling_fields
 from qwen35mm.backends.remote.served import ServedModel
 from qwen35mm.backends.scripting.forms import Asking
 from qwen35mm.backends.scripting.texts import Score, TextModel
-from qwen35mm.engine import CacheReport, Event, Finished, Result, Retain, check_call
+from qwen35mm.contract import CacheReport, Event, Finished, Result, Retain, SamplingParams
+from qwen35mm.engine import check_call
 from qwen35mm.errors import PromptError, RequestError
-from qwen35mm.sampling import SamplingParams
 
 _CONTROL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
 

@@ -23,10 +23,9 @@ from qwen35mm.backends.scripting.forms import (
     tools_of,
 )
 from qwen35mm.backends.scripting.replies import ReplyStream
-from qwen35mm.engine import Result, Retain
+from qwen35mm.contract import Message, Result, Retain, Text, pin_plans
+from qwen35mm.contract.messages import Content
 from qwen35mm.errors import ConfigError, PromptError, RequestError
-from qwen35mm.prompt import Message, Text, pin_plans
-from qwen35mm.prompt.messages import Content
 from qwen35mm_preprocess import MediaPlan
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from typing import Any, TypedDict
 import numpy as np
 from PIL import Image as PILImage
 
-from qwen35mm.engine import Retain, check_call
+from qwen35mm.contract import Image, Message, Retain, SamplingParams, Video
+from qwen35mm.contract.messages import Content, check_conversation
+from qwen35mm.engine import check_call
 from qwen35mm.errors import ConfigError, PromptError
-from qwen35mm.prompt import Image, Message, Video
-from qwen35mm.prompt.messages import Content, check_conversation
-from qwen35mm.sampling import SamplingParams
 
 # One prompt: a question, a message, or a conversation.
 Prompt = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]

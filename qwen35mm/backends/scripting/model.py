@@ -22,10 +22,8 @@ from qwen35mm.backends.scripting.forms import (
     prompts_of,
 )
 from qwen35mm.backends.scripting.replies import InOrder
-from qwen35mm.engine import Event, Finished, MediaPlanned, Result, Retain
+from qwen35mm.contract import Event, Finished, MediaPlanned, Message, Result, Retain, SamplingParams
 from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError
-from qwen35mm.prompt import Message
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from qwen35mm.backends.scripting import loop
-from qwen35mm.engine import Event, Finished, MediaPlanned, Result, TextDelta
+from qwen35mm.contract import Event, Finished, MediaPlanned, Result, TextDelta
 from qwen35mm.errors import RequestError
 from qwen35mm.prompt.calls import CallParser
 from qwen35mm_preprocess import MediaPlan

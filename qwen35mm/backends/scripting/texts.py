@@ -24,7 +24,7 @@ from qwen35mm.backends.scripting.forms import (
     tools_of,
 )
 from qwen35mm.backends.scripting.model import Batch, OnError, ScriptedModel
-from qwen35mm.engine import CacheReport, Event, Finished, PromptRead, Result, Retain, TokenLogprob
+from qwen35mm.contract import CacheReport, Event, Finished, PromptRead, Result, Retain, TokenLogprob
 from qwen35mm.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from qwen35mm.backends.zero_gpu.child import Child, Failure, Job
 from qwen35mm.backends.zero_gpu.duration import DurationModel
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.engine import EngineSettings, Event, Progress, Request
+from qwen35mm.contract import Event, Progress
+from qwen35mm.engine import EngineSettings, Request
 from qwen35mm.errors import QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess.say import say

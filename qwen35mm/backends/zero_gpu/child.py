@@ -15,11 +15,11 @@ from qwen35mm.backends.model_backend import ModelBackend
 from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu.duration import RESERVE_S
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Request, Result, TextDelta
+from qwen35mm.contract import Event, Finished, Message, Result, Text, TextDelta, iter_media
+from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.request import failed_on
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Message, Text, iter_media
 from qwen35mm_preprocess import PreparedMedia
 from qwen35mm_preprocess.say import Said, said_of
 

@@ -12,7 +12,7 @@ from qwen35mm.decoding.processor import prepared_answer, read_prepared
 from qwen35mm_preprocess import MediaPlan, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
-    from qwen35mm.prompt import EncodedMedium
+    from qwen35mm.contract import EncodedMedium
 
 MediumForm = Literal["pixels", "frames", "video_url"]
 """What a medium is prepared as: the engine's own input, or a part of a server's request with videos as `VideoMode`."""

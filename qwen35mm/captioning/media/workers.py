@@ -74,7 +74,7 @@ def prepare(
     if form != "pixels":
         # Only for those that need it: a tenth of a second of their start.
         from qwen35mm.backends.remote.media import encode_medium
-        from qwen35mm.prompt import Image, Video
+        from qwen35mm.contract import Image, Video
 
         medium = encode_medium(Image(source) if item.kind == "image" else Video(source), processor, form)
     assert medium is not None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, Tag
 
-from qwen35mm.sampling import MAX_TOP_LOGPROBS
+from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice

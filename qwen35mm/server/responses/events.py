@@ -8,9 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from qwen35mm.engine import Event, Result, TokenLogprob
+from qwen35mm.contract import Event, Result, TokenLogprob, ToolCall
 from qwen35mm.http.streams import frame
-from qwen35mm.prompt import ToolCall
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.reply import Piece, ReplyReader
 from qwen35mm.server.responses.items import item_id

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qwen35mm.prompt import Image, Message, Text, ToolCall, Video
+from qwen35mm.contract import Image, Message, Text, ToolCall, Video
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.parts import Parts
 

@@ -25,8 +25,8 @@ from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.temporary import temporary_folder
 from qwen35mm.chat.tree import Tree
+from qwen35mm.contract import EncodedMedium, Image, Video
 from qwen35mm.errors import NotFoundError, StorageError
-from qwen35mm.prompt import EncodedMedium, Image, Video
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.responses.items import Turn
 from qwen35mm_preprocess import MediaLimits, MediaPlan, PreparedMedia

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen35mm.chat.store import new_id
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import SamplingParams
 from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.store import new_id
+from qwen35mm.contract import Image, Video
 from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError
 from qwen35mm.pools import REQUESTS, SAVING
-from qwen35mm.prompt import Image, Video
 from qwen35mm.server.asked import Backend, num_tokens
 from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError, api_error, invalid

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from qwen35mm.engine import Event, Finished, Prefilled, PromptRead, Result, TextDelta, TokenLogprob
+from qwen35mm.contract import Event, Finished, Prefilled, PromptRead, Result, SamplingParams, TextDelta, TokenLogprob
+from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.engine.logprobs import described
 from qwen35mm.http.streams import frame
 from qwen35mm.model import LoadedModel
-from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from qwen35mm.server import fields
 from qwen35mm.server.chat_completions import StreamOptions
 from qwen35mm.server.errors import ApiError

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from qwen35mm.engine import Event, PromptRead
+from qwen35mm.contract import Event, PromptRead
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import STRICT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from qwen35mm.engine import Event
+from qwen35mm.contract import Event
 from qwen35mm.errors import ContextTooLongError, PromptError
 from qwen35mm.http.streams import frame
 from qwen35mm.server.asked import Backend, tenant_of

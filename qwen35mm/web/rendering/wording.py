@@ -10,8 +10,7 @@ from typing import Any
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.settings import LENGTHS, SAMPLING
 from qwen35mm.chat.stats import Tally
-from qwen35mm.engine import ModelInfo
-from qwen35mm.engine.events import Progress
+from qwen35mm.contract import ModelInfo, Progress
 from qwen35mm_preprocess.say import Said, decimal, percent, say, size, tokens
 
 # Why nothing, or no more, came from the cache.

@@ -27,11 +27,10 @@ from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Person
-from qwen35mm.engine.events import TextDelta
+from qwen35mm.contract import Image, Message, Text, TextDelta, Video
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError
 from qwen35mm.http.bodies import too_large
 from qwen35mm.pools import MEDIA, REQUESTS, UPLOADS
-from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import said_of, say

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.engine import Event, Result
-from qwen35mm.prompt import Message, Text
+from qwen35mm.contract import Event, Message, Result, Text
 from tests.backends.events import collect, result_of
 from tests.backends.remote.server import ModelServer
 from tests.forked import PATIENCE_S

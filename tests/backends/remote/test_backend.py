@@ -14,10 +14,8 @@ import pytest
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.backends.remote.request import Asked, sampling_fields
-from qwen35mm.engine import Progress, TextDelta
+from qwen35mm.contract import Message, Progress, SamplingParams, Text, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError, RequestTimeoutError
-from qwen35mm.prompt import Message, Text
-from qwen35mm.sampling import SamplingParams
 from tests.backends.events import result_of
 from tests.backends.remote.asking import PATIENCE_S, QUESTION, Asker, events_of, until
 from tests.backends.remote.server import Handler, ModelServer, answers, chunk, event, fails, pieces, sends, stalls

@@ -10,8 +10,8 @@ import pytest
 
 from qwen35mm.backends.remote import backend
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
+from qwen35mm.contract import Image, Message
 from qwen35mm.errors import EngineError, RequestTimeoutError
-from qwen35mm.prompt import Image, Message
 from tests.backends.remote.asking import PATIENCE_S, Asker, events_of, until
 from tests.backends.remote.server import Act, Handler, ModelServer, fails, pieces, sends, stalls
 

@@ -10,8 +10,8 @@ import pytest
 
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.backends.remote.faults import MAX_RETRY_AFTER_S, delay_s, read_retry_after, stream_error
+from qwen35mm.contract import SamplingParams
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
-from qwen35mm.sampling import SamplingParams
 from tests.backends.events import result_of
 from tests.backends.remote.asking import Asker, events_of
 from tests.backends.remote.server import (

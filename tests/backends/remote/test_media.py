@@ -14,9 +14,8 @@ from PIL import Image as PILImage
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.remote.media import default_media, encode_medium
-from qwen35mm.engine import MediaPlanned, Progress
+from qwen35mm.contract import Image, MediaPlanned, Message, Progress, Text, Video
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm_preprocess import (
     ImageProcessing,
     MediaBudget,

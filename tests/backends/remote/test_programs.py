@@ -9,9 +9,8 @@ import pytest
 
 from qwen35mm.backends.remote.programs import ADVISED, ASSUMED_CONTEXT, Told
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.contract import Image, Message, SamplingParams, Text
 from qwen35mm.errors import ConfigError
-from qwen35mm.prompt import Image, Message, Text
-from qwen35mm.sampling import SamplingParams
 from tests.backends.events import result_of
 from tests.backends.remote.asking import QUESTION, Asker, events_of, until
 from tests.backends.remote.server import ModelServer, closes, fails, stalls

@@ -11,10 +11,8 @@ import pytest
 
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.backends.remote.reply import Reply
-from qwen35mm.engine import Finished, Prefilled, Progress, TextDelta
+from qwen35mm.contract import Finished, Image, Message, Prefilled, Progress, SamplingParams, Text, TextDelta, ToolCall
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
-from qwen35mm.prompt import Image, Message, Text, ToolCall
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess.say import said_of
 from tests.backends.events import result_of
 from tests.backends.remote.asking import QUESTION, Asker, events_of, until

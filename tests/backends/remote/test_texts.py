@@ -9,8 +9,8 @@ import pytest
 
 from qwen35mm.backends.remote.faults import Fault
 from qwen35mm.backends.remote.logprobs import read_logprobs
+from qwen35mm.contract import SamplingParams
 from qwen35mm.errors import RequestError
-from qwen35mm.sampling import SamplingParams
 from tests.backends.remote.asking import Asker, events_of
 from tests.backends.remote.server import ModelServer, chunk, event, sends
 

@@ -21,11 +21,9 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.captioning.texts.presets import preset_question
 from qwen35mm.cli import main
-from qwen35mm.engine import TextDelta
+from qwen35mm.contract import Image, Message, SamplingParams, Text, TextDelta
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text
-from qwen35mm.sampling import SamplingParams
 from tests.backends.events import collect, result_of
 from tests.children import ROOT, environment
 from tests.forked import PATIENCE_S

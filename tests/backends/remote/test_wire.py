@@ -14,7 +14,7 @@ from qwen35mm.backends.remote.faults import Fault
 from qwen35mm.backends.remote.programs import Told
 from qwen35mm.backends.remote.reply import Reply
 from qwen35mm.backends.remote.sse import EventReader
-from qwen35mm.engine import Result
+from qwen35mm.contract import Result
 
 
 def read(*parts: bytes) -> list[str]:

@@ -7,10 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from qwen35mm.backends.scripting.model import ScriptedModel
-from qwen35mm.engine import Event, Finished, Result, TextDelta
-from qwen35mm.prompt import Message
+from qwen35mm.contract import Event, Finished, Message, Result, SamplingParams, TextDelta
 from qwen35mm.prompt.calls import read_calls
-from qwen35mm.sampling import SamplingParams
 
 
 class FakeModel(ScriptedModel):

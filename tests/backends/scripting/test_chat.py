@@ -17,11 +17,10 @@ import pydantic
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.contract import Image, Message, SamplingParams, ToolCall
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, ToolCall
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError
 from tests.backends.events import PATIENCE_S, collect, result_of
 from tests.backends.scripting.fake import FakeModel

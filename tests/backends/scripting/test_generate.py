@@ -16,11 +16,10 @@ from typing_extensions import assert_type
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.scripting.forms import AskOptions, conversation_of, prompts_of
-from qwen35mm.engine import EngineSettings, Event, Result
+from qwen35mm.contract import Event, Image, Message, Result, SamplingParams
+from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message
-from qwen35mm.sampling import SamplingParams
 from tests.backends.events import PATIENCE_S, collect, result_of
 from tests.backends.scripting.fake import FakeModel
 

@@ -9,10 +9,10 @@ import pytest
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
+from qwen35mm.contract import Message
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import BatchError, Qwen35mmError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Message
 from qwen35mm.server.app import create_app
 from tests.backends.events import PATIENCE_S
 from tests.engine.exact import picture

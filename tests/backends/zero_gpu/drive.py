@@ -26,9 +26,18 @@ assert zero_gpu() is not None
 import spaces  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from qwen35mm.backends.local import LocalBackend  # noqa: E402
-from qwen35mm.engine import Engine, EngineSettings, Finished, MediaPlanned, Result, TextDelta  # noqa: E402
-from qwen35mm.prompt import Image, Message, Text, pin_plans  # noqa: E402
-from qwen35mm.sampling import SamplingParams  # noqa: E402
+from qwen35mm.contract import (  # noqa: E402
+    Finished,
+    Image,
+    MediaPlanned,
+    Message,
+    Result,
+    SamplingParams,
+    Text,
+    TextDelta,
+    pin_plans,
+)
+from qwen35mm.engine import Engine, EngineSettings  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48)
 PICTURE = ROOT / "assets" / "samples" / "three-shapes.png"

@@ -21,11 +21,10 @@ from qwen35mm.backends.zero_gpu.call import _failure
 from qwen35mm.backends.zero_gpu.child import Failure, Item, Job, add_item
 from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
+from qwen35mm.contract import Event, Finished, Message, Progress, Result, SamplingParams, Text, TextDelta
+from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.errors import ConfigError, EngineError, QueueFullError, RequestError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Message, Text
-from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import english
 from tests.backends.events import PATIENCE_S, collect, result_of

@@ -18,8 +18,8 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media.workers import CHANGED, Failed, Inspected, MediaWorkers, Prepared, inspect, prepare
+from qwen35mm.contract import EncodedMedium, Image
 from qwen35mm.decoding import process
-from qwen35mm.prompt import EncodedMedium, Image
 from qwen35mm_preprocess import MediaError, MediaProcessor, PreparedMedia
 from tests import hostile_decoder
 from tests.captioning.fake_model import picture

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from playwright.sync_api import FrameLocator, Locator, expect
 
-from qwen35mm.engine.events import Event, Finished, TextDelta
+from qwen35mm.contract import Event, Finished, TextDelta
 from qwen35mm.web.serving import previews
 from tests.chat.fake_backend import FakeBackend, make_result
 from tests.web.browser import ChatPage, OpenPage

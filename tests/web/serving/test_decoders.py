@@ -12,10 +12,10 @@ from PIL import Image as Pictures
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cli.chat import open_page
+from qwen35mm.contract import Image, Message, Text
 from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text
 from qwen35mm.settings import ModelOptions, PageOptions
 from tests import hostile_decoder
 from tests.chat.chat_kit import CLIP, PICTURE

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from PIL import Image as PILImage
 
+from qwen35mm.contract.parts import Image, Part, Text, ToolCall, Video
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
 from qwen35mm_preprocess import MediaPlan
 from qwen35mm_preprocess.media import is_data_uri
 
@@ -124,7 +124,7 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
     Raises:
         PromptError: there are more or fewer plans than media, or what is no message, or no plan.
     """
-    _check_messages(messages)
+    check_messages(messages)
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, MediaPlan) for plan in plans):
         raise PromptError(f"The plans must be a list of MediaPlan; got {type(plans).__name__}.")
     num_media = sum(1 for _ in iter_media(messages))
@@ -144,7 +144,7 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
 
 def check_conversation(messages: Sequence[Message]) -> None:
     """Raises PromptError where these are no messages, or can't stand in this order."""
-    _check_messages(messages)
+    check_messages(messages)
     if not messages:
         raise PromptError("There are no messages: send at least one.")
     for number, message in enumerate(messages, start=1):
@@ -152,7 +152,8 @@ def check_conversation(messages: Sequence[Message]) -> None:
             raise PromptError(f"The system message must be the first; message {number} is one too.")
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises PromptError where these are no messages."""
     if isinstance(messages, Message | str) or not isinstance(messages, Sequence):
         raise PromptError(f"The messages must be a list of Message; got one {type(messages).__name__}. Put it in [ ].")
     for number, message in enumerate(messages, start=1):

@@ -7,8 +7,9 @@ from typing import Any
 import pydantic
 import pytest
 
+from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import read_generation_config
 from qwen35mm.errors import CheckpointError, ConfigError
-from qwen35mm.sampling import SamplingParams, read_generation_config
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
+from qwen35mm.contract import Image, Message, Text, ToolCall, Video, iter_media
+from qwen35mm.contract.messages import check_conversation
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import Image, Message, Text, ToolCall, Video, iter_media
-from qwen35mm.prompt.messages import check_conversation
 
 DATA_URI = "data:image/png;base64,AAAA"
 PICTURE = PILImage.new("RGB", (4, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract.sampling import SamplingParams
 
 
 @dataclass(frozen=True, eq=False)

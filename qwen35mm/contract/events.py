@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from qwen35mm.cache.report import CacheReport
-from qwen35mm.prompt import ToolCall
+from qwen35mm.contract.cache_report import CacheReport
+from qwen35mm.contract.parts import ToolCall
 from qwen35mm_preprocess import MediaPlan
 from qwen35mm_preprocess.say import Said
+
+if TYPE_CHECKING:
+    import torch
 
 Phase = Literal["wait", "read", "encode", "prefill"]
 Channel = Literal["reasoning", "answer"]

@@ -1,0 +1,59 @@
+"""The words that every surface and every backend share: what is asked of a model, and what it answers.
+
+Nothing here loads torch or knows an
+engine, so a page, a client of a remote server or a script can use it alone.
+"""
+
+from qwen35mm.contract.cache_report import CacheReport, MissReason, Tier
+from qwen35mm.contract.events import (
+    Channel,
+    Event,
+    Finished,
+    FinishReason,
+    MediaPlanned,
+    MediaReport,
+    Phase,
+    Prefilled,
+    Progress,
+    PromptRead,
+    Result,
+    TextDelta,
+    TokenLogprob,
+)
+from qwen35mm.contract.messages import Message, Role, iter_media, pin_plans
+from qwen35mm.contract.model_info import ModelInfo
+from qwen35mm.contract.parts import EncodedMedium, Image, Part, Text, ToolCall, Video
+from qwen35mm.contract.request import Retain
+from qwen35mm.contract.sampling import SamplingParams
+
+__all__ = [
+    "CacheReport",
+    "Channel",
+    "EncodedMedium",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Image",
+    "MediaPlanned",
+    "MediaReport",
+    "Message",
+    "MissReason",
+    "ModelInfo",
+    "Part",
+    "Phase",
+    "Prefilled",
+    "Progress",
+    "PromptRead",
+    "Result",
+    "Retain",
+    "Role",
+    "SamplingParams",
+    "Text",
+    "TextDelta",
+    "Tier",
+    "TokenLogprob",
+    "ToolCall",
+    "Video",
+    "iter_media",
+    "pin_plans",
+]

@@ -1,0 +1,14 @@
+"""What costs nothing to import stays so: a page, a remote client or a script may live without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["qwen35mm.contract", "qwen35mm.chat.turns"])
+def test_no_torch_is_loaded(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

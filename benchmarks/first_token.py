@@ -40,7 +40,7 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from benchmarks.worker import Worker, parser, set_threads
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Event, Finished, Image, MediaPlanned, Message, Progress, Text
+from qwen35mm.contract import Event, Finished, GenerationRequest, Image, MediaPlanned, Message, Progress, Text
 from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.reply import Reply
 from qwen35mm.model import load
@@ -139,7 +139,9 @@ class Ours:
 
         synchronize(self._device)
         started_s = time.perf_counter()
-        return self._sample(noting(self._backend.stream([_ask(image, question)], ONE_TOKEN, **_OPTIONS)), started_s)
+        return self._sample(
+            noting(self._backend.stream(GenerationRequest([_ask(image, question)], ONE_TOKEN, **_OPTIONS))), started_s
+        )
 
     def _sample(self, events: AsyncIterator[Event], started_s: float) -> dict[str, Any]:
         """The time until the caller has the token, and what was computed for it."""

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from benchmarks.captioning import Pipeline, _size, write_pictures
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
@@ -28,7 +28,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.media.workers import Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
-from qwen35mm.contract import Event, Finished, Result
+from qwen35mm.contract import Event, Finished, GenerationRequest, Result
 
 How = Literal["caption", "caption and judge", "judge", "judge, uncached"]
 WAYS: tuple[How, ...] = ("caption", "caption and judge", "judge", "judge, uncached")
@@ -79,12 +79,13 @@ class Judging(Pipeline):
             cost.num_encoded += result.cache.num_encoded_units
         return cost
 
-    async def _watched(self, messages: Any, params: Any = None, **how: Any) -> AsyncGenerator[Event, None]:
-        how["retain"] = self._retain or how["retain"]
-        async for event in self._stream(messages, params, **how):
+    async def _watched(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        request = replace(request, retain=self._retain or request.retain)
+        params = request.params
+        async for event in self._stream(request):
             if isinstance(event, Finished):
                 self._results.append(event.result)
-                if params.logprobs is None:
+                if params is not None and params.logprobs is None:
                     event = replace(event, result=replace(event.result, text=self._text))
             yield event
 

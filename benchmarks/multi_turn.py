@@ -39,7 +39,7 @@ from benchmarks.scripted_chat import ScriptedChat
 from benchmarks.worker import Worker, numbers, parser, set_threads
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Finished, Image, Message, Text
+from qwen35mm.contract import Finished, GenerationRequest, Image, Message, Text
 from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.model import load
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
@@ -76,7 +76,7 @@ class Ours:
         backend = self._warm[min_segment]
         sample, started_s = self._answer(backend, turn), time.perf_counter()
         options = {"conversation": CONVERSATION, "enable_thinking": self.chat.thinking}
-        backend.commit_history(self.chat.history(turn), **options)
+        backend.commit_history(GenerationRequest(self.chat.history(turn), **options))
         rest(backend)
         return {**sample, "commit_s": time.perf_counter() - started_s}
 
@@ -125,13 +125,17 @@ class Ours:
         words = np.random.default_rng(1).integers(0, 10, WARM_UP_TOKENS)
         picture = Image(ScriptedChat.picture(self._image_side, seed=1))
         message = Message("user", (picture, Text(" ".join(str(word) for word in words))))
-        last_result(backend, backend.stream([message], ONE_TOKEN, enable_thinking=False, retain="nothing"))
+        last_result(
+            backend, backend.stream(GenerationRequest([message], ONE_TOKEN, enable_thinking=False, retain="nothing"))
+        )
         return backend
 
     def _answer(self, backend: LocalBackend, turn: int) -> dict[str, Any]:
         """Streams one token of a turn's reply; seconds and the cache's report."""
         options = {"conversation": CONVERSATION, "enable_thinking": self.chat.thinking}
-        result, _ = last_result(backend, backend.stream(self.chat.messages(turn), ONE_TOKEN, **options))
+        result, _ = last_result(
+            backend, backend.stream(GenerationRequest(self.chat.messages(turn), ONE_TOKEN, **options))
+        )
         cache = result.cache
         return {
             "ttft_s": result.ttft_s,

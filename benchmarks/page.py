@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from qwen35mm.chat.records import Conversation, Node
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
-from qwen35mm.contract import Event, Finished, Message, SamplingParams, TextDelta
+from qwen35mm.contract import Event, Finished, GenerationRequest, TextDelta
 from tests.chat.fake_backend import MARKDOWN, FakeBackend, make_result
 from tests.web.browser import ChatPage, open_browser
 
@@ -84,12 +84,10 @@ _KEY_TIMES = """() => {
 class EssayBackend(FakeBackend):
     """Answers "essay" with Markdown without an end, at a steady speed."""
 
-    async def stream(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **how: Any
-    ) -> AsyncIterator[Event]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The essay, or what the fake answers."""
-        if messages[-1].text != "essay":
-            async for event in super().stream(messages, params, **how):
+        if request.messages[-1].text != "essay":
+            async for event in super().stream(request):
                 yield event
             return
         began, count = time.monotonic(), 0

@@ -32,6 +32,7 @@ import gradio as gr
 
 from qwen35mm import (
     Finished,
+    GenerationRequest,
     Image,
     LocalBackend,
     MediaPlan,
@@ -85,7 +86,6 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
         limits = {"max_frames": frames, "max_video_tokens": video_tokens, "max_image_tokens": image_tokens}
         media = replace(model.media, budget=replace(budget, **limits))
         params = info.generation.with_overrides(max_tokens=answer_tokens, temperature=temperature)
-        how = {"enable_thinking": think, "conversation": request.session_hash}
         work, texts, result, shown_s = "", {"reasoning": "", "answer": ""}, None, 0.0
 
         def attach(path: str) -> Image | Video:
@@ -99,7 +99,8 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
         try:
             messages = await asyncio.to_thread(read_chat, system, history, message, attach)
             # Stop, or closing the page, ends this generator; by `aclosing` the model hears of it and stops, too.
-            async with aclosing(model.stream(messages, params, **how)) as events:
+            asked = GenerationRequest(messages, params, enable_thinking=think, conversation=request.session_hash)
+            async with aclosing(model.stream(asked)) as events:
                 async for event in events:
                     if isinstance(event, Progress):
                         work = f"{PHASES[event.phase]}: {event.done} of {event.total}"

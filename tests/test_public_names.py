@@ -33,6 +33,7 @@ PUBLIC = {
     "EngineSettings",
     "Event",
     "Finished",
+    "GenerationRequest",
     "Image",
     "LoadedModel",
     "LocalBackend",

@@ -9,7 +9,7 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Finished, Image, Message, Text, Video
+from qwen35mm.contract import Finished, GenerationRequest, Image, Message, Text, Video
 from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess import detect_kind
 
@@ -27,7 +27,9 @@ async def test_the_sample_is_answered_right(demo: LoadedModel, sample: dict[str,
         for turn in sample["turns"]:
             media = () if messages else (medium,)
             messages.append(Message("user", (*media, Text(turn["question"]))))
-            (text,) = [e.result.text async for e in backend.stream(messages) if isinstance(e, Finished)]
+            (text,) = [
+                e.result.text async for e in backend.stream(GenerationRequest(messages)) if isinstance(e, Finished)
+            ]
             assert text == turn["answer"]
             messages.append(Message("assistant", (Text(text),)))
     finally:

@@ -7,16 +7,15 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
 
+from qwen35mm.backends.history import ended_by
+from qwen35mm.backends.local_texts import LocalTexts
 from qwen35mm.backends.model_backend import ModelBackend
-from qwen35mm.backends.scripting.texts import LocalTexts
-from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Event, Finished, Message, SamplingParams, TextDelta
+from qwen35mm.contract import Event, Finished, GenerationRequest, SamplingParams, TextDelta
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Request
 from qwen35mm.model import load
 from qwen35mm.model.weights_cache import WeightsCache
@@ -94,9 +93,11 @@ class LocalBackend(ModelBackend, LocalTexts):
             min_segment=min_segment,
         )
 
-    async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
-        events = self.engine.stream(request)
-        del request
+    async def _answer(
+        self, work: Request, request: GenerationRequest | None, *, commits: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        events = self.engine.stream(work)
+        del work
         texts: dict[str, list[str]] = {"answer": [], "reasoning": []}
         is_finished = False
         try:
@@ -106,35 +107,30 @@ class LocalBackend(ModelBackend, LocalTexts):
                         texts[event.channel].append(event.text)
                     elif isinstance(event, Finished):
                         is_finished = True
-                        self._remember(turn, texts)
+                        if commits and request is not None:
+                            self._remember(request, texts)
                     yield event
         except (GeneratorExit, asyncio.CancelledError):
-            if not is_finished:
-                self._remember(turn, texts)
+            if commits and request is not None and not is_finished:
+                self._remember(request, texts)
             raise
 
     def memory(self) -> dict[str, int]:
         """Bytes that the cache holds, and its budgets: `kv_bytes`, `kv_budget_bytes`, and so `states` and `vision`."""
         return self.engine.memory_use()
 
-    def commit_history(
-        self,
-        messages: Sequence[Message],
-        *,
-        conversation: str | None = None,
-        enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        tenant: str | None = None,
-    ) -> None:
-        """Computes a conversation that ends with a reply, in the background, so that its next turn begins at once.
+    def commit_history(self, request: GenerationRequest) -> None:
+        """Computes a conversation in the background, so that its next turn begins at once.
 
-        `stream` does this by itself; it is for replies that came from elsewhere. Arguments are `stream`'s.
+        `stream` does this by itself; it is for replies that came from elsewhere.
+
+        Args:
+            request: its messages end with a reply.
 
         Raises:
             MediaError, PromptError, ContextTooLongError: the messages can't become a prompt.
         """
-        thinking = self._thinks(self.loaded.generation, enable_thinking)
-        self.engine.commit(self.history(Turn(tuple(messages), thinking, tools, conversation, tenant)))
+        self.engine.commit(self.history(request))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Blocks until no request, no history commit and no writing is left; False where the time was over first."""
@@ -150,16 +146,16 @@ class LocalBackend(ModelBackend, LocalTexts):
         self._committer.shutdown(cancel_futures=True)
         self.engine.close()
 
-    def _remember(self, turn: Turn, texts: dict[str, list[str]]) -> None:
+    def _remember(self, request: GenerationRequest, texts: dict[str, list[str]]) -> None:
         """Has a conversation's history computed with its new reply."""
-        ended = turn.ended_by("".join(texts["answer"]), "".join(texts["reasoning"]))
+        ended = ended_by(request, "".join(texts["answer"]), "".join(texts["reasoning"]))
         if ended is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 self._committer.submit(self._commit, ended)
 
-    def _commit(self, turn: Turn) -> None:
+    def _commit(self, request: GenerationRequest) -> None:
         try:
-            self.engine.commit(self.history(turn))
+            self.engine.commit(self.history(request))
         except Exception:
             logger.exception("a conversation's history could not be kept for its next turn")
 

@@ -11,25 +11,26 @@ import functools
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.history import with_calls
 from qwen35mm.backends.options import check_options
 from qwen35mm.backends.plain import PlainPrompts
-from qwen35mm.backends.turn import Turn, with_calls
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import (
     EncodedMedium,
     Event,
     Finished,
+    GenerationRequest,
     Image,
     MediaPlanned,
     Message,
     ModelInfo,
     Progress,
-    Retain,
     SamplingParams,
     Video,
     iter_media,
@@ -42,10 +43,9 @@ from qwen35mm.engine import (
     DeferredMedia,
     EngineSettings,
     Request,
-    check_call,
     check_num_tokens,
     check_token_ids,
-    held_calls,
+    constrained_calls,
 )
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS, Asker
@@ -119,92 +119,65 @@ class ModelBackend(PlainPrompts):
         """Whether this is the bundled demo model, which every surface has to say."""
         return self.loaded.path == demo_model_path()
 
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        tool_choice: str = "auto",
-        parallel_tool_calls: bool = True,
-        conversation: str | None = None,
-        retain: Retain = "conversation",
-        tenant: str | None = None,
-        timeout_s: float | None = None,
-        continue_reply: bool = False,
-    ) -> AsyncGenerator[Event, None]:
-        """Answers the last message.
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        """Answers the last message. The checkpoint's template renders the tools.
 
         Args:
-            messages: the conversation; a medium with a pinned plan is read by that plan, and only if nothing is
-                kept of it.
-            params: None takes the checkpoint's defaults.
-            enable_thinking: None takes the checkpoint's default; a `thinking_budget` of 0 turns it off.
-            tools: definitions in OpenAI's form, rendered by the checkpoint's template.
-            tool_choice: "auto" leaves it to the model, "none" tells it of no tool; "required" and a tool's name hold
-                the answer to calls, of any tool or to one of this: see `held_calls`, which needs the extra `schema`.
-            parallel_tool_calls: whether an answer that is held to calls may have several.
-            conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
-            retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
-                history with the reply in the background; "memory" does the same, and writes nothing of it to the disk;
-                "prompt" keeps in memory what was asked, for other questions about the same media; "shared" keeps only
-                beginnings that were asked for before; "nothing" keeps nothing.
-            tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
-                message counts as everybody's.
-            timeout_s: the most that this may take.
-            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
+            request: `retain` "conversation" keeps what the next turn, an edit or another answer needs, and computes the
+                history with the reply in the background. "memory" does the same without writing to disk. "prompt" keeps
+                the prompt in memory, for other questions about the same media. "shared" keeps only beginnings that were
+                asked for before, "nothing" keeps nothing. The system message is shared by all tenants.
 
         Yields:
-            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the
-            iterator cancels the work within one step.
+            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
+            cancels the work within one step.
 
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
         """
         arrival_s = time.monotonic()
-        check_conversation(messages)
-        named = {"tools": tools, "conversation": conversation, "tenant": tenant}
-        check_call(params, retain, timeout_s, enable_thinking=enable_thinking, **named)
-        params = params or self.loaded.generation
+        check_conversation(request.messages)
+        params = request.params or self.loaded.generation
         check_token_ids(params, self.loaded.config.text.vocab_size)
-        tools = None if tool_choice == "none" else tools
-        calls = await held_calls(tools, tool_choice, params, self.loaded, parallel=parallel_tool_calls, person=tenant)
+        calls = await constrained_calls(request, params, self.loaded, person=request.tenant)
         media: list[PreparedMedia | DeferredMedia] = []
-        async with contextlib.aclosing(self._read_media(messages, media)) as updates:
+        async with contextlib.aclosing(self._read_media(request.messages, media)) as updates:
             async for progress in updates:
                 yield progress
         plans = tuple(medium.plan for medium in media)
         if media:
             yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
-        thinking = self._thinks(params, enable_thinking)
-        how = {"enable_thinking": thinking, "tools": tools, "continue_reply": continue_reply}
-        prompt = await PROMPTS.run(self._prompt, messages, plans, **how)
-        turn = Turn(
-            tuple(pin_plans(messages, plans)),
-            thinking,
-            tools,
-            conversation,
-            tenant,
-            commits=self._commits_history and (retain == "conversation" or (retain == "memory" and self.idles)),
-            continues=continue_reply,
-            retain=retain,
+        # From here on as the history commit needs it: with its plans, and with the thinking decided.
+        request = replace(
+            request,
+            messages=pin_plans(request.messages, plans),
+            enable_thinking=self._thinks(params, request.enable_thinking),
         )
-        request = Request(
+        tools = request.shown_tools
+        prompt = await PROMPTS.run(
+            self._prompt,
+            request.messages,
+            plans,
+            enable_thinking=request.enable_thinking,
+            tools=tools or None,
+            continue_reply=request.continue_reply,
+        )
+        work = Request(
             prompt,
             tuple(media),
-            retain,
-            conversation,
-            salt=_salt(tenant),
+            request.retain,
+            request.conversation,
+            salt=_salt(request.tenant),
             salt_from=prompt.system_stop,
             params=params,
             arrival_s=arrival_s,
-            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            deadline_s=None if request.timeout_s is None else arrival_s + request.timeout_s,
             calls=calls,
         )
-        answering = self._answer(request, turn)
+        commits = request.retain == "conversation" or (request.retain == "memory" and self.idles)
+        answering = self._answer(work, request, commits=commits and self._commits_history)
         # Their pixels are large, and the answer may take long.
-        del request, media
+        del work, media
         async with contextlib.aclosing(answering) as events:
             async for event in events:
                 yield with_calls(event, tools) if tools and isinstance(event, Finished) else event
@@ -214,7 +187,7 @@ class ModelBackend(PlainPrompts):
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
 
@@ -227,25 +200,29 @@ class ModelBackend(PlainPrompts):
         thinking = self._thinks(self.loaded.generation, enable_thinking)
         return len(self._prompt(messages, plans, enable_thinking=thinking, tools=tools).token_ids)
 
-    def history(self, turn: Turn) -> CachedPrompt:
+    def history(self, request: GenerationRequest) -> CachedPrompt:
         """A conversation that ends with a reply, as its next turn will see it. Media without a plan are read.
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
             ContextTooLongError: they have more tokens than two contexts hold; they aren't counted to the end.
         """
-        check_conversation(turn.messages)
-        media = [self.find(part) or self.media_of(part) for part in iter_media(turn.messages)]
-        plans = [medium.plan for medium in media]
-        how = {"enable_thinking": turn.thinking, "tools": turn.tools, "most_tokens": self._most_tokens}
+        check_conversation(request.messages)
+        media = [self.find(part) or self.media_of(part) for part in iter_media(request.messages)]
         with self._counting():
-            prompt = self._prompts.history(turn.messages, plans, **how)
+            prompt = self._prompts.history(
+                request.messages,
+                [medium.plan for medium in media],
+                enable_thinking=self._thinks(request.params or self.loaded.generation, request.enable_thinking),
+                tools=request.shown_tools or None,
+                most_tokens=self._most_tokens,
+            )
         return CachedPrompt(
             prompt,
             tuple(media),
-            turn.retain,
-            conversation=turn.conversation,
-            salt=_salt(turn.tenant),
+            request.retain,
+            conversation=request.conversation,
+            salt=_salt(request.tenant),
             salt_from=prompt.system_stop,
         )
 
@@ -274,7 +251,7 @@ class ModelBackend(PlainPrompts):
         if isinstance(part.source, EncodedMedium):
             raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
         plan = self.media.kept(part.plan, part.source)
-        media = asked_by(self.media, asker)
+        media = asked_by(part.planner(self.media), asker)
         return media.prepare(part.source, plan=plan, kind=part.kind, progress=report, clip=part.clip)
 
     def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
@@ -289,7 +266,7 @@ class ModelBackend(PlainPrompts):
             return part.plan
         plan = self.media.kept(part.plan, part.source)
         if plan is None:
-            return self.media.plan(part.source, kind=part.kind, clip=part.clip)
+            return part.planner(self.media).plan(part.source, kind=part.kind, clip=part.clip)
         self.media.check(plan, part.source)
         return plan
 

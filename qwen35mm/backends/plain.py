@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from qwen35mm.backends.scripting.forms import conversation_of
-from qwen35mm.backends.turn import Turn
-from qwen35mm.contract import Event, Message, Progress, Retain, SamplingParams, pin_plans
+from qwen35mm.contract import Event, GenerationRequest, Message, Progress, Retain, SamplingParams, pin_plans
+from qwen35mm.contract.plain import Conversation, Plain, Pooling, is_plain
+from qwen35mm.contract.request import check_limits, check_params
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
-from qwen35mm.engine import DeferredMedia, Reading, Request, check_call, check_json_schema, check_num_tokens
+from qwen35mm.engine import DeferredMedia, Reading, Request, check_json_schema, check_num_tokens
 from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import GRAMMARS, PROMPTS
@@ -26,14 +27,6 @@ from qwen35mm.prompt import Prompt, PromptBuilder
 from qwen35mm.prompt.build import num_in_common
 from qwen35mm.tokenizer import TooManyTokensError
 from qwen35mm_preprocess import MediaPlan, PreparedMedia
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
-# A prompt without a template: a text, or token ids.
-Plain = str | Sequence[int] | np.ndarray
-Conversation = Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
-Pooling = Literal["last", "mean"]
 
 # Prompts are counted up to so many contexts: what is a little too long is told to the token.
 _COUNTED_CONTEXTS = 2
@@ -58,8 +51,15 @@ class PlainPrompts(ABC):
     _prompts: PromptBuilder
 
     @abstractmethod
-    def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
-        """The events of a request from here on; whoever leaves them ends the work."""
+    def _answer(
+        self, work: Request, request: GenerationRequest | None, *, commits: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Gives the work to the engine. Leaving the events ends it.
+
+        Args:
+            request: what the work was made of, its media with their plans; None for a prompt without a template.
+            commits: whether the history with the reply is computed behind it.
+        """
 
     @abstractmethod
     def _read_media(
@@ -100,7 +100,8 @@ class PlainPrompts(ABC):
             PromptError, RequestError, EngineError: with a message for a person.
         """
         arrival_s = time.monotonic()
-        check_call(params, retain, timeout_s)
+        check_params(params)
+        check_limits(retain, timeout_s, tenant)
         params = params or self.loaded.generation
         if params.json_schema is not None:
             await GRAMMARS.run_for(tenant, check_json_schema, params.json_schema)
@@ -110,7 +111,7 @@ class PlainPrompts(ABC):
         source = await PROMPTS.run(self._plain, None, prompt, control_tokens)
         request = self._request(source, reading, arrival_s, retain, tenant, timeout_s, params)
         request = replace(request, finds_thinking=finds_thinking)
-        async with contextlib.aclosing(self._answer(request, _NO_TURN)) as events:
+        async with contextlib.aclosing(self._answer(request, None)) as events:
             async for event in events:
                 yield event
 
@@ -136,7 +137,7 @@ class PlainPrompts(ABC):
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
         """
         arrival_s = time.monotonic()
-        check_call(None, retain, timeout_s)
+        check_limits(retain, timeout_s, tenant)
         num_top = _checked_count(num_top, "num_top")
         if given is None or is_plain(given):
             source = await PROMPTS.run(self._plain, given, text, control_tokens)
@@ -171,7 +172,7 @@ class PlainPrompts(ABC):
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
         """
         arrival_s = time.monotonic()
-        check_call(None, retain, timeout_s)
+        check_limits(retain, timeout_s, tenant)
         if pooling not in ("last", "mean"):
             raise RequestError(f"pooling must be 'last' or 'mean'; got {pooling!r}.")
         if is_plain(given):
@@ -194,7 +195,7 @@ class PlainPrompts(ABC):
     ) -> AsyncGenerator[Event, None]:
         """What is read of a prompt, in the engine's line."""
         request = self._request(source, reading, arrival_s, retain, tenant, timeout_s)
-        return self._answer(request, Turn(source.messages, thinking=False, commits=False))
+        return self._answer(request, GenerationRequest(source.messages) if source.messages else None)
 
     def _request(
         self,
@@ -302,16 +303,6 @@ class PlainPrompts(ABC):
                 "context_length.",
                 num_tokens,
             )
-
-
-_NO_TURN = Turn((), thinking=False, commits=False)
-
-
-def is_plain(given: object) -> TypeIs[Plain]:
-    """Whether it is a text or token ids, and no messages."""
-    if isinstance(given, list | tuple):
-        return not given or isinstance(given[0], int | np.integer)
-    return isinstance(given, str | np.ndarray)
 
 
 def _checked_count(value: object, name: str) -> int:

@@ -20,7 +20,18 @@ from qwen35mm.captioning.texts.cleanup import TRUNCATED, Cleaned, clean, wrap
 from qwen35mm.captioning.texts.refusals import REFUSAL, is_refusal
 from qwen35mm.captioning.texts.trainers import SHORTENED, TOO_LONG, shorter_texts
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.contract import Event, Finished, Image, Message, Result, Retain, SamplingParams, Text, Video
+from qwen35mm.contract import (
+    Event,
+    Finished,
+    GenerationRequest,
+    Image,
+    Message,
+    Result,
+    Retain,
+    SamplingParams,
+    Text,
+    Video,
+)
 from qwen35mm.errors import CaptioningError, Qwen35mmError, RequestError
 from qwen35mm_preprocess import MediaBudget, MediaProcessor
 
@@ -155,13 +166,14 @@ class Captioner:
         params = BY_CHANCE
         try:
             if self.form != "pixels":
-                cast("RemoteBackend", self.backend).check(params, enable_thinking=False)
+                cast("RemoteBackend", self.backend).check(GenerationRequest(params=params, enable_thinking=False))
         except RequestError:
             params = BY_ANSWER
 
         async def ask(question: str) -> Result:
             messages = _messages(request, prepared, question)
-            return await _result(self.backend.stream(messages, params, enable_thinking=False, retain="prompt"))
+            asked = GenerationRequest(messages, params, enable_thinking=False, retain="prompt")
+            return await _result(self.backend.stream(asked))
 
         return await judge(caption, request, ask)
 
@@ -171,13 +183,13 @@ class Captioner:
         replies: list[_Reply] = []
         results: list[Result] = []
         for attempt in range(style.max_attempts):
-            events = self.backend.stream(
+            asked = GenerationRequest(
                 messages,
                 _attempt_params(request, attempt),
                 enable_thinking=request.settings.thinking,
                 retain=retain,
             )
-            results.append(await _result(events))
+            results.append(await _result(self.backend.stream(asked)))
             replies.append(_read(results[-1], style))
             if not replies[-1].problems:
                 break

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.past import Past
 from qwen35mm.chat.plans import completed
 from qwen35mm.chat.prompting import prompt_messages, with_names
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
+from qwen35mm.contract import Backend
 from qwen35mm.errors import ContextTooLongError, PromptError
 from qwen35mm_preprocess import (
     MediaBudget,
@@ -70,7 +70,7 @@ class Drafts:
     from them. So an estimate is exact that adds up a past and a message which were counted apart.
     """
 
-    def __init__(self, backend: ChatBackend, media: MediaStore) -> None:
+    def __init__(self, backend: Backend, media: MediaStore) -> None:
         self._backend = backend
         self._media = media
         self._plan = functools.lru_cache(maxsize=512)(self._make_plan)

@@ -15,9 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from dataclasses import replace
 from typing import Any
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.reply import Reply, Work
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.contract import Backend
 from qwen35mm.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Replies:
         grace_s: seconds after which a reply that nobody watches is ended; a page may ask for one's end as long.
     """
 
-    def __init__(self, store: ConversationStore, backend: ChatBackend, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, store: ConversationStore, backend: Backend, *, grace_s: float = GRACE_S) -> None:
         self._store = store
         self._backend = backend
         self._grace_s = grace_s
@@ -69,7 +69,8 @@ class Replies:
         """A reply that begins as soon as a page watches it."""
         if self._is_temporary:
             # A salt of its own: what the cache has of it is found for nobody else.
-            work = replace(work, temporary=True, tenant=f"temporary {work.conversation_id}")
+            tenant = f"temporary {work.conversation_id}"
+            work = replace(work, request=replace(work.request, retain="memory", tenant=tenant))
         reply = self._replies[work.node.id] = Reply(work, self._store, self._backend, self._end)
         self._end_later(reply)
         return reply

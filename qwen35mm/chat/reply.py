@@ -9,12 +9,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.stats import Tally
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.contract import Event, Finished, MediaPlanned, Message, Progress, SamplingParams, TextDelta
+from qwen35mm.contract import (
+    Backend,
+    Event,
+    Finished,
+    GenerationRequest,
+    MediaPlanned,
+    Progress,
+    TextDelta,
+)
 from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, StorageError, report_bug
 from qwen35mm.pools import SAVING
 from qwen35mm_preprocess.say import Said, said_of
@@ -32,20 +39,24 @@ class Work:
     Attributes:
         node: the reply's message, already in the store; its text so far is continued.
         path: the messages that the prompt holds, for their media's plans.
-        messages: the prompt; it ends with the reply so far where one is continued.
-        tenant: whose cached pictures and words may be used; None where one person has the server.
-        temporary: whether nothing of it may be written to a disk.
+        request: what the backend is asked; it ends with the reply so far where one is continued. A temporary chat's
+            is retained in memory alone.
     """
 
     owner: str
-    conversation_id: str
     node: Node
     path: tuple[Node, ...]
-    messages: tuple[Message, ...]
-    params: SamplingParams
-    enable_thinking: bool
-    tenant: str | None = None
-    temporary: bool = False
+    request: GenerationRequest
+
+    @property
+    def conversation_id(self) -> str:
+        assert self.request.conversation is not None, "a chat's requests name their conversation"
+        return self.request.conversation
+
+    @property
+    def temporary(self) -> bool:
+        """Whether nothing of it may be written to a disk."""
+        return self.request.retain == "memory"
 
 
 class Reply:
@@ -66,7 +77,7 @@ class Reply:
     """
 
     def __init__(
-        self, work: Work, store: ConversationStore, backend: ChatBackend, on_done: Callable[[Reply], None]
+        self, work: Work, store: ConversationStore, backend: Backend, on_done: Callable[[Reply], None]
     ) -> None:
         self.work = work
         self.node = self.shown = self._stored = work.node
@@ -139,21 +150,13 @@ class Reply:
             await asyncio.shield(self._save())
 
     async def _follow(self) -> None:
-        events = self._backend.stream(
-            self.work.messages,
-            self.work.params,
-            enable_thinking=self.work.enable_thinking,
-            conversation=self.work.conversation_id,
-            retain="memory" if self.work.temporary else "conversation",
-            tenant=self.work.tenant,
-            continue_reply=self.work.messages[-1].role == "assistant",
-        )
+        events = self._backend.stream(self.work.request)
         try:
             async for event in events:
                 self._take(event)
                 self._dirty.set()
         finally:
-            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+            await events.aclose()
 
     def _take(self, event: Event) -> None:
         self.tally.take(event)

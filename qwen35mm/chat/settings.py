@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.contract import ModelInfo, SamplingParams
+from qwen35mm.contract import Backend, ModelInfo, SamplingParams
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import Said, decimal, say
@@ -139,7 +138,7 @@ def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def describe_settings(backend: ChatBackend) -> dict[str, Any]:
+def describe_settings(backend: Backend) -> dict[str, Any]:
     """Ranges, words and defaults of the settings for a model, as JSON values for the page."""
     defaults = backend.info.generation
     budget, video = backend.media.budget, backend.media.video_processing

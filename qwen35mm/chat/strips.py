@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.drafts import Draft
 from qwen35mm.chat.past import Past
 from qwen35mm.chat.prompting import with_names
@@ -23,6 +22,7 @@ from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person, Question, Turns
+from qwen35mm.contract import Backend
 from qwen35mm.decoding import Answer, asked_by, read_by
 from qwen35mm.decoding.answers import Data, read_list, require
 from qwen35mm.errors import NotFoundError, PromptError, RequestError
@@ -58,7 +58,7 @@ class Strips:
         turns: plan those that aren't sent.
     """
 
-    def __init__(self, backend: ChatBackend, store: ConversationStore, turns: Turns) -> None:
+    def __init__(self, backend: Backend, store: ConversationStore, turns: Turns) -> None:
         self._backend = backend
         self._store = store
         self._turns = turns

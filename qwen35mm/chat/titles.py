@@ -11,11 +11,10 @@ import contextlib
 import logging
 import re
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.reply import Reply
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.contract import Finished, Message, Text
+from qwen35mm.contract import Backend, Finished, GenerationRequest, Message, Text
 from qwen35mm.errors import NotFoundError, Qwen35mmError, report_bug
 from qwen35mm.pools import IDLE, REQUESTS
 
@@ -48,7 +47,7 @@ class Titles:
     """
 
     def __init__(
-        self, store: ConversationStore, backend: ChatBackend, replies: Replies, *, quiet_s: float = QUIET_S
+        self, store: ConversationStore, backend: Backend, replies: Replies, *, quiet_s: float = QUIET_S
     ) -> None:
         self._store = store
         self._backend = backend
@@ -133,15 +132,15 @@ class Titles:
         params = self._backend.info.generation.with_overrides(
             temperature=0.0, max_tokens=_MAX_TOKENS, thinking_budget=0
         )
-        events = self._backend.stream(
+        request = GenerationRequest(
             [Message("user", (Text("\n\n".join(parts)),))],
             params,
             enable_thinking=False,
             # Nothing of it is kept, so nothing of what is kept has to go.
             retain="nothing",
-            tenant=reply.work.tenant,
+            tenant=reply.work.request.tenant,
         )
-        async with contextlib.aclosing(events):  # pyright: ignore[reportArgumentType]
+        async with contextlib.aclosing(self._backend.stream(request)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     return title_of(event.result.text) if event.result.finish_reason == "stop" else None

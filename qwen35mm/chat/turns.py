@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, BeforeValidator
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
@@ -24,6 +23,7 @@ from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.settings import MEDIA, Settings, made_with
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
+from qwen35mm.contract import Backend, GenerationRequest
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm.pools import DRAFTS, TURNS
 from qwen35mm_preprocess import VideoClip
@@ -117,7 +117,7 @@ class Turns:
 
     def __init__(
         self,
-        backend: ChatBackend,
+        backend: Backend,
         store: ConversationStore,
         replies: Replies,
         larger_context: Callable[[int], Awaitable[int | None]] | None = None,
@@ -340,16 +340,16 @@ class Turns:
     def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
         settings = Settings.kept(conversation.settings)
         model = self._backend.info
-        work = self._works[reply.id] = Work(
-            person.owner,
-            conversation.id,
-            reply,
-            tuple(path),
-            tuple(prompt_messages(path, self._store.media, settings.system, self._backend.media)),
+        messages = prompt_messages(path, self._store.media, settings.system, self._backend.media)
+        request = GenerationRequest(
+            messages,
             settings.params(model),
-            settings.enable_thinking(model),
-            person.tenant,
+            enable_thinking=settings.enable_thinking(model),
+            conversation=conversation.id,
+            tenant=person.tenant,
+            continue_reply=messages[-1].role == "assistant",
         )
+        work = self._works[reply.id] = Work(person.owner, reply, tuple(path), request)
         return work
 
     async def _offer_larger_context(self, offers: list[dict[str, Any]], num_tokens: int) -> None:

@@ -105,11 +105,11 @@ def _read_schema(path: Path) -> str:
 async def _answer(
     backend: LocalBackend, messages: list[Message], params: SamplingParams, think: bool | None, *, quiet: bool
 ) -> Result:
-    from qwen35mm.contract import Finished, MediaPlanned, Progress, TextDelta
+    from qwen35mm.contract import Finished, GenerationRequest, MediaPlanned, Progress, TextDelta
     from qwen35mm_preprocess.say import english
 
     terminal = _Terminal(quiet=quiet)
-    async for event in backend.stream(messages, params, enable_thinking=think, retain="shared"):
+    async for event in backend.stream(GenerationRequest(messages, params, enable_thinking=think, retain="shared")):
         if isinstance(event, Progress):
             terminal.progress(event)
         elif isinstance(event, MediaPlanned):

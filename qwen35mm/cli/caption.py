@@ -96,7 +96,7 @@ async def open_captioner(
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
     from qwen35mm.backends.remote.backend import RemoteBackend
-    from qwen35mm.contract import SamplingParams
+    from qwen35mm.contract import GenerationRequest, SamplingParams
 
     server = RemoteBackend(
         options.backend,
@@ -111,7 +111,8 @@ async def open_captioner(
     async with contextlib.aclosing(server):
         await server.connect()
         # Else each medium would be refused by itself.
-        server.check(SamplingParams(thinking_budget=options.thinking_budget), enable_thinking=options.think)
+        params = SamplingParams(thinking_budget=options.thinking_budget)
+        server.check(GenerationRequest(params=params, enable_thinking=options.think))
         captioner = Captioner(
             backend=server,
             name=server.name,

@@ -1,9 +1,10 @@
 """The words that every surface and every backend share: what is asked of a model, and what it answers.
 
-Nothing here loads torch or knows an
-engine, so a page, a client of a remote server or a script can use it alone.
+A surface makes a `GenerationRequest`; a backend's `stream(request)` gives `Event`s. Nothing here loads torch or
+knows an engine, so a page, a client of a remote server or a script can use it alone.
 """
 
+from qwen35mm.contract.backend import Backend
 from qwen35mm.contract.cache_report import CacheReport, MissReason, Tier
 from qwen35mm.contract.events import (
     Channel,
@@ -23,16 +24,18 @@ from qwen35mm.contract.events import (
 from qwen35mm.contract.messages import Message, Role, iter_media, pin_plans
 from qwen35mm.contract.model_info import ModelInfo
 from qwen35mm.contract.parts import EncodedMedium, Image, Part, Text, ToolCall, Video
-from qwen35mm.contract.request import Retain
+from qwen35mm.contract.request import GenerationRequest, Retain
 from qwen35mm.contract.sampling import SamplingParams
 
 __all__ = [
+    "Backend",
     "CacheReport",
     "Channel",
     "EncodedMedium",
     "Event",
     "FinishReason",
     "Finished",
+    "GenerationRequest",
     "Image",
     "MediaPlanned",
     "MediaReport",

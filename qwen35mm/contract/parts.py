@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
-from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia, VideoClip
+from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor, MediaSource, PreparedMedia, VideoClip
 from qwen35mm_preprocess.media import is_data_uri
 from qwen35mm_preprocess.say import Said
 
@@ -48,6 +48,7 @@ class _Medium:
     kind: ClassVar[Literal["image", "video"]]
     source: MediaSource | PreparedMedia | EncodedMedium
     plan: MediaPlan | None = None
+    budget: MediaBudget | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_source(self.source, self.kind)
@@ -56,23 +57,36 @@ class _Medium:
         if isinstance(self.source, PreparedMedia | EncodedMedium):
             object.__setattr__(self, "plan", self.source.plan)
 
+    def planner(self, media: MediaProcessor) -> MediaProcessor:
+        """The processor with this medium's own budget, where it has one."""
+        return media if self.budget is None else replace(media, budget=self.budget)
+
 
 class Image(_Medium):
-    """An image: a path, bytes, a PIL image, an array of uint8 [height, width, 3], or a `data:` URI; `plan` pins how it
-    is read. Of an array there is a copy: what is written into it later changes no message."""
+    """An image: a path, bytes, a PIL image, an array of uint8 [height, width, 3] (copied), or a `data:` URI.
+
+    `plan` pins how it is read. `budget` is what a new plan may cost; None takes the backend's.
+    """
 
     kind = "image"
     clip: ClassVar[None] = None
 
     def __init__(
-        self, source: MediaSource | PreparedMedia | EncodedMedium | np.ndarray, plan: MediaPlan | None = None
+        self,
+        source: MediaSource | PreparedMedia | EncodedMedium | np.ndarray,
+        plan: MediaPlan | None = None,
+        *,
+        budget: MediaBudget | None = None,
     ) -> None:
-        super().__init__(_picture(source) if isinstance(source, np.ndarray) else source, plan)
+        super().__init__(_picture(source) if isinstance(source, np.ndarray) else source, plan, budget=budget)
 
 
 @dataclass(frozen=True, eq=False)
 class Video(_Medium):
-    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read, `clip` what a new plan takes of it."""
+    """A video: a path, bytes or a `data:` URI.
+
+    `plan` pins how it is read. `clip` is what a new plan takes of the video, `budget` what it may cost.
+    """
 
     kind = "video"
     clip: VideoClip | None = None

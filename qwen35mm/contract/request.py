@@ -1,9 +1,101 @@
-"""How a request for a reply is described."""
+"""One request for a reply, the same from every surface to every backend."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, get_args
+
+from qwen35mm.contract.messages import Message, check_messages
+from qwen35mm.contract.sampling import SamplingParams
+from qwen35mm.errors import RequestError
 
 # What stays cached of a prompt: the points where a conversation continues; the same, but nothing on disk; the same,
 # without a history that includes the reply; only what was asked for before; nothing.
 Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationRequest:
+    """What a backend's `stream` answers.
+
+    A request without messages is a template: `replace(template, messages=...)` makes a request of it.
+
+    Attributes:
+        messages: the conversation. A medium with a plan is read by that plan, and only if the cache lacks it.
+        params: how the reply is sampled; None takes the model's defaults.
+        enable_thinking: whether the model thinks first; None takes the model's default. A `thinking_budget` of 0 turns
+            thinking off.
+        tools: definitions in OpenAI's form.
+        tool_choice: "auto" leaves calls to the model, "none" hides the tools; "required" and a tool's name constrain
+            the answer to calls (needs the extra `schema`).
+        parallel_tool_calls: whether a constrained answer may have several calls.
+        schema: what `Result.parsed` is read with, as the caller gave it: a pydantic class, a dict or JSON text. The
+            constraint itself is `params.json_schema`.
+        conversation: its name; a newer turn replaces the unfinished history commit of an older one.
+        retain: what stays cached, see `Retain`.
+        tenant: whose words these are. Nothing after the system prompt is shared with another tenant.
+        timeout_s: seconds after which the request ends with a RequestTimeoutError, waiting and media included.
+        continue_reply: the last message is the beginning of the reply; the answer is the rest of its text.
+
+    Raises:
+        PromptError: messages that are none.
+        RequestError: a value of another kind.
+    """
+
+    messages: Sequence[Message] = ()
+    params: SamplingParams | None = None
+    _: KW_ONLY
+    enable_thinking: bool | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    schema: Any = None
+    conversation: str | None = None
+    retain: Retain = "conversation"
+    tenant: str | None = None
+    timeout_s: float | None = None
+    continue_reply: bool = False
+
+    def __post_init__(self) -> None:
+        check_messages(self.messages)
+        object.__setattr__(self, "messages", tuple(self.messages))
+        check_params(self.params)
+        check_limits(self.retain, self.timeout_s, self.tenant)
+        for name in ("parallel_tool_calls", "continue_reply"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False; got {getattr(self, name)!r}.")
+        if not isinstance(self.enable_thinking, bool | None):
+            raise RequestError(f"enable_thinking must be True, False or None; got {self.enable_thinking!r}.")
+        if not isinstance(self.tool_choice, str):
+            raise RequestError(f"tool_choice must be a string; got {self.tool_choice!r:.100}.")
+        if not isinstance(self.conversation, str | None):
+            raise RequestError(f"conversation must be a string, or None; got {self.conversation!r}.")
+        tools = () if self.tools is None else self.tools
+        is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
+        if not (is_list and all(isinstance(tool, Mapping) for tool in tools)):
+            raise RequestError(f"tools must be a list of definitions in OpenAI's form; got {tools!r:.100}.")
+        object.__setattr__(self, "tools", tuple(tools))
+
+    @property
+    def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the model sees: none where it may call none."""
+        return () if self.tool_choice == "none" else tuple(self.tools)
+
+
+def check_limits(retain: Retain, timeout_s: float | None, tenant: str | None) -> None:
+    """Raises RequestError for values that no request takes."""
+    if retain not in get_args(Retain):
+        raise RequestError(f"retain must be one of {', '.join(get_args(Retain))}; got {retain!r}.")
+    # NaN is not above zero either.
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise RequestError(f"timeout_s must be a number of seconds above 0, or None; got {timeout_s!r}.")
+    if not isinstance(tenant, str | None):
+        raise RequestError(f"tenant must be a string, or None; got {tenant!r}.")
+
+
+def check_params(params: SamplingParams | None) -> None:
+    """Raises RequestError for what are no parameters."""
+    if not isinstance(params, SamplingParams | None):
+        raise RequestError(f"params must be SamplingParams, or None; got {params!r}.")

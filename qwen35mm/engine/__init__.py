@@ -1,7 +1,7 @@
 """From a prompt to a stream of events: scheduling, running the model, sampling, text."""
 
 from qwen35mm.engine.async_engine import AsyncEngine
-from qwen35mm.engine.call_grammar import held_calls
+from qwen35mm.engine.call_grammar import constrained_calls
 from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.grammar import check_json_schema
 from qwen35mm.engine.reading import Reading
@@ -10,7 +10,6 @@ from qwen35mm.engine.request import (
     DeferredMedia,
     Request,
     StepOutput,
-    check_call,
     check_num_tokens,
     check_token_ids,
 )
@@ -25,9 +24,8 @@ __all__ = [
     "Reading",
     "Request",
     "StepOutput",
-    "check_call",
     "check_json_schema",
     "check_num_tokens",
     "check_token_ids",
-    "held_calls",
+    "constrained_calls",
 ]

@@ -140,7 +140,7 @@ class AsyncEngine:
             MediaError: a medium can't be read any more.
             EngineError: the engine failed on it, or is closed.
         """
-        if request.is_held:
+        if request.is_constrained:
             request = await GRAMMARS.run_for(request.salt.decode() or None, self._engine.prepared, request)
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwen35mm.contract import SamplingParams
+from qwen35mm.contract import GenerationRequest, SamplingParams
 from qwen35mm.contract.sampling import MAX_JSON_SCHEMA_CHARS
 from qwen35mm.engine.grammar import check_json_schema, embedded, first_refused, refusal, refusal_of_tools
 from qwen35mm.engine.grammar_check import Kind
@@ -35,27 +35,19 @@ _OF_TEXTS = {"minLength", "maxLength", "pattern", "format", "not", "if", "allOf"
 _ANY_PARAMETER = '("<parameter=" /[A-Za-z_][A-Za-z0-9_.-]*/ ">\\n" text "\\n")*'
 
 
-async def held_calls(
-    tools: Sequence[Mapping[str, Any]] | None,
-    choice: str,
-    params: SamplingParams,
-    loaded: LoadedModel,
-    *,
-    parallel: bool = True,
-    person: str | None = None,
+async def constrained_calls(
+    request: GenerationRequest, params: SamplingParams, loaded: LoadedModel, *, person: str | None = None
 ) -> str | None:
-    """The grammar that an answer follows for its calls; None where it is free, or has no tools.
+    """The grammar that constrains an answer's calls; None where nothing does.
 
-    Schemas are looked at in threads, the answer's own too: what is free waits for nobody's.
+    `tool_choice` "required" asks for one call or more, a tool's name for one call of that tool. With "auto" the answer
+    is constrained where a tool is strict or a JSON schema is set: calls are calls of these tools, and the rest is free
+    or follows the schema. A tool that isn't strict is constrained as far as its schema can be.
 
-    It is held to calls by the choices "required", one or more, and by a tool's name, one call of that tool. By "auto"
-    it is held where a tool is strict or where it follows a JSON schema: its calls, if it makes some, are calls of
-    these tools, and all else is free or follows that schema.
+    Schemas are checked in threads, the answer's own too.
 
     Args:
-        tools: in OpenAI's form. What the schema of one that isn't strict says is held as far as that can be.
-        choice: "auto", "none", "required" or a tool's name.
-        parallel: whether it may make several calls.
+        params: the reply's; the model's defaults where the request has none.
         person: who asks, where people are named.
 
     Raises:
@@ -63,15 +55,15 @@ async def held_calls(
         MissingExtraError: llguidance isn't installed.
         EngineError: the schemas couldn't be checked.
     """
-    schema = params.json_schema
+    schema, choice, tools = params.json_schema, request.tool_choice, request.shown_tools
     if schema is not None:
         await GRAMMARS.run_for(person, check_json_schema, schema)
-    tools, functions = tools or (), [tool.get("function", tool) for tool in tools or ()]
+    functions = [tool.get("function", tool) for tool in tools]
     named = [tool for tool, function in zip(tools, functions, strict=True) if function.get("name") == choice]
     if choice not in ("auto", "none", "required") and not named:
         raise RequestError(f"tool_choice must be auto, none, required or a tool's name; got {choice[:80]!r}.")
-    is_held = any(function.get("strict") for function in functions) or schema is not None
-    if choice == "none" or (choice == "auto" and not (tools and is_held)):
+    is_strict = any(function.get("strict") for function in functions) or schema is not None
+    if choice == "none" or (choice == "auto" and not (tools and is_strict)):
         return None
     if not tools:
         raise RequestError("tool_choice is required, and there are no tools to call.")
@@ -81,9 +73,17 @@ async def held_calls(
     if params.moves_end:
         names = ", ".join(params.moves_end)
         raise RequestError(f"{names} must be left out: a reply whose calls are held ends where they do.")
-    chosen = tools if choice in ("auto", "required") else named[:1]
-    how = {"several": parallel and chosen is tools, "only_calls": choice != "auto", "json_schema": schema}
-    return await GRAMMARS.run_for(person, functools.partial(grammar_of_calls, chosen, form, loaded.tokenizer, **how))
+    chosen = tools if choice in ("auto", "required") else tuple(named[:1])
+    work = functools.partial(
+        grammar_of_calls,
+        chosen,
+        form,
+        loaded.tokenizer,
+        several=request.parallel_tool_calls and chosen is tools,
+        only_calls=choice != "auto",
+        json_schema=schema,
+    )
+    return await GRAMMARS.run_for(person, work)
 
 
 def grammar_of_calls(

@@ -41,7 +41,7 @@ class OutputProcessor:
         thinking: None where the vocabulary has no thinking tokens.
         num_thought: tokens of the thought that the prompt leaves open, 0 where it has only opened it; None where it
             leaves none.
-        is_held: whether the answer follows a grammar.
+        is_constrained: whether the answer follows a grammar.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class OutputProcessor:
         eos_ids: Collection[int],
         thinking: ThinkingTokens | None,
         num_thought: int | None,
-        is_held: bool = False,
+        is_constrained: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params
         self._eos_ids = frozenset(() if params.ignore_eos else eos_ids)
         self._thinking = thinking
-        self._is_held = is_held
+        self._is_constrained = is_constrained
         self._decoder = StreamDecoder(tokenizer)
         self._forced: deque[int] = deque()
         self._num_thinking_tokens = num_thought or 0
@@ -131,7 +131,7 @@ class OutputProcessor:
             self.channel, self.reasoning = "reasoning", ""
         else:
             self.channel = "answer"
-            if self._thinking is not None and self._is_held and not self._forced:
+            if self._thinking is not None and self._is_constrained and not self._forced:
                 # A grammar begins with the answer, and the model would write the line ends before it first.
                 self._forced.extend(self._thinking.gap_ids)
         self._strip_start = True

@@ -254,7 +254,7 @@ class ReplyFactory:
             eos_ids=self._eos_ids,
             thinking=self._thinking if request.finds_thinking else None,
             num_thought=self._num_thought(request) if request.finds_thinking else None,
-            is_held=request.is_held,
+            is_constrained=request.is_constrained,
         )
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
         # A reply that begins again begins its grammar again.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 
@@ -92,7 +92,7 @@ class Request(CachedPrompt):
     matcher: Matcher | None = None
 
     @property
-    def is_held(self) -> bool:
+    def is_constrained(self) -> bool:
         """Whether its answer follows a grammar."""
         return self.params.json_schema is not None or self.calls is not None
 
@@ -116,39 +116,6 @@ class StepOutput:
 
     request_id: str
     event: Event | Qwen35mmError
-
-
-def check_call(
-    params: SamplingParams | None,
-    retain: Retain,
-    timeout_s: float | None,
-    *,
-    enable_thinking: bool | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    conversation: str | None = None,
-    tenant: str | None = None,
-) -> None:
-    """Checks what a backend's `stream` is called with, before anything is read.
-
-    Raises:
-        RequestError: a value of another kind than it takes.
-    """
-    if not isinstance(params, SamplingParams | None):
-        raise RequestError(f"params must be SamplingParams, or None; got {params!r}.")
-    if retain not in get_args(Retain):
-        raise RequestError(f"retain must be one of {', '.join(get_args(Retain))}; got {retain!r}.")
-    # NaN is not above zero either.
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and timeout_s > 0):
-        raise RequestError(f"timeout_s must be a number of seconds above 0, or None; got {timeout_s!r}.")
-    if not isinstance(enable_thinking, bool | None):
-        raise RequestError(f"enable_thinking must be True, False or None; got {enable_thinking!r}.")
-    for name, value in (("conversation", conversation), ("tenant", tenant)):
-        if not isinstance(value, str | None):
-            raise RequestError(f"{name} must be a string, or None; got {value!r}.")
-    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
-    if tools is not None and not (is_list and all(isinstance(tool, Mapping) for tool in tools)):
-        raise RequestError(f"tools must be a list of definitions in OpenAI's form; got {tools!r:.100}.")
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Finished, Message, Result, iter_media
+from qwen35mm.contract import Finished, GenerationRequest, Message, Result, iter_media
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation.passages import Passage
@@ -121,9 +121,15 @@ async def _answers(backend: LocalBackend, cases: Sequence[Case]) -> list[str]:
     slots = asyncio.Semaphore(_SLOTS)
 
     async def ask(case: Case) -> str:
-        how: dict[str, Any] = {"enable_thinking": case.enable_thinking, "tools": case.tools, "retain": "nothing"}
+        request = GenerationRequest(
+            _messages(case),
+            params,
+            enable_thinking=case.enable_thinking,
+            tools=case.tools or (),
+            retain="nothing",
+        )
         async with slots:
-            async for event in backend.stream(_messages(case), params, **how):
+            async for event in backend.stream(request):
                 if isinstance(event, Finished):
                     return _written(backend.loaded, event.result)
         raise AssertionError("a stream ends with Finished or an error")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from qwen35mm.contract import Event
@@ -23,7 +23,7 @@ class Changes:
         """Whether the model is being changed."""
         return self._ended is not None
 
-    async def stream(self, begin: Callable[[], AsyncIterator[Event]]) -> AsyncIterator[Event]:
+    async def stream(self, begin: Callable[[], AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
         """A reply's events, which begin when no change is going on."""
         while self._ended is not None:
             await self._ended.wait()
@@ -34,7 +34,7 @@ class Changes:
                 yield event
         finally:
             try:
-                await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+                await events.aclose()
             finally:
                 self._num_streams -= 1
 

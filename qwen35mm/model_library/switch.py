@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.config import ModelConfig
-from qwen35mm.contract import Event, Message, ModelInfo, SamplingParams
+from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, SamplingParams
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype
@@ -196,29 +196,29 @@ class BackendSwitch:
         backend = self._backend
         return backend is not None and not self._changes.is_going_on and backend.wait_idle(timeout_s)
 
-    def stream(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
-    ) -> AsyncIterator[Event]:
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The current backend's `stream`; while a model is being changed it waits for the new one.
 
         Raises:
             EngineError: there is no model; besides what the backend raises.
         """
-        return self._streamed(lambda backend: backend.stream(messages, params, **options))
+        return self._streamed(lambda backend: backend.stream(request))
 
-    def stream_prompt(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> AsyncIterator[Event]:
+    def stream_prompt(
+        self, prompt: Any, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Event, None]:
         """The current backend's, as `stream`."""
         return self._streamed(lambda backend: backend.stream_prompt(prompt, params, **options))
 
-    def stream_score(self, text: Any, given: Any = None, **options: Any) -> AsyncIterator[Event]:
+    def stream_score(self, text: Any, given: Any = None, **options: Any) -> AsyncGenerator[Event, None]:
         """The current backend's, as `stream`."""
         return self._streamed(lambda backend: backend.stream_score(text, given, **options))
 
-    def stream_embedding(self, given: Any, **options: Any) -> AsyncIterator[Event]:
+    def stream_embedding(self, given: Any, **options: Any) -> AsyncGenerator[Event, None]:
         """The current backend's, as `stream`."""
         return self._streamed(lambda backend: backend.stream_embedding(given, **options))
 
-    def _streamed(self, begin: Callable[[Any], AsyncIterator[Event]]) -> AsyncIterator[Event]:
+    def _streamed(self, begin: Callable[[Any], AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
         return self._changes.stream(lambda: begin(self.current))
 
     async def switch(

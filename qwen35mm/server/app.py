@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from qwen35mm.contract import Event
+from qwen35mm.contract import Event, GenerationRequest
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings
@@ -24,12 +25,12 @@ from qwen35mm.http.streams import event_stream, frame, streaming, while_connecte
 from qwen35mm.pools import PROMPTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server import chat_completions, messages
-from qwen35mm.server.asked import Asked, Backend, events_of, num_tokens
 from qwen35mm.server.body import read_body
 from qwen35mm.server.choices import OfChoice, events_of_choices
 from qwen35mm.server.completion import Completion
 from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
+from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.line import FairLine
 from qwen35mm.server.metrics import Metrics
@@ -68,7 +69,7 @@ class DetokenizeRequest(BaseModel):
 
 
 def create_app(
-    backend: Backend,
+    backend: ServedBackend,
     *,
     keys: Keys | None = None,
     sources: Sources | None = None,
@@ -134,7 +135,7 @@ class Api:
     """What is asked over HTTP, answered by one backend."""
 
     def __init__(
-        self, backend: Backend, keys: Keys, sources: Sources, line: FairLine, names: Sequence[str] = ()
+        self, backend: ServedBackend, keys: Keys, sources: Sources, line: FairLine, names: Sequence[str] = ()
     ) -> None:
         self._backend = backend
         self._keys = keys
@@ -166,7 +167,7 @@ class Api:
         asked = await chat_completions.asked_of(body, caller, self._backend, self._sources)
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
         reply = Completion(self._backend.loaded.name, readers, includes_usage=body.includes_usage)
-        events = events_of_choices(asked, body.n, self.answer)
+        events = events_of_choices(asked, body.n, functools.partial(self.answer, caller))
         if body.stream:
             return await self.stream_events(request, events, reply.frames, lambda error: frame(error.body))
         await self.read(request, [(events, reply)])
@@ -181,8 +182,8 @@ class Api:
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
         reply = messages.Reply(self._backend.loaded.name, reader)
         if body.stream:
-            return await self.stream(request, asked, reply.frames, messages.error_frame)
-        await self.finish(request, asked, reader)
+            return await self.stream(request, caller, asked, reply.frames, messages.error_frame)
+        await self.finish(request, caller, asked, reader)
         return JSONResponse(reply.whole())
 
     async def count_tokens(self, request: Request) -> Response:
@@ -193,14 +194,14 @@ class Api:
         asked = await messages.asked_of(body, caller, self._backend, self._sources)
         return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
 
-    async def finish(self, request: Request, asked: Asked, reader: Reader[Event]) -> None:
+    async def finish(self, request: Request, caller: Caller, asked: GenerationRequest, reader: Reader[Event]) -> None:
         """Reads a reply to its end, for as long as the client is there.
 
         Raises:
             ClientDisconnect: it isn't any more.
         """
 
-        await self.read(request, [(self.answer(asked), reader)])
+        await self.read(request, [(self.answer(caller, asked), reader)])
 
     async def read(self, request: Request, streams: Sequence[tuple[AsyncGenerator[E, None], Reader[E]]]) -> None:
         """Reads streams to their end, a few at a time, for as long as the client is there.
@@ -230,7 +231,8 @@ class Api:
     async def stream(
         self,
         request: Request,
-        asked: Asked,
+        caller: Caller,
+        asked: GenerationRequest,
         frames: Callable[[AsyncGenerator[Event, None]], AsyncIterator[bytes]],
         failed: Callable[[ApiError], bytes],
     ) -> Response:
@@ -239,7 +241,7 @@ class Api:
         Raises:
             ClientDisconnect: the client hung up before its turn.
         """
-        return await self.stream_events(request, self.answer(asked), frames, failed)
+        return await self.stream_events(request, self.answer(caller, asked), frames, failed)
 
     async def stream_events(
         self,
@@ -271,9 +273,11 @@ class Api:
                 async for data in stream:
                     yield data
 
-    async def answer(self, asked: Asked, is_more: bool = False) -> AsyncGenerator[Event, None]:
+    async def answer(
+        self, caller: Caller, asked: GenerationRequest, is_more: bool = False
+    ) -> AsyncGenerator[Event, None]:
         """The events of a reply in its turn; `is_more`: of a request that has had one before."""
-        answering = self.in_turn(asked.caller, lambda: events_of(asked, self._backend), is_more=is_more)
+        answering = self.in_turn(caller, lambda: self._backend.stream(asked), is_more=is_more)
         async with contextlib.aclosing(answering) as events:
             async for event in events:
                 yield event

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from qwen35mm.contract import GenerationRequest
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
-from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.choices import MAX_CHOICES
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, told
+from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
@@ -85,7 +86,9 @@ def known_fields(body: dict[str, Any]) -> dict[str, Any]:
     return fields.known_fields(body, _NOTHING)
 
 
-async def asked_of(request: ChatCompletionRequest, caller: Caller, backend: Backend, sources: Sources) -> Asked:
+async def asked_of(
+    request: ChatCompletionRequest, caller: Caller, backend: ServedBackend, sources: Sources
+) -> GenerationRequest:
     """What a body asks of the model.
 
     Raises:
@@ -97,8 +100,7 @@ async def asked_of(request: ChatCompletionRequest, caller: Caller, backend: Back
         await parts.message({**values, "role": _role(values.get("role"))}, f"messages.{at}")
         for at, values in enumerate(request.messages)
     ]
-    asked = Asked(
-        caller,
+    asked = GenerationRequest(
         messages,
         request.params(
             backend.loaded,
@@ -111,11 +113,10 @@ async def asked_of(request: ChatCompletionRequest, caller: Caller, backend: Back
         tools=tools_of(request),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
-        continues=request.continue_final_message,
-        media=tuple(parts.options),
-        salt=request.cache_salt or "",
+        continue_reply=request.continue_final_message,
+        tenant=tenant_of(caller, request.cache_salt or ""),
     )
-    await check_held(asked, backend)
+    await check_constraints(asked, caller, backend)
     return asked
 
 

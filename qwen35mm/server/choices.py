@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
-from qwen35mm.contract import Event, Finished, MediaPlanned, Prefilled, TextDelta, pin_plans
-from qwen35mm.server.asked import Asked
+from qwen35mm.contract import Event, Finished, GenerationRequest, MediaPlanned, Prefilled, TextDelta, pin_plans
 from qwen35mm_preprocess import MediaPlan
 
 MAX_CHOICES = 8
@@ -23,7 +22,7 @@ class OfChoice:
 
 
 async def events_of_choices(
-    asked: Asked, num_choices: int, answer: Callable[[Asked, bool], AsyncGenerator[Event, None]]
+    asked: GenerationRequest, num_choices: int, answer: Callable[[GenerationRequest, bool], AsyncGenerator[Event, None]]
 ) -> AsyncGenerator[OfChoice, None]:
     """The events of all replies as they come. Leaving the iterator ends the work on all of them.
 
@@ -40,7 +39,7 @@ async def events_of_choices(
         return
     told: asyncio.Queue[OfChoice | Exception | None] = asyncio.Queue()
 
-    async def tell(index: int, one: Asked) -> None:
+    async def tell(index: int, one: GenerationRequest) -> None:
         error = None
         try:
             async with contextlib.aclosing(answer(one, index > 0)) as events:
@@ -72,9 +71,8 @@ async def events_of_choices(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _another(asked: Asked, index: int, plans: tuple[MediaPlan, ...]) -> Asked:
-    seed = asked.params.seed
-    params = asked.params if seed is None else replace(asked.params, seed=(seed + index) % 2**63)
-    return replace(
-        asked, params=params, messages=pin_plans(asked.messages, plans) if plans else asked.messages, media=()
-    )
+def _another(asked: GenerationRequest, index: int, plans: tuple[MediaPlan, ...]) -> GenerationRequest:
+    params = asked.params
+    if params is not None and params.seed is not None:
+        params = replace(params, seed=(params.seed + index) % 2**63)
+    return replace(asked, params=params, messages=pin_plans(asked.messages, plans) if plans else asked.messages)

@@ -11,12 +11,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from qwen35mm.contract import Event, Image, Message, Prefilled, Result, SamplingParams, Text, ToolCall
+from qwen35mm.contract import (
+    Event,
+    GenerationRequest,
+    Image,
+    Message,
+    Prefilled,
+    Result,
+    SamplingParams,
+    Text,
+    ToolCall,
+)
 from qwen35mm.errors import ConfigError
 from qwen35mm.http.streams import frame
-from qwen35mm.server.asked import Asked, Backend, check_held
 from qwen35mm.server.errors import ApiError, short
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, FunctionName, Number
+from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.reply import Piece, ReplyReader
@@ -105,7 +115,9 @@ def _without_marks(value: Any) -> Any:
     return value
 
 
-async def asked_of(request: CountRequest, caller: Caller, backend: Backend, sources: Sources) -> Asked:
+async def asked_of(
+    request: CountRequest, caller: Caller, backend: ServedBackend, sources: Sources
+) -> GenerationRequest:
     """What a body asks of the model.
 
     Raises:
@@ -118,8 +130,7 @@ async def asked_of(request: CountRequest, caller: Caller, backend: Backend, sour
         messages += await _messages(values, f"messages.{at}", parts)
     thinking = request.thinking
     choice = "auto" if request.tool_choice is None else request.tool_choice.choice
-    asked = Asked(
-        caller,
+    asked = GenerationRequest(
         messages,
         _params(request, backend.loaded.generation) if isinstance(request, MessagesRequest) else SamplingParams(),
         enable_thinking=None if thinking is None else thinking.type != "disabled",
@@ -127,10 +138,10 @@ async def asked_of(request: CountRequest, caller: Caller, backend: Backend, sour
         tool_choice=choice,
         parallel_tool_calls=not request.one_call,
         # A client that begins the reply itself.
-        continues=messages[-1].role == "assistant" and not messages[-1].tool_calls,
-        media=tuple(parts.options),
+        continue_reply=messages[-1].role == "assistant" and not messages[-1].tool_calls,
+        tenant=tenant_of(caller, ""),
     )
-    await check_held(asked, backend)
+    await check_constraints(asked, caller, backend)
     return asked
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from qwen35mm.contract import Image, Message, Text, Video
-from qwen35mm.server.asked import MediumOptions
 from qwen35mm.server.errors import ApiError
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess import MediaBudget, MediaProcessor, VideoClip
 from qwen35mm_preprocess.media import is_data_uri
 
 # A picture's tokens by OpenAI's `detail`; "high", "auto" and "original" are the server's own most.
@@ -48,9 +47,8 @@ class Parts:
     def __init__(self, sources: Sources, media: MediaProcessor, kwargs: dict[str, Any] | None) -> None:
         self._sources = sources
         self._budget = media.budget
-        self._base = _budget(media, kwargs or {})
+        self._own, self._clip = _budget(media, kwargs or {})
         self._num_fetched = self._fetched_bytes = 0
-        self.options: list[MediumOptions] = []
 
     async def message(self, values: dict[str, Any], place: str) -> Message:
         """One message; `place` says where it stands in the request.
@@ -76,36 +74,31 @@ class Parts:
             value, detail = part.get("image_url"), part.get("detail")
             if isinstance(value, dict):
                 value, detail = value.get("url"), value.get("detail", detail)
-            how = self._detailed(detail, f"{place}.image_url.detail")
-            return self.image(await self.source(_text(value, f"{place}.image_url"), f"{place}.image_url"), how)
+            budget = self._detailed(detail, f"{place}.image_url.detail")
+            return Image(await self.source(_text(value, f"{place}.image_url"), f"{place}.image_url"), budget=budget)
         if kind in ("video_url", "input_video"):
             value = part.get(kind) if kind == "video_url" else part.get("input_video", part.get("video_url"))
             if isinstance(value, dict):
                 value = value.get("url") or value.get("data")
             address = _text(value, f"{place}.{kind}")
             source = _decoded(address, place) if kind == "input_video" and ":" not in address[:8] else None
-            self.options.append(self._base)
-            return Video(source or await self.source(address, f"{place}.{kind}"))
+            source = source or await self.source(address, f"{place}.{kind}")
+            return Video(source, clip=self._clip, budget=self._own)
         known = "text, image_url, video_url or input_video"
         raise ApiError(400, f"{place} must be an object with a type: {known}; got {kind!r}.", f"{place}.type")
 
-    def keep(self) -> None:
-        """Counts a medium in that is read as it was before."""
-        self.options.append(MediumOptions())
+    def image(self, source: str | bytes | Path) -> Image:
+        """An image, read as all of the request."""
+        return Image(source, budget=self._own)
 
-    def image(self, source: str | bytes | Path, how: MediumOptions | None = None) -> Image:
-        """An image, read in this way, or as all of the request."""
-        self.options.append(how or self._base)
-        return Image(source)
-
-    def _detailed(self, detail: Any, place: str) -> MediumOptions:
+    def _detailed(self, detail: Any, place: str) -> MediaBudget | None:
         if detail is not None and detail not in _DETAILS:
             raise ApiError(400, f"{place} must be one of {', '.join(_DETAILS)}; got {detail!r}.", place)
         if detail != "low":
-            return self._base
-        budget = self._base.budget or self._budget
+            return self._own
+        budget = self._own or self._budget
         least = min(budget.max_image_tokens or LOW_DETAIL_TOKENS, LOW_DETAIL_TOKENS)
-        return replace(self._base, budget=replace(budget, max_image_tokens=least))
+        return replace(budget, max_image_tokens=least)
 
     async def source(self, address: str, place: str) -> str | bytes | Path:
         """What an address leads to.
@@ -137,8 +130,8 @@ class Parts:
         return data
 
 
-def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> MediumOptions:
-    """How media are read by `mm_processor_kwargs`; never above what the server allows."""
+def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> tuple[MediaBudget | None, VideoClip | None]:
+    """How `mm_processor_kwargs` have media read, never above what the server allows; None is the server's own way."""
     for name, value in kwargs.items():
         place = f"mm_processor_kwargs.{name}"
         if name not in _KWARGS:
@@ -148,7 +141,7 @@ def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> MediumOptions:
         if name != "fps" and not isinstance(value, int):
             raise ApiError(400, f"{place} must be a whole number; got {value!r}.", place)
     if not kwargs:
-        return MediumOptions()
+        return None, None
     budget = media.budget
     if "fps" in kwargs:
         budget = replace(budget, fps=float(kwargs["fps"]))
@@ -157,7 +150,8 @@ def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> MediumOptions:
     if "max_pixels" in kwargs:
         tokens = max(1, kwargs["max_pixels"] // media.image_processing.factor**2)
         budget = replace(budget, max_image_tokens=min(budget.max_image_tokens or tokens, tokens))
-    return MediumOptions(budget, kwargs.get("num_frames"))
+    num_frames = kwargs.get("num_frames")
+    return budget, None if num_frames is None else VideoClip(num_frames=num_frames)
 
 
 def _text(value: Any, place: str) -> str:

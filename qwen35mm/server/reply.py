@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ class ReplyReader:
         result: None until the reply is finished.
     """
 
-    def __init__(self, tools: Sequence[dict[str, Any]] = (), most_calls: int | None = None) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]] = (), most_calls: int | None = None) -> None:
         self._parser = CallParser(tools) if tools else None
         self._most_calls = most_calls
         self.calls: list[ToolCall] = []

@@ -18,14 +18,15 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.history import ended_by
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
-from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import (
     EncodedMedium,
     Event,
     Finished,
+    GenerationRequest,
     Image,
     MediaPlanned,
     Message,
@@ -72,7 +73,7 @@ def plans_of(events: list[Event]) -> MediaPlanned:
 async def test_a_medium_that_was_encoded_for_a_server_is_refused(backend: LocalBackend) -> None:
     medium = encode_medium(Image(picture(0)), backend.media, "frames")
     with pytest.raises(MediaError, match="encoded for a server can't be read here"):
-        await collect(backend.stream([Message("user", (Image(medium),))], GREEDY))
+        await collect(backend.stream(GenerationRequest([Message("user", (Image(medium),))], GREEDY)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_what_computes_otherwise_has_a_cache_of_its_own(option: str, values: lis
 
 async def test_events_come_in_order(backend: LocalBackend, clip: Path) -> None:
     message = Message("user", (Image(picture(0)), Video(clip), Text("What is this?")))
-    events = await collect(backend.stream([message], GREEDY))
+    events = await collect(backend.stream(GenerationRequest([message], GREEDY)))
     kinds = [event.phase if isinstance(event, Progress) else type(event).__name__ for event in events]
     order = ["read", "MediaPlanned", "encode", "prefill", "Prefilled", "TextDelta", "Finished"]
     assert list(dict.fromkeys(kinds)) == order
@@ -114,7 +115,7 @@ async def test_replies_equal_transformers(backend: LocalBackend, clip: Path) -> 
         (Video(clip), Text("What happens?")),
     ):
         messages.append(Message("user", parts))
-        result = result_of(await collect(backend.stream(messages, GREEDY)))
+        result = result_of(await collect(backend.stream(GenerationRequest(messages, GREEDY))))
         expected = greedy_reply(oracle, result.prompt_token_ids, oracle_inputs(backend, messages), max_new_tokens=24)
         assert list(result.token_ids) == expected
         messages.append(Message("assistant", (Text(result.text),)))
@@ -139,12 +140,14 @@ def oracle_inputs(backend: LocalBackend, messages: list[Message]) -> dict[str, t
 
 async def test_a_pinned_plan_outlives_other_settings(demo: LoadedModel, backend: LocalBackend, clip: Path) -> None:
     question = (Text("What happens?"),)
-    first = await collect(backend.stream([Message("user", (Video(clip), *question))], GREEDY))
+    first = await collect(backend.stream(GenerationRequest([Message("user", (Video(clip), *question))], GREEDY)))
     (plan,) = plans_of(first).plans
     frugal = LocalBackend(demo, budget=MediaBudget(max_frames=4))
     try:
-        pinned = await collect(frugal.stream([Message("user", (Video(clip, plan), *question))], GREEDY))
-        fresh = await collect(frugal.stream([Message("user", (Video(clip), *question))], GREEDY))
+        pinned = await collect(
+            frugal.stream(GenerationRequest([Message("user", (Video(clip, plan), *question))], GREEDY))
+        )
+        fresh = await collect(frugal.stream(GenerationRequest([Message("user", (Video(clip), *question))], GREEDY)))
     finally:
         frugal.close()
     assert plans_of(pinned).plans == (plan,)
@@ -158,10 +161,10 @@ async def test_a_part_of_a_video_is_another_medium_to_the_cache(demo: LoadedMode
     chosen = [None, VideoClip(0.0, 1.0, 4), VideoClip(1.0, 2.0, 4), VideoClip(0.0, 1.0, 4, drop_similar=True)]
     for part in [*chosen, chosen[1]]:
         messages = [Message("user", (Video(clip, clip=part), what))]
-        warm = result_of(await collect(backend.stream(messages, GREEDY)))
+        warm = result_of(await collect(backend.stream(GenerationRequest(messages, GREEDY))))
         fresh = LocalBackend(demo)
         try:
-            cold = result_of(await collect(fresh.stream(messages, GREEDY)))
+            cold = result_of(await collect(fresh.stream(GenerationRequest(messages, GREEDY))))
         finally:
             fresh.close()
         assert (warm.token_ids, warm.prompt_token_ids) == (cold.token_ids, cold.prompt_token_ids)
@@ -177,7 +180,9 @@ async def test_every_kind_of_source_gives_the_same_prompt(backend: LocalBackend,
     sources = [picture(5), buffer.getvalue(), path, str(path)]
     digests = set()
     for source in sources:
-        events = await collect(backend.stream([Message("user", (Image(source), Text("hi")))], GREEDY))
+        events = await collect(
+            backend.stream(GenerationRequest([Message("user", (Image(source), Text("hi")))], GREEDY))
+        )
         digests.add(result_of(events).media[0].digest)
     assert len(digests) == 1
 
@@ -196,7 +201,7 @@ async def test_leaving_while_a_medium_is_read_stops_the_reading(
 
     monkeypatch.setattr(type(backend.media), "prepare", watched)
     messages = [Message("user", (*[Video(clip)] * 20, Text("What happens?")))]
-    events = backend.stream(messages, GREEDY)
+    events = backend.stream(GenerationRequest(messages, GREEDY))
     assert isinstance(await anext(events), Progress)
     await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
     assert await asyncio.to_thread(ended.wait, 30)
@@ -221,7 +226,9 @@ async def test_whoever_waits_no_longer_for_a_picture_leaves_nothing_in_the_log(
             failed.set()
 
     monkeypatch.setattr(type(backend.media), "prepare", fails_late)
-    asking = asyncio.ensure_future(collect(backend.stream([Message("user", (Image(picture(0)), Text("hi")))], GREEDY)))
+    asking = asyncio.ensure_future(
+        collect(backend.stream(GenerationRequest([Message("user", (Image(picture(0)), Text("hi")))], GREEDY)))
+    )
     assert await asyncio.to_thread(begun.wait, 30)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(asking, 0)
@@ -241,14 +248,14 @@ async def test_no_more_media_are_read_than_the_context_holds(
     monkeypatch.setattr(backend, "media_of", None)
     message = Message("user", (Image(source, plan),) * (backend.context_length // plan.num_tokens + 1))
     with pytest.raises(ContextTooLongError):
-        await collect(backend.stream([message], GREEDY))
+        await collect(backend.stream(GenerationRequest([message], GREEDY)))
     # What a record says of a medium is not taken for true.
     huge = replace(plan, grid_thw=plan.grid_thw._replace(h=10**6, w=10**6))
     with pytest.raises(MediaPlanError):
         backend.count_tokens([Message("user", (Image(source, huge),))])
     pinned = replace(huge, digest="ab" * 32, unit_digests=("cd" * 32,), num_tokens=6)
     with pytest.raises(MediaPlanError):
-        await collect(backend.stream([Message("user", (Image(source, pinned),))], GREEDY))
+        await collect(backend.stream(GenerationRequest([Message("user", (Image(source, pinned),))], GREEDY)))
 
 
 @pytest.mark.parametrize("num_messages", [1, 200])
@@ -262,8 +269,8 @@ async def test_a_megabyte_of_text_is_refused_before_it_is_tokenized(
     messages = [Message("assistant" if at % 2 else "user", (part,)) for at in range(num_messages)]
     for count in (
         lambda: backend.count_tokens(messages, enable_thinking=False),
-        lambda: asyncio.run(collect(backend.stream(messages, GREEDY))),
-        lambda: backend.commit_history([*messages, Message("assistant", "Yes.")]),
+        lambda: asyncio.run(collect(backend.stream(GenerationRequest(messages, GREEDY)))),
+        lambda: backend.commit_history(GenerationRequest([*messages, Message("assistant", "Yes.")])),
     ):
         counting.num_chars = 0
         with pytest.raises(ContextTooLongError, match=r"has [\d,]+ tokens or more") as refused:
@@ -279,15 +286,19 @@ async def test_what_is_a_little_too_long_is_told_to_the_token(backend: LocalBack
     num_tokens = backend.count_tokens(messages)
     assert backend.context_length < num_tokens < 2 * backend.context_length
     with pytest.raises(ContextTooLongError, match=f"has {num_tokens:,} tokens and the context"):
-        await collect(backend.stream(messages, GREEDY))
+        await collect(backend.stream(GenerationRequest(messages, GREEDY)))
 
 
 async def test_a_broken_medium_leaves_the_backend_working(backend: LocalBackend) -> None:
     with pytest.raises(MediaError):
-        await collect(backend.stream([Message("user", (Image(b"not a picture"), Text("hi")))], GREEDY))
+        await collect(
+            backend.stream(GenerationRequest([Message("user", (Image(b"not a picture"), Text("hi")))], GREEDY))
+        )
     with pytest.raises(PromptError):
-        await collect(backend.stream([], GREEDY))
-    assert result_of(await collect(backend.stream([Message("user", (Text("hello"),))], GREEDY))).token_ids
+        await collect(backend.stream(GenerationRequest([], GREEDY)))
+    assert result_of(
+        await collect(backend.stream(GenerationRequest([Message("user", (Text("hello"),))], GREEDY)))
+    ).token_ids
 
 
 HELLO = Message("user", (Text("hello"),))
@@ -296,25 +307,25 @@ HELLO = Message("user", (Text("hello"),))
 def test_a_history_holds_calls_as_the_next_turn_has_them() -> None:
     reply = "I look.\n\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     for tools, calls, text in (
-        (None, (), reply),
+        ((), (), reply),
         ([{"function": {"name": "f"}}], (ToolCall("f", {"a": "1"}),), "I look."),
     ):
-        ended = Turn((HELLO,), thinking=False, tools=tools).ended_by(reply, "")
+        ended = ended_by(GenerationRequest([HELLO], tools=tools), reply, "")
         assert ended is not None
         assert (ended.messages[-1].tool_calls, ended.messages[-1].text) == (calls, text)
 
 
 async def test_a_result_has_its_calls_apart(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     written = "I look.\n\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
-    told = result_of(await collect(backend.stream([HELLO], GREEDY)))
+    told = result_of(await collect(backend.stream(GenerationRequest([HELLO], GREEDY))))
 
-    async def answer(*_: object) -> AsyncIterator[Event]:
+    async def answer(*_: object, **__: object) -> AsyncIterator[Event]:
         yield Finished(replace(told, text=written))
 
     monkeypatch.setattr(backend, "_answer", answer)
     tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
-    for given, text, calls in ((tools, "I look.", (ToolCall("f", {"a": 1}),)), (None, written, ())):
-        (event,) = await collect(backend.stream([HELLO], GREEDY, tools=given))
+    for given, text, calls in ((tools, "I look.", (ToolCall("f", {"a": 1}),)), ((), written, ())):
+        (event,) = await collect(backend.stream(GenerationRequest([HELLO], GREEDY, tools=given)))
         assert isinstance(event, Finished)
         assert (event.result.text, event.result.tool_calls) == (text, calls)
     assert str(replace(told, text="I look.", tool_calls=(ToolCall("f", {"a": 1}),))) == "I look.\nf(a=1)"
@@ -333,7 +344,7 @@ async def test_thinking_follows_the_call_and_a_budget_of_none_turns_it_off(backe
     messages = [Message("user", (Text("hello"),))]
 
     async def thinking_ids(params: SamplingParams, enable_thinking: bool | None) -> list[int]:
-        events = await collect(backend.stream(messages, params, enable_thinking=enable_thinking))
+        events = await collect(backend.stream(GenerationRequest(messages, params, enable_thinking=enable_thinking)))
         return [i for i in result_of(events).prompt_token_ids if i in (think, close)]
 
     assert await thinking_ids(GREEDY, True) == [think]
@@ -346,7 +357,11 @@ async def test_a_thought_that_was_cut_goes_on_where_it_ended(backend: LocalBacke
     question = Message("user", (Text("hello"),))
     whole, half = [
         result_of(
-            await collect(backend.stream([question], GREEDY.with_overrides(max_tokens=most), enable_thinking=True))
+            await collect(
+                backend.stream(
+                    GenerationRequest([question], GREEDY.with_overrides(max_tokens=most), enable_thinking=True)
+                )
+            )
         )
         for most in (64, 4)
     ]
@@ -354,11 +369,13 @@ async def test_a_thought_that_was_cut_goes_on_where_it_ended(backend: LocalBacke
     assert half.reasoning
     messages = [question, Message("assistant", reasoning=half.reasoning)]
     params = GREEDY.with_overrides(max_tokens=64)
-    rest = result_of(await collect(backend.stream(messages, params, enable_thinking=True, continue_reply=True)))
+    rest = result_of(
+        await collect(backend.stream(GenerationRequest(messages, params, enable_thinking=True, continue_reply=True)))
+    )
     assert rest.reasoning
     assert (half.reasoning + rest.reasoning, rest.text) == (whole.reasoning, whole.text)
     with pytest.raises(PromptError, match="turn thinking on"):
-        await collect(backend.stream(messages, GREEDY, enable_thinking=False, continue_reply=True))
+        await collect(backend.stream(GenerationRequest(messages, GREEDY, enable_thinking=False, continue_reply=True)))
 
 
 def test_only_the_bundled_folder_is_the_demo(backend: LocalBackend) -> None:
@@ -378,7 +395,7 @@ def test_a_program_may_end_without_closing_it(tmp_path: Path) -> None:
 async def test_the_last_reference_ends_its_threads(demo: LoadedModel) -> None:
     before = set(threading.enumerate())
     backend = LocalBackend(demo)
-    await collect(backend.stream([Message("user", (Text("hello"),))], GREEDY))
+    await collect(backend.stream(GenerationRequest([Message("user", (Text("hello"),))], GREEDY)))
     threads = [each for each in threading.enumerate() if each not in before and each.name.startswith("qwen35mm-")]
     assert {"qwen35mm-engine", "qwen35mm-reader", "qwen35mm-writer"} <= {each.name for each in threads}
     alive = weakref.ref(backend)
@@ -395,7 +412,7 @@ async def leave(folder: Path) -> str:
     """One answer, and where its prompt's beginning came from; nothing is closed."""
     backend = LocalBackend.load(demo_model_path(), cache=CacheSettings(directory=folder))
     question = Message("user", (Text("hello " * 600),))
-    events = await collect(backend.stream([question], GREEDY, conversation="chat"))
+    events = await collect(backend.stream(GenerationRequest([question], GREEDY, conversation="chat")))
     answer = backend.chat().stream("Hello.")
     next(answer)
     # As a script's own names would, until the very end.

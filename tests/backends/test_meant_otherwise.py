@@ -10,7 +10,7 @@ import pytest
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.contract import Image, Message, Text, pin_plans
+from qwen35mm.contract import GenerationRequest, Image, Message, Text, pin_plans
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
@@ -55,7 +55,7 @@ async def test_what_was_meant_for_something_else_is_refused_in_words(
     messages: Any, options: dict[str, Any], error: type[Exception], words: str, backend: LocalBackend
 ) -> None:
     with pytest.raises(error, match=words):
-        await collect(backend.stream(messages, **options))
+        await collect(backend.stream(GenerationRequest(messages, **options)))
     if error is PromptError:
         with pytest.raises(error, match=words):
             backend.count_tokens(messages)

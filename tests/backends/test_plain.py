@@ -14,7 +14,7 @@ import torch
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.zero_gpu import ZeroGpuBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Finished, Image, Message, PromptRead, SamplingParams, Text
+from qwen35mm.contract import Finished, GenerationRequest, Image, Message, PromptRead, SamplingParams, Text
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import BatchError, ConfigError, ContextTooLongError, MediaError, PromptError, RequestError
 from qwen35mm.evaluation.passages import diverge, hidden_states, text_passages
@@ -68,7 +68,7 @@ def ids_of(backend: LocalBackend, text: str) -> list[int]:
 
 
 async def test_a_conversations_ids_are_answered_as_it_is(backend: LocalBackend) -> None:
-    rendered = result_of(await collect(backend.stream([Message("user", (Text("hello"),))], GREEDY)))
+    rendered = result_of(await collect(backend.stream(GenerationRequest([Message("user", (Text("hello"),))], GREEDY))))
     ids = rendered.prompt_token_ids
     text = backend.loaded.tokenizer.decode(ids, skip_special=False)
     for prompt in (list(ids), np.array(ids), text):
@@ -121,7 +121,7 @@ async def test_what_follows_a_text_is_scored_after_it(
 async def test_an_answer_is_scored_after_its_question(backend: LocalBackend, oracle: Any) -> None:
     answer = "A red circle on the left."
     found = await backend.ascore(answer, QUESTION, num_top=1)
-    asked = await collect(backend.stream(QUESTION, GREEDY, enable_thinking=False))
+    asked = await collect(backend.stream(GenerationRequest(QUESTION, GREEDY, enable_thinking=False)))
     before = list(result_of(asked).prompt_token_ids)
     ids = [*before, *ids_of(backend, answer)]
     assert [each.token_id for each in found.tokens] == ids[len(before) :]
@@ -164,7 +164,9 @@ async def test_an_embedding_is_transformers_hidden_state(backend: LocalBackend, 
 
 
 async def test_a_conversation_is_embedded_with_its_media(backend: LocalBackend, oracle: Any) -> None:
-    ids = result_of(await collect(backend.stream(QUESTION, GREEDY, enable_thinking=False))).prompt_token_ids
+    ids = result_of(
+        await collect(backend.stream(GenerationRequest(QUESTION, GREEDY, enable_thinking=False)))
+    ).prompt_token_ids
     states = oracle_states(oracle, ids, oracle_inputs(backend, QUESTION))
     found = await backend.aembed(QUESTION)
     close(found, states[-1])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Finished, Image, Message, Result, SamplingParams
+from qwen35mm.contract import Finished, GenerationRequest, Image, Message, Result, SamplingParams
 from qwen35mm.errors import Qwen35mmError
 
 QUESTION = [Message("user", "How many circles are there in a picture of two circles?")]
@@ -45,7 +45,7 @@ async def model(folder: Path) -> AsyncIterator[LocalBackend]:
 
 async def answer(model: LocalBackend, messages: list[Message]) -> Result:
     params = SamplingParams(temperature=0.0, max_tokens=24)
-    events = [event async for event in model.stream(messages, params)]
+    events = [event async for event in model.stream(GenerationRequest(messages, params))]
     assert isinstance(events[-1], Finished)
     return events[-1].result
 

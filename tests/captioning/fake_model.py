@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from PIL import Image as PILImage
@@ -15,7 +15,7 @@ from PIL import Image as PILImage
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.contract import Event, Finished, FinishReason, Message, Result, SamplingParams, TokenLogprob
+from qwen35mm.contract import Event, Finished, FinishReason, GenerationRequest, Result, SamplingParams, TokenLogprob
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 
 
@@ -60,15 +60,9 @@ class FakeModel:
             processor=processor,
         )
 
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        retain: Any = "shared",
-    ) -> AsyncIterator[Event]:
-        assert retain in ("shared", "prompt")
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        assert request.retain in ("shared", "prompt")
+        messages, params = request.messages, request.params
         assert params is not None
         (part,) = messages[-1].media
         assert isinstance(part.source, PreparedMedia)
@@ -77,7 +71,7 @@ class FakeModel:
             messages[-1].text,
             messages[0].text if len(messages) > 1 else "",
             params,
-            enable_thinking,
+            request.enable_thinking,
         )
         self.asked.append(asked)
         self.num_at_once += 1

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -20,7 +20,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
-from qwen35mm.contract import Event, Message
+from qwen35mm.contract import Event, GenerationRequest
 from qwen35mm.engine import EngineSettings
 from tests.captioning.fake_model import picture
 from tests.captioning.runs import failures, job, listed, settings, texts
@@ -51,11 +51,12 @@ class DeadlyBackend(LocalBackend):
 
     mark: Path
 
-    async def stream(self, messages: Sequence[Message], *arguments: Any, **options: Any) -> AsyncGenerator[Event, None]:
-        if messages[-1].text == "die" or (messages[-1].text == "die once" and not self.mark.exists()):
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        text = request.messages[-1].text
+        if text == "die" or (text == "die once" and not self.mark.exists()):
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        async for event in super().stream(messages, *arguments, **options):
+        async for event in super().stream(request):
             yield event
 
 

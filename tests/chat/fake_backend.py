@@ -18,9 +18,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 from qwen35mm.assets import demo_model_path
@@ -29,6 +28,7 @@ from qwen35mm.contract import (
     Event,
     Finished,
     FinishReason,
+    GenerationRequest,
     MediaPlanned,
     Message,
     ModelInfo,
@@ -78,7 +78,7 @@ class FakeBackend:
 
     is_demo: bool = False
     context_length: int = 4096
-    calls: list[SimpleNamespace] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
     active: int = 0
     completes_plans: bool = False
     idles: bool = False
@@ -97,16 +97,15 @@ class FakeBackend:
         """Lets a "phases" answer go on."""
         self._phases.release()
 
-    async def stream(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **how: Any
-    ) -> AsyncIterator[Event]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The answer that the last message asks for."""
-        self.calls.append(SimpleNamespace(messages=messages, params=params or self.info.generation, **how))
+        self.calls.append(replace(request, params=request.params or self.info.generation))
+        messages = request.messages
         self.active += 1
         try:
             if plans := tuple(make_plan(part) for message in messages for part in message.media):
                 yield MediaPlanned(tuple(map(complete, plans)) if self.completes_plans else plans)
-            if how.get("continue_reply"):
+            if request.continue_reply:
                 yield TextDelta("and its end.")
                 yield Finished(make_result("and its end."))
                 return
@@ -115,7 +114,9 @@ class FakeBackend:
         finally:
             self.active -= 1
 
-    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+    def count_tokens(
+        self, messages: Sequence[Message], *, enable_thinking: bool | None = None, tools: Any = None
+    ) -> int:
         """A token for every four characters, and what media are planned to take."""
         plans = [part.plan for message in messages for part in message.media]
         num_text = sum(len(message.text) // 4 + 4 for message in messages)

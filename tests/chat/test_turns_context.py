@@ -110,10 +110,10 @@ async def test_a_summary_holds_the_newest_messages_that_fit(kit: ChatKit, tmp_pa
     kit.backend.context_length = 1500
     await kit.turns.summarise(ME, asked.conversation, "After: Shapes")
     reply = kit.replies.of(ME.owner)[0]
-    text = reply.work.messages[-1].text
+    text = reply.work.request.messages[-1].text
     assert "echo 5" in text
     assert "echo 0" not in text.partition("## ")[2]
-    assert kit.backend.count_tokens(reply.work.messages) <= 1500
+    assert kit.backend.count_tokens(reply.work.request.messages) <= 1500
     await reply.stop()
     assert len(files_in(tmp_path / "media")) == 1, "what was tried and didn't fit was never kept"
 

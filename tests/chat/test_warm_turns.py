@@ -17,7 +17,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person
-from qwen35mm.contract import Event, Image, Message, Text, TextDelta
+from qwen35mm.contract import Event, GenerationRequest, Image, Message, Text, TextDelta
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, PICTURE, Asked, ChatKit
@@ -86,7 +86,7 @@ def kit(backend: LocalBackend, tmp_path: Path) -> WarmKit:
 def assert_goes_on_from_what_was_committed(kit: WarmKit, spies: SimpleNamespace, asked: Asked) -> None:
     """The last prompt begins with the messages that were committed before, and all but a segment of them is cached."""
     committed, source = spies.history.call_args_list[-2].args[0], spies.commit.call_args_list[-2].args[0]
-    assert list(spies.stream.call_args.args[0][:-1]) == list(committed.messages)
+    assert list(spies.stream.call_args.args[0].messages[:-1]) == list(committed.messages)
     assert kit.stats(asked)["num_cached_tokens"] > len(source.prompt.token_ids) - MIN_SEGMENT
     assert spies.decode.call_count == 1
 
@@ -113,7 +113,7 @@ async def test_a_title_between_two_turns_costs_the_second_nothing(
     asked = await kit.say(QUESTIONS[0], **kit.picture())
     while titles.are_pending(ME.owner):
         await asyncio.sleep(0.01)
-    assert spies.stream.call_args.args[0][0].text.startswith("Write a title")
+    assert spies.stream.call_args.args[0].messages[0].text.startswith("Write a title")
     assert kit.store.conversation(ME.owner, asked.conversation).titled
     asked = await kit.say(QUESTIONS[1], asked)
     assert_goes_on_from_what_was_committed(kit, spies, asked)
@@ -126,9 +126,9 @@ async def test_what_is_kept_in_memory_alone_is_warm_and_never_on_the_disk(tmp_pa
     params = backend.loaded.generation.with_overrides(temperature=0.0, max_tokens=16)
     with closing(backend):
         messages = [Message("user", (Image(PICTURE), Text(QUESTIONS[0])))]
-        how = {"retain": retain, "conversation": "one", "tenant": "one", "enable_thinking": False}
+        how: dict[str, Any] = {"retain": retain, "conversation": "one", "tenant": "one", "enable_thinking": False}
         for question in (QUESTIONS[1], None):
-            events = [event async for event in backend.stream(messages, params, **how)]
+            events = [event async for event in backend.stream(GenerationRequest(messages, params, **how))]
             result = events[-1].result  # pyright: ignore[reportAttributeAccessIssue]
             assert await asyncio.to_thread(backend.wait_idle, 60)
             answer = Message("assistant", (Text(result.text),))
@@ -143,8 +143,8 @@ async def test_what_is_kept_in_memory_alone_is_warm_and_never_on_the_disk(tmp_pa
 async def test_a_stopped_answer_is_committed_as_far_as_it_was_stored(
     kit: WarmKit, backend: LocalBackend, spies: SimpleNamespace, thinking: bool
 ) -> None:
-    async def held_after_its_first_words(*args: Any, **how: Any) -> AsyncIterator[Event]:
-        async with aclosing(LocalBackend.stream(backend, *args, **how)) as events:  # pyright: ignore
+    async def held_after_its_first_words(request: GenerationRequest) -> AsyncIterator[Event]:
+        async with aclosing(LocalBackend.stream(backend, request)) as events:
             async for event in events:
                 yield event
                 if isinstance(event, TextDelta) and event.channel == "answer":

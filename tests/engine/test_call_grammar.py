@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen35mm.contract import SamplingParams, ToolCall
+from qwen35mm.contract import GenerationRequest, SamplingParams, ToolCall
 from qwen35mm.engine import call_grammar
 from qwen35mm.engine.call_grammar import grammar_of_calls
 from qwen35mm.engine.grammar import Grammars, Matcher
@@ -46,8 +46,9 @@ BOX = {"type": "object", "properties": {"w": {"type": "boolean"}, "s": {"type": 
 BOX |= {"required": ["w"], "additionalProperties": False}
 
 
-def held_calls(*args: Any, **options: Any) -> str | None:
-    return asyncio.run(call_grammar.held_calls(*args, **options))
+def constrained_calls(tools: Any, choice: str, params: SamplingParams, loaded: LoadedModel) -> str | None:
+    request = GenerationRequest(params=params, tools=tools or (), tool_choice=choice)
+    return asyncio.run(call_grammar.constrained_calls(request, params, loaded))
 
 
 def tool(name: str, properties: dict[str, Any], required: list[str], **more: Any) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def test_what_a_template_writes_is_a_call(loaded: LoadedModel, chat: Chat) -> No
 
 def test_text_before_calls_is_free_but_for_what_looks_like_one(loaded: LoadedModel) -> None:
     strict = tool("weather", {"place": {"type": "string"}}, ["place"], strict=True)
-    lark = held_calls([strict], "auto", SamplingParams(), loaded)
+    lark = constrained_calls([strict], "auto", SamplingParams(), loaded)
     assert lark is not None
     for text in ("", "Hello.", f"I look.\n\n{CALL.format('Bonn')}", f"{CALL.format('a')}\n{CALL.format('b')}"):
         assert accepts(loaded, lark, text)
@@ -189,21 +190,21 @@ def test_marks_that_are_no_tokens_are_text(loaded: LoadedModel) -> None:
 def test_an_answer_follows_its_schema_or_calls(loaded: LoadedModel) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     params = SamplingParams(json_schema=json.dumps(schema))
-    lark = held_calls([WEATHER], "auto", params, loaded)
+    lark = constrained_calls([WEATHER], "auto", params, loaded)
     assert lark is not None
     assert accepts(loaded, lark, '{"a": 5}')
     assert accepts(loaded, lark, CALL.format("Bonn"))
     for text in ("Hello.", '{"a": 5}\n' + CALL.format("Bonn"), '{"b": 5}'):
         assert not accepts(loaded, lark, text)
-    forced = held_calls([WEATHER], "required", params, loaded)
+    forced = constrained_calls([WEATHER], "required", params, loaded)
     assert forced is not None
     assert not accepts(loaded, forced, '{"a": 5}')
 
 
 def test_by_default_nothing_is_held(loaded: LoadedModel) -> None:
-    assert held_calls([WEATHER], "auto", SamplingParams(), loaded) is None
-    assert held_calls([WEATHER], "none", SamplingParams(), loaded) is None
-    assert held_calls(None, "auto", SamplingParams(json_schema='{"type": "null"}'), loaded) is None
+    assert constrained_calls([WEATHER], "auto", SamplingParams(), loaded) is None
+    assert constrained_calls([WEATHER], "none", SamplingParams(), loaded) is None
+    assert constrained_calls(None, "auto", SamplingParams(json_schema='{"type": "null"}'), loaded) is None
 
 
 def strict(**schema: Any) -> list[dict[str, Any]]:
@@ -237,13 +238,13 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 def test_what_cannot_be_held_is_refused_in_words(name: str, loaded: LoadedModel) -> None:
     tools, choice, words = REFUSED[name]
     with pytest.raises(RequestError, match=words):
-        held_calls(tools, choice, SamplingParams(), loaded)
+        constrained_calls(tools, choice, SamplingParams(), loaded)
 
 
 def test_what_is_not_strict_is_held_as_far_as_it_can_be(loaded: LoadedModel) -> None:
     numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     loose = tool("f", {"a": numbers, "b": {"pattern": "x"}}, ["a"])
-    lark = held_calls([loose], "required", SamplingParams(), loaded)
+    lark = constrained_calls([loose], "required", SamplingParams(), loaded)
     assert lark is not None
     call = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(loaded, lark, call.format("[1, 1]"))
@@ -253,14 +254,14 @@ def test_what_is_not_strict_is_held_as_far_as_it_can_be(loaded: LoadedModel) -> 
 @pytest.mark.parametrize("moved", [{"stop": "x"}, {"min_tokens": 1}, {"ignore_eos": True}, {"stop_token_ids": (1,)}])
 def test_calls_end_the_reply_and_nothing_else_does(moved: dict[str, Any], loaded: LoadedModel) -> None:
     with pytest.raises(RequestError, match=f"^{next(iter(moved))} must be left out"):
-        held_calls([WEATHER], "required", SamplingParams(**moved), loaded)
+        constrained_calls([WEATHER], "required", SamplingParams(**moved), loaded)
 
 
 def test_a_random_model_calls_after_its_thinking(loaded: LoadedModel, chat: Chat) -> None:
     """And ends there; beside others, it does the same."""
     tools = [tool("f", {"unit": {"enum": ["celsius", "kelvin"]}, "days": {"type": "boolean"}}, ["unit"])]
     params = SamplingParams(temperature=1.5, max_tokens=150, thinking_budget=5)
-    lark = held_calls(tools, "required", params, loaded)
+    lark = constrained_calls(tools, "required", params, loaded)
     requests = [
         chat.request(
             [user(f"hi {seed}")],
@@ -286,6 +287,6 @@ def test_a_random_model_calls_after_its_thinking(loaded: LoadedModel, chat: Chat
 def test_large_schemas_are_refused_before_they_are_looked_at(loaded: LoadedModel) -> None:
     large = [tool(f"f{at}", {"a": {"enum": ["x" * 40_000]}}, ["a"]) for at in range(20)]
     with pytest.raises(RequestError, match="tools of so many words"):
-        held_calls(large, "required", SamplingParams(), loaded)
+        constrained_calls(large, "required", SamplingParams(), loaded)
     with pytest.raises(RequestError, match="The tool 'f': its schema may have 65,536 characters; it has"):
-        held_calls([tool("f", {"a": {"enum": ["x" * 70_000]}}, ["a"])], "required", SamplingParams(), loaded)
+        constrained_calls([tool("f", {"a": {"enum": ["x" * 70_000]}}, ["a"])], "required", SamplingParams(), loaded)

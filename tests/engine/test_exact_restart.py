@@ -13,7 +13,7 @@ import torch
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Event, Finished, Image, Message, Text, Video
+from qwen35mm.contract import Event, Finished, GenerationRequest, Image, Message, Text, Video
 from qwen35mm.engine import Engine
 from qwen35mm.model import LoadedModel, load
 from tests import forked
@@ -55,7 +55,11 @@ async def ask_all(backend: LocalBackend, questions: list[Message], messages: lis
     """Appends the questions and the replies to them."""
     for question in questions:
         messages = [*messages, question]
-        (result,) = [e.result for e in await collect(backend.stream(messages, GREEDY)) if isinstance(e, Finished)]
+        (result,) = [
+            e.result
+            for e in await collect(backend.stream(GenerationRequest(messages, GREEDY)))
+            if isinstance(e, Finished)
+        ]
         messages.append(assistant(result.text or "nothing"))
         assert backend.wait_idle(60)
     return messages
@@ -97,7 +101,7 @@ async def test_another_process_takes_the_conversation_up_from_the_disk(tmp_path:
         backend = backend_of(loaded, cache_settings(loaded, directory=tmp_path / "cache"))
         try:
             with recording() as logits_of:
-                events = await collect(backend.stream(messages, GREEDY))
+                events = await collect(backend.stream(GenerationRequest(messages, GREEDY)))
         finally:
             backend.close()
         (result,) = [event.result for event in events if isinstance(event, Finished)]

@@ -13,7 +13,18 @@ from PIL import Image as PILImage
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import CacheReport, Event, Finished, Image, Message, Result, Text, Video, pin_plans
+from qwen35mm.contract import (
+    CacheReport,
+    Event,
+    Finished,
+    GenerationRequest,
+    Image,
+    Message,
+    Result,
+    Text,
+    Video,
+    pin_plans,
+)
 from qwen35mm.engine import DeferredMedia, Engine, Request
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.vision import VisionTower
@@ -246,7 +257,7 @@ async def test_a_chat_reads_and_encodes_each_medium_once(
         conversation.append(question)
         work.reset()
         plans = None
-        async for event in backend.stream(conversation, GREEDY):
+        async for event in backend.stream(GenerationRequest(conversation, GREEDY)):
             if not isinstance(event, Finished):
                 plans = getattr(event, "plans", plans)
                 continue
@@ -273,7 +284,7 @@ async def test_a_restart_reads_no_old_medium(loaded: LoadedModel, chat: Chat, wo
         backend = local_backend(loaded, settings)
         work.reset()
         try:
-            results.append(await last(backend.stream(asked, GREEDY)))
+            results.append(await last(backend.stream(GenerationRequest(asked, GREEDY))))
             backend.wait_idle(60)
         finally:
             backend.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Event, Finished, Image, Message, Result, Text
+from qwen35mm.contract import Event, Finished, GenerationRequest, Image, Message, Result, Text
 from qwen35mm.engine import Engine, Request
 from qwen35mm.model import LoadedModel
 from tests.engine.exact import (
@@ -120,7 +120,7 @@ async def test_tenants_of_a_backend_are_kept_apart(backend: LocalBackend, chat: 
     system_stop = chat.request([LONG, QUESTION]).prompt.system_stop
     replies: list[str] = []
     for tenant in ("one", "two", None):
-        result = await last(backend.stream([LONG, QUESTION], GREEDY, tenant=tenant))
+        result = await last(backend.stream(GenerationRequest([LONG, QUESTION], GREEDY, tenant=tenant)))
         assert backend.wait_idle(60)
         replies.append(result.text)
         assert result.cache.num_cached_tokens == (0 if tenant == "one" else system_stop)
@@ -130,6 +130,6 @@ async def test_tenants_of_a_backend_are_kept_apart(backend: LocalBackend, chat: 
     following = [LONG, QUESTION, Message("assistant", (Text(replies[0]),)), user(words("go on"))]
     history = chat.history(following[:-1]).prompt
     for tenant, cached in (("three", system_stop), ("one", history.tail_start), ("two", history.tail_start)):
-        result = await last(backend.stream(following, GREEDY, tenant=tenant))
+        result = await last(backend.stream(GenerationRequest(following, GREEDY, tenant=tenant)))
         assert backend.wait_idle(60)
         assert result.cache.num_cached_tokens == cached

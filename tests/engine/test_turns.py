@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Event, Finished, Image, Message, Progress, SamplingParams, Text, TextDelta, ToolCall
+from qwen35mm.contract import (
+    Event,
+    Finished,
+    GenerationRequest,
+    Image,
+    Message,
+    Progress,
+    SamplingParams,
+    Text,
+    TextDelta,
+    ToolCall,
+)
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Prompt
@@ -118,7 +129,7 @@ async def test_a_turn_prefills_only_what_is_new(
     for number in range(14):
         messages.append(question(number))
         count.reset()
-        reply = await answer(backend.stream(messages, params, enable_thinking=thinking))
+        reply = await answer(backend.stream(GenerationRequest(messages, params, enable_thinking=thinking)))
         assert bool(reply.reasoning) == thinking
         prompt = chat.request(messages, enable_thinking=thinking).prompt
         if number:
@@ -141,7 +152,7 @@ async def test_after_stop_and_after_a_cut_off_reply(
         messages.append(question(number))
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, thinking_budget=4 if thinking else None)
         count.reset()
-        events = backend.stream(messages, params, enable_thinking=thinking)
+        events = backend.stream(GenerationRequest(messages, params, enable_thinking=thinking))
         reply = await answer(events, leave_after=leave_after)
         if number:
             assert_only_the_new(
@@ -166,17 +177,17 @@ async def test_turns_with_tool_calls(backend: LocalBackend, chat: Chat, count: P
     )
     result = Message("tool", (Text(words("the result", count=30)),))
     messages = [SYSTEM, user(words("look", count=20))]
-    await answer(backend.stream(messages, params, **options))
+    await answer(backend.stream(GenerationRequest(messages, params, **options)))
     assert backend.wait_idle(60)
     for following in (result, user(words("and now", count=20)), user("thanks")):
         # The model's own words are made up here: a tiny random model calls no tools.
         messages.append(call if messages[-1].role == "user" and following.role == "tool" else assistant(words("done")))
-        backend.commit_history(messages, **options)
+        backend.commit_history(GenerationRequest(messages, **options))
         assert backend.wait_idle(60)
         history = chat.history(messages, **options).prompt
         messages.append(following)
         count.reset()
-        await answer(backend.stream(messages, params, **options))
+        await answer(backend.stream(GenerationRequest(messages, params, **options)))
         prompt = chat.request(messages, **options).prompt
         thoughts = chat.loaded.tokenizer.encode_plain("I should look")
         assert (following.role == "tool" and thinking) == holds(prompt, words("I should look"), chat), thoughts
@@ -245,7 +256,7 @@ async def test_a_message_sent_at_once_supersedes_the_commit(
     for number in range(6):
         messages.append(question(number))
         count.reset()
-        reply = await answer(backend.stream(messages, PARAMS, conversation="chat"))
+        reply = await answer(backend.stream(GenerationRequest(messages, PARAMS, conversation="chat")))
         prompt = chat.request(messages).prompt
         assert count.until_first_token is not None
         assert sum(count.until_first_token) <= len(prompt.token_ids)

@@ -12,7 +12,7 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Finished, ToolCall
+from qwen35mm.contract import Finished, GenerationRequest, ToolCall
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation import skills
 from qwen35mm.evaluation.compare import compare
@@ -61,14 +61,14 @@ def test_answers_are_judged_by_their_skills_graders(demo: LoadedModel, monkeypat
 def test_thinking_and_tools_are_the_cases_and_calls_are_in_the_text(
     demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    asked: list[GenerationRequest] = []
     call = "<tool_call>\n<function=get_time>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
     stream = LocalBackend.stream
 
-    async def watched(self: LocalBackend, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        asked.append(options)
-        async for event in stream(self, *args, **options):
-            if isinstance(event, Finished) and options["tools"]:
+    async def watched(self: LocalBackend, request: GenerationRequest) -> AsyncIterator[Any]:
+        asked.append(request)
+        async for event in stream(self, request):
+            if isinstance(event, Finished) and request.tools:
                 ids = tuple(demo.tokenizer.encode_plain(f"I look.\n</think>\n\n{call}"))
                 calls = (ToolCall("get_time", {"city": "Oslo"}),)
                 event = replace(event, result=replace(event.result, text="", token_ids=ids, tool_calls=calls))
@@ -77,8 +77,8 @@ def test_thinking_and_tools_are_the_cases_and_calls_are_in_the_text(
     monkeypatch.setattr(LocalBackend, "stream", watched)
     three = [cases.make_cases(name, 1, "seen")[0] for name in ("count, thinking", "tool call", "small talk")]
     answers = answer_cases(demo, three)
-    assert [options["enable_thinking"] for options in asked] == [True, False, False]
-    assert [options["tools"] for options in asked] == [None, three[1].tools, None]
+    assert [request.enable_thinking for request in asked] == [True, False, False]
+    assert [request.tools for request in asked] == [(), tuple(three[1].tools or ()), ()]
     assert three[1].tools
     assert answers[1] == call
     assert "</think>" not in answers[0]

@@ -19,7 +19,7 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Event, Finished, Message, PromptRead, SamplingParams, Text, TextDelta
+from qwen35mm.contract import Event, Finished, GenerationRequest, Message, PromptRead, SamplingParams, Text, TextDelta
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
@@ -64,12 +64,12 @@ def other(tmp_path: Path) -> Path:
 
 
 async def answer(switch: BackendSwitch, params: SamplingParams = GREEDY) -> str:
-    return result_of(await collect(switch.stream(QUESTION, params))).text
+    return result_of(await collect(switch.stream(GenerationRequest(QUESTION, params)))).text
 
 
 async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
     """A reply in progress, whose first words are there."""
-    events = switch.stream(QUESTION, GREEDY)
+    events = switch.stream(GenerationRequest(QUESTION, GREEDY))
     async for event in events:
         if isinstance(event, TextDelta):
             break
@@ -88,7 +88,7 @@ async def test_it_answers_as_what_it_holds(make: Make) -> None:
     switch = make()
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("demo", True, 1024)
     assert switch.media is switch.current.media
-    alone = result_of(await collect(switch.current.stream(QUESTION, GREEDY)))
+    alone = result_of(await collect(switch.current.stream(GenerationRequest(QUESTION, GREEDY))))
     assert await answer(switch) == alone.text != ""
 
 
@@ -169,11 +169,11 @@ async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, 
     options = replace(OPTIONS, cache=replace(OPTIONS.cache, directory=tmp_path / "cache"))
     switch = make(WORK, options)
     messages = [Message("user", (Text("What is in the picture? " * 40),))]
-    kept = {"conversation": "a", "retain": "conversation"}
-    await collect(switch.stream(messages, GREEDY, **kept))
+    request = GenerationRequest(messages, GREEDY, conversation="a")
+    await collect(switch.stream(request))
     await switch.switch(other)
     await switch.switch(demo_model_path())
-    again = result_of(await collect(switch.stream(messages, GREEDY, **kept)))
+    again = result_of(await collect(switch.stream(request)))
     assert again.cache.cached_from["disk"] > 0
 
 

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Finished, TextDelta
+from qwen35mm.contract import Finished, GenerationRequest, TextDelta
 from qwen35mm.engine import EngineSettings
 from qwen35mm.http.run import ServerThread
 from qwen35mm.model import LoadedModel
@@ -50,9 +50,9 @@ class Scripted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    async def stream(self, messages: Any, params: Any = None, **options: Any) -> AsyncIterator[Any]:
-        self.asked.append({"messages": messages, **options})
-        async for event in self._backend.stream(messages, params, **options):
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Any]:
+        self.asked.append(vars(request))
+        async for event in self._backend.stream(request):
             if isinstance(event, Finished):
                 for at in range(0, len(self.text), 3):
                     yield TextDelta(self.text[at : at + 3])
@@ -72,10 +72,10 @@ class Endless:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    async def stream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Any]:
         self.begun.release()
         try:
-            async for event in self._backend.stream(*args, **options):
+            async for event in self._backend.stream(request):
                 yield event
                 while not self.go_on.is_set():
                     await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import torch
 from fastapi import FastAPI
 
-from qwen35mm.backends.model_backend import ModelBackend, Turn
+from qwen35mm.backends.model_backend import ModelBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import CacheReport, Event, Finished, Prefilled, PromptRead, Result, TextDelta, TokenLogprob
 from qwen35mm.engine import EngineSettings, Request
@@ -26,21 +26,24 @@ class Instant(ModelBackend):
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
         self.context_length = 4096
 
-    async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
-        ids = request.prompt.token_ids.tolist()
+    async def _answer(self, work: Request, request: Any, *, commits: bool = False) -> AsyncGenerator[Event, None]:
+        ids = work.prompt.token_ids.tolist()
         num_tokens = len(ids)
-        if request.reading is not None:
-            told = [TokenLogprob("x", -1.0, (120,), each) for each in ids[request.reading.start :]]
+        if work.reading is not None:
+            told = [TokenLogprob("x", -1.0, (120,), each) for each in ids[work.reading.start :]]
             states = torch.ones(1, self.loaded.config.text.hidden_size)
             yield PromptRead(tuple(ids), tuple(told), states, CacheReport())
-        if not request.replies:
+        if not work.replies:
             return
         yield Prefilled(num_tokens, 0.001, 1, CacheReport())
-        asked = request.params.logprobs is not None
+        asked = work.params.logprobs is not None
         logprobs = (TokenLogprob(TEXT, -0.5, tuple(TEXT.encode()), 1),) if asked else ()
         yield TextDelta(TEXT, "answer", 1, 0.0, logprobs)
         result = Result(TEXT, None, "stop", (1,), (), num_tokens, 1, 0.001, None)
         yield Finished(replace(result, logprobs=logprobs if asked else None))
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        return True
 
     def memory(self) -> dict[str, int]:
         return {f"{part}_bytes": 0 for part in ("kv", "states", "vision")}

@@ -186,7 +186,7 @@ def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.
     with serving(create_app(scripted)) as address:  # pyright: ignore[reportArgumentType]
         client = client.with_options(base_url=f"{address}/v1")
         (choice,) = ask(client, tools=TOOLS).choices
-        assert scripted.asked[0]["tools"] == TOOLS
+        assert scripted.asked[0]["tools"] == tuple(TOOLS)
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
         calls = choice.message.tool_calls
         assert [call.function.name for call in calls] == ["weather"] * 2
@@ -198,7 +198,7 @@ def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.
         assert len(ask(client, tools=TOOLS, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
         none = ask(client, tools=TOOLS, tool_choice="none").choices[0]
         assert (none.message.tool_calls, none.message.content) == (None, scripted.text)
-        assert scripted.asked[-1]["tools"] is None
+        assert scripted.asked[-1]["tools"] == ()
         result = {"role": "tool", "tool_call_id": calls[0].id, "content": "Rain"}
         ask(client, [*HELLO, choice.message.model_dump(exclude_none=True), result], tools=TOOLS)
         before, given = scripted.asked[-1]["messages"][-2:]

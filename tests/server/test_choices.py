@@ -10,11 +10,19 @@ import openai
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import CacheReport, Event, Finished, Message, Prefilled, Result, SamplingParams, TextDelta
+from qwen35mm.contract import (
+    CacheReport,
+    Event,
+    Finished,
+    GenerationRequest,
+    Message,
+    Prefilled,
+    Result,
+    SamplingParams,
+    TextDelta,
+)
 from qwen35mm.server.app import create_app
-from qwen35mm.server.asked import Asked
 from qwen35mm.server.choices import OfChoice, events_of_choices
-from qwen35mm.server.keys import Caller
 from qwen35mm.server.line import FairLine
 from tests.server.conftest import PATIENCE_S, sample, serving
 
@@ -84,8 +92,13 @@ def test_what_cannot_be_used_is_named(client: openai.OpenAI, refused: Callable[.
         assert refused(ask, client=client, messages=long, n=3, stream=stream).status_code == 400
 
 
-def asked(seed: int | None = None) -> Asked:
-    return Asked(Caller(""), [Message("user", "hi")], SamplingParams(seed=seed))
+def asked(seed: int | None = None) -> GenerationRequest:
+    return GenerationRequest([Message("user", "hi")], SamplingParams(seed=seed))
+
+
+def seed_of(request: GenerationRequest) -> int | None:
+    assert request.params is not None
+    return request.params.seed
 
 
 RESULT = Result("x", None, "stop", (), (), 1, 1, None, None)
@@ -94,14 +107,14 @@ RESULT = Result("x", None, "stop", (), (), 1, 1, None, None)
 async def test_whoever_leaves_ends_all_replies() -> None:
     ended: list[int | None] = []
 
-    async def endless(one: Asked, is_more: bool) -> AsyncGenerator[Event, None]:
+    async def endless(one: GenerationRequest, is_more: bool) -> AsyncGenerator[Event, None]:
         try:
             yield Prefilled(1, 0.0, None, CacheReport())
             while True:
                 yield TextDelta("x")
                 await asyncio.sleep(0)
         finally:
-            ended.append(one.params.seed)
+            ended.append(seed_of(one))
 
     events = events_of_choices(asked(7), 4, endless)
     seen: set[int] = set()
@@ -116,12 +129,12 @@ async def test_whoever_leaves_ends_all_replies() -> None:
 async def test_one_that_fails_ends_the_others() -> None:
     open_ = 0
 
-    async def failing(one: Asked, is_more: bool) -> AsyncGenerator[Event, None]:
+    async def failing(one: GenerationRequest, is_more: bool) -> AsyncGenerator[Event, None]:
         nonlocal open_
         open_ += 1
         try:
             yield Prefilled(1, 0.0, None, CacheReport())
-            if one.params.seed == 2:
+            if seed_of(one) == 2:
                 raise KeyError("two")
             await asyncio.sleep(PATIENCE_S)
         finally:
@@ -137,9 +150,9 @@ async def test_choices_take_turns_with_others_and_are_let_in_together() -> None:
     """One place: another caller's request comes between two choices, and a full line refuses none of them."""
     line, order = FairLine(1, max_waiting=1), []
 
-    async def answer(one: Asked, is_more: bool) -> AsyncGenerator[Event, None]:
-        async with line.place(one.caller.name, may_be_refused=not is_more):
-            order.append(one.params.seed)
+    async def answer(one: GenerationRequest, is_more: bool) -> AsyncGenerator[Event, None]:
+        async with line.place("", may_be_refused=not is_more):
+            order.append(seed_of(one))
             yield Prefilled(1, 0.0, None, CacheReport())
             for _ in range(5):
                 await asyncio.sleep(0)

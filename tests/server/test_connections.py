@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from qwen35mm.backends.model_backend import Turn
 from qwen35mm.contract import Event, TextDelta
 from qwen35mm.engine import Request
 from qwen35mm.http import bodies as body
@@ -35,9 +34,9 @@ class Talkative(Instant):
         super().__init__(*args)
         self.all_said, self.left = threading.Semaphore(0), threading.Semaphore(0)
 
-    async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
+    async def _answer(self, work: Request, request: Any, *, commits: bool = False) -> AsyncGenerator[Event, None]:
         try:
-            async for event in super()._answer(request, turn):
+            async for event in super()._answer(work, request):
                 yield event
                 if isinstance(event, TextDelta):
                     for _ in range(300):

@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseItemList
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.contract import Image, TextDelta
+from qwen35mm.contract import GenerationRequest, Image, TextDelta
 from qwen35mm.errors import EngineError, NotFoundError, StorageError
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Caller, Keys
@@ -203,8 +203,8 @@ def test_a_kept_response_is_there_until_it_is_deleted(
 class Failing(Scripted):
     """The model's backend, but its replies end with an error after the first piece."""
 
-    async def stream(self, messages: Any, params: Any = None, **options: Any) -> AsyncIterator[Any]:
-        async for event in super().stream(messages, params, **options):
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[Any]:
+        async for event in super().stream(request):
             yield event
             if isinstance(event, TextDelta):
                 raise EngineError("The model broke.")

@@ -16,6 +16,7 @@ from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.contract import (
     Event,
     Finished,
+    GenerationRequest,
     Image,
     MediaPlanned,
     Message,
@@ -54,7 +55,7 @@ def planned(events: Sequence[Event]) -> MediaPlanned:
 
 
 async def ask(backend: Any, messages: Sequence[Message], params: SamplingParams = GREEDY, **how: Any) -> Result:
-    return result_of(await collect(backend.stream(messages, params, **how)))
+    return result_of(await collect(backend.stream(GenerationRequest(messages, params, **how))))
 
 
 async def test_what_it_is(remote: RemoteBackend, backend: LocalBackend) -> None:
@@ -68,7 +69,7 @@ async def test_what_it_is(remote: RemoteBackend, backend: LocalBackend) -> None:
 async def test_its_words_are_the_models_and_so_is_the_count(
     remote: RemoteBackend, backend: LocalBackend, thinking: bool
 ) -> None:
-    events: list[Event] = await collect(remote.stream(QUESTION, GREEDY, enable_thinking=thinking))
+    events: list[Event] = await collect(remote.stream(GenerationRequest(QUESTION, GREEDY, enable_thinking=thinking)))
     result = result_of(events)
     here = await ask(backend, QUESTION, enable_thinking=thinking)
     assert (result.text, result.reasoning, result.finish_reason) == (here.text, here.reasoning, here.finish_reason)
@@ -96,7 +97,9 @@ async def test_calls_and_their_results(backend: LocalBackend) -> None:
     scripted.text = f"Let me see.\n\n{CALL.format(3)}"
     with serving(create_app(scripted)) as address:
         remote = RemoteBackend(address)
-        *_, last = await collect(remote.stream(QUESTION, GREEDY, tools=[WEATHER], enable_thinking=False))
+        *_, last = await collect(
+            remote.stream(GenerationRequest(QUESTION, GREEDY, tools=[WEATHER], enable_thinking=False))
+        )
         assert isinstance(last, Finished)
         (call,) = last.result.tool_calls
         assert (call.name, call.arguments, last.result.text) == ("weather", {"days": 3}, "Let me see.")
@@ -117,12 +120,12 @@ async def test_media_are_seen_as_here(remote: RemoteBackend, backend: LocalBacke
     whole = RemoteBackend(address, video="video_url")
     assert (await ask(whole, question)).text == (await ask(backend, question)).text
     await whole.aclose()
-    (plan,) = planned(await collect(remote.stream(question, GREEDY))).plans
+    (plan,) = planned(await collect(remote.stream(GenerationRequest(question, GREEDY)))).plans
     again = [Message("user", (Video(clip, plan), Text("What happens?")))]
-    events = await collect(remote.stream(again, GREEDY))
+    events = await collect(remote.stream(GenerationRequest(again, GREEDY)))
     assert planned(events).plans == (plan,)
     # And back to the model in this process, which makes a plan of its own.
-    here = await collect(backend.stream(again, GREEDY))
+    here = await collect(backend.stream(GenerationRequest(again, GREEDY)))
     assert planned(here).plans[0].digest is not None
 
 
@@ -133,7 +136,7 @@ async def test_what_it_refuses_is_said(remote: RemoteBackend) -> None:
 
 async def test_how_likely_tokens_are(remote: RemoteBackend, backend: LocalBackend) -> None:
     params = replace(GREEDY, logprobs=2)
-    events = await collect(remote.stream(QUESTION, params))
+    events = await collect(remote.stream(GenerationRequest(QUESTION, params)))
     found, expected = result_of(events).logprobs, (await ask(backend, QUESTION, params)).logprobs
     assert found
     assert expected

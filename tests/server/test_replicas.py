@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import TextDelta
+from qwen35mm.contract import GenerationRequest, TextDelta
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError, EngineError
 from qwen35mm.server.app import create_app
@@ -59,11 +59,11 @@ class Gated(LocalBackend):
 
     folder: Path
 
-    async def stream(self, messages: Any, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Any, None]:
         name = f"{os.getpid()} {time.monotonic_ns()}"
         (self.folder / f"begun {name}").touch()
         try:
-            async for event in super().stream(messages, *args, **options):
+            async for event in super().stream(request):
                 yield event
                 while isinstance(event, TextDelta) and (self.folder / "shut").exists():
                     await asyncio.sleep(0.02)

@@ -198,7 +198,7 @@ def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.
             assert stream.get_final_response().output_text == "I look."
         assert len(ask(client, tools=TOOLS, parallel_tool_calls=False).output) == 2
         assert ask(client, tools=TOOLS, tool_choice="none").output_text == scripted.text
-        assert scripted.asked[-1]["tools"] is None
+        assert scripted.asked[-1]["tools"] == ()
         results = [
             {"type": "function_call_output", "call_id": call.call_id, "output": "Rain"} for call in whole.output[1:]
         ]

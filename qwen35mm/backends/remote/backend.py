@@ -10,7 +10,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import anyio
@@ -25,25 +25,23 @@ from qwen35mm.backends.remote.deadline import Deadline, RemoteTimeouts, num_wait
 from qwen35mm.backends.remote.faults import Fault
 from qwen35mm.backends.remote.media import VideoMode, default_media, pinned_plan
 from qwen35mm.backends.remote.reply import Reply
-from qwen35mm.backends.remote.request import Asked, request_body
+from qwen35mm.backends.remote.request import reply_fields, request_body
 from qwen35mm.backends.remote.served import ServedModel
 from qwen35mm.backends.remote.texts import RemoteTexts
 from qwen35mm.contract import (
     EncodedMedium,
     Event,
+    GenerationRequest,
     Image,
     MediaPlanned,
     Message,
     ModelInfo,
     Progress,
-    Retain,
-    SamplingParams,
     Video,
     iter_media,
 )
 from qwen35mm.contract.messages import check_conversation
 from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
-from qwen35mm.engine import check_call
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.pools import Asker
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, PreparedMedia
@@ -196,16 +194,18 @@ class RemoteBackend(RemoteTexts):
         async with until(deadline):
             await self._model.connect(lambda request: self._attempts.make(request, deadline))
 
-    def check(self, params: SamplingParams | None = None, **how: Any) -> None:
-        """Raises RequestError, in words, for what the server is known not to do; arguments are those of `stream`."""
-        self._check(Asked(params, **{**how, "tools": tuple(how.get("tools") or ())}))
+    def check(self, request: GenerationRequest) -> None:
+        """Raises RequestError, in words, for what the server is known not to do."""
+        reply_fields(request, self._model.program)
+        if request.shown_tools and self._model.is_known and self.info.tools is False:
+            raise RequestError(words.no_tools(words.Where(self._connection.host)))
 
     def count_tokens(
         self,
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the prompt that these messages become. What the server counts itself are the texts, see
         `info.exact_counts`; media count as their plans say, and tools as the text of their definitions.
@@ -235,33 +235,14 @@ class RemoteBackend(RemoteTexts):
         self._connection.close()
         self._model.close()
 
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        tool_choice: str = "auto",
-        parallel_tool_calls: bool = True,
-        conversation: str | None = None,
-        retain: Retain = "conversation",
-        tenant: str | None = None,
-        timeout_s: float | None = None,
-        continue_reply: bool = False,
-    ) -> AsyncGenerator[Event, None]:
-        """Answers the last message. Until its first text a request that breaks off is made again; after that its
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        """Answers the last message. A request that breaks off before its first text is made again. After that its
         failure is an error, and the text stays (see `whole`).
 
         Args:
-            messages: the conversation; a medium with a plan is read by that plan.
-            params: None takes the server's defaults; see `sampling_fields` for what goes out.
-            enable_thinking: None takes the server's default.
-            tools: definitions in OpenAI's form; calls are in the Result.
-            tool_choice, parallel_tool_calls: as `LocalBackend.stream` has them; what comes of them is the server's.
-            conversation, retain, tenant: a server's cache is its own; these change nothing.
-            timeout_s: the most that this may take, waiting for its turn and reading its media included.
-            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
+            request: without `params` the server's defaults hold; see `sampling_fields` for what goes out. A server's
+                cache is its own: `conversation`, `retain` and `tenant` change nothing. The seconds of `timeout_s`
+                include waiting and reading media.
 
         Yields:
             Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
@@ -272,23 +253,21 @@ class RemoteBackend(RemoteTexts):
             RequestError: the server refuses the request, has too many, took too long, or can't do what is asked for.
             EngineError: it can't be reached, or failed, at each attempt or amid its answer; or this was closed.
         """
-        check_conversation(messages)
-        named = {"tools": tools, "conversation": conversation, "tenant": tenant}
-        check_call(params, retain, timeout_s, enable_thinking=enable_thinking, **named)
-        asked = Asked(params, enable_thinking, tuple(tools or ()), tool_choice, parallel_tool_calls, continue_reply)
+        check_conversation(request.messages)
+        timeout_s = request.timeout_s
         asked_s = time.monotonic()
         deadline = Deadline.after(math.inf if timeout_s is None else timeout_s)
         with self._faults_in_words(), self._counted():
-            if continue_reply and not self._model.is_known:
+            if request.continue_reply and not self._model.is_known:
                 async with self._connecting:
                     await self._connect(min(deadline, Deadline.after(self._timeout_s)))
-            self._check(asked)
+            self.check(request)
             if not self._places.value:
                 before = num_waiting(self._places) + num_waiting(self._turns)
                 yield Progress("wait", before + 1, before + 1)
             async with place(self._places, deadline):
                 media: list[EncodedMedium] = []
-                parts = list(iter_media(messages))
+                parts = list(iter_media(request.messages))
                 reading = min(deadline, Deadline.after(self._timeout_s))
                 for number, part in enumerate(parts):
                     yield Progress("read", number, len(parts))
@@ -302,7 +281,7 @@ class RemoteBackend(RemoteTexts):
                     yield Progress("wait", before + 1, before + 1)
                 async with place(self._turns, deadline):
                     turn = min(deadline, Deadline.after(self._timeout_s))
-                    async with contextlib.aclosing(self._answer(messages, media, asked, turn, asked_s)) as events:
+                    async with contextlib.aclosing(self._answer(request, media, turn, asked_s)) as events:
                         async for event in events:
                             yield event
 
@@ -325,28 +304,18 @@ class RemoteBackend(RemoteTexts):
             if not self._model.is_named:
                 await self._connect(deadline)
 
-    def _check(self, asked: Asked) -> None:
-        asked.fields(self._model.program)
-        if asked.tools and self._model.is_known and self.info.tools is False:
-            raise RequestError(words.no_tools(words.Where(self._connection.host)))
-
     async def _answer(
-        self,
-        messages: Sequence[Message],
-        media: list[EncodedMedium],
-        asked: Asked,
-        deadline: Deadline,
-        asked_s: float,
+        self, request: GenerationRequest, media: list[EncodedMedium], deadline: Deadline, asked_s: float
     ) -> AsyncGenerator[Event, None]:
         """`media` is used up by it: what goes out is large, and is there once."""
         await self._name_model(deadline)
         async with until(deadline):
             program = self._model.program
-            sent = self._model.spare({**asked.fields(program), **program.stream_fields})
+            sent = self._model.spare({**reply_fields(request, program), **program.stream_fields})
             # What a refusal may be about, though it isn't a field.
             about = {**sent, **({"images": True} if media else {})}
-            body = await asyncio.to_thread(request_body, self.name, messages, media, sent)
-        begin = functools.partial(Reply, asked_s, tools=asked.tools)
+            body = await asyncio.to_thread(request_body, self.name, request.messages, media, sent)
+        begin = functools.partial(Reply, asked_s, tools=request.tools)
         learn, whole = self._model.learn, self._whole
         replies = self._attempts.reply("chat/completions", body, about, begin, learn, deadline, whole=whole)
         async with contextlib.aclosing(replies) as events:
@@ -375,12 +344,12 @@ class RemoteBackend(RemoteTexts):
         plan = pinned_plan(part, self.media)
         if plan is None:
             assert not isinstance(part.source, PreparedMedia | EncodedMedium), "these have a plan"
-            plan = self.media.plan(part.source, kind=part.kind, clip=part.clip)
+            plan = part.planner(self.media).plan(part.source, kind=part.kind, clip=part.clip)
         return plan
 
     async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
         asker = Asker()
-        encoding = asyncio.to_thread(encode_by, part, asked_by(self.media, asker), self._video)
+        encoding = asyncio.to_thread(encode_by, part, asked_by(part.planner(self.media), asker), self._video)
         try:
             with anyio.fail_after(deadline.left_s()):
                 return await encoding

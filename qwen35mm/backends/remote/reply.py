@@ -58,7 +58,7 @@ class Reply:
         self,
         asked_s: float,
         sent: Mapping[str, Any],
-        tools: Sequence[dict[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         *,
         finds_thinking: bool = True,
     ) -> None:

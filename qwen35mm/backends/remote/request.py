@@ -4,70 +4,60 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from qwen35mm.backends.remote.media import encode_messages
 from qwen35mm.backends.remote.programs import UNKNOWN, Program
-from qwen35mm.contract import EncodedMedium, Message, SamplingParams
+from qwen35mm.contract import EncodedMedium, GenerationRequest, Message, SamplingParams
 from qwen35mm.errors import RequestError
 from qwen35mm_preprocess.say import say
 
 _NEUTRAL = SamplingParams()
 
 
-@dataclass(frozen=True)
-class Asked:
-    """How a reply is asked for; see `RemoteBackend.stream`."""
+def reply_fields(request: GenerationRequest, program: Program = UNKNOWN) -> dict[str, Any]:
+    """The fields of a request that decide its reply. Without params everything is left to the server.
 
-    params: SamplingParams | None = None
-    enable_thinking: bool | None = None
-    tools: tuple[dict[str, Any], ...] = ()
-    tool_choice: str = "auto"
-    parallel_tool_calls: bool = True
-    continue_reply: bool = False
-
-    def fields(self, program: Program = UNKNOWN) -> dict[str, Any]:
-        """The fields of a request that decide its reply; without params everything is left to the server.
-
-        Raises:
-            RequestError: something that this server can't be asked for, in words.
-        """
-        sent = sampling_fields(self.params, program)
-        thinks = False if self.params is not None and self.params.thinking_budget == 0 else self.enable_thinking
-        if thinks is not None:
-            sent["chat_template_kwargs"] = {"enable_thinking": thinks}
-        if self.tools and self.tool_choice != "none":
-            choice = self._choice()
-            if choice and not program.chooses_tools:
-                raise RequestError(
-                    say("This server leaves it to the model which tools are called: leave tool_choice at auto.")
-                )
-            sent |= {"tools": list(self.tools), **choice}
-        if self.continue_reply:
-            if not program.continues:
-                raise RequestError(
-                    say(
-                        "This server can't be asked for the rest of a reply. Ask for another answer, or use vLLM, "
-                        "SGLang, llama-server, or a model in this process."
-                    )
-                )
-            sent |= {"continue_final_message": True, "add_generation_prompt": False}
-        return sent
-
-    def _choice(self) -> dict[str, Any]:
-        """What isn't as it is where nothing is said: some servers know no choice."""
-        names = [tool.get("function", tool).get("name") for tool in self.tools]
-        if self.tool_choice not in ("auto", "required", *names):
+    Raises:
+        RequestError: something that this server can't be asked for, in words.
+    """
+    params = request.params
+    sent = sampling_fields(params, program)
+    thinks = False if params is not None and params.thinking_budget == 0 else request.enable_thinking
+    if thinks is not None:
+        sent["chat_template_kwargs"] = {"enable_thinking": thinks}
+    if request.shown_tools:
+        choice = _choice(request)
+        if choice and not program.chooses_tools:
             raise RequestError(
-                f"tool_choice must be auto, none, required or a tool's name; got {self.tool_choice[:80]!r}."
+                say("This server leaves it to the model which tools are called: leave tool_choice at auto.")
             )
-        sent: dict[str, Any] = {} if self.parallel_tool_calls else {"parallel_tool_calls": False}
-        if self.tool_choice == "required":
-            sent["tool_choice"] = "required"
-        elif self.tool_choice != "auto":
-            sent["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice}}
-        return sent
+        sent |= {"tools": list(request.shown_tools), **choice}
+    if request.continue_reply:
+        if not program.continues:
+            raise RequestError(
+                say(
+                    "This server can't be asked for the rest of a reply. Ask for another answer, or use vLLM, "
+                    "SGLang, llama-server, or a model in this process."
+                )
+            )
+        sent |= {"continue_final_message": True, "add_generation_prompt": False}
+    return sent
+
+
+def _choice(request: GenerationRequest) -> dict[str, Any]:
+    """What differs from the default: some servers know no choice."""
+    choice = request.tool_choice
+    names = [tool.get("function", tool).get("name") for tool in request.tools]
+    if choice not in ("auto", "required", *names):
+        raise RequestError(f"tool_choice must be auto, none, required or a tool's name; got {choice[:80]!r}.")
+    sent: dict[str, Any] = {} if request.parallel_tool_calls else {"parallel_tool_calls": False}
+    if choice == "required":
+        sent["tool_choice"] = "required"
+    elif choice != "auto":
+        sent["tool_choice"] = {"type": "function", "function": {"name": choice}}
+    return sent
 
 
 def sampling_fields(params: SamplingParams | None, program: Program = UNKNOWN) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from qwen35mm.backends.plain import Conversation, Plain, is_plain
 from qwen35mm.backends.remote.attempts import Attempts
 from qwen35mm.backends.remote.connection import Connection
 from qwen35mm.backends.remote.deadline import Deadline
@@ -26,10 +25,9 @@ from qwen35mm.backends.remote.programs import is_count
 from qwen35mm.backends.remote.reply import Reply
 from qwen35mm.backends.remote.request import sampling_fields
 from qwen35mm.backends.remote.served import ServedModel
-from qwen35mm.backends.scripting.forms import Asking
 from qwen35mm.backends.scripting.texts import Score, TextModel
-from qwen35mm.contract import CacheReport, Event, Finished, Result, Retain, SamplingParams
-from qwen35mm.engine import check_call
+from qwen35mm.contract import CacheReport, Event, Finished, GenerationRequest, Result, SamplingParams
+from qwen35mm.contract.plain import Conversation, Plain, is_plain
 from qwen35mm.errors import PromptError, RequestError
 
 _CONTROL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
@@ -54,23 +52,20 @@ class RemoteTexts(TextModel):
     async def _stream_prompt(
         self,
         prompt: Plain,
-        params: SamplingParams | None = None,
+        params: SamplingParams | None,
         *,
-        control_tokens: bool = False,
-        retain: Retain = "conversation",
-        tenant: str | None = None,
-        timeout_s: float | None = None,
+        control_tokens: bool,
+        timeout_s: float | None,
     ) -> AsyncGenerator[Event, None]:
         """Goes on with a text or with token ids, which the server's own tokenizer reads.
 
         Args:
             prompt, params, control_tokens: as `LocalBackend.stream_prompt` has them; but a server takes control tokens
                 in a text for such.
-            retain, tenant, timeout_s: as `stream`'s.
+            timeout_s: as a GenerationRequest's.
 
         Yields, raises: as `stream`.
         """
-        check_call(params, retain, timeout_s, tenant=tenant)
         given = _sent(prompt, control_tokens)
         asked_s = time.monotonic()
         with self._faults_in_words():
@@ -91,15 +86,11 @@ class RemoteTexts(TextModel):
                     async for event in events:
                         yield event
 
-    async def _completed(self, prompt: Plain, asking: Asking, control_tokens: bool) -> Result:
-        options = dict(asking.options)
-        timeout_s = options.pop("timeout_s", None)
-
+    async def _completed(self, prompt: Plain, template: GenerationRequest, control_tokens: bool) -> Result:
         def begin(left_s: float | None) -> AsyncGenerator[Event, None]:
-            how = {"control_tokens": control_tokens, "timeout_s": left_s, **options}
-            return self._stream_prompt(prompt, asking.params, **how)
+            return self._stream_prompt(prompt, template.params, control_tokens=control_tokens, timeout_s=left_s)
 
-        async with contextlib.aclosing(self.in_turn(begin, timeout_s)) as events:
+        async with contextlib.aclosing(self.in_turn(begin, template.timeout_s)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     return event.result

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from qwen35mm.backends.scripting import loop
 from qwen35mm.backends.scripting.forms import (
-    Asking,
     AskOptions,
     Clip,
     Params,
@@ -19,11 +18,11 @@ from qwen35mm.backends.scripting.forms import (
     Tools,
     conversation_of,
     question_of,
+    request_of,
     result_text,
-    tools_of,
 )
 from qwen35mm.backends.scripting.replies import ReplyStream
-from qwen35mm.contract import Message, Result, Retain, Text, pin_plans
+from qwen35mm.contract import GenerationRequest, Message, Result, Retain, Text, pin_plans
 from qwen35mm.contract.messages import Content
 from qwen35mm.errors import ConfigError, PromptError, RequestError
 from qwen35mm_preprocess import MediaPlan
@@ -70,9 +69,9 @@ class Chat:
         self.messages = list(messages)
         self.name = name or uuid.uuid4().hex
         self._model = model
-        self._tools = None if tools is None else tools_of(tools)
-        how = {"thinking": thinking, "tenant": tenant, "retain": retain}
-        self._asking = Asking.of(model.default_params, params, how)
+        base = GenerationRequest(params=model.default_params, conversation=self.name, tenant=tenant, retain=retain)
+        # How its questions are asked; `tools` become those of the newest.
+        self._template = request_of(base, params, {"thinking": thinking, "tools": tools})
         self._lock = threading.Lock()
         # What writes the next answer: a question that is waited for, or a stream, which its reader may have left.
         self._writer: object | None = None
@@ -102,12 +101,12 @@ class Chat:
         Raises:
             Qwen35mmError: as `stream` of the model, and for what can't be asked; the chat is as it was.
         """
-        turn = self._turn(text, images, videos, params, options)
+        request = self._request(text, images, videos, params, options)
         try:
-            self._begin(turn)
-            return self._keep(turn, *loop.run(self._model.reply(turn.messages, turn.asking)))
+            self._begin(request)
+            return self._keep(request, *loop.run(self._model.reply(request)))
         finally:
-            self._end(turn)
+            self._end(request)
 
     async def aask(
         self,
@@ -119,12 +118,12 @@ class Chat:
         **options: Unpack[AskOptions],
     ) -> Result:
         """`ask` for programs with an event loop."""
-        turn = self._turn(text, images, videos, params, options)
+        request = self._request(text, images, videos, params, options)
         try:
-            self._begin(turn)
-            return self._keep(turn, *await loop.arun(self._model.reply(turn.messages, turn.asking)))
+            self._begin(request)
+            return self._keep(request, *await loop.arun(self._model.reply(request)))
         finally:
-            self._end(turn)
+            self._end(request)
 
     def stream(
         self,
@@ -137,21 +136,20 @@ class Chat:
     ) -> ReplyStream:
         """The answer's text while it is written, for `for` and `async for`; its `result` at the end. Arguments and
         errors are `ask`'s; another question ends a stream that was left."""
-        turn = self._turn(text, images, videos, params, options)
+        request = self._request(text, images, videos, params, options)
 
         def end(read: str, plans: tuple[MediaPlan, ...] | None, result: Result | None) -> None:
             if result is not None:
-                self._keep(turn, result, plans)
+                self._keep(request, result, plans)
             elif read:
-                self._store(turn, plans, Message("assistant", read))
+                self._store(request, plans, Message("assistant", read))
 
         try:
-            self._begin(turn)
-            events = self._model.events(turn.messages, turn.asking)
-            stream = ReplyStream(events, turn.asking.options["tools"], end, turn.asking.schema)
+            self._begin(request)
+            stream = ReplyStream(self._model.events(request), request.tools, end, request.schema)
             self._writer = weakref.ref(stream)
         finally:
-            self._end(turn)
+            self._end(request)
         return stream
 
     def answer_calls(self, results: Iterable[Any]) -> None:
@@ -185,53 +183,42 @@ class Chat:
 
     def fork(self) -> Chat:
         """Another chat that goes on from here, which costs nothing to compute."""
-        other = Chat(self._model, messages=self.messages, tools=self._tools)
-        other._asking = self._asking
+        other = Chat(self._model, messages=self.messages)
+        other._template = replace(self._template, conversation=other.name)
         return other
 
-    def _turn(self, text: Content, images: Any, videos: Any, params: Params | None, options: AskOptions) -> _Turn:
+    def _request(
+        self, text: Content, images: Any, videos: Any, params: Params | None, options: AskOptions
+    ) -> GenerationRequest:
         self._stop_left_stream()
         question = question_of(text, images, videos)
         messages = conversation_of([*self.messages, question] if question else self.messages)
         if messages[-1].role not in ("user", "tool"):
             raise PromptError("There is nothing to answer: ask something, or drop the last answer.")
-        own = self._asking
-        asking = Asking.of(own.params, params, options)
-        told = {"conversation": self.name, "tools": self._tools, **own.options, **asking.options}
-        # The chat's parameters have its schema as text alone.
-        schema = own.schema if asking.schema == (own.params and own.params.json_schema) else asking.schema
-        return _Turn(messages, replace(asking, schema=schema, options=told))
+        return replace(request_of(self._template, params, options), messages=messages)
 
     def _stop_left_stream(self) -> None:
         left = self._writer() if isinstance(self._writer, weakref.ref) else None
         if isinstance(left, ReplyStream):
             left.close(RequestError("This answer was stopped: its chat was asked something else meanwhile."))
 
-    def _begin(self, turn: _Turn) -> None:
+    def _begin(self, request: GenerationRequest) -> None:
         with self._lock:
-            if isinstance(self._writer, _Turn):
+            if isinstance(self._writer, GenerationRequest):
                 raise RequestError("This chat is writing an answer already. Wait for it, or ask a fork() of the chat.")
-            self._writer = turn
+            self._writer = request
 
-    def _end(self, turn: _Turn) -> None:
-        if self._writer is turn:
+    def _end(self, request: GenerationRequest) -> None:
+        if self._writer is request:
             self._writer = None
 
-    def _keep(self, turn: _Turn, result: Result, plans: tuple[MediaPlan, ...] | None) -> Result:
+    def _keep(self, request: GenerationRequest, result: Result, plans: tuple[MediaPlan, ...] | None) -> Result:
         text, calls = result.text, result.tool_calls
         content = (Text(text),) if text or not calls else ()
-        self._store(turn, plans, Message("assistant", content, result.reasoning or None, calls))
+        self._store(request, plans, Message("assistant", content, result.reasoning or None, calls))
         return result
 
-    def _store(self, turn: _Turn, plans: tuple[MediaPlan, ...] | None, answer: Message) -> None:
-        messages = turn.messages if plans is None else pin_plans(turn.messages, plans)
+    def _store(self, request: GenerationRequest, plans: tuple[MediaPlan, ...] | None, answer: Message) -> None:
+        messages = request.messages if plans is None else pin_plans(request.messages, plans)
         self.messages = [*messages, answer]
-        self._tools = turn.asking.options["tools"]
-
-
-class _Turn:
-    """A question on its way: the conversation with it, and how it is to be answered."""
-
-    def __init__(self, messages: list[Message], asking: Asking) -> None:
-        self.messages = messages
-        self.asking = asking
+        self._template = replace(self._template, tools=request.tools)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 from PIL import Image as PILImage
 
-from qwen35mm.contract import Image, Message, Retain, SamplingParams, Video
+from qwen35mm.contract import GenerationRequest, Image, Message, Retain, SamplingParams, Video
 from qwen35mm.contract.messages import Content, check_conversation
-from qwen35mm.engine import check_call
 from qwen35mm.errors import ConfigError, PromptError
 
 # One prompt: a question, a message, or a conversation.
@@ -70,53 +69,36 @@ class GenerateOptions(AskOptions, total=False):
     tenant: str | None
 
 
-@dataclass(frozen=True)
-class Asking:
-    """How a question is to be answered.
+def request_of(base: GenerationRequest, params: Params | None, options: Mapping[str, Any]) -> GenerationRequest:
+    """A request with what a script asks for.
 
-    Attributes:
-        params: None leaves it to the server.
-        schema: what an answer's value is read with, as it was given; None where there is none.
-        options: the keyword arguments of `stream`.
+    Args:
+        base: what holds where nothing is asked for. Its params are None where only a server knows them.
+        params: parameters as a whole, or some of them by name.
+        options: an AskOptions or a GenerateOptions; a None in it counts as left out.
+
+    Raises:
+        ConfigError: an unknown name, or a value of another kind.
+        PromptError: tools that are none.
+        RequestError: see `GenerationRequest`.
     """
-
-    params: SamplingParams | None
-    schema: Any = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, defaults: SamplingParams | None, params: Params | None, options: Mapping[str, Any]) -> Asking:
-        """Reads what was asked with.
-
-        Args:
-            defaults: the model's; None where only its server knows them.
-            params: parameters as a whole, or some of them by name.
-            options: an AskOptions or a GenerateOptions; what is None in it is as if it weren't there.
-
-        Raises:
-            ConfigError: an unknown name, or a value of another kind.
-            PromptError: tools that are none.
-            RequestError: see `check_call`.
-        """
-        if not isinstance(params, SamplingParams | Mapping | None):
-            raise ConfigError(f"params must be SamplingParams, or a dict of their names and values; got {params!r}.")
-        named = dict(options) if not isinstance(params, Mapping) else {**params, **options}
-        given = {name: value for name, value in named.items() if value is not None}
-        how = {name: given.pop(name) for name in _STREAM_OPTIONS if name in given}
-        if "schema" in given:
-            given["json_schema"] = given.pop("schema")
-        known = [each.name for each in fields(SamplingParams)]
-        checked_names(given, known, "schema", *_STREAM_OPTIONS)
-        if "thinking" in how:
-            how["enable_thinking"] = checked_bool("thinking", how.pop("thinking"))
-        if "tools" in how:
-            how["tools"] = tools_of(how["tools"])
-        check_call(None, how.get("retain", "conversation"), how.get("timeout_s"), tenant=how.get("tenant"))
-        base = params if isinstance(params, SamplingParams) else defaults
-        if given:
-            base = (base or SamplingParams()).with_overrides(**given)
-        schema = given.get("json_schema") or (base.json_schema if base else None)
-        return cls(base, schema, how)
+    if not isinstance(params, SamplingParams | Mapping | None):
+        raise ConfigError(f"params must be SamplingParams, or a dict of their names and values; got {params!r}.")
+    named = dict(options) if not isinstance(params, Mapping) else {**params, **options}
+    given = {name: value for name, value in named.items() if value is not None}
+    how = {name: given.pop(name) for name in _STREAM_OPTIONS if name in given}
+    if "schema" in given:
+        given["json_schema"] = given.pop("schema")
+    checked_names(given, [each.name for each in fields(SamplingParams)], "schema", *_STREAM_OPTIONS)
+    if "thinking" in how:
+        how["enable_thinking"] = checked_bool("thinking", how.pop("thinking"))
+    if "tools" in how:
+        how["tools"] = tools_of(how["tools"])
+    own, schema = (params, None) if isinstance(params, SamplingParams) else (base.params, base.schema)
+    if given:
+        own = (own or SamplingParams()).with_overrides(**given)
+    schema = given.get("json_schema") or schema or (own.json_schema if own else None)
+    return replace(base, params=own, schema=schema, **how)
 
 
 def conversation_of(prompt: Prompt) -> list[Message]:
@@ -185,7 +167,7 @@ def result_text(value: Any) -> str:
         raise PromptError(f"A tool's result must be a string or JSON values; got {type(value).__name__}.") from None
 
 
-def tools_of(tools: Any) -> list[dict[str, Any]] | None:
+def tools_of(tools: Any) -> tuple[dict[str, Any], ...]:
     """Definitions in OpenAI's form.
 
     Raises:
@@ -199,7 +181,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]] | None:
             came = "a function" if callable(tool) else repr(tool)[:100]
             form = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
             raise PromptError(f"A tool must be a definition in OpenAI's form, {form}; got {came}.")
-    return [dict(tool) for tool in tools] or None
+    return tuple(dict(tool) for tool in tools)
 
 
 def _message(given: Any) -> Message:

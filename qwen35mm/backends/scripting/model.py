@@ -7,22 +7,22 @@ import contextlib
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from qwen35mm.backends.scripting.chat import Chat
 from qwen35mm.backends.scripting.forms import (
-    Asking,
     GenerateOptions,
     Params,
     Prompt,
     Tools,
     conversation_of,
     prompts_of,
+    request_of,
 )
 from qwen35mm.backends.scripting.replies import InOrder
-from qwen35mm.contract import Event, Finished, MediaPlanned, Message, Result, Retain, SamplingParams
+from qwen35mm.contract import Event, Finished, GenerationRequest, MediaPlanned, Message, Result, Retain, SamplingParams
 from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError
 from qwen35mm_preprocess import MediaPlan
 
@@ -60,21 +60,7 @@ class ScriptedModel(ABC):
         """How many requests keep it busy: those that it answers, and those that it reads the media of meanwhile."""
 
     @abstractmethod
-    def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        tool_choice: str = "auto",
-        parallel_tool_calls: bool = True,
-        conversation: str | None = None,
-        retain: Retain = "conversation",
-        tenant: str | None = None,
-        timeout_s: float | None = None,
-        continue_reply: bool = False,
-    ) -> AsyncGenerator[Event, None]:
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of one answer; see `LocalBackend.stream`."""
 
     @abstractmethod
@@ -115,8 +101,16 @@ class ScriptedModel(ABC):
         given = conversation_of(messages) if messages else []
         if system is not None:
             given = conversation_of([Message("system", system), *given])
-        how = {"tools": tools, "thinking": thinking, "params": params, "tenant": tenant, "retain": retain}
-        return Chat(self, messages=given, name=name, **how)
+        return Chat(
+            self,
+            messages=given,
+            tools=tools,
+            thinking=thinking,
+            params=params,
+            name=name,
+            tenant=tenant,
+            retain=retain,
+        )
 
     @overload
     def generate(
@@ -183,10 +177,7 @@ class ScriptedModel(ABC):
             Qwen35mmError: one prompt's own, or what can't be asked of all.
             BatchError: some of many failed.
         """
-        batch = Batch(
-            self, prompts_of(prompts), self.result, Asking.of(self.default_params, params, options), n, on_error
-        )
-        return batch.waited(progress)
+        return self._batch(prompts, params, options, n, on_error).waited(progress)
 
     async def agenerate(
         self,
@@ -199,10 +190,7 @@ class ScriptedModel(ABC):
         **options: Unpack[GenerateOptions],
     ) -> Any:
         """`generate` for programs with an event loop."""
-        batch = Batch(
-            self, prompts_of(prompts), self.result, Asking.of(self.default_params, params, options), n, on_error
-        )
-        return await batch.awaited(progress)
+        return await self._batch(prompts, params, options, n, on_error).awaited(progress)
 
     def generate_each(
         self,
@@ -216,9 +204,7 @@ class ScriptedModel(ABC):
 
         Arguments are `generate`'s. A prompt that can't be answered gives its error in place of the result.
         """
-        return Batch(
-            self, prompts_of(prompts), self.result, Asking.of(self.default_params, params, options), n, "return"
-        ).results()
+        return self._batch(prompts, params, options, n, "return").results()
 
     async def in_turn(
         self, stream: Callable[[float | None], AsyncGenerator[Event, None]], timeout_s: float | None = None
@@ -242,26 +228,32 @@ class ScriptedModel(ABC):
                         raise
                 await asyncio.sleep(_ROOM_POLL_S)
 
-    def events(self, messages: Sequence[Message], asking: Asking) -> AsyncGenerator[Event, None]:
+    def events(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """`stream`, when its turn has come."""
-        options = dict(asking.options)
-        timeout_s = options.pop("timeout_s", None)
-        return self.in_turn(lambda left_s: self.stream(messages, asking.params, timeout_s=left_s, **options), timeout_s)
+        return self.in_turn(lambda left_s: self.stream(replace(request, timeout_s=left_s)), request.timeout_s)
 
-    async def result(self, prompt: Prompt, asking: Asking) -> Result:
-        """The whole answer to a prompt."""
-        return (await self.reply(conversation_of(prompt), asking))[0]
-
-    async def reply(self, messages: Sequence[Message], asking: Asking) -> tuple[Result, tuple[MediaPlan, ...] | None]:
+    async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan, ...] | None]:
         """A whole answer, and how its media were read; see `events`."""
         plans = None
-        async with contextlib.aclosing(self.events(messages, asking)) as events:
+        async with contextlib.aclosing(self.events(request)) as events:
             async for event in events:
                 if isinstance(event, MediaPlanned):
                     plans = event.plans
                 elif isinstance(event, Finished):
-                    return replace(event.result, schema=asking.schema), plans
+                    return replace(event.result, schema=request.schema), plans
         raise AssertionError("a stream ends with Finished or an error")
+
+    def template(self, params: Params | None, options: Mapping[str, Any]) -> GenerationRequest:
+        """How many prompts are asked: a request without messages."""
+        return request_of(GenerationRequest(params=self.default_params, retain="shared"), params, options)
+
+    def _batch(
+        self, prompts: Any, params: Params | None, options: Mapping[str, Any], n: int | None, on_error: OnError
+    ) -> Batch:
+        async def answer(prompt: Prompt, template: GenerationRequest) -> Result:
+            return (await self.reply(replace(template, messages=conversation_of(prompt))))[0]
+
+        return Batch(self, prompts_of(prompts), answer, self.template(params, options), n, on_error)
 
     @functools.cached_property
     def _script_turns(self) -> asyncio.Semaphore:
@@ -273,7 +265,7 @@ class Batch:
 
     Args:
         prompts: many, or one by itself; and whether it is one.
-        answer: gives the result of one.
+        answer: gives the result of one prompt, asked as the template says.
         n: so many results of each; None is one by itself.
     """
 
@@ -281,8 +273,8 @@ class Batch:
         self,
         model: ScriptedModel,
         prompts: tuple[Iterable[Any], bool],
-        answer: Callable[[Any, Asking], Awaitable[Any]],
-        asking: Asking,
+        answer: Callable[[Any, GenerationRequest], Awaitable[Any]],
+        template: GenerationRequest,
         n: int | None,
         on_error: OnError,
     ) -> None:
@@ -293,8 +285,7 @@ class Batch:
         self._prompts, self._is_one = prompts
         self._answer_one = answer
         self._model, self._n, self._on_error = model, n, on_error
-        asking.options.setdefault("retain", "shared")
-        self._askings = [_with_seed(asking, at) for at in range(n or 1)]
+        self._templates = [_with_seed(template, at) for at in range(n or 1)]
         self._report: Callable[[], object] = lambda: None
         # Not all that is ahead stands in the model's line: who asks something else meanwhile is answered in between.
         self._places = asyncio.Semaphore(model.most_at_once)
@@ -342,7 +333,7 @@ class Batch:
     async def _answer(self, prompt: Any) -> Any:
         """A result, or as many as were asked for, or the error in their place."""
         try:
-            work = [self._in_place(prompt, asking) for asking in self._askings]
+            work = [self._in_place(prompt, template) for template in self._templates]
             if self._n is None:
                 return await work[0]
             results = await asyncio.gather(*work, return_exceptions=True)
@@ -355,14 +346,14 @@ class Batch:
         finally:
             self._report()
 
-    async def _in_place(self, prompt: Any, asking: Asking) -> Any:
+    async def _in_place(self, prompt: Any, template: GenerationRequest) -> Any:
         async with self._places:
-            return await self._answer_one(prompt, asking)
+            return await self._answer_one(prompt, template)
 
 
-def _with_seed(asking: Asking, number: int) -> Asking:
+def _with_seed(template: GenerationRequest, number: int) -> GenerationRequest:
     """Each of several answers has its own draws."""
-    params = asking.params
+    params = template.params
     if params is None or params.seed is None or not number:
-        return asking
-    return replace(asking, params=replace(params, seed=(params.seed + number) % 2**63))
+        return template
+    return replace(template, params=replace(params, seed=(params.seed + number) % 2**63))

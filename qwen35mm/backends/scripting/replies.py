@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +37,7 @@ class ReplyStream:
     def __init__(
         self,
         events: AsyncGenerator[Event, None],
-        tools: list[dict[str, Any]] | None,
+        tools: Sequence[Mapping[str, Any]],
         on_end: Callable[[str, tuple[MediaPlan, ...] | None, Result | None], None],
         schema: Any = None,
     ) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from qwen35mm.backends.plain import Conversation, Plain, PlainPrompts, Pooling
 from qwen35mm.backends.scripting import loop
 from qwen35mm.backends.scripting.forms import (
-    Asking,
     GenerateOptions,
     Params,
     Tools,
@@ -24,13 +20,12 @@ from qwen35mm.backends.scripting.forms import (
     tools_of,
 )
 from qwen35mm.backends.scripting.model import Batch, OnError, ScriptedModel
-from qwen35mm.contract import CacheReport, Event, Finished, PromptRead, Result, Retain, TokenLogprob
+from qwen35mm.contract import CacheReport, GenerationRequest, Result, Retain, TokenLogprob
+from qwen35mm.contract.plain import Conversation, Plain, Pooling
 from qwen35mm.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Last = TypeVar("Last", Finished, PromptRead)
 
 
 class ReadOptions(TypedDict, total=False):
@@ -112,7 +107,7 @@ class TextModel(ScriptedModel):
             Qwen35mmError: one prompt's own, or what can't be asked of all.
             BatchError: some of many failed.
         """
-        batch = self._completions(prompts, Asking.of(self.default_params, params, options), control_tokens, n, on_error)
+        batch = self._completions(prompts, params, options, control_tokens, n, on_error)
         return batch.waited(progress)
 
     async def acomplete(
@@ -127,7 +122,7 @@ class TextModel(ScriptedModel):
         **options: Unpack[GenerateOptions],
     ) -> Any:
         """`complete` for programs with an event loop."""
-        batch = self._completions(prompts, Asking.of(self.default_params, params, options), control_tokens, n, on_error)
+        batch = self._completions(prompts, params, options, control_tokens, n, on_error)
         return await batch.awaited(progress)
 
     def score(self, text: Plain, given: Plain | Conversation | None = None, **options: Unpack[ScoreOptions]) -> Score:
@@ -197,27 +192,34 @@ class TextModel(ScriptedModel):
         return _stacked(await self._embeddings(inputs, options).awaited(progress))
 
     def _completions(
-        self, prompts: Any, asking: Asking, control_tokens: bool, n: int | None, on_error: OnError
+        self,
+        prompts: Any,
+        params: Params | None,
+        options: Mapping[str, Any],
+        control_tokens: bool,
+        n: int | None,
+        on_error: OnError,
     ) -> Batch:
-        for option, name in (("tools", "tools"), ("enable_thinking", "thinking")):
-            if option in asking.options:
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "thinking"):
+            if options.get(name) is not None:
                 raise ConfigError(f"{name} is for conversations: complete puts no template around a text.")
         checked_bool("control_tokens", control_tokens)
 
-        async def answer(prompt: Plain, asking: Asking) -> Result:
-            return replace(await self._completed(prompt, asking, control_tokens), schema=asking.schema)
+        async def answer(prompt: Plain, template: GenerationRequest) -> Result:
+            return replace(await self._completed(prompt, template, control_tokens), schema=template.schema)
 
-        return Batch(self, _one_or_many(prompts), answer, asking, n, on_error)
+        return Batch(self, _one_or_many(prompts), answer, self.template(params, options), n, on_error)
 
     def _embeddings(self, inputs: Any, options: Mapping[str, Any]) -> Batch:
-        async def answer(given: Any, asking: Asking) -> np.ndarray:
-            return await self._embedded(given, asking.options)
+        how = _read_options(options, EmbedOptions)
 
-        asking = Asking(None, options=_read_options(options, EmbedOptions))
-        return Batch(self, _one_or_many(inputs), answer, asking, None, "raise")
+        async def answer(given: Any, _: GenerationRequest) -> np.ndarray:
+            return await self._embedded(given, how)
+
+        return Batch(self, _one_or_many(inputs), answer, GenerationRequest(), None, "raise")
 
     @abstractmethod
-    async def _completed(self, prompt: Plain, asking: Asking, control_tokens: bool) -> Result:
+    async def _completed(self, prompt: Plain, template: GenerationRequest, control_tokens: bool) -> Result:
         """`complete`, of one."""
 
     @abstractmethod
@@ -227,36 +229,6 @@ class TextModel(ScriptedModel):
     @abstractmethod
     async def _embedded(self, given: Plain | Conversation, options: Mapping[str, Any]) -> np.ndarray:
         """`embed`, of one: [hidden]; options are those of `PlainPrompts.stream_embedding`."""
-
-
-class LocalTexts(TextModel, PlainPrompts):
-    """The same by a model in this process."""
-
-    async def _completed(self, prompt: Plain, asking: Asking, control_tokens: bool) -> Result:
-        begin = functools.partial(self.stream_prompt, prompt, asking.params, control_tokens=control_tokens)
-        return (await self._last(Finished, begin, asking.options)).result
-
-    async def _score(self, text: Plain, given: Plain | Conversation | None, options: Mapping[str, Any]) -> Score:
-        found = await self._last(PromptRead, functools.partial(self.stream_score, text, given), options)
-        return Score(found.logprobs, len(found.token_ids), found.cache)
-
-    async def _embedded(self, given: Plain | Conversation, options: Mapping[str, Any]) -> np.ndarray:
-        found = await self._last(PromptRead, functools.partial(self.stream_embedding, given), options)
-        assert found.states is not None
-        return found.states[0].numpy()
-
-    async def _last(
-        self, kind: type[Last], begin: Callable[..., AsyncGenerator[Event, None]], options: Mapping[str, Any]
-    ) -> Last:
-        """The last event of a stream that begins with these options, when its turn has come."""
-        how = dict(options)
-        timeout_s = how.pop("timeout_s", None)
-        stream = self.in_turn(lambda left_s: begin(timeout_s=left_s, **how), timeout_s)
-        async with contextlib.aclosing(stream) as events:
-            async for event in events:
-                if isinstance(event, kind):
-                    return event
-        raise AssertionError("a stream ends with its result or an error")
 
 
 def _read_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:

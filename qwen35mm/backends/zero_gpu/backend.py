@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from qwen35mm.backends.model_backend import ModelBackend
-from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu.call import Call, RunJob
 from qwen35mm.backends.zero_gpu.child import Child, Failure, Job
 from qwen35mm.backends.zero_gpu.duration import DurationModel
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.contract import Event, Progress
+from qwen35mm.contract import Event, GenerationRequest, Progress
 from qwen35mm.engine import EngineSettings, Request
 from qwen35mm.errors import QueueFullError
 from qwen35mm.model import LoadedModel
@@ -69,7 +68,9 @@ class ZeroGpuBackend(ModelBackend):
         self._max_calls = settings.max_waiting
         self._calls: set[Call] = set()
 
-    async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
+    async def _answer(
+        self, work: Request, request: GenerationRequest | None, *, commits: bool = False
+    ) -> AsyncGenerator[Event, None]:
         """The call goes on behind its `Finished` until the conversation's history is on disk; a newer turn of the same
         conversation ends that. Who leaves the events stops the call within one step of it, without waiting for that.
 
@@ -77,12 +78,12 @@ class ZeroGpuBackend(ModelBackend):
             RequestError: besides what `stream` raises, what ZeroGPU's own refusals become.
         """
         # Told before a GPU is asked for; the engine would say the same.
-        request.check_length(self.context_length)
-        duration_s = self._durations.estimate_s(len(request.prompt.token_ids), request.params.max_tokens)
-        job = Job.make(request, turn, duration_s)
-        del request
+        work.check_length(self.context_length)
+        duration_s = self._durations.estimate_s(len(work.prompt.token_ids), work.params.max_tokens)
+        job = Job.make(work, request, duration_s, commits=commits)
+        del work
         yield Progress("wait", 0, 0)
-        await self._end_older(turn.conversation)
+        await self._end_older(job.work.conversation)
         call = self._begin(job)
         try:
             async for item in call.items():

@@ -56,8 +56,8 @@ class Call:
     """
 
     def __init__(self, run: RunJob, job: Job, on_end: Callable[[Call], None]) -> None:
-        self.conversation = job.request.conversation
-        self.ends_with = job.request.ends_with
+        self.conversation = job.work.conversation
+        self.ends_with = job.work.ends_with
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue()

@@ -11,11 +11,11 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
+from qwen35mm.backends.history import ended_by
 from qwen35mm.backends.model_backend import ModelBackend
-from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu.duration import RESERVE_S
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Event, Finished, Message, Result, Text, TextDelta, iter_media
+from qwen35mm.contract import Event, Finished, GenerationRequest, Message, Result, Text, TextDelta, iter_media
 from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.request import failed_on
 from qwen35mm.errors import EngineError, Qwen35mmError
@@ -34,18 +34,20 @@ class Job:
     """One GPU call.
 
     Attributes:
-        request: its media are those of the turn.
-        turn: pixels that were read for this request are the sources of its media.
+        work: without its media, which are those of the request.
+        request: pixels that were read for this call are the sources of its media; None for a plain prompt.
         duration_s: how long the GPU is asked for; what is left to do then isn't done.
+        commits: whether the history with the reply is computed.
     """
 
-    request: Request
-    turn: Turn
+    work: Request
+    request: GenerationRequest | None
     duration_s: int
+    commits: bool = False
 
     @classmethod
-    def make(cls, request: Request, turn: Turn, duration_s: int) -> Job:
-        media = iter(request.media)
+    def make(cls, work: Request, request: GenerationRequest | None, duration_s: int, *, commits: bool = False) -> Job:
+        media = iter(work.media)
 
         def with_pixels(message: Message) -> Message:
             parts = []
@@ -54,8 +56,9 @@ class Job:
                 parts.append(replace(part, source=medium) if isinstance(medium, PreparedMedia) else part)
             return replace(message, content=tuple(parts))
 
-        messages = tuple(with_pixels(message) for message in turn.messages)
-        return cls(replace(request, media=()), replace(turn, messages=messages), duration_s)
+        if request is not None:
+            request = replace(request, messages=[with_pixels(message) for message in request.messages])
+        return cls(replace(work, media=()), request, duration_s, commits)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Child:
                     add_item(batch, item)
                 # The first word is waited for.
                 begins = not has_begun and isinstance(item, TextDelta)
-                ends = isinstance(item, Failure) or (item is not None and job.request.ends_with(item))
+                ends = isinstance(item, Failure) or (item is not None and job.work.ends_with(item))
                 if begins or ends or time.monotonic() - sent_s >= BATCH_S:
                     yield tuple(batch)
                     batch.clear()
@@ -129,14 +132,14 @@ class Child:
         deadline_s = time.monotonic() + job.duration_s - RESERVE_S
         if self._engine is None:
             self._engine = Engine(self._loaded, self._settings, self._cache, budget=self._backend.media.budget)
-        engine, request = self._engine, job.request
-        parts = iter_media(job.turn.messages)
-        request = replace(
-            request,
+        engine, work = self._engine, job.work
+        parts = iter_media(job.request.messages) if job.request else ()
+        work = replace(
+            work,
             media=tuple(self._backend.find(part) or self._backend.media_of(part) for part in parts),
-            deadline_s=min(request.deadline_s or deadline_s, deadline_s),
+            deadline_s=min(work.deadline_s or deadline_s, deadline_s),
         )
-        engine.add(request)
+        engine.add(work)
         try:
             last: Event | None = None
             while last is None:
@@ -144,20 +147,20 @@ class Child:
                     if isinstance(output.event, Qwen35mmError):
                         raise output.event
                     yield output.event
-                    if request.ends_with(output.event):
+                    if work.ends_with(output.event):
                         last = output.event
                 yield None
-            if isinstance(last, Finished):
-                self._commit(engine, job.turn, last.result)
+            if isinstance(last, Finished) and job.commits and job.request is not None:
+                self._commit(engine, job.request, last.result)
             while engine.has_work and time.monotonic() < deadline_s + RESERVE_S / 2:
                 engine.step()
                 yield None
         finally:
-            engine.cancel(request.id)
+            engine.cancel(work.id)
             engine.flush()
 
-    def _commit(self, engine: Engine, turn: Turn, result: Result) -> None:
-        ended = turn.ended_by(result.text, result.reasoning or "")
+    def _commit(self, engine: Engine, request: GenerationRequest, result: Result) -> None:
+        ended = ended_by(request, result.text, result.reasoning or "")
         try:
             if ended is not None:
                 engine.commit(self._backend.history(ended))

@@ -60,7 +60,6 @@ async def read_turn(given: str | Sequence[BaseModel], node: str, parts: Parts, f
             for part in _media_parts(value):
                 media.append(kept[part["media"]])
                 part["media"] = len(media) - 1
-                parts.keep()
         else:
             value = await _read_item(value, place, parts, media)
         items.append({"id": item_id(value["type"], node, at), **value})

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen35mm.chat.store import new_id
-from qwen35mm.contract import SamplingParams
-from qwen35mm.server.asked import Asked, Backend, check_held
+from qwen35mm.contract import GenerationRequest, SamplingParams
 from qwen35mm.server.errors import ApiError
+from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.responses.bodies import LOGPROBS, CountRequest, JsonObject, JsonSchema, ResponsesRequest
@@ -24,11 +24,11 @@ class Question:
 
     node: str
     turn: Turn
-    asked: Asked
+    asked: GenerationRequest
 
 
 async def question_of(
-    request: CountRequest, past: Past, caller: Caller, backend: Backend, sources: Sources, find: Find
+    request: CountRequest, past: Past, caller: Caller, backend: ServedBackend, sources: Sources, find: Find
 ) -> Question:
     """What a body asks of the model, after what was said before.
 
@@ -37,8 +37,6 @@ async def question_of(
         PromptError, RequestError: the messages, or the schema, can't be used.
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs)
-    for _ in (medium for turn in past.turns for medium in turn.media):
-        parts.keep()
     node = new_id()
     turn = await read_turn(request.input, node, parts, find)
     max_tokens = request.max_output_tokens if isinstance(request, ResponsesRequest) else None
@@ -50,19 +48,17 @@ async def question_of(
         logprobs=_num_logprobs(request),
     )
     is_kept = isinstance(request, ResponsesRequest) and request.store
-    asked = Asked(
-        caller,
+    asked = GenerationRequest(
         messages_of((*past.turns, turn), request.instructions),
         params,
         enable_thinking=request.thinks(request.effort),
         tools=_tools(request),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
-        media=tuple(parts.options),
-        salt=request.cache_salt or "",
+        tenant=tenant_of(caller, request.cache_salt or ""),
         conversation=past.conversation if is_kept else None,
     )
-    await check_held(asked, backend)
+    await check_constraints(asked, caller, backend)
     return Question(node, turn, asked)
 
 

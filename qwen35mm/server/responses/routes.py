@@ -17,9 +17,9 @@ from qwen35mm.chat.store import new_id
 from qwen35mm.contract import Image, Video
 from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError
 from qwen35mm.pools import REQUESTS, SAVING
-from qwen35mm.server.asked import Backend, num_tokens
 from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError, api_error, invalid
+from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.openapi import Route
 from qwen35mm.server.parts import Sources
@@ -67,7 +67,7 @@ class ItemsQuery(BaseModel):
 class ResponsesRoutes:
     """Answers, and what is kept of them."""
 
-    def __init__(self, api: Api, backend: Backend, sources: Sources, kept: KeptResponses) -> None:
+    def __init__(self, api: Api, backend: ServedBackend, sources: Sources, kept: KeptResponses) -> None:
         self._api = api
         self._backend = backend
         self._sources = sources
@@ -93,14 +93,14 @@ class ResponsesRoutes:
         question = await self._question(caller, body, past)
         asked, node = question.asked, new_id()
         reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
-        head = head_of(body, node, self._backend.loaded.name, asked.params)
+        head = head_of(body, node, self._backend.loaded.name, asked.params or self._backend.loaded.generation)
         keep = functools.partial(self._keep, caller, past, question, reader) if body.store else None
         summarizes = body.reasoning is not None and body.reasoning.asked_summary is not None
         answer = Answer(head, reader, node=node, summarizes=summarizes, keep=keep)
         with _named_input():
             if body.stream:
-                return await self._api.stream(request, asked, answer.frames, answer.failed)
-            await self._api.finish(request, asked, answer)
+                return await self._api.stream(request, caller, asked, answer.frames, answer.failed)
+            await self._api.finish(request, caller, asked, answer)
         return JSONResponse(await answer.whole())
 
     async def count_tokens(self, request: Request) -> Response:

@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from qwen35mm.contract import Event
 from qwen35mm.errors import ContextTooLongError, PromptError
 from qwen35mm.http.streams import frame
-from qwen35mm.server.asked import Backend, tenant_of
 from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError
+from qwen35mm.server.generation import ServedBackend, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.openapi import Route
 from qwen35mm.server.texts import embeddings
@@ -46,7 +46,7 @@ class TextBackend(Protocol):
 class TextRoutes:
     """Answers them with one backend."""
 
-    def __init__(self, api: Api, backend: Backend) -> None:
+    def __init__(self, api: Api, backend: ServedBackend) -> None:
         self._api = api
         self._backend = backend
 

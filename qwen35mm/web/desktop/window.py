@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.contract import Backend
 from qwen35mm.errors import ConfigError, MissingExtraError
 from qwen35mm.http.ends import end_signals
 from qwen35mm.web.serving.app import TITLE
@@ -66,7 +66,7 @@ def window_problem() -> str | None:
     return None
 
 
-def run_window(backend: ChatBackend, *, storage: Path | None = None, data_dir: Path | None = None) -> None:
+def run_window(backend: Backend, *, storage: Path | None = None, data_dir: Path | None = None) -> None:
     """Serves the page on a port of 127.0.0.1 and shows it in a window until that is closed; only in the main thread.
 
     Args:
@@ -92,7 +92,7 @@ def run_window(backend: ChatBackend, *, storage: Path | None = None, data_dir: P
         server.close()
 
 
-def _serve(backend: ChatBackend, storage: Path | None, data_dir: Path | None) -> Server:
+def _serve(backend: Backend, storage: Path | None, data_dir: Path | None) -> Server:
     """On the port of last time, if it is free: what a page stores belongs to its port."""
     remembered = None if storage is None else storage / "port"
     if remembered is not None:

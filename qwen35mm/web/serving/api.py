@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.crops import cut
 from qwen35mm.chat.edits import edit_answer
 from qwen35mm.chat.prompting import with_names
@@ -25,6 +24,7 @@ from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.trash import Trash
 from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
+from qwen35mm.contract import Backend
 from qwen35mm.errors import NotFoundError, PromptError
 from qwen35mm.http.requests import request
 from qwen35mm.pools import REQUESTS, SEARCH, STRIPS, THUMBNAILS, Asker
@@ -61,7 +61,7 @@ class Api:
 
     def __init__(
         self,
-        backend: ChatBackend,
+        backend: Backend,
         store: ConversationStore,
         replies: Replies,
         turns: Turns,

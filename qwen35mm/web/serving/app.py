@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.drafts import answer_reserve
 from qwen35mm.chat.encodings import ENCODINGS
 from qwen35mm.chat.quotas import ALONE, STRANGERS, STRANGERS_TEMPORARY, Usage
@@ -28,6 +27,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryChats, TemporaryStore
 from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person, Turns
+from qwen35mm.contract import Backend
 from qwen35mm.errors import NotFoundError, QuotaError, report_bug
 from qwen35mm.http.errors import HttpError
 from qwen35mm.http.guards import guards
@@ -84,7 +84,7 @@ class Page:
 
 
 def build_app(
-    backend: ChatBackend,
+    backend: Backend,
     store: ConversationStore,
     *,
     temporary: TemporaryStore,

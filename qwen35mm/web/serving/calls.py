@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive
 
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment, place_of
@@ -27,7 +26,7 @@ from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Person
-from qwen35mm.contract import Image, Message, Text, TextDelta, Video
+from qwen35mm.contract import Backend, GenerationRequest, Image, Message, Text, TextDelta, Video
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError
 from qwen35mm.http.bodies import too_large
 from qwen35mm.pools import MEDIA, REQUESTS, UPLOADS
@@ -73,7 +72,7 @@ class Calls:
     """
 
     def __init__(
-        self, backend: ChatBackend, store: ConversationStore, replies: Replies, people: People, usage: Usage
+        self, backend: Backend, store: ConversationStore, replies: Replies, people: People, usage: Usage
     ) -> None:
         self._backend = backend
         self._media = store.media
@@ -129,7 +128,7 @@ class Calls:
             model, settings = self._backend.info, checked.settings
             # What a stranger's program says is found again for nobody.
             alone = person.tenant is None
-            events = self._backend.stream(
+            asked = GenerationRequest(
                 [*checked.messages, question],
                 settings.params(model),
                 enable_thinking=settings.enable_thinking(model),
@@ -137,7 +136,7 @@ class Calls:
                 tenant=None if alone else f"call {secrets.token_hex(16)}",
             )
             text, shown, shown_s = "", None, -math.inf
-            async with aclosing(events):  # pyright: ignore[reportArgumentType]
+            async with aclosing(self._backend.stream(asked)) as events:
                 async for event in events:
                     if not isinstance(event, TextDelta) or event.channel != "answer":
                         continue

@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from qwen35mm.chat.archive import export_zip, import_zip
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
 from qwen35mm.chat.encodings import JUDGED
 from qwen35mm.chat.markdown import export_markdown
@@ -33,6 +32,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryChats
 from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm.chat.turns import Person
+from qwen35mm.contract import Backend
 from qwen35mm.decoding import asked_by
 from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
@@ -70,7 +70,7 @@ class Files:
         self,
         store: ConversationStore,
         people: People,
-        backend: ChatBackend,
+        backend: Backend,
         usage: Usage,
         examples: Sequence[Sample] = (),
         chats: TemporaryChats | None = None,

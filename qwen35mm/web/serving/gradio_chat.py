@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.assets import example_path
-from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.contract import Backend
 from qwen35mm.http.guards import guards, refuse
 from qwen35mm.http.run import run
 from qwen35mm.http.sessions import PageToken
@@ -109,7 +109,7 @@ def _is_of_the_page(path: str) -> bool:
     return _PATHS.fullmatch(path) is not None
 
 
-def build(backend: ChatBackend) -> gr.ChatInterface:
+def build(backend: Backend) -> gr.ChatInterface:
     """The example's page over a backend."""
     spec = importlib.util.spec_from_file_location("qwen35mm_gradio_chat", example_path("gradio_chat.py"))
     assert spec is not None
@@ -119,7 +119,7 @@ def build(backend: ChatBackend) -> gr.ChatInterface:
     return example.build(backend)
 
 
-def create_app(backend: ChatBackend, token: PageToken | None, settings: HttpSettings | None = None) -> FastAPI:
+def create_app(backend: Backend, token: PageToken | None, settings: HttpSettings | None = None) -> FastAPI:
     """The guarded application.
 
     Args:
@@ -147,7 +147,7 @@ def create_app(backend: ChatBackend, token: PageToken | None, settings: HttpSett
 
 
 def launch(
-    backend: ChatBackend, *, host: str, port: int, http: HttpSettings, token: str | None, open_browser: bool
+    backend: Backend, *, host: str, port: int, http: HttpSettings, token: str | None, open_browser: bool
 ) -> None:
     """Serves the page until Ctrl-C or SIGTERM; prints its address.
 

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.contract import Backend
 from qwen35mm.errors import Qwen35mmError
 from qwen35mm.http.bodies import RETRY_AFTER_S
 from qwen35mm.pools import REQUESTS
@@ -38,7 +38,7 @@ class ProgramAccess:
     responses_dir: Path | None = None
 
 
-def program_routes(backend: ChatBackend, access: ProgramAccess) -> list[BaseRoute]:
+def program_routes(backend: Backend, access: ProgramAccess) -> list[BaseRoute]:
     """The routes of `qwen35mm serve`; nothing of a page opens them."""
     answers = _ForPrograms(backend, access)
     return [Route(path, answers) for path in _PATHS]
@@ -52,7 +52,7 @@ class _ForPrograms:
         access: who may call.
     """
 
-    def __init__(self, backend: ChatBackend, access: ProgramAccess) -> None:
+    def __init__(self, backend: Backend, access: ProgramAccess) -> None:
         self._backend = backend
         self._access = access
         self._api: ASGIApp | None = None
@@ -92,7 +92,7 @@ class _WhileLoaded:
     """The page's backend for programs, which are told to come again while another model is being loaded, and to go
     elsewhere while a server answers."""
 
-    def __init__(self, backend: ChatBackend) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:

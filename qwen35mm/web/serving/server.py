@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.accounts import AccountFile, GivenAccounts
-from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryStore, temporary_folder
+from qwen35mm.contract import Backend
 from qwen35mm.errors import ConfigError
 from qwen35mm.http.ends import end_signals, interrupt, wait_for_the_end
 from qwen35mm.http.run import ServerThread
@@ -71,7 +71,7 @@ class Server:
 
 
 def serve(
-    backend: ChatBackend,
+    backend: Backend,
     *,
     host: str = "127.0.0.1",
     port: int = 7860,
@@ -160,7 +160,7 @@ def serve(
     return Server(page, url, store, page_token, close, stack)
 
 
-def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) -> None:
+def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> None:
     """Serves the page until Ctrl-C, SIGTERM or the terminal's end; prints its address. Options are `serve`'s.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.contract import Event, Message, Result, Text
+from qwen35mm.contract import Event, GenerationRequest, Message, Result, Text
 from tests.backends.events import collect, result_of
 from tests.backends.remote.server import ModelServer
 from tests.forked import PATIENCE_S
@@ -49,7 +49,7 @@ class Asker:
 async def events_of(
     backend: RemoteBackend, messages: Sequence[Message] = QUESTION, params: Any = None, **options: Any
 ) -> list[Event]:
-    return await collect(backend.stream(messages, params, **options))
+    return await collect(backend.stream(GenerationRequest(messages, params, **options)))
 
 
 async def until(is_so: Callable[[], bool], step_s: float = 0.005) -> None:

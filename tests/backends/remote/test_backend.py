@@ -13,8 +13,8 @@ import pytest
 
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
-from qwen35mm.backends.remote.request import Asked, sampling_fields
-from qwen35mm.contract import Message, Progress, SamplingParams, Text, TextDelta
+from qwen35mm.backends.remote.request import reply_fields, sampling_fields
+from qwen35mm.contract import GenerationRequest, Message, Progress, SamplingParams, Text, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError, RequestTimeoutError
 from tests.backends.events import result_of
 from tests.backends.remote.asking import PATIENCE_S, QUESTION, Asker, events_of, until
@@ -251,8 +251,8 @@ def test_settings_that_cannot_be_used(make: Callable[..., Any], options: dict[st
 
 def test_the_settings_of_a_reply_that_go_out() -> None:
     assert sampling_fields(None) == {}
-    greedy = Asked(SamplingParams(temperature=0.0, top_k=20, seed=1), enable_thinking=False)
-    assert greedy.fields() == {"temperature": 0.0, "chat_template_kwargs": {"enable_thinking": False}}
+    greedy = GenerationRequest(params=SamplingParams(temperature=0.0, top_k=20, seed=1), enable_thinking=False)
+    assert reply_fields(greedy) == {"temperature": 0.0, "chat_template_kwargs": {"enable_thinking": False}}
     params = SamplingParams(
         temperature=0.7,
         top_k=20,
@@ -290,8 +290,8 @@ def test_the_settings_of_a_reply_that_go_out() -> None:
     assert sampling_fields(SamplingParams(logprobs=3))["top_logprobs"] == 3
     # Neutral values of names that some servers refuse stay at home.
     assert set(sampling_fields(SamplingParams())) == {"temperature", "top_p"}
-    no_thinking = Asked(SamplingParams(thinking_budget=0), enable_thinking=True).fields()
-    assert no_thinking["chat_template_kwargs"] == {"enable_thinking": False}
+    no_thinking = GenerationRequest(params=SamplingParams(thinking_budget=0), enable_thinking=True)
+    assert reply_fields(no_thinking)["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 async def test_a_json_schema_goes_out_as_response_format(server: ModelServer, asker: Asker) -> None:

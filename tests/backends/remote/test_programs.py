@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.remote.programs import ADVISED, ASSUMED_CONTEXT, Told
-from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.contract import Image, Message, SamplingParams, Text
+from qwen35mm.contract import Backend, Image, Message, SamplingParams, Text
 from qwen35mm.errors import ConfigError
 from tests.backends.events import result_of
 from tests.backends.remote.asking import QUESTION, Asker, events_of, until
@@ -162,7 +161,7 @@ async def test_a_server_that_does_not_count_is_estimated_and_left_alone(server: 
 
 
 async def test_it_is_idle_while_nothing_is_awaited(server: ModelServer, asker: Asker) -> None:
-    backend: ChatBackend = asker.backend()
+    backend: Backend = asker.backend()
     assert (backend.idles, backend.is_demo, backend.memory()) == (False, False, {})
     server.acts = [stalls]
     asking = asyncio.create_task(events_of(backend))  # pyright: ignore[reportArgumentType]

@@ -11,7 +11,18 @@ import pytest
 
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.backends.remote.reply import Reply
-from qwen35mm.contract import Finished, Image, Message, Prefilled, Progress, SamplingParams, Text, TextDelta, ToolCall
+from qwen35mm.contract import (
+    Finished,
+    GenerationRequest,
+    Image,
+    Message,
+    Prefilled,
+    Progress,
+    SamplingParams,
+    Text,
+    TextDelta,
+    ToolCall,
+)
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
 from qwen35mm_preprocess.say import said_of
 from tests.backends.events import result_of
@@ -57,7 +68,7 @@ async def test_text_comes_while_the_server_still_writes(server: ModelServer, ask
 
     server.acts = [sends(pieces(["A "])[:2], then=waits)]
     texts: list[str] = []
-    async for each in asker.backend(whole=False).stream(QUESTION):
+    async for each in asker.backend(whole=False).stream(GenerationRequest(QUESTION)):
         texts += [each.text] if isinstance(each, TextDelta) else []
         seen.set()
     assert texts == ["A ", "blue."]
@@ -67,7 +78,7 @@ async def test_leaving_amid_the_text_hangs_up(server: ModelServer, asker: Asker)
     server.otherwise = sends(pieces(["A "])[:2], then=stalls)
     backend = asker.backend(whole=False, max_concurrent=1)
     for number in (1, 2):
-        async with contextlib.aclosing(backend.stream(QUESTION)) as events:
+        async with contextlib.aclosing(backend.stream(GenerationRequest(QUESTION))) as events:
             async for each in events:
                 assert isinstance(each, TextDelta)
                 break
@@ -99,7 +110,7 @@ async def test_after_its_first_text_a_failure_is_an_error_and_the_text_stays(
     events: list[Any] = []
 
     async def follow() -> None:
-        async for each in asker.backend(whole=False).stream(QUESTION):
+        async for each in asker.backend(whole=False).stream(GenerationRequest(QUESTION)):
             events.append(each)
 
     with pytest.raises(kind, match=rf"{message}.* What it had answered until then is kept\.") as caught:
@@ -127,7 +138,7 @@ async def test_the_silence_amid_an_answer_counts_from_the_last_look(server: Mode
     texts: list[str] = []
 
     async def follow() -> None:
-        async for each in asker.backend(whole=False, timeouts=timeouts).stream(QUESTION):
+        async for each in asker.backend(whole=False, timeouts=timeouts).stream(GenerationRequest(QUESTION)):
             texts.extend([each.text] if isinstance(each, TextDelta) else [])
             # Whoever reads may take their time.
             await asyncio.sleep(0.5)
@@ -280,7 +291,7 @@ async def test_each_program_gets_its_own_words(server: ModelServer, asker: Asker
     backend = asker.backend(model=None)
     await backend.connect()
     with pytest.raises(RequestError, match=r"repetition_penalty, thinking_budget, top_k.* those settings"):
-        backend.check(params)
+        backend.check(GenerationRequest(params=params))
     await events_of(backend, params=backend.info.generation)
     assert server.bodies[-1].keys() == {"model", "messages", "stream", "temperature", "top_p"}
 

@@ -21,7 +21,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.captioning.texts.presets import preset_question
 from qwen35mm.cli import main
-from qwen35mm.contract import Image, Message, SamplingParams, Text, TextDelta
+from qwen35mm.contract import GenerationRequest, Image, Message, SamplingParams, Text, TextDelta
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from tests.backends.events import collect, result_of
@@ -86,9 +86,9 @@ async def test_it_is_known_for_what_it_is(remote: RemoteBackend) -> None:
 async def test_a_chat_says_what_the_model_says_here(remote: RemoteBackend, local: LocalBackend, thinking: bool) -> None:
     messages = [Message("system", (Text("Be brief."),)), Message("user", (PICTURE, Text("What is this?")))]
     for _ in range(2):
-        events = await collect(remote.stream(messages, GREEDY, enable_thinking=thinking))
+        events = await collect(remote.stream(GenerationRequest(messages, GREEDY, enable_thinking=thinking)))
         there = result_of(events)
-        here = result_of(await collect(local.stream(messages, GREEDY, enable_thinking=thinking)))
+        here = result_of(await collect(local.stream(GenerationRequest(messages, GREEDY, enable_thinking=thinking))))
         assert there.text.strip() == here.text.strip()
         assert (there.reasoning or "").strip() == (here.reasoning or "").strip()
         assert there.num_prompt_tokens == here.num_prompt_tokens
@@ -98,18 +98,22 @@ async def test_a_chat_says_what_the_model_says_here(remote: RemoteBackend, local
 
 async def test_leaving_it_ends_its_work(remote: RemoteBackend) -> None:
     endless = replace(GREEDY, max_tokens=2000)
-    stream: Any = remote.stream([Message("user", (Text("Tell me all."),))], endless, enable_thinking=True)
+    stream: Any = remote.stream(
+        GenerationRequest([Message("user", (Text("Tell me all."),))], endless, enable_thinking=True)
+    )
     async for event in stream:
         if isinstance(event, TextDelta):
             break
     await stream.aclose()
     assert await asyncio.to_thread(remote.wait_idle, PATIENCE_S)
-    assert result_of(await collect(remote.stream([Message("user", (PICTURE, Text("What?")))], GREEDY))).text
+    assert result_of(
+        await collect(remote.stream(GenerationRequest([Message("user", (PICTURE, Text("What?")))], GREEDY)))
+    ).text
 
 
 async def test_what_it_ignores_is_refused_before_it_is_asked(remote: RemoteBackend) -> None:
     with pytest.raises(RequestError, match="json_schema"):
-        remote.check(replace(GREEDY, json_schema='{"type": "object"}'))
+        remote.check(GenerationRequest(params=replace(GREEDY, json_schema='{"type": "object"}')))
 
 
 def test_captions(
@@ -130,5 +134,5 @@ def test_captions(
         question = preset_question("plain").text
         messages = [Message("user", (Image(folder / name), Text(question)))]
         params = SamplingParams(temperature=0.0)
-        here = result_of(asyncio.run(collect(local.stream(messages, params, enable_thinking=False))))
+        here = result_of(asyncio.run(collect(local.stream(GenerationRequest(messages, params, enable_thinking=False)))))
         assert written == here.text.strip()

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from qwen35mm.backends.scripting.model import ScriptedModel
-from qwen35mm.contract import Event, Finished, Message, Result, SamplingParams, TextDelta
+from qwen35mm.contract import Event, Finished, GenerationRequest, Message, Result, SamplingParams, TextDelta
 from qwen35mm.prompt.calls import read_calls
 
 
@@ -39,10 +39,9 @@ class FakeModel(ScriptedModel):
     def close(self) -> None:
         self.is_closed = True
 
-    async def stream(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
-    ) -> AsyncGenerator[Event, None]:
-        self.asked.append({"messages": list(messages), "params": params, **options})
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.asked.append({**vars(request), "messages": list(request.messages)})
+        messages, params = request.messages, request.params
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         written = ""
@@ -58,7 +57,7 @@ class FakeModel(ScriptedModel):
                 else:
                     written += piece
                     yield TextDelta(piece)
-            tools = options.get("tools")
+            tools = request.tools
             text, calls = read_calls(written, tools) if tools else (written, ())
             yield Finished(result(text, tool_calls=calls, seed=params and params.seed))
         finally:

@@ -17,7 +17,7 @@ import pydantic
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Image, Message, SamplingParams, ToolCall
+from qwen35mm.contract import GenerationRequest, Image, Message, SamplingParams, ToolCall
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
@@ -55,7 +55,7 @@ async def test_each_turn_is_that_of_a_stream_and_begins_where_the_last_one_ended
     # All but the question and what is open behind it.
     assert second.cache.num_cached_tokens >= first.num_prompt_tokens
     assert second.cache.num_encoded_units == 0
-    told = result_of(await collect(model.stream(chat.messages[:4], GREEDY)))
+    told = result_of(await collect(model.stream(GenerationRequest(chat.messages[:4], GREEDY))))
     assert (told.token_ids, told.prompt_token_ids) == (second.token_ids, second.prompt_token_ids)
     roles = ["system", "user", "assistant", "user", "assistant"]
     assert [role for role, _ in texts(chat.messages)] == roles
@@ -207,7 +207,7 @@ def test_calls_are_kept_as_calls_and_answered_in_order() -> None:
     assert given == Message("assistant", "I look.", tool_calls=reply.tool_calls)
     assert answered == Message("tool", json.dumps({"rain": True}), name="f")
     # They are the chat's from then on.
-    assert [asked["tools"] for asked in model.asked] == [[TOOL], [TOOL]]
+    assert [asked["tools"] for asked in model.asked] == [(TOOL,), (TOOL,)]
     answer = chat.stream("And tomorrow?")
     assert "".join(answer) == "I look."
     assert answer.result.tool_calls == chat.messages[-1].tool_calls == reply.tool_calls
@@ -261,7 +261,7 @@ def test_another_answer_and_another_chat() -> None:
     assert texts(other.messages)[2:] == [("assistant", "2 Hello."), ("user", "Here."), ("assistant", "4 Here.")]
     names = [asked["conversation"] for asked in model.asked]
     assert (names[0], names[1], names[3], names[2] == "mine") == ("mine", "mine", "mine", False)
-    assert all((asked["tools"], asked["enable_thinking"]) == ([TOOL], True) for asked in model.asked)
+    assert all((asked["tools"], asked["enable_thinking"]) == ((TOOL,), True) for asked in model.asked)
     assert [asked["params"].seed for asked in model.asked] == [None, 3, None, None]
     with pytest.raises(PromptError, match="nothing to answer"):
         chat.ask()

@@ -16,7 +16,7 @@ from typing_extensions import assert_type
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.scripting.forms import AskOptions, conversation_of, prompts_of
-from qwen35mm.contract import Event, Image, Message, Result, SamplingParams
+from qwen35mm.contract import Event, GenerationRequest, Image, Message, Result, SamplingParams
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError, RequestError
 from qwen35mm.model import LoadedModel
@@ -43,13 +43,13 @@ async def test_no_prompt_is_refused_and_each_gets_the_answer_of_a_stream(model: 
     awaited = await model.agenerate(iter(prompts[:5]), GREEDY)
     assert [result.text for result in results[:5]] == [result.text for result in awaited]
     for at in (0, 17, 39):
-        told = result_of(await collect(model.stream([Message("user", prompts[at])], GREEDY)))
+        told = result_of(await collect(model.stream(GenerationRequest([Message("user", prompts[at])], GREEDY))))
         assert (told.prompt_token_ids, told.token_ids) == (results[at].prompt_token_ids, results[at].token_ids)
 
 
 async def test_a_line_that_others_have_filled_is_waited_for(model: LocalBackend) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    others = [asyncio.create_task(collect(model.stream([HELLO], long))) for _ in range(6)]
+    others = [asyncio.create_task(collect(model.stream(GenerationRequest([HELLO], long)))) for _ in range(6)]
     results = await asyncio.wait_for(model.agenerate(["Hello."] * 8, GREEDY), PATIENCE_S)
     assert len({result.text for result in results}) == 1
     refused = await asyncio.gather(*others, return_exceptions=True)
@@ -237,6 +237,6 @@ async def test_it_ends_with_its_block(demo: LoadedModel) -> None:
     for ended in (first, second):
         events: list[Event] = []
         with pytest.raises(Qwen35mmError, match="shut down"):
-            events += await collect(ended.stream([HELLO], GREEDY))
+            events += await collect(ended.stream(GenerationRequest([HELLO], GREEDY)))
         with pytest.raises(Qwen35mmError, match="shut down"):
             ended.chat().ask("Hello.")

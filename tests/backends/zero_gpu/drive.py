@@ -28,6 +28,7 @@ import spaces  # noqa: E402  # pyright: ignore[reportMissingImports]
 from qwen35mm.backends.local import LocalBackend  # noqa: E402
 from qwen35mm.contract import (  # noqa: E402
     Finished,
+    GenerationRequest,
     Image,
     MediaPlanned,
     Message,
@@ -48,7 +49,7 @@ LONG = " ".join(f"Remember the number {number}." for number in range(60))
 async def ask(backend: Any, messages: Sequence[Message], **options: Any) -> tuple[list[Any], list[Message]]:
     """All events, and the messages with the plans that came."""
     events: list[Any] = []
-    async for event in backend.stream(messages, GREEDY, **options):
+    async for event in backend.stream(GenerationRequest(messages, GREEDY, **options)):
         events.append(event)
         if isinstance(event, MediaPlanned):
             messages = pin_plans(messages, event.plans)
@@ -104,7 +105,9 @@ def fail(engine: Engine, step: Callable[[Engine], Any]) -> Any:
 
 
 async def stop_after_first_text(backend: Any) -> None:
-    events = backend.stream([Message("user", (Text(f"{LONG} Go on."),))], GREEDY, conversation="stopped")
+    events = backend.stream(
+        GenerationRequest([Message("user", (Text(f"{LONG} Go on."),))], GREEDY, conversation="stopped")
+    )
     async for event in events:
         if isinstance(event, TextDelta):
             break

@@ -14,14 +14,24 @@ import pytest
 
 import qwen35mm.errors
 import qwen35mm_preprocess.errors
+from qwen35mm.backends.history import ended_by
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu import DurationModel, ZeroGpuBackend
 from qwen35mm.backends.zero_gpu.call import _failure
 from qwen35mm.backends.zero_gpu.child import Failure, Item, Job, add_item
 from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import Event, Finished, Message, Progress, Result, SamplingParams, Text, TextDelta
+from qwen35mm.contract import (
+    Event,
+    Finished,
+    GenerationRequest,
+    Message,
+    Progress,
+    Result,
+    SamplingParams,
+    Text,
+    TextDelta,
+)
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.errors import ConfigError, EngineError, QueueFullError, RequestError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
@@ -70,7 +80,7 @@ def calls() -> PickledCalls:
 
 
 async def ask(backend: ZeroGpuBackend, messages: list[Message], **options: Any) -> Result:
-    events = await collect(backend.stream(messages, GREEDY, **options))
+    events = await collect(backend.stream(GenerationRequest(messages, GREEDY, **options)))
     assert await asyncio.to_thread(backend.wait_idle, PATIENCE_S)
     return result_of(events)
 
@@ -103,12 +113,12 @@ async def test_a_continued_reply_goes_on_where_it_ended(demo: LoadedModel, calls
     local = LocalBackend(demo)
     half = Message("assistant", (Text(whole.text[: len(whole.text) // 2]),))
     try:
-        events = await collect(local.stream([question, half], GREEDY, continue_reply=True))
+        events = await collect(local.stream(GenerationRequest([question, half], GREEDY, continue_reply=True)))
     finally:
         local.close()
     rest = await ask(backend, [question, half], continue_reply=True)
     assert rest.token_ids == result_of(events).token_ids
-    ended = Turn((question, half), thinking=False, continues=True).ended_by(rest.text, "")
+    ended = ended_by(GenerationRequest([question, half], continue_reply=True), rest.text, "")
     assert ended is not None
     assert [message.text for message in ended.messages] == [question.text, half.text + rest.text]
 
@@ -124,7 +134,7 @@ async def test_a_child_that_is_used_again_has_its_memory(
 
 async def test_events_are_those_of_a_local_backend(demo: LoadedModel, calls: PickledCalls) -> None:
     backend = ZeroGpuBackend(demo, calls)
-    events = await collect(backend.stream(HELLO, GREEDY))
+    events = await collect(backend.stream(GenerationRequest(HELLO, GREEDY)))
     assert events[0] == Progress("wait", 0, 0)
     assert result_of(events).text
 
@@ -134,7 +144,7 @@ async def test_a_call_ends_before_its_gpu_is_taken_away(
 ) -> None:
     monkeypatch.setattr("qwen35mm.backends.zero_gpu.child.RESERVE_S", float(MIN_DURATION_S))
     with pytest.raises(RequestTimeoutError):
-        await collect(ZeroGpuBackend(demo, calls).stream(HELLO, GREEDY))
+        await collect(ZeroGpuBackend(demo, calls).stream(GenerationRequest(HELLO, GREEDY)))
 
 
 async def test_a_newer_turn_ends_what_goes_on_behind_the_last_reply(
@@ -143,9 +153,9 @@ async def test_a_newer_turn_ends_what_goes_on_behind_the_last_reply(
     monkeypatch.setattr(Engine, "has_work", True)  # such a call would never end by itself
     monkeypatch.setattr("qwen35mm.backends.zero_gpu.child.RESERVE_S", -1e6)
     backend = ZeroGpuBackend(demo, calls)
-    await collect(backend.stream(HELLO, GREEDY, conversation="one"))
+    await collect(backend.stream(GenerationRequest(HELLO, GREEDY, conversation="one")))
     assert not calls.closed.is_set()
-    await collect(backend.stream(HELLO, GREEDY, conversation="one"))
+    await collect(backend.stream(GenerationRequest(HELLO, GREEDY, conversation="one")))
     assert calls.closed.is_set()
     assert not backend.wait_idle(0)
     await asyncio.to_thread(backend.close)
@@ -155,10 +165,10 @@ async def test_a_newer_turn_ends_what_goes_on_behind_the_last_reply(
 async def test_no_more_calls_than_allowed_wait(demo: LoadedModel, calls: PickledCalls) -> None:
     calls.lent.clear()
     backend = ZeroGpuBackend(demo, calls, settings=EngineSettings(max_waiting=1))
-    first = asyncio.create_task(collect(backend.stream(HELLO, GREEDY)))
+    first = asyncio.create_task(collect(backend.stream(GenerationRequest(HELLO, GREEDY))))
     assert await asyncio.to_thread(calls.begun.wait, PATIENCE_S)
     with pytest.raises(QueueFullError, match="1 request is"):
-        await collect(backend.stream(HELLO, GREEDY))
+        await collect(backend.stream(GenerationRequest(HELLO, GREEDY)))
     calls.lent.set()
     assert result_of(await first).token_ids
 
@@ -166,7 +176,7 @@ async def test_no_more_calls_than_allowed_wait(demo: LoadedModel, calls: Pickled
 async def test_who_leaves_while_a_gpu_is_waited_for_is_not_kept_waiting(demo: LoadedModel, calls: PickledCalls) -> None:
     calls.lent.clear()
     backend = ZeroGpuBackend(demo, calls)
-    task = asyncio.create_task(collect(backend.stream(HELLO, GREEDY)))
+    task = asyncio.create_task(collect(backend.stream(GenerationRequest(HELLO, GREEDY))))
     assert await asyncio.to_thread(calls.begun.wait, PATIENCE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -181,7 +191,7 @@ async def test_a_call_that_ends_without_a_word_is_an_error(demo: LoadedModel) ->
         return lambda task: lambda job: (value for value in [(Progress("prefill", 1, 2),)])
 
     with pytest.raises(EngineError, match="ended before"):
-        await collect(ZeroGpuBackend(demo, gpu).stream(HELLO, GREEDY))
+        await collect(ZeroGpuBackend(demo, gpu).stream(GenerationRequest(HELLO, GREEDY)))
 
 
 def error_classes() -> list[type[Exception]]:
@@ -243,7 +253,9 @@ async def test_parameters_and_calls_go_through_the_pipe_and_logprobs_come_back(
     tools = [{"type": "function", "function": {"name": "weather", "parameters": unit}}]
     params = SamplingParams(temperature=0.0, max_tokens=60, frequency_penalty=0.1, logit_bias={5: -3}, logprobs=2)
     events = await collect(
-        ZeroGpuBackend(demo, calls).stream(HELLO, params, tools=tools, tool_choice="weather", parallel_tool_calls=False)
+        ZeroGpuBackend(demo, calls).stream(
+            GenerationRequest(HELLO, params, tools=tools, tool_choice="weather", parallel_tool_calls=False)
+        )
     )
     result = finished(events)
     assert [call.name for call in result.tool_calls] == ["weather"]
@@ -252,7 +264,9 @@ async def test_parameters_and_calls_go_through_the_pipe_and_logprobs_come_back(
     assert told == list(result.logprobs[:-1]), "all but the reply's end"
     assert all(len(each.top) == 2 for each in told)
     with closing(LocalBackend(demo)) as local:
-        here = finished(await collect(local.stream(HELLO, params, tools=tools, tool_choice="weather")))
+        here = finished(
+            await collect(local.stream(GenerationRequest(HELLO, params, tools=tools, tool_choice="weather")))
+        )
     assert (here.token_ids, here.logprobs) == (result.token_ids, result.logprobs)
 
 

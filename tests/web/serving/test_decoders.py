@@ -12,7 +12,7 @@ from PIL import Image as Pictures
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cli.chat import open_page
-from qwen35mm.contract import Image, Message, Text
+from qwen35mm.contract import GenerationRequest, Image, Message, Text
 from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel
@@ -113,7 +113,7 @@ async def test_who_stops_an_answer_ends_the_reading_of_its_media(demo: LoadedMod
 
     async def ask(data: bytes) -> str:
         text = ""
-        async for event in backend.stream([Message("user", (Image(data), Text("What is this?")))]):
+        async for event in backend.stream(GenerationRequest([Message("user", (Image(data), Text("What is this?")))])):
             text = event.result.text if hasattr(event, "result") else text  # type: ignore
         return text
 

@@ -137,7 +137,7 @@ async def test_a_person_finds_a_slot_however_many_programs_ask(demo: LoadedModel
         media, context_length, is_ready = FakeBackend().media, 100, True
         info = FakeBackend().info
 
-        async def stream(self, *_: Any, **how: Any) -> Any:
+        async def stream(self, _: Any) -> Any:
             nonlocal running, most
             running += 1
             most = max(most, running)

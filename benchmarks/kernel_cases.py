@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -271,17 +271,14 @@ class Cases:
         tables = seen, torch.zeros_like(seen, dtype=torch.uint8)
         row = torch.arange(batch, device=self.device)
         filtered = row % 4 != 3
-        rows = SamplingRows(
+        rows = replace(
+            SamplingRows.neutral(batch, self.device),
             temperature=torch.where(row % 2 == 0, 0.7, 1.0),
             top_k=torch.where(filtered, 20, 0).int(),
             top_p=torch.where(filtered, torch.where(row % 2 == 0, 0.8, 0.95), 1.0),
-            min_p=row * 0.0,
-            repetition_penalty=row * 0.0 + 1,
             presence_penalty=row * 0.0 + 1.5,
-            frequency_penalty=row * 0.0,
             seeds=row * 0x1234567890AB,
             steps=row * 7919,
-            slots=row,
         )
         banned = torch.zeros(self.shapes.vocab, dtype=torch.bool, device=self.device)
         return self._case(

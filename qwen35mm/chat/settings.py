@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.contract import Backend, ModelInfo, SamplingParams
+from qwen35mm.contract.sampling import NUMBERS as PARAMETERS
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import Said, decimal, say
@@ -60,6 +61,9 @@ MEDIA = {
         3, 10**7, 1, say("Tokens of a video"), say("At most; fewer frames first, then smaller ones.")
     ),
 }
+assert {*SAMPLING, *LENGTHS} == {name for name, number in PARAMETERS.items() if number.on_page}, (
+    "the page offers the parameters of SamplingParams that say on_page"
+)
 NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA}
 NAMES = frozenset({*NUMBERS, "system", "thinking"})
 

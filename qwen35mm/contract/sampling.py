@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.outside_json import read_json
@@ -22,6 +22,48 @@ MAX_TOP_LOGPROBS = 20
 MAX_JSON_SCHEMA_CHARS = 65_536
 # A logit divided by less comes near to what float32 holds.
 _MAX_GREEDY_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True)
+class Number:
+    """What a numeric parameter can be. Everything that takes parameters is made from this, or checked against it.
+
+    Attributes:
+        low, high: its limits; `high` None is without limit.
+        is_open: whether it must be above `low`.
+        is_whole: whether it is a whole number.
+        in_row: whether it is a column of `SamplingRows`, which the kernels read.
+        is_for_draws: whether a greedy reply is the same without it.
+        on_page: whether the chat's settings offer it.
+        off: what requests may also send for the neutral value, as in vLLM or llama.cpp.
+        help: of its option on the command line; without it there is none.
+    """
+
+    low: float
+    high: float | None = None
+    is_open: bool = False
+    is_whole: bool = False
+    in_row: bool = False
+    is_for_draws: bool = False
+    on_page: bool = False
+    off: float | None = None
+    help: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises a ConfigError where a parameter can't have this value."""
+        if self.is_whole:
+            _check_int(name, value, int(self.low), None if self.high is None else int(self.high))
+        else:
+            assert self.high is not None
+            _check(name, value, self.low, self.high, is_open=self.is_open)
+
+
+def _number(neutral: float | None, low: float, high: float | None = None, **how: Any) -> Any:
+    return field(default=neutral, metadata={"number": Number(low, high, **how)})
+
+
+def _row(neutral: float, low: float, high: float | None = None, **how: Any) -> Any:
+    return _number(neutral, low, high, in_row=True, **how)
 
 
 @dataclass(frozen=True)
@@ -60,23 +102,31 @@ class SamplingParams:
             20; None tells none.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    max_tokens: int | None = None
+    temperature: float = _row(1.0, 0, 100, on_page=True, help="0 always takes the likeliest token.")
+    top_k: int = _row(
+        0, 0, is_whole=True, is_for_draws=True, on_page=True, off=-1, help="Keep so many of the likeliest tokens."
+    )
+    top_p: float = _row(
+        1.0, 0, 1, is_open=True, is_for_draws=True, on_page=True, help="Keep the likeliest tokens up to this share."
+    )
+    min_p: float = _row(
+        0.0, 0, 1, is_for_draws=True, on_page=True, help="Drop tokens below this share of the likeliest one."
+    )
+    presence_penalty: float = _row(0.0, -10, 10, on_page=True, help="Above 0 avoids tokens of the reply.")
+    frequency_penalty: float = _row(0.0, -10, 10, help="Above 0 avoids tokens by how often the reply has them.")
+    repetition_penalty: float = _row(
+        1.0, 0, 10, is_open=True, on_page=True, help="Above 1 avoids tokens of the prompt and the reply."
+    )
+    seed: int | None = _number(None, 0, 2**63 - 1, is_whole=True, is_for_draws=True, on_page=True)
+    max_tokens: int | None = _number(None, 1, is_whole=True, on_page=True)
     stop: tuple[str, ...] = ()
-    thinking_budget: int | None = None
+    thinking_budget: int | None = _number(None, 0, is_whole=True, on_page=True)
     json_schema: str | None = None
-    min_tokens: int = 0
+    min_tokens: int = _number(0, 0, is_whole=True)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
+    logprobs: int | None = _number(None, 0, MAX_TOP_LOGPROBS, is_whole=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -84,19 +134,9 @@ class SamplingParams:
         if isinstance(self.stop_token_ids, list):
             object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
-        _check("temperature", self.temperature, 0.0, 100.0)
-        _check("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("presence_penalty", self.presence_penalty, -10.0, 10.0)
-        _check("frequency_penalty", self.frequency_penalty, -10.0, 10.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
-        _check_int("top_k", self.top_k, 0)
-        if self.seed is not None:
-            _check_int("seed", self.seed, 0, 2**63 - 1)
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1)
-        if self.thinking_budget is not None:
-            _check_int("thinking_budget", self.thinking_budget, 0)
+        for name, number in NUMBERS.items():
+            if (value := getattr(self, name)) is not None or _NEUTRAL[name] is not None:
+                number.check(name, value)
         if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError(f"stop must be a string, or a list of strings, none of them empty; got {self.stop!r}.")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -106,14 +146,11 @@ class SamplingParams:
             if self.moves_end:
                 names = ", ".join(self.moves_end)
                 raise ConfigError(f"{names} must be left out: a reply that follows a JSON schema ends where that does.")
-        _check_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens must be max_tokens ({self.max_tokens}) at most; got {self.min_tokens}.")
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos must be True or False; got {self.ignore_eos!r}.")
         _check_ids(self.stop_token_ids)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     @property
@@ -144,12 +181,54 @@ class SamplingParams:
         """
         if not values.get("do_sample", False):
             return cls(temperature=0.0, repetition_penalty=values.get("repetition_penalty") or 1.0)
-        names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "repetition_penalty")
         # transformers' own default, which a checkpoint that samples but names no top_k is meant to get.
-        given: dict[str, Any] = {"top_k": 50} | {name: values[name] for name in names if values.get(name) is not None}
+        given: dict[str, Any] = {"top_k": 50}
+        given |= {name: values[name] for name in row_numbers() if values.get(name) is not None}
         if isinstance(given["top_k"], float) and given["top_k"].is_integer():
             given["top_k"] = int(given["top_k"])
         return cls(**given)
+
+
+# The numeric parameters by their names, in the order of the fields.
+NUMBERS: Mapping[str, Number] = {
+    each.name: each.metadata["number"] for each in fields(SamplingParams) if "number" in each.metadata
+}
+_NEUTRAL = {each.name: each.default for each in fields(SamplingParams)}
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams as keyword arguments; None leaves a field as the model has it."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    thinking_budget: int | None
+    json_schema: Any
+    min_tokens: int | None
+    ignore_eos: bool | None
+    stop_token_ids: Sequence[int] | None
+    logit_bias: Mapping[int, float] | None
+    logprobs: int | None
+
+
+assert SamplingOptions.__annotations__.keys() == _NEUTRAL.keys(), "SamplingOptions names the fields of SamplingParams"
+
+
+def row_numbers() -> dict[str, Number]:
+    """The parameters that the kernels read from `SamplingRows`."""
+    return {name: number for name, number in NUMBERS.items() if number.in_row}
+
+
+def changed(params: SamplingParams) -> dict[str, Any]:
+    """The fields that aren't at their neutral values."""
+    return {name: value for name, neutral in _NEUTRAL.items() if (value := getattr(params, name)) != neutral}
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
@@ -170,10 +249,10 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+def _check(name: str, value: float, low: float, high: float, *, is_open: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
-    if not is_number or value > high or value < low or (low_open and value == low):
-        bound = "above" if low_open else "from"
+    if not is_number or value > high or value < low or (is_open and value == low):
+        bound = "above" if is_open else "from"
         raise ConfigError(f"{name} must be a number {bound} {low:g} to {high:g}; got {value!r}.")
 
 

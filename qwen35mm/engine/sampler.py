@@ -12,14 +12,21 @@ import numpy as np
 import torch
 
 from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import row_numbers
 from qwen35mm.engine.batches import upload
 from qwen35mm.model import LoadedModel
 from qwen35mm_kernels import SamplingRows, select_backend
-from qwen35mm_kernels.reference.sampling import MAX_COUNT
+from qwen35mm_kernels.reference.sampling import MAX_COUNT, PARAMETERS
 
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-# The likeliest of any vocabulary has a larger share, so that a smaller top_p says the same; float32 might make it zero.
-_MIN_TOP_P = 1e-6
+_NEUTRAL = SamplingParams()
+assert {name: getattr(_NEUTRAL, name) for name in row_numbers()} == {
+    name: column.neutral for name, column in PARAMETERS.items()
+}, "SamplingParams and the kernels' SamplingRows must have the same parameters with the same neutral values"
+_FLOATS = [name for name, column in PARAMETERS.items() if column.dtype == torch.float32]
+_WHOLE = [name for name, column in PARAMETERS.items() if column.dtype == torch.int32]
+# What must be above 0 stays so in float32.
+_ABOVE_ZERO = frozenset(name for name, number in row_numbers().items() if number.is_open)
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Sampler:
@@ -37,8 +44,8 @@ class Sampler:
         self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         # A row for each parameter, so that those of one slot are dense, too.
         self._floats = torch.ones(len(_FLOATS), num_slots + 1, dtype=torch.float32, device=device)
-        # top_k and seed.
-        self._whole = torch.ones(2, num_slots + 1, dtype=torch.int64, device=device)
+        # The last row is the seed.
+        self._whole = torch.ones(len(_WHOLE) + 1, num_slots + 1, dtype=torch.int64, device=device)
         self._in_text = torch.zeros(num_slots + 1, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros_like(self._in_text, dtype=torch.uint8)
         self._banned = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -52,12 +59,13 @@ class Sampler:
             said: the reply's own tokens, which all penalties do.
         """
         device = self.newest.device
-        floats = {name: getattr(params, name) for name in _FLOATS}
-        floats["temperature"] = 0.0 if params.greedy else params.temperature
-        floats["top_p"] = max(params.top_p, _MIN_TOP_P)
-        self._floats[:, slot] = upload(np.array(list(floats.values()), dtype=np.float32), device)
-        top_k = min(params.top_k, len(self._banned))
-        self._whole[:, slot] = upload(np.array([top_k, seed], dtype=np.int64), device)
+        values = {name: getattr(params, name) for name in PARAMETERS}
+        values["temperature"] = 0.0 if params.greedy else params.temperature
+        values |= {name: max(values[name], _SMALLEST) for name in _ABOVE_ZERO}
+        # More than the vocabulary has is as good as all of it, and fits into 32 bits.
+        whole = [min(values[name], len(self._banned)) for name in _WHOLE]
+        self._floats[:, slot] = upload(np.array([values[name] for name in _FLOATS], dtype=np.float32), device)
+        self._whole[:, slot] = upload(np.array([*whole, seed], dtype=np.int64), device)
         reply = np.array(list(said), dtype=np.int64)
         self._in_text[slot] = False
         self._in_text[slot, upload(np.concatenate([prompt, reply]), device)] = True
@@ -82,10 +90,10 @@ class Sampler:
         """
         # A kernel knows no row from the end.
         slots = torch.where(slots < 0, len(self.newest) - 1, slots)
-        top_k, seeds = self._whole[:, slots]
+        *whole, seeds = self._whole[:, slots]
         rows = SamplingRows(
             **dict(zip(_FLOATS, self._floats[:, slots], strict=True)),
-            top_k=top_k.to(torch.int32),
+            **{name: column.to(torch.int32) for name, column in zip(_WHOLE, whole, strict=True)},
             seeds=seeds,
             steps=steps,
             slots=slots,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from qwen35mm.contract import SamplingParams
-from qwen35mm.contract.sampling import MAX_STOP_STRINGS
+from qwen35mm.contract.sampling import MAX_STOP_STRINGS, NUMBERS
+from qwen35mm.contract.sampling import Number as SamplingNumber
 from qwen35mm.engine import check_token_ids
 from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
@@ -20,11 +21,10 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # The tokens that may be thought.
 _EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
-# Of SamplingParams by the same names.
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
-    *("min_tokens", "ignore_eos"),
-)
+# The protocols have fields of their own for these.
+_ASKED_OTHERWISE = ("max_tokens", "logprobs")
+_NUMBERS = {name: number for name, number in NUMBERS.items() if name not in _ASKED_OTHERWISE}
+_NEUTRAL = SamplingParams()
 
 
 def _chosen(choice: Any) -> Any:
@@ -71,28 +71,35 @@ class TemplateOptions(BaseModel):
     enable_thinking: bool | None = None
 
 
-class RequestFields(BaseModel):
-    """What isn't known or can't be done is refused by its name."""
+def _field_of(number: SamplingNumber) -> Any:
+    low = number.low if number.off is None else min(number.low, number.off)
+    limits = {"exclusiveMinimum" if number.is_open else "minimum": low}
+    if number.high is not None:
+        limits["maximum"] = number.high
+    kind: Any = Annotated[int if number.is_whole else Number, told(**limits)]
+    return kind | None
+
+
+if TYPE_CHECKING:
+    _NumberFields = BaseModel
+else:
+    _NumberFields = create_model(
+        "_NumberFields", **{name: (_field_of(number), None) for name, number in _NUMBERS.items()}
+    )
+
+
+class RequestFields(_NumberFields):
+    """What isn't known or can't be done is refused by its name. The numbers are those of SamplingParams."""
 
     model_config = STRICT
 
     model: str | None = None
     stream: bool | None = None
-    temperature: Annotated[Number, told(minimum=0, maximum=100)] | None = None
-    top_p: Annotated[Number, told(exclusiveMinimum=0, maximum=1)] | None = None
-    top_k: Annotated[int, told(minimum=-1)] | None = None
-    min_p: Annotated[Number, told(minimum=0, maximum=1)] | None = None
-    presence_penalty: Annotated[Number, told(minimum=-10, maximum=10)] | None = None
-    frequency_penalty: Annotated[Number, told(minimum=-10, maximum=10)] | None = None
-    repetition_penalty: Annotated[Number, told(exclusiveMinimum=0, maximum=10)] | None = None
-    seed: Annotated[int, told(minimum=0, maximum=2**63 - 1)] | None = None
     stop: str | Annotated[list[Annotated[str, told(minLength=1)]], told(maxItems=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[int] | None = None
-    min_tokens: Annotated[int, told(minimum=0)] | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[str, Number], told(propertyNames={"pattern": "^[0-9]{1,9}$"})] | None = None
     parallel_tool_calls: bool = True
-    thinking_budget: Annotated[int, told(minimum=0)] | None = None
     chat_template_kwargs: TemplateOptions | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], told(**_MEDIA)] | None = None
     cache_salt: Annotated[str, Field(max_length=200)] | None = None
@@ -123,13 +130,13 @@ class RequestFields(BaseModel):
         Raises:
             ApiError: 400, which field can't be used, and why.
         """
-        changes: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
-        # llama.cpp's and vLLM's word for all.
-        changes["top_k"] = 0 if self.top_k == -1 else self.top_k
-        changes["max_tokens"] = max_tokens
-        changes["thinking_budget"] = (
-            _EFFORTS[effort or "high"] if self.thinking_budget is None else self.thinking_budget
-        )
+        changes: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        for name, number in _NUMBERS.items():
+            if number.off is not None and changes[name] == number.off:
+                changes[name] = getattr(_NEUTRAL, name)
+        if changes["thinking_budget"] is None:
+            changes["thinking_budget"] = _EFFORTS[effort or "high"]
+        changes |= {"max_tokens": max_tokens, "ignore_eos": self.ignore_eos}
         if self.stop:
             changes["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         changes |= {"stop_token_ids": _tuple(self.stop_token_ids), "logit_bias": self._biases()}

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 
+import qwen35mm.engine
 from qwen35mm.contract import SamplingParams
-from qwen35mm.contract.sampling import read_generation_config
+from qwen35mm.contract.sampling import read_generation_config, row_numbers
 from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm_kernels.reference.sampling import PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -131,3 +134,20 @@ def test_what_can_only_mean_one_thing_is_taken() -> None:
     for stop in ("END", ["END"]):
         assert SamplingParams(stop=stop).stop == ("END",)  # pyright: ignore[reportArgumentType]
         assert hash(SamplingParams().with_overrides(stop=stop))
+
+
+def test_what_the_kernels_read_is_what_the_parameters_say() -> None:
+    """A column without its parameter, or with another neutral value, would be a parameter that does nothing."""
+    neutral = SamplingParams()
+    assert {name: getattr(neutral, name) for name in row_numbers()} == {
+        name: column.neutral for name, column in PARAMETERS.items()
+    }
+    assert {name: number.is_whole for name, number in row_numbers().items()} == {
+        name: not column.dtype.is_floating_point for name, column in PARAMETERS.items()
+    }
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams) if each.name not in row_numbers()])
+def test_every_other_parameter_is_read_by_the_engine(name: str) -> None:
+    sources = [path.read_text("utf-8") for path in (Path(qwen35mm.engine.__file__).parent).glob("*.py")]
+    assert any(f"params.{name}" in source for source in sources)

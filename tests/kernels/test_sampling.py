@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from qwen35mm_kernels import SamplingRows, cpu
-from qwen35mm_kernels.reference.sampling import MAX_COUNT, exponentials, philox, random_bits
+from qwen35mm_kernels.reference.sampling import COLUMNS, MAX_COUNT, PARAMETERS, exponentials, philox, random_bits
 from tests.kernels.compare import Backend
 
 VOCAB = 97
@@ -50,27 +50,13 @@ CASES: dict[str, dict[str, Sequence[float]]] = {
 def make_rows(batch: int, **values: float | Sequence[float]) -> SamplingRows:
     """Rows that filter nothing but where `values` says so, which are repeated up to `batch`."""
 
-    def row_values(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
-        given = values.get(name, default)
+    def turns_of(name: str, given: float | Sequence[float]) -> torch.Tensor:
         turns = list(given) if isinstance(given, Sequence) else [given]
-        return torch.tensor([turns[row % len(turns)] for row in range(batch)], dtype=dtype)
+        return torch.tensor([turns[row % len(turns)] for row in range(batch)], dtype=COLUMNS[name].dtype)
 
-    rows = SamplingRows(
-        temperature=row_values("temperature", 1.0, torch.float32),
-        top_k=row_values("top_k", 0, torch.int32),
-        top_p=row_values("top_p", 1.0, torch.float32),
-        min_p=row_values("min_p", 0.0, torch.float32),
-        repetition_penalty=row_values("repetition_penalty", 1.0, torch.float32),
-        presence_penalty=row_values("presence_penalty", 0.0, torch.float32),
-        frequency_penalty=row_values("frequency_penalty", 0.0, torch.float32),
-        seeds=torch.arange(batch) * 0x1234567890AB,
-        steps=torch.arange(batch) * 7919,
-        slots=torch.arange(batch),
-    )
-    for name in ("seeds", "steps", "slots"):
-        if name in values:
-            getattr(rows, name).copy_(row_values(name, 0, torch.int64))
-    return rows
+    ids = torch.arange(batch)
+    rows = replace(SamplingRows.neutral(batch), seeds=ids * 0x1234567890AB, steps=ids * 7919)
+    return replace(rows, **{name: turns_of(name, given) for name, given in values.items()})
 
 
 def pools(num_slots: int, vocab: int = VOCAB) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +96,37 @@ def wide_pool(pool: torch.Tensor) -> torch.Tensor:
 def check(backend: Backend, case: str, dtype: torch.dtype = torch.float32, batch: int = 7) -> None:
     logits, rows, seen, banned = make_case(case, batch, dtype=dtype)
     backend.check("sample", logits, rows, *map(wide_pool, seen), banned)
+
+
+# For each parameter a value with which draws differ from those without it.
+TELLING = {
+    "temperature": 4.0,
+    "top_k": 2,
+    "top_p": 0.3,
+    "min_p": 0.5,
+    "repetition_penalty": 3.0,
+    "presence_penalty": 5.0,
+    "frequency_penalty": 0.5,
+}
+
+
+def test_every_parameter_is_tried() -> None:
+    assert TELLING.keys() == PARAMETERS.keys() == set().union(*CASES.values())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_backend_reads_every_parameter(name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that passed over a parameter would choose as without it."""
+    if backend.is_triton:
+        cut(monkeypatch, 128, 32)
+    batch = 12
+    logits = (torch.randn(VOCAB) * 2).expand(batch, -1)
+    seen = torch.rand(batch, VOCAB) < 0.5
+    tables, banned = (seen, seen.byte() * 9), torch.zeros(VOCAB, dtype=torch.bool)
+    without = backend.run("sample", logits, make_rows(batch), *copied(tables), banned)
+    rows = make_rows(batch, **{name: TELLING[name]})
+    assert not torch.equal(backend.run("sample", logits, rows, *copied(tables), banned), without)
+    backend.check("sample", logits, rows, *copied(tables), banned)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import openai
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.contract.sampling import NUMBERS, SamplingParams
 from qwen35mm.model import LoadedModel
+from qwen35mm.server.fields import RequestFields
 
+# The protocols have fields of their own for these: max_completion_tokens, response_format, top_logprobs.
+ASKED_OTHERWISE = {"max_tokens", "json_schema", "logprobs"}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
@@ -96,3 +101,21 @@ def test_what_cannot_be_used_is_named(
     error = refused(ask, client=client, **options)
     assert (error.status_code, error.body["param"]) == (400, param)
     assert words in error.body["message"]
+
+
+def params_of(demo: LoadedModel, body: dict[str, Any]) -> SamplingParams:
+    return RequestFields.model_validate(body).params(demo, max_tokens=None, effort=None, json_schema=None)
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams) if each.name not in ASKED_OTHERWISE])
+def test_every_parameter_can_be_asked_for_by_its_name(name: str, demo: LoadedModel) -> None:
+    others = {"stop": ["a"], "ignore_eos": True, "stop_token_ids": [1], "logit_bias": {"1": 1.0}}
+    value = others[name] if name in others else 2 if NUMBERS[name].is_whole else 0.5
+    plain, asked = vars(params_of(demo, {})), vars(params_of(demo, {name: value}))
+    assert [each for each in plain if plain[each] != asked[each]] == [name]
+
+
+def test_what_others_send_for_the_neutral_value_is_understood(demo: LoadedModel) -> None:
+    for name, number in NUMBERS.items():
+        if number.off is not None:
+            assert getattr(params_of(demo, {name: number.off}), name) == getattr(SamplingParams(), name)

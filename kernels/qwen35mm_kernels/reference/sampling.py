@@ -13,7 +13,7 @@ Shares are sums of whole numbers, floor(exp(score - highest score) * 2**40): exa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -24,10 +24,28 @@ _MASK_32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
+class Column:
+    """One tensor of `SamplingRows`.
+
+    Attributes:
+        neutral: the value that changes nothing; None of columns that aren't parameters.
+    """
+
+    dtype: torch.dtype
+    neutral: float | None = None
+
+
+def _column(dtype: torch.dtype, neutral: float | None = None) -> dict[str, Column]:
+    return {"column": Column(dtype, neutral)}
+
+
+@dataclass(frozen=True)
 class SamplingRows:
     """What decides each row's draw; one-dimensional tensors [B], dense, on the logits' device.
 
-    A captured graph is replayed with other values by writing into these tensors.
+    A captured graph is replayed with other values by writing into these tensors. A parameter is a column here, and is
+    read by `sample` here, of `cpu`, of `cpu.native` (sampling.cpp) and of `gpu`; what it can be for a person says
+    qwen35mm/contract/sampling.py, by the same name.
 
     Attributes:
         temperature: float32; 0 takes the likeliest token, as top_k = 1 does.
@@ -42,16 +60,29 @@ class SamplingRows:
         slots: int64, the row's place in the pools of seen tokens.
     """
 
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    repetition_penalty: torch.Tensor
-    presence_penalty: torch.Tensor
-    frequency_penalty: torch.Tensor
-    seeds: torch.Tensor
-    steps: torch.Tensor
-    slots: torch.Tensor
+    temperature: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
+    top_k: torch.Tensor = field(metadata=_column(torch.int32, 0))
+    top_p: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
+    min_p: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
+    repetition_penalty: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
+    presence_penalty: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
+    frequency_penalty: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
+    seeds: torch.Tensor = field(metadata=_column(torch.int64))
+    steps: torch.Tensor = field(metadata=_column(torch.int64))
+    slots: torch.Tensor = field(metadata=_column(torch.int64))
+
+    @classmethod
+    def neutral(cls, batch: int, device: torch.device | str = "cpu") -> SamplingRows:
+        """Rows of parameters that change nothing; seeds and steps 0, slots from 0 on."""
+        columns = {
+            name: torch.full((batch,), column.neutral or 0, dtype=column.dtype, device=device)
+            for name, column in COLUMNS.items()
+        }
+        return cls(**columns | {"slots": torch.arange(batch, device=device)})
+
+
+COLUMNS: dict[str, Column] = {each.name: each.metadata["column"] for each in fields(SamplingRows)}
+PARAMETERS = {name: column for name, column in COLUMNS.items() if column.neutral is not None}
 
 
 def sample(

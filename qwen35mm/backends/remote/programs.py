@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeGuard
 
 from qwen35mm.contract import ModelInfo, SamplingParams
+from qwen35mm.contract.sampling import row_numbers
 from qwen35mm.errors import ConfigError
 
 Counting = Literal["vllm", "llamacpp", "qwen35mm"]
@@ -67,11 +68,13 @@ OPENAI = frozenset(
         *("max_tokens", "stop", "json_schema", "logprobs"),
     }
 )
-_COMMON = {"top_k": ("top_k",), "min_p": ("min_p",), "repetition_penalty": ("repetition_penalty",)}
+_COMMON = {name: (name,) for name in ("top_k", "min_p", "repetition_penalty")}
 _ENDS = {name: (name,) for name in ("min_tokens", "ignore_eos", "stop_token_ids")}
+# What our own server takes, and one that is not known may.
+_EVERY = {name: (name,) for name in row_numbers() if name not in OPENAI} | _ENDS
 _EACH_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 # The second is llama-server's name; each server passes over the other's.
-UNKNOWN = Program(names=_COMMON | _ENDS | {"repetition_penalty": ("repetition_penalty", "repeat_penalty")})
+UNKNOWN = Program(names=_EVERY | {"repetition_penalty": ("repetition_penalty", "repeat_penalty")})
 TRANSFORMERS = Program(
     "transformers",
     # It takes a frequency penalty for a repetition penalty.
@@ -118,7 +121,7 @@ _PROGRAMS = {
         ),
         Program(
             "qwen35mm",
-            _COMMON | _ENDS | {"thinking_budget": ("thinking_budget",)},
+            _EVERY | {"thinking_budget": ("thinking_budget",)},
             videos=True,
             tools=True,
             schemas=True,

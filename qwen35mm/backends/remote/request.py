@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from qwen35mm.backends.remote.media import encode_messages
 from qwen35mm.backends.remote.programs import UNKNOWN, Program
 from qwen35mm.contract import EncodedMedium, GenerationRequest, Message, SamplingParams
+from qwen35mm.contract.sampling import NUMBERS, changed
 from qwen35mm.errors import RequestError
 from qwen35mm_preprocess.say import say
 
-_NEUTRAL = SamplingParams()
+_FOR_DRAWS = frozenset(name for name, number in NUMBERS.items() if number.is_for_draws)
 
 
 def reply_fields(request: GenerationRequest, program: Program = UNKNOWN) -> dict[str, Any]:
@@ -72,8 +72,7 @@ def sampling_fields(params: SamplingParams | None, program: Program = UNKNOWN) -
     sent: dict[str, Any] = {}
     if params is None:
         return sent
-    given = {each.name: getattr(params, each.name) for each in fields(params)}
-    given = {name: value for name, value in given.items() if value != getattr(_NEUTRAL, name)}
+    given = changed(params)
     if given.get("thinking_budget") == 0:
         del given["thinking_budget"]
     if missing := sorted(given.keys() & program.unsupported):
@@ -87,7 +86,7 @@ def sampling_fields(params: SamplingParams | None, program: Program = UNKNOWN) -
         )
     sent["temperature"] = 0.0 if params.greedy else params.temperature
     if params.greedy:
-        given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "seed")}
+        given = {name: value for name, value in given.items() if name not in _FOR_DRAWS}
     else:
         sent["top_p"] = params.top_p
     schema, num_top = given.pop("json_schema", None), given.pop("logprobs", None)

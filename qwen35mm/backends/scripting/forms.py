@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from PIL import Image as PILImage
 
 from qwen35mm.contract import GenerationRequest, Image, Message, Retain, SamplingParams, Video
 from qwen35mm.contract.messages import Content, check_conversation
+from qwen35mm.contract.sampling import SamplingOptions
 from qwen35mm.errors import ConfigError, PromptError
 
 # One prompt: a question, a message, or a conversation.
@@ -34,8 +35,8 @@ _MEANT = {
 }
 
 
-class AskOptions(TypedDict, total=False):
-    """How a question is to be answered: see `Chat.ask`. All but the first six are fields of SamplingParams."""
+class AskOptions(SamplingOptions, total=False):
+    """How a question is to be answered: see `Chat.ask`."""
 
     schema: Any
     thinking: bool | None
@@ -43,23 +44,6 @@ class AskOptions(TypedDict, total=False):
     tool_choice: str | None
     parallel_tool_calls: bool | None
     timeout_s: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    max_tokens: int | None
-    stop: str | Sequence[str] | None
-    thinking_budget: int | None
-    json_schema: Any
-    min_tokens: int | None
-    ignore_eos: bool | None
-    stop_token_ids: Sequence[int] | None
-    logit_bias: Mapping[int, float] | None
-    logprobs: int | None
 
 
 class GenerateOptions(AskOptions, total=False):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 
 from qwen35mm_kernels.cpu import sampling as by_torch
-from qwen35mm_kernels.cpu.native.library import loaded_library
+from qwen35mm_kernels.cpu.native.library import Library, loaded_library
 from qwen35mm_kernels.cpu.native.strided import dense_rows, is_known
-from qwen35mm_kernels.reference.sampling import SamplingRows
+from qwen35mm_kernels.reference.sampling import COLUMNS, SamplingRows
 
 _TABLES = ("logits", "in_text", "in_reply", "banned")
-_PARAMETERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-_WHOLE = ("top_k", "seeds", "steps", "slots")
+_C_TYPES = {torch.float32: "float", torch.int32: "int32_t", torch.int64: "int64_t"}
+# What sampling.cpp must have been compiled with.
+_EXPECTED = "".join(f"{_C_TYPES[column.dtype]} {name}\n" for name, column in COLUMNS.items())
 
 
 class _Sampling(ctypes.Structure):
@@ -23,7 +25,7 @@ class _Sampling(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _TABLES),
         *((f"{name}_stride", ctypes.c_long) for name in _TABLES),
         ("vocab", ctypes.c_long),
-        *((name, ctypes.c_void_p) for name in (*_PARAMETERS, *_WHOLE, "out", "frequency_penalty")),
+        *((name, ctypes.c_void_p) for name in (*COLUMNS, "out")),
     )
 
 
@@ -39,16 +41,26 @@ def sample(
     logits, banned = dense_rows(logits), dense_rows(banned)
     out = torch.empty(len(logits), dtype=torch.int64)
     tables = logits, seen_in_text, counts_in_reply, banned
-    values = [getattr(rows, name) for name in (*_PARAMETERS, *_WHOLE)]
     sampling = _Sampling(
         *(table.data_ptr() for table in tables),
         *(table.stride(0) if table.dim() == 2 else 0 for table in tables),
         logits.shape[1],
-        *(value.data_ptr() for value in values),
+        *(getattr(rows, name).data_ptr() for name in COLUMNS),
         out.data_ptr(),
-        rows.frequency_penalty.data_ptr(),
     )
+    library = loaded_library()
+    _check_columns(library)
     is_bf16 = logits.dtype == torch.bfloat16
     counts = len(logits), is_bf16, torch.get_num_threads()
-    loaded_library()("qwen_sample", ctypes.byref(sampling), seen_in_text, counts_in_reply, *counts)
+    library("qwen_sample", ctypes.byref(sampling), seen_in_text, counts_in_reply, *counts)
     return out
+
+
+@functools.cache
+def _check_columns(library: Library) -> None:
+    """Raises a RuntimeError where the library reads other columns than `SamplingRows` has."""
+    if not library("qwen_sample_reads", _EXPECTED.encode()):
+        raise RuntimeError(
+            f"{library.name}.so reads other columns of SamplingRows than sampling.cpp should have: "
+            f"{', '.join(COLUMNS)}. Change COLUMNS in sampling.cpp, and build it again: pip install -e ."
+        )

@@ -3,20 +3,33 @@
 #include "threads.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <vector>
 
 namespace {
 
+// The columns of SamplingRows (reference/sampling.py), in its order; `qwen_sample_reads` holds that they are the same.
+#define COLUMNS(COLUMN) \
+    COLUMN(float, temperature) \
+    COLUMN(int32_t, top_k) \
+    COLUMN(float, top_p) \
+    COLUMN(float, min_p) \
+    COLUMN(float, repetition_penalty) \
+    COLUMN(float, presence_penalty) \
+    COLUMN(float, frequency_penalty) \
+    COLUMN(int64_t, seeds) \
+    COLUMN(int64_t, steps) \
+    COLUMN(int64_t, slots)
+#define AS_POINTER(type, name) const type *name;
+#define AS_TEXT(type, name) #type " " #name "\n"
+
 struct Sampling {
     const void *logits;
     const uint8_t *in_text, *in_reply, *banned;
     long logits_stride, text_stride, reply_stride, banned_stride, vocab;
-    const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty;
-    const int32_t *top_k;
-    const int64_t *seeds, *steps, *slots;
+    COLUMNS(AS_POINTER)
     int64_t *out;
-    const float *frequency_penalty;
 };
 
 struct Candidate {
@@ -192,6 +205,9 @@ void sample_row(const Sampling &s, long index) {
 }
 
 }  // namespace
+
+// Whether these are the columns that `Sampling` has: a line for each, its type and its name.
+extern "C" long qwen_sample_reads(const char *columns) { return !strcmp(columns, COLUMNS(AS_TEXT)); }
 
 // Each row's next token id. Rows are drawn before one of them is entered as seen.
 extern "C" void qwen_sample(const Sampling *s, uint8_t *in_text, uint8_t *in_reply, long batch, long is_bf16,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qwen35mm.cli.quick_imports import quick_imports
+from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
@@ -32,12 +33,12 @@ PHASES = {
 @with_options
 def ask(
     options: ModelOptions,
+    sampling: SamplingChoices,
     question: Annotated[str, typer.Argument(help="The question; '-' reads it from standard input.")],
     image: Annotated[list[Path] | None, typer.Option(help="An image; may be given several times.")] = None,
     video: Annotated[list[Path] | None, typer.Option(help="A video; may be given several times.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the reply.", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the checkpoint's default without it.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled reply repeatable.", min=0)] = None,
     think: Annotated[
         bool | None, typer.Option("--think/--no-think", help="The checkpoint's default without it.")
@@ -66,10 +67,10 @@ def ask(
         typer.echo(DEMO_NOTE, err=True)
     params = backend.loaded.generation.with_overrides(
         max_tokens=max_tokens,
-        temperature=temperature,
         seed=seed,
         thinking_budget=thinking_budget,
         json_schema=json_schema,
+        **sampling.values(),
     )
     try:
         result = asyncio.run(_answer(backend, messages, params, think, quiet=as_json))

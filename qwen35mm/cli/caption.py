@@ -17,6 +17,7 @@ from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder
 from qwen35mm.cli.quick_imports import quick_imports
+from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
@@ -35,6 +36,7 @@ def caption(
     ],
     model: ModelOptions,
     options: CaptionOptions,
+    sampling: SamplingChoices,
 ) -> None:
     """Caption images and videos. What is interrupted goes on where it was, with the same command."""
     if options.backend is not None and options.ray is not None:
@@ -43,7 +45,7 @@ def caption(
     if local and not options.dry_run:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
-        job = options.job(sources, model)
+        job = options.job(sources, model, sampling)
     # A run in a log is watched, too.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
     raise typer.Exit(asyncio.run(_caption(job, model, options)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.errors import CaptioningError
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ class CaptionOptions:
     system: Annotated[str, _prompt(help="A system prompt; the cache computes it once.")] = ""
 
     max_tokens: Annotated[int, _reply(help="Most tokens of a reply.", min=1)] = 512
-    temperature: Annotated[float | None, _reply(help="0 is greedy; the checkpoint's default without it.")] = None
     seed: Annotated[int, _reply(help="The same seed gives the same prompts and samples.", min=0)] = 0
     think: Annotated[bool, _reply("--think/--no-think", help="Let the model think first.")] = False
     thinking_budget: Annotated[int | None, _reply(help="Most tokens of thinking.", min=0)] = None
@@ -164,7 +164,7 @@ class CaptionOptions:
         int | None, _ray(help="Engines on the cluster; one a GPU, or one a machine, without it.", min=1)
     ] = None
 
-    def job(self, sources: list[str], model: ModelOptions) -> Job:
+    def job(self, sources: list[str], model: ModelOptions, sampling: SamplingChoices | None = None) -> Job:
         """The work. What a person got wrong is said now, before a model is loaded, except about outputs that are there.
 
         Raises:
@@ -181,9 +181,9 @@ class CaptionOptions:
             prompts,
             {
                 "max_tokens": self.max_tokens,
-                "temperature": self.temperature,
                 "seed": self.seed,
                 "thinking_budget": self.thinking_budget,
+                **(sampling or SamplingChoices()).values(),
             },
             self._style(trainer),
             thinking=self.think,

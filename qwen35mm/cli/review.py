@@ -13,6 +13,7 @@ import typer
 from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.quick_imports import quick_imports
+from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.errors import CaptioningError, MissingExtraError
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import ModelOptions
@@ -43,7 +44,6 @@ class ReviewOptions:
 
     system: Annotated[str, _again(help="A system prompt.")] = ""
     max_tokens: Annotated[int, _again(help="Most tokens of a reply.", min=1)] = 512
-    temperature: Annotated[float | None, _again(help="0 is greedy; the checkpoint's default without it.")] = None
     prefix: Annotated[str, _again(help="Before each caption.")] = ""
     suffix: Annotated[str, _again(help="After each caption.")] = ""
     trigger: Annotated[str, _again(help="A word that goes first where the caption doesn't have it.")] = ""
@@ -61,6 +61,7 @@ def review(
     ],
     model: ModelOptions,
     options: ReviewOptions,
+    sampling: SamplingChoices,
 ) -> None:
     """Go through captions in the browser: read, edit, accept, ask again; it runs until Ctrl-C."""
     try:
@@ -84,7 +85,6 @@ def review(
     asked = CaptionOptions(
         system=options.system,
         max_tokens=options.max_tokens,
-        temperature=options.temperature,
         prefix=options.prefix,
         suffix=options.suffix,
         trigger=options.trigger,
@@ -97,7 +97,7 @@ def review(
 
     def open_job() -> Job:
         with quick_imports() if options.backend is None else contextlib.nullcontext():
-            return asked.job([str(source)], model)
+            return asked.job([str(source)], model, sampling)
 
     def open_model(job: Job) -> contextlib.AbstractAsyncContextManager[Captioner]:
         return open_captioner(job, model, asked)

@@ -12,6 +12,7 @@ from PIL import Image as PILImage
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.contract.sampling import row_numbers
 from qwen35mm.settings import ModelOptions
 from tests import forked
 from tests.cli.conftest import Run
@@ -158,5 +159,6 @@ def test_a_broken_picture_is_told_in_a_line(qwen35mm: Run, tmp_path: Path) -> No
 def test_help_names_every_option(qwen35mm: Run) -> None:
     help = qwen35mm("ask", "--help").stdout
     own = "image video system max-tokens temperature seed think no-think thinking-budget schema json"
-    names = [*own.split(), *(each.name.replace("_", "-") for each in fields(ModelOptions))]
+    names = [*own.split(), *(name.replace("_", "-") for name in row_numbers())]
+    names += [*(each.name.replace("_", "-") for each in fields(ModelOptions))]
     assert [name for name in names if f"--{name}" not in help] == []

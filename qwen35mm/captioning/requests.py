@@ -14,16 +14,13 @@ from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
 from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import changed
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaPlan
 
 # A change in how captions are made from replies is other work; then this is counted up.
 _FORM = 1
 _ASKED_BYTES = 8
-# Parameters that came after captions had been made.
-_LATER = ("frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "logprobs")
-# Fields of the style that did.
-_LATER_STYLE = ("cleans", "length")
 
 
 @dataclass(frozen=True)
@@ -74,26 +71,10 @@ class CaptionSettings:
     thinking: bool | None = False
 
     def describe(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
-        style = self.style
-        told = {name: value for name, value in vars(style).items() if name not in _LATER_STYLE}
-        if not style.cleans:
-            told["cleans"] = False
-        if style.length is not None:
-            told["length"] = asdict(style.length)
-        schema = None if style.schema is None else style.schema.text
-        words = [style.words.required, style.words.forbidden]
-        return {
-            "params": _described(self.params),
-            "thinking": self.thinking,
-            "style": {**told, "schema": schema, "words": words},
-        }
-
-
-def _described(params: SamplingParams) -> dict[str, Any]:
-    # What came later is told where it does something: captions that were made before stay as they are.
-    defaults = asdict(SamplingParams())
-    return {name: value for name, value in asdict(params).items() if name not in _LATER or value != defaults[name]}
+        """All of it that isn't as it is by default, as JSON values: a new field leaves finished work as it is."""
+        default = asdict(CaptionStyle())
+        style = {name: value for name, value in asdict(self.style).items() if value != default[name]}
+        return {"params": changed(self.params), "thinking": self.thinking, "style": style}
 
 
 @dataclass(frozen=True)

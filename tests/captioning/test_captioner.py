@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,10 @@ from qwen35mm.captioning.media.workers import Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
+from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.contract import SamplingParams
+from qwen35mm.contract.sampling import NUMBERS
 from qwen35mm_preprocess import MediaBudget
 from tests.captioning.fake_model import Asked, FakeModel, picture
 
@@ -137,13 +139,28 @@ async def test_no_usable_reply_is_a_failure_that_says_why(
     assert (failed.kind, message in failed.message) == ("unmet", True)
 
 
-def test_parameters_that_came_later_name_other_work_only_where_they_are_used() -> None:
-    """A finished run would else begin anew with the next version."""
-    plain = CaptionSettings(SamplingParams(max_tokens=9)).describe()["params"]
-    names = "temperature top_k top_p min_p presence_penalty repetition_penalty seed max_tokens stop thinking_budget"
-    assert list(plain) == [*names.split(), "json_schema"]
-    other = CaptionSettings(SamplingParams(max_tokens=9, frequency_penalty=0.5)).describe()["params"]
-    assert other == plain | {"frequency_penalty": 0.5}
+def test_what_is_as_by_default_names_no_other_work() -> None:
+    """A finished run would else begin anew with each new parameter."""
+    plain = CaptionSettings(SamplingParams(max_tokens=9)).describe()
+    assert plain == {"params": {"max_tokens": 9}, "thinking": False, "style": {}}
+    other = CaptionSettings(
+        SamplingParams(max_tokens=9, frequency_penalty=0.5),
+        CaptionStyle(schema=SCHEMA, words=Words(required=("cat",)), length=Length(75)),
+    ).describe()
+    assert other["params"] == {"max_tokens": 9, "frequency_penalty": 0.5}
+    assert other["style"] == {
+        "schema": {"text": SCHEMA.text},
+        "words": {"required": ("cat",), "forbidden": ()},
+        "length": {"max_tokens": 75, "encoder": None},
+    }
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
+def test_every_parameter_that_is_set_names_other_work(name: str) -> None:
+    others = {"stop": ("a",), "json_schema": "{}", "ignore_eos": True, "stop_token_ids": (1,), "logit_bias": {1: 1.0}}
+    value = others[name] if name in others else 2 if NUMBERS[name].is_whole else 0.5
+    params = SamplingParams().with_overrides(**{name: value})
+    assert CaptionSettings(params).describe()["params"].keys() == {name}
 
 
 def on_a_device(budget: MediaBudget, dtype: str, integers: str | None = None) -> Captioner:

@@ -71,15 +71,18 @@ class SamplingParams:
     """Everything that decides a reply besides the prompt.
 
     The order of operations is: biases, penalties (repetition, presence, frequency), what can't be chosen (vision
-    tokens, ends before `min_tokens`, what a grammar forbids), temperature, then top-k, top-p and min-p on what is left,
-    as in transformers' logits processors (generation/logits_process.py). Logprobs are of the model's own distribution:
-    of its logits before all of that.
+    tokens, ends before `min_tokens`, what a grammar forbids), temperature, top-n-sigma, then top-k, top-p and min-p on
+    what is left, as in transformers' logits processors (generation/logits_process.py). Logprobs are of the model's own
+    distribution: of its logits before all of that.
 
     Attributes:
         temperature: up to 1e-5 takes the likeliest token (greedy); above, the logits are divided by it.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this; 1.0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one; 0.0 drops none.
+        top_n_sigma: keep tokens whose logit is no more than this many standard deviations of all logits below the
+            highest; 0.0 keeps all. Tokens that can't be chosen don't count. Top-nσ, arXiv:2411.07641, first of all
+            filters as in llama.cpp; the temperature doesn't change what it keeps.
         presence_penalty: subtracted once from the logit of each token generated so far.
         frequency_penalty: subtracted from the logit of each token for each time that it was generated so far, 255 times
             at most.
@@ -111,6 +114,9 @@ class SamplingParams:
     )
     min_p: float = _row(
         0.0, 0, 1, is_for_draws=True, on_page=True, help="Drop tokens below this share of the likeliest one."
+    )
+    top_n_sigma: float = _row(
+        0.0, 0, 100, is_for_draws=True, off=-1, help="Keep tokens so many standard deviations below the best."
     )
     presence_penalty: float = _row(0.0, -10, 10, on_page=True, help="Above 0 avoids tokens of the reply.")
     frequency_penalty: float = _row(0.0, -10, 10, help="Above 0 avoids tokens by how often the reply has them.")
@@ -203,6 +209,7 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    top_n_sigma: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
     repetition_penalty: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,30 @@ def test_logprobs_are_those_of_transformers(chat: Chat) -> None:
     for each, expected in zip(result.logprobs, torch.log_softmax(logits, dim=-1), strict=True):
         assert each.logprob == pytest.approx(expected[each.token_id].item(), abs=1e-3)
         assert [top.logprob for top in each.top] == pytest.approx(expected.topk(5).values.tolist(), abs=1e-3)
+
+
+# What other programs keep of a model's logits [vocab]: True for each token that may be chosen.
+KEPT: list[tuple[SamplingParams, Callable[[torch.Tensor], torch.Tensor]]] = [
+    # llama.cpp's llama_sampler_top_n_sigma.
+    (
+        SamplingParams(temperature=2.0, top_n_sigma=1.5),
+        lambda logits: logits >= logits.max() - 1.5 * logits.std(correction=0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("params", "keep"), KEPT)
+def test_each_token_is_one_that_other_programs_keep(
+    params: SamplingParams, keep: Callable[[torch.Tensor], torch.Tensor], loaded: LoadedModel, chat: Chat
+) -> None:
+    drawn = replace(params, seed=5, max_tokens=40, ignore_eos=True)
+    found = answer(loaded, chat, drawn)
+    kept = torch.stack([keep(logits[: loaded.tokenizer.vocab_size]) for logits in found.logits])
+    chosen = torch.tensor(found.result.token_ids)
+    assert kept[torch.arange(len(chosen)), chosen].all()
+    assert kept.sum(1).float().mean() > 1.5, "more than the likeliest is left"
+    free = answer(loaded, chat, replace(SamplingParams(), temperature=params.temperature, seed=5, max_tokens=40))
+    assert free.result.token_ids != found.result.token_ids
 
 
 def test_each_token_is_told_with_a_piece_of_text(loaded: LoadedModel, chat: Chat) -> None:

@@ -33,17 +33,24 @@ CASES: dict[str, dict[str, Sequence[float]]] = {
     "top_k": {"top_k": [1, 2, 5, 20, 96, 97, 5000]},
     "top_p": {"top_p": [0.05, 0.5, 0.8, 0.95, 0.9999]},
     "min_p": {"min_p": [0.01, 0.2, 1.0]},
+    "top_n_sigma": {
+        "top_n_sigma": [0.3, 1.0, 2.0, 0.0],
+        "temperature": [1.0, 0.5, 2.0],
+        "top_k": [0, 5],
+        "min_p": [0.0, 0.1],
+    },
     "mixed": {
         "temperature": [1.0, 0.0, 0.6, 2.0],
         "top_k": [20, 0, 3],
         "top_p": [0.8, 1.0, 0.95, 0.3, 1.0],
         "min_p": [0.0, 0.05],
+        "top_n_sigma": [0.0, 1.5, 0.0, 0.7],
         "repetition_penalty": [1.0, 1.3, 0.7],
         "presence_penalty": [0.0, 1.5, -0.5],
         "frequency_penalty": [0.0, 0.25, 0.0, -0.5, 0.0],
     },
-    "flat": {"top_k": [0, 5, 60], "top_p": [0.5, 1.0, 0.9]},
-    "ties": {"top_k": [0, 3, 10], "top_p": [1.0, 0.7]},
+    "flat": {"top_k": [0, 5, 60], "top_p": [0.5, 1.0, 0.9], "top_n_sigma": [0.0, 0.0, 1.0, 0.0]},
+    "ties": {"top_k": [0, 3, 10], "top_p": [1.0, 0.7], "top_n_sigma": [0.0, 1.0]},
 }
 
 
@@ -104,6 +111,7 @@ TELLING = {
     "top_k": 2,
     "top_p": 0.3,
     "min_p": 0.5,
+    "top_n_sigma": 0.5,
     "repetition_penalty": 3.0,
     "presence_penalty": 5.0,
     "frequency_penalty": 0.5,
@@ -259,6 +267,10 @@ def oracle_probs(values: dict[str, float], logits: torch.Tensor) -> torch.Tensor
     processors = LogitsProcessorList()
     if "repetition_penalty" in values:
         processors.append(RepetitionPenaltyLogitsProcessor(values["repetition_penalty"]))
+    if "top_n_sigma" in values:
+        # As in llama.cpp (src/llama-sampling.cpp): on the logits, before the temperature and all other filters.
+        cut = logits.max() - values["top_n_sigma"] * logits.std(correction=0)
+        processors.append(lambda _, scores: scores.masked_fill(scores < cut, -torch.inf))
     processors.append(TemperatureLogitsWarper(values.get("temperature", 1.0)))
     if "top_k" in values:
         processors.append(TopKLogitsWarper(int(values["top_k"])))
@@ -277,6 +289,8 @@ def oracle_probs(values: dict[str, float], logits: torch.Tensor) -> torch.Tensor
         {"temperature": 1.3, "top_k": 5},
         {"top_p": 0.6},
         {"min_p": 0.2},
+        {"temperature": 1.7, "top_n_sigma": 1.2},
+        {"temperature": 0.8, "top_n_sigma": 2.0, "top_k": 20, "top_p": 0.9},
         {"temperature": 0.8, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3},
     ],
 )

@@ -6,7 +6,14 @@ from dataclasses import fields
 
 import torch
 
-from qwen35mm_kernels.reference.sampling import MASS_SCALE, MAX_COUNT, SamplingRows, exponentials, random_bits
+from qwen35mm_kernels.reference.sampling import (
+    MASS_SCALE,
+    MAX_COUNT,
+    SamplingRows,
+    exponentials,
+    lowest_within_sigmas,
+    random_bits,
+)
 
 
 def sample(
@@ -41,6 +48,8 @@ def sample(
 def _draw(scores: torch.Tensor, row: SamplingRows) -> torch.Tensor:
     """scores [vocab] of a row that isn't greedy -> its token id. Only what passes top-k is sorted and given numbers."""
     top_k, highest = int(row.top_k), scores.max()
+    if row.top_n_sigma > 0:
+        scores.masked_fill_(scores < lowest_within_sigmas(scores, row.top_n_sigma), -torch.inf)
     # Those that are banned score -inf: they have no share in anything.
     threshold = torch.topk(scores, top_k).values[-1] if 0 < top_k < len(scores) else scores.min()
     ids = (scores >= threshold.clamp(min=torch.finfo(scores.dtype).min)).nonzero().flatten()

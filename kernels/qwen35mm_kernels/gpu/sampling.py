@@ -20,6 +20,7 @@ from qwen35mm_kernels.gpu.sampling_search import (
     as_keys,
     as_masses,
     count_threshold,
+    lowest_within_sigmas,
     mass_threshold,
     race_in_row,
     run_races,
@@ -37,6 +38,7 @@ _ROWS = (
     "top_k_ptr",
     "top_p_ptr",
     "min_p_ptr",
+    "sigmas_ptr",
     "repetition_ptr",
     "presence_ptr",
     "frequency_ptr",
@@ -48,11 +50,15 @@ _ROWS = (
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _scores_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, repetition_ptr, presence_ptr, frequency_ptr, slots_ptr, in_text_ptr,
-    in_reply_ptr, banned_ptr, scores_ptr, best_ptr, best_id_ptr, stride_logits, stride_text, stride_reply,
-    stride_banned, vocab, num_blocks, BLOCK: tl.constexpr,
+    logits_ptr, temperature_ptr, top_k_ptr, sigmas_ptr, repetition_ptr, presence_ptr, frequency_ptr, slots_ptr,
+    in_text_ptr, in_reply_ptr, banned_ptr, scores_ptr, best_ptr, best_id_ptr, moments_ptr, stride_logits, stride_text,
+    stride_reply, stride_banned, vocab, num_blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of one row: logits -> scores [B, vocab] float32, best and best_id [B, num_blocks]."""
+    """One block of one row: logits -> scores [B, vocab] float32, best and best_id [B, num_blocks].
+
+    Where top-nσ filters, too, moments [B, num_blocks, 3] float64: how many scores aren't -inf, their sum and that of
+    their squares.
+    """
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots_ptr + row)
@@ -75,15 +81,22 @@ def _scores_kernel(
     best, best_id = winner_of(scores, token_ids)
     tl.store(best_ptr + row * num_blocks + block, best)
     tl.store(best_id_ptr + row * num_blocks + block, best_id)
+    if tl.load(sigmas_ptr + row) > 0.0:
+        possible = valid & (scores > -float("inf"))
+        exact = tl.where(possible, scores, 0.0).to(tl.float64)
+        moments = moments_ptr + (row * num_blocks + block) * 3
+        tl.store(moments, tl.sum(possible.to(tl.int32)).to(tl.float64))
+        tl.store(moments + 1, tl.sum(exact))
+        tl.store(moments + 2, tl.sum(exact * exact))
 
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _candidates_kernel(
-    scores_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr, steps_ptr, candidates_ptr,
-    candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, vocab, num_blocks,
+    scores_ptr, best_ptr, moments_ptr, sigmas_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr,
+    steps_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, vocab, num_blocks,
     BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """One block of one row: its tokens that the draw needs to know.
+    """One block of one row: its tokens that the draw needs to know. What top-nσ drops becomes -inf in scores.
 
     candidates, candidate_ids [B, num_blocks, CAPACITY] and counts [B, num_blocks] of them; the highest key that was
     left out in dropped [B, num_blocks]; the mass of all in masses [B, num_blocks].
@@ -98,6 +111,13 @@ def _candidates_kernel(
     token_ids = block * BLOCK + tl.arange(0, BLOCK)
     valid = token_ids < vocab
     scores = tl.load(scores_ptr + row * vocab + token_ids, mask=valid, other=0.0)
+    num_sigmas = tl.load(sigmas_ptr + row)
+    if num_sigmas > 0.0:
+        lowest = lowest_within_sigmas(
+            moments_ptr + row * num_blocks * 3, num_blocks, highest, num_sigmas, BLOCKS_PADDED
+        )
+        scores = tl.where(scores < lowest, -float("inf"), scores)
+        tl.store(scores_ptr + row * vocab + token_ids, scores, mask=valid)
     place = row * num_blocks + block
     if (top_k == 0) & (tl.load(top_p_ptr + row) >= 1.0):
         # Nothing but min-p filters, which needs no search: the best of the blocks' winners is the row's.
@@ -197,11 +217,12 @@ def sample(
 
     scores = scratch(vocab, dtype=torch.float32)
     best = scratch(num_blocks, dtype=torch.float32), scratch(num_blocks, dtype=torch.int32)
+    moments = scratch(num_blocks, 3, dtype=torch.float64)
     launch(
         _scores_kernel,
         (num_blocks, batch),
-        *(logits, rows.temperature, rows.top_k, rows.repetition_penalty, rows.presence_penalty),
-        *(rows.frequency_penalty, rows.slots, seen_in_text, counts_in_reply, banned, scores, *best),
+        *(logits, rows.temperature, rows.top_k, rows.top_n_sigma, rows.repetition_penalty, rows.presence_penalty),
+        *(rows.frequency_penalty, rows.slots, seen_in_text, counts_in_reply, banned, scores, *best, moments),
         *(logits.stride(0), seen_in_text.stride(0), counts_in_reply.stride(0), banned.stride(0), vocab, num_blocks),
         config=Config({"BLOCK": block}, config.num_warps),
     )
@@ -217,7 +238,7 @@ def sample(
     launch(
         _candidates_kernel,
         (num_blocks, batch),
-        *(scores, best[0], *filters, *candidates, vocab, num_blocks),
+        *(scores, best[0], moments, rows.top_n_sigma, *filters, *candidates, vocab, num_blocks),
         config=config,
         BLOCKS_PADDED=blocks_padded,
     )

@@ -29,6 +29,18 @@ def as_masses(scores, highest, valid):
 
 
 @triton.jit
+def lowest_within_sigmas(moments_ptr, num_blocks, highest, num_sigmas, BLOCKS_PADDED: tl.constexpr):
+    """The lowest score that top-nσ keeps: moments [num_blocks, 3] are the blocks' counts, sums and sums of squares."""
+    blocks = tl.arange(0, BLOCKS_PADDED)
+    is_block = blocks < num_blocks
+    count = tl.sum(tl.load(moments_ptr + blocks * 3, mask=is_block, other=0.0))
+    mean = tl.sum(tl.load(moments_ptr + blocks * 3 + 1, mask=is_block, other=0.0)) / count
+    square = tl.sum(tl.load(moments_ptr + blocks * 3 + 2, mask=is_block, other=0.0)) / count
+    sigma = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
+    return (highest.to(tl.float64) - num_sigmas.to(tl.float64) * sigma).to(tl.float32)
+
+
+@triton.jit
 def run_races(scores, highest, min_p, token_ids, seed, step, valid):
     """weight / exponential, see qwen35mm_kernels/reference/sampling.py; -1 for what isn't valid or too unlikely."""
     bits, _, _, _ = tl.philox(seed, token_ids, step.to(tl.int32), (step >> 32).to(tl.int32), token_ids * 0)  # pyright: ignore

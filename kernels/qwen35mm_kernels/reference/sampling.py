@@ -52,6 +52,8 @@ class SamplingRows:
         top_k: int32; 0 keeps all.
         top_p: float32, above 0; 1 keeps all.
         min_p: float32; drops tokens less likely than this share of the likeliest one.
+        top_n_sigma: float32; drops tokens whose logit is more standard deviations than this below the highest; 0 drops
+            none.
         repetition_penalty: float32; divides (multiplies, if negative) the logits of tokens seen in the text.
         presence_penalty: float32; subtracted from the logits of tokens seen in the reply.
         frequency_penalty: float32; subtracted from the logits of tokens for each time that they are in the reply.
@@ -64,6 +66,7 @@ class SamplingRows:
     top_k: torch.Tensor = field(metadata=_column(torch.int32, 0))
     top_p: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
     min_p: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
+    top_n_sigma: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
     repetition_penalty: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
     presence_penalty: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
     frequency_penalty: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
@@ -111,6 +114,9 @@ def sample(
     token_ids = torch.arange(logits.shape[1])
     chosen = []
     for row, row_scores in enumerate(scores):
+        if not greedy[row] and rows.top_n_sigma[row] > 0:
+            lowest = lowest_within_sigmas(row_scores, rows.top_n_sigma[row])
+            row_scores = torch.where(row_scores < lowest, -torch.inf, row_scores)
         weights = torch.exp(row_scores - row_scores.max())
         bits = random_bits(rows.seeds[row], rows.steps[row], token_ids)
         races = row_scores if greedy[row] else weights / exponentials(bits)
@@ -120,6 +126,16 @@ def sample(
         count = counts_in_reply[slots[row], chosen[-1]]
         count += count < MAX_COUNT
     return torch.tensor(chosen, dtype=torch.int64)
+
+
+def lowest_within_sigmas(scores: torch.Tensor, num_sigmas: torch.Tensor) -> torch.Tensor:
+    """The lowest of scores [vocab] that top-nσ (arXiv:2411.07641) keeps, float32: the highest less so many standard
+    deviations of those that aren't -inf. Scores over a temperature give the same tokens as logits.
+
+    In float64: of two orders of one sum, no score lies between the results.
+    """
+    possible = scores[scores > -torch.inf].double()
+    return (possible.max() - num_sigmas.double() * possible.std(correction=0)).float()
 
 
 def random_bits(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -106,6 +106,7 @@ _PROGRAMS = {
                 "repetition_penalty": ("repeat_penalty",),
                 "thinking_budget": ("thinking_budget_tokens",),
                 "ignore_eos": ("ignore_eos",),
+                "top_n_sigma": ("top_n_sigma",),
             },
             stream_fields={
                 "stream_options": {"include_usage": True},
@@ -216,14 +217,14 @@ def is_transformers(document: object) -> bool:
 def _generation(params: object) -> SamplingParams | None:
     """llama-server's defaults, as far as they are ours."""
     values: dict[str, Any] = params if isinstance(params, dict) else {}
-    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-    names |= {"presence_penalty": "presence_penalty", "repeat_penalty": "repetition_penalty"}
-    found = {ours: values.get(theirs) for theirs, ours in names.items()}
+    program = _PROGRAMS["llamacpp"]
+    numbers = {name: number for name, number in row_numbers().items() if name not in program.unsupported}
+    found = {name: values.get(program.names.get(name, (name,))[0]) for name in numbers}
     # Its numbers are of 32 bits.
     given: dict[str, Any] = {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in found.items()
-        if isinstance(value, int | float)
+        if isinstance(value, int | float) and value != numbers[name].off
     }
     try:
         return SamplingParams(**given) if given else None

@@ -16,7 +16,10 @@ from tests.backends.remote.server import ModelServer, closes, fails, stalls
 from tests.preprocess.media_files import PHOTOGRAPHS
 
 PROPS = {
-    "default_generation_settings": {"n_ctx": 8192, "params": {"temperature": 0.6, "top_k": 40, "repeat_penalty": 1.1}},
+    "default_generation_settings": {
+        "n_ctx": 8192,
+        "params": {"temperature": 0.6, "top_k": 40, "repeat_penalty": 1.1, "top_n_sigma": -1.0},
+    },
     "modalities": {"vision": True, "audio": False, "video": False},
     "chat_template": "{% if enable_thinking %}",
     "chat_template_caps": {"supports_tools": False},

@@ -15,6 +15,7 @@ namespace {
     COLUMN(int32_t, top_k) \
     COLUMN(float, top_p) \
     COLUMN(float, min_p) \
+    COLUMN(float, top_n_sigma) \
     COLUMN(float, repetition_penalty) \
     COLUMN(float, presence_penalty) \
     COLUMN(float, frequency_penalty) \
@@ -101,11 +102,27 @@ long greedy(const Row<T> &row, long vocab) {
     return id;
 }
 
-// All that fewer than k tokens score higher than; all tokens at k = 0. In the order of ids.
+// The lowest score within so many standard deviations of the highest; banned tokens don't count.
 template <class T>
-void collect(const Row<T> &row, long vocab, long k, std::vector<Candidate> &found) {
+float lowest_within(const Row<T> &row, long vocab, float num_sigmas) {
+    float some[SOME], highest = LOWEST;
+    double sum = 0, squares = 0;
+    long count = 0;
+    for (long first = 0; first < vocab; first += SOME) {
+        const long n = std::min(SOME, vocab - first);
+        highest = std::max(highest, row.scores(first, n, some));
+        for (long i = 0; i < n; i++)
+            if (some[i] > LOWEST) sum += some[i], squares += double(some[i]) * some[i], count++;
+    }
+    const double mean = sum / count, variance = std::max(squares / count - mean * mean, 0.0);
+    return float(highest - double(num_sigmas) * std::sqrt(variance));
+}
+
+// All from `threshold` on that fewer than k tokens score higher than; k = 0 is without limit. In the order of ids.
+template <class T>
+void collect(const Row<T> &row, long vocab, long k, float threshold, std::vector<Candidate> &found) {
     if (k >= vocab) k = 0;
-    float some[SOME], threshold = std::numeric_limits<float>::lowest();
+    float some[SOME];
     unsigned long limit = 4 * k + SOME;
     std::vector<float> ordered;
     auto cut = [&] {
@@ -175,7 +192,9 @@ float exponential(uint32_t bits) {
 template <class T>
 long draw(const Row<T> &row, const Sampling &s, long index) {
     static thread_local std::vector<Candidate> found;
-    collect(row, s.vocab, s.top_k[index], found);
+    const float sigmas = s.top_n_sigma[index];
+    const float threshold = sigmas > 0 ? lowest_within(row, s.vocab, sigmas) : std::numeric_limits<float>::lowest();
+    collect(row, s.vocab, s.top_k[index], threshold, found);
     float highest = LOWEST, best = -1;
     for (const Candidate &one : found) highest = std::max(highest, one.score);
     const float lowest = s.top_p[index] < 1 ? lowest_passing(found, highest, s.top_p[index]) : LOWEST;

@@ -71,15 +71,17 @@ class SamplingParams:
     """Everything that decides a reply besides the prompt.
 
     The order of operations is: biases, penalties (repetition, presence, frequency), what can't be chosen (vision
-    tokens, ends before `min_tokens`, what a grammar forbids), temperature, top-n-sigma, then top-k, top-p and min-p on
-    what is left, as in transformers' logits processors (generation/logits_process.py). Logprobs are of the model's own
-    distribution: of its logits before all of that.
+    tokens, ends before `min_tokens`, what a grammar forbids), temperature, top-n-sigma, then top-k, top-p, min-p and
+    typical-p on what is left, as in transformers' logits processors (generation/logits_process.py). Logprobs are of the
+    model's own distribution: of its logits before all of that.
 
     Attributes:
         temperature: up to 1e-5 takes the likeliest token (greedy); above, the logits are divided by it.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this; 1.0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one; 0.0 drops none.
+        typical_p: keep the smallest set of tokens whose surprise is nearest to the entropy and whose probability
+            reaches this; 1.0 keeps all. Locally typical sampling, arXiv:2202.00666, last as in transformers.
         top_n_sigma: keep tokens whose logit is no more than this many standard deviations of all logits below the
             highest; 0.0 keeps all. Tokens that can't be chosen don't count. Top-nσ, arXiv:2411.07641, first of all
             filters as in llama.cpp; the temperature doesn't change what it keeps.
@@ -114,6 +116,9 @@ class SamplingParams:
     )
     min_p: float = _row(
         0.0, 0, 1, is_for_draws=True, on_page=True, help="Drop tokens below this share of the likeliest one."
+    )
+    typical_p: float = _row(
+        1.0, 0, 1, is_open=True, is_for_draws=True, help="Keep the tokens of expected surprise up to this share."
     )
     top_n_sigma: float = _row(
         0.0, 0, 100, is_for_draws=True, off=-1, help="Keep tokens so many standard deviations below the best."
@@ -209,6 +214,7 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    typical_p: float | None
     top_n_sigma: float | None
     presence_penalty: float | None
     frequency_penalty: float | None

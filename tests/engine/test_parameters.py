@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import Qwen3_5ForConditionalGeneration
+from transformers.generation.logits_process import TypicalLogitsWarper
 
 from qwen35mm.contract import Finished, Result, SamplingParams, TextDelta
 from qwen35mm.engine import Engine
@@ -74,6 +75,10 @@ KEPT: list[tuple[SamplingParams, Callable[[torch.Tensor], torch.Tensor]]] = [
     (
         SamplingParams(temperature=2.0, top_n_sigma=1.5),
         lambda logits: logits >= logits.max() - 1.5 * logits.std(correction=0),
+    ),
+    (
+        SamplingParams(temperature=2.0, typical_p=0.3),
+        lambda logits: TypicalLogitsWarper(0.3)(torch.tensor([[]]), logits[None] / 2.0)[0] > -torch.inf,
     ),
 ]
 

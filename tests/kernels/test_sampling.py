@@ -14,6 +14,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from qwen35mm_kernels import SamplingRows, cpu
@@ -39,18 +40,27 @@ CASES: dict[str, dict[str, Sequence[float]]] = {
         "top_k": [0, 5],
         "min_p": [0.0, 0.1],
     },
+    "typical_p": {
+        "typical_p": [0.1, 0.5, 0.9, 0.99, 1.0],
+        "temperature": [1.0, 0.5, 2.0],
+        "top_k": [0, 0, 9],
+        "top_p": [1.0, 1.0, 1.0, 0.9],
+        "min_p": [0.0, 0.05],
+    },
     "mixed": {
         "temperature": [1.0, 0.0, 0.6, 2.0],
         "top_k": [20, 0, 3],
         "top_p": [0.8, 1.0, 0.95, 0.3, 1.0],
         "min_p": [0.0, 0.05],
+        "typical_p": [1.0, 0.9, 0.7],
         "top_n_sigma": [0.0, 1.5, 0.0, 0.7],
         "repetition_penalty": [1.0, 1.3, 0.7],
         "presence_penalty": [0.0, 1.5, -0.5],
         "frequency_penalty": [0.0, 0.25, 0.0, -0.5, 0.0],
     },
     "flat": {"top_k": [0, 5, 60], "top_p": [0.5, 1.0, 0.9], "top_n_sigma": [0.0, 0.0, 1.0, 0.0]},
-    "ties": {"top_k": [0, 3, 10], "top_p": [1.0, 0.7], "top_n_sigma": [0.0, 1.0]},
+    "flat and typical": {"top_k": [0, 60], "top_p": [0.9, 1.0, 1.0], "typical_p": [0.9, 0.3]},
+    "ties": {"typical_p": [1.0, 1.0, 0.6], "top_k": [0, 3, 10], "top_p": [1.0, 0.7], "top_n_sigma": [0.0, 1.0]},
 }
 
 
@@ -78,7 +88,7 @@ def make_case(
     rows = make_rows(batch, **CASES[case])
     rows.slots.copy_(torch.randperm(batch + 2)[:batch])
     logits = torch.randn(batch, vocab + 6)[:, 2:-4] * 2
-    if case == "flat":
+    if case.startswith("flat"):
         logits = logits * 1e-3
     elif case == "ties":
         logits = logits.round()
@@ -111,6 +121,7 @@ TELLING = {
     "top_k": 2,
     "top_p": 0.3,
     "min_p": 0.5,
+    "typical_p": 0.2,
     "top_n_sigma": 0.5,
     "repetition_penalty": 3.0,
     "presence_penalty": 5.0,
@@ -278,6 +289,8 @@ def oracle_probs(values: dict[str, float], logits: torch.Tensor) -> torch.Tensor
         processors.append(TopPLogitsWarper(values["top_p"]))
     if "min_p" in values:
         processors.append(MinPLogitsWarper(values["min_p"]))
+    if "typical_p" in values:
+        processors.append(TypicalLogitsWarper(values["typical_p"]))
     scores = processors(torch.tensor([PROMPT]), logits[None].clone())  # pyright: ignore[reportArgumentType]
     return torch.softmax(scores[0], dim=-1)
 
@@ -289,6 +302,8 @@ def oracle_probs(values: dict[str, float], logits: torch.Tensor) -> torch.Tensor
         {"temperature": 1.3, "top_k": 5},
         {"top_p": 0.6},
         {"min_p": 0.2},
+        {"typical_p": 0.5},
+        {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.7},
         {"temperature": 1.7, "top_n_sigma": 1.2},
         {"temperature": 0.8, "top_n_sigma": 2.0, "top_k": 20, "top_p": 0.9},
         {"temperature": 0.8, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3},

@@ -11,6 +11,7 @@ from qwen35mm_kernels.reference.sampling import (
     MAX_COUNT,
     SamplingRows,
     exponentials,
+    is_typical,
     lowest_within_sigmas,
     random_bits,
 )
@@ -62,4 +63,7 @@ def _draw(scores: torch.Tensor, row: SamplingRows) -> torch.Tensor:
         # What passed is a beginning of the order; equals of its last one pass with it.
         kept &= scores[ids] >= ordered[passed.sum() - 1]
     ids, weights = ids[kept], weights[kept]
+    if row.typical_p < 1:
+        kept = is_typical(highest - scores[ids], weights, row.typical_p)
+        ids, weights = ids[kept], weights[kept]
     return ids[(weights / exponentials(random_bits(row.seeds, row.steps, ids))).argmax()]

@@ -19,12 +19,16 @@ from qwen35mm_kernels.gpu.sampling_search import (
     LOWEST_KEY,
     as_keys,
     as_masses,
+    as_moments,
     count_threshold,
+    is_left_out,
     lowest_within_sigmas,
     mass_threshold,
+    near_keys,
     race_in_row,
     run_races,
     threshold_in_row,
+    typical_in_row,
     winner_of,
 )
 from qwen35mm_kernels.reference.sampling import MAX_COUNT, SamplingRows
@@ -38,6 +42,7 @@ _ROWS = (
     "top_k_ptr",
     "top_p_ptr",
     "min_p_ptr",
+    "typical_ptr",
     "sigmas_ptr",
     "repetition_ptr",
     "presence_ptr",
@@ -92,14 +97,16 @@ def _scores_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _candidates_kernel(
-    scores_ptr, best_ptr, moments_ptr, sigmas_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr,
-    steps_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, vocab, num_blocks,
+    scores_ptr, best_ptr, moments_ptr, sigmas_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, typical_ptr,
+    seeds_ptr, steps_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, drops_ptr, vocab,
+    num_blocks,
     BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """One block of one row: its tokens that the draw needs to know. What top-nσ drops becomes -inf in scores.
 
     candidates, candidate_ids [B, num_blocks, CAPACITY] and counts [B, num_blocks] of them; the highest key that was
-    left out in dropped [B, num_blocks]; the mass of all in masses [B, num_blocks].
+    left out in dropped [B, num_blocks]; the mass of all in masses [B, num_blocks]. Where typical sampling is the only
+    filter besides min-p, masses are of what passes that, and drops [B, num_blocks] their mass times drop.
     """
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -119,7 +126,9 @@ def _candidates_kernel(
         scores = tl.where(scores < lowest, -float("inf"), scores)
         tl.store(scores_ptr + row * vocab + token_ids, scores, mask=valid)
     place = row * num_blocks + block
-    if (top_k == 0) & (tl.load(top_p_ptr + row) >= 1.0):
+    is_unfiltered = (top_k == 0) & (tl.load(top_p_ptr + row) >= 1.0)
+    is_typical = tl.load(typical_ptr + row) < 1.0
+    if is_unfiltered & (is_typical == 0):
         # Nothing but min-p filters, which needs no search: the best of the blocks' winners is the row's.
         min_p, seed, step = tl.load(min_p_ptr + row), tl.load(seeds_ptr + row), tl.load(steps_ptr + row)
         races = run_races(scores, highest, min_p, token_ids, seed, step, valid)
@@ -139,14 +148,17 @@ def _candidates_kernel(
         tl.store(candidate_ids_ptr + places, token_ids, mask=kept)
         tl.store(counts_ptr + place, tl.sum(kept.to(tl.int32)))
         tl.store(dropped_ptr + place, dropped)
+        if is_unfiltered & is_typical:
+            valid = valid & (tl.exp(scores - highest) >= tl.load(min_p_ptr + row))
+            tl.store(drops_ptr + place, tl.sum(as_moments(scores, highest, valid)))
         tl.store(masses_ptr + place, tl.sum(as_masses(scores, highest, valid)))
 
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _draw_kernel(
-    scores_ptr, best_ptr, best_id_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr, steps_ptr,
-    slots_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, in_text_ptr, in_reply_ptr,
-    chosen_ptr, stride_text, stride_reply, vocab, num_blocks,
+    scores_ptr, best_ptr, best_id_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, typical_ptr, seeds_ptr,
+    steps_ptr, slots_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, drops_ptr,
+    in_text_ptr, in_reply_ptr, chosen_ptr, stride_text, stride_reply, vocab, num_blocks,
     BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """One row: its token into chosen [B] and into both pools."""
@@ -178,13 +190,32 @@ def _draw_kernel(
         complete = (top_k == 0) | (lowest_kept > dropped)
         if top_p < 1.0:
             lowest_kept = tl.maximum(mass_threshold(keys, masses, top_p * total.to(tl.float32)), lowest_kept)
-        if complete & (lowest_kept > dropped):
-            races = run_races(scores, highest, min_p, ids, seed, step, valid & (keys >= lowest_kept))
+        complete = complete & (lowest_kept > dropped)
+        kept = valid & (keys >= lowest_kept)
+        typical_p = tl.load(typical_ptr + row)
+        if typical_p < 1.0:
+            kept = kept & (tl.exp(scores - highest) >= min_p)
+            if (top_k == 0) & (top_p >= 1.0):
+                moment = tl.sum(tl.load(drops_ptr + first_place + blocks, mask=is_block, other=0))
+            else:
+                total = tl.sum(tl.where(kept, masses, 0))
+                moment = tl.sum(as_moments(scores, highest, kept))
+            mean = tl.div_rn(moment.to(tl.float32), total.to(tl.float32))
+            near = near_keys(scores, highest, mean, kept)
+            lowest_near = mass_threshold(near, masses, typical_p * total.to(tl.float32))
+            kept = kept & (near >= lowest_near)
+            if (top_k == 0) & (top_p >= 1.0):
+                complete = is_left_out(dropped, highest, mean, lowest_near)
+        if complete:
+            races = run_races(scores, highest, min_p, ids, seed, step, kept)
             _, token_id = winner_of(races, ids)
         else:
             row_ptr = scores_ptr + row * vocab
             lowest_kept = threshold_in_row(row_ptr, vocab, highest, top_k, top_p, BLOCK)
-            token_id = race_in_row(row_ptr, vocab, highest, min_p, lowest_kept, seed, step, BLOCK)
+            mean, lowest_near = tl.full((), 0.0, tl.float32), tl.full((), LOWEST_KEY, tl.int32)
+            if typical_p < 1.0:
+                mean, lowest_near = typical_in_row(row_ptr, vocab, highest, min_p, lowest_kept, typical_p, BLOCK)
+            token_id = race_in_row(row_ptr, vocab, highest, min_p, lowest_kept, mean, lowest_near, seed, step, BLOCK)
     # Inside the vocabulary even where a logit is NaN: this number becomes an address.
     token_id = tl.minimum(token_id, vocab - 1)
     slot = tl.load(slots_ptr + row)
@@ -226,12 +257,13 @@ def sample(
         *(logits.stride(0), seen_in_text.stride(0), counts_in_reply.stride(0), banned.stride(0), vocab, num_blocks),
         config=Config({"BLOCK": block}, config.num_warps),
     )
-    filters = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.steps
+    filters = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.typical_p, rows.seeds, rows.steps
     candidates = (
         scratch(num_blocks, capacity, dtype=torch.float32),
         scratch(num_blocks, capacity, dtype=torch.int32),
         scratch(num_blocks, dtype=torch.int32),
         scratch(num_blocks, dtype=torch.int32),
+        scratch(num_blocks, dtype=torch.int64),
         scratch(num_blocks, dtype=torch.int64),
     )
     blocks_padded = next_power_of_2(num_blocks)

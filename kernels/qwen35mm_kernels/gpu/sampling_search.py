@@ -29,6 +29,28 @@ def as_masses(scores, highest, valid):
 
 
 @triton.jit
+def as_moments(scores, highest, valid):
+    """Mass times drop below the highest, of which typical sampling takes the mean."""
+    weights = tl.exp(scores - highest)
+    moments = tl.where(valid & (weights > 0.0), weights * _MASS_SCALE * (highest - scores), 0.0)
+    return moments.to(tl.int64)
+
+
+@triton.jit
+def near_keys(scores, highest, mean, valid):
+    """Keys that are higher where a score's drop is nearer to the mean of all drops."""
+    return as_keys(-tl.abs((highest - scores) - mean), valid)
+
+
+@triton.jit
+def is_left_out(dropped, highest, mean, lowest_near):
+    """Whether all scores up to the key `dropped` are farther from the mean than `lowest_near`."""
+    score = (dropped ^ ((dropped >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    is_below = (highest - score > mean) & (near_keys(score, highest, mean, dropped != LOWEST_KEY) < lowest_near)
+    return (dropped == LOWEST_KEY) | is_below
+
+
+@triton.jit
 def lowest_within_sigmas(moments_ptr, num_blocks, highest, num_sigmas, BLOCKS_PADDED: tl.constexpr):
     """The lowest score that top-nσ keeps: moments [num_blocks, 3] are the blocks' counts, sums and sums of squares."""
     blocks = tl.arange(0, BLOCKS_PADDED)
@@ -133,8 +155,42 @@ def threshold_in_row(scores_ptr, vocab, highest, top_k, top_p, CHUNK: tl.constex
 
 
 @triton.jit
-def race_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, seed, step, CHUNK: tl.constexpr):
-    """The token that wins among a row's scores from a key on."""
+def _near_mass_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, mean, key, CHUNK: tl.constexpr):
+    """The mass and the moment of a row's scores that passed all other filters and are nearer than a key."""
+    masses, moments = tl.zeros((CHUNK,), tl.int64), tl.zeros((CHUNK,), tl.int64)
+    for first in range(0, vocab, CHUNK):
+        token_ids = first + tl.arange(0, CHUNK)
+        valid = token_ids < vocab
+        scores = tl.load(scores_ptr + token_ids, mask=valid, other=0.0)
+        kept = valid & (as_keys(scores, valid) >= lowest_kept) & (tl.exp(scores - highest) >= min_p)
+        kept = kept & (near_keys(scores, highest, mean, kept) > key)
+        masses += as_masses(scores, highest, kept)
+        moments += as_moments(scores, highest, kept)
+    return tl.sum(masses), tl.sum(moments)
+
+
+@triton.jit
+def typical_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, typical_p, CHUNK: tl.constexpr):
+    """The mean drop of a row's scores that passed all other filters, and the lowest key of nearness that is kept."""
+    total, moment = _near_mass_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, 0.0, LOWEST_KEY, CHUNK)
+    mean = tl.div_rn(moment.to(tl.float32), total.to(tl.float32))
+    bound = typical_p * total.to(tl.float32)
+    low = tl.full((), LOWEST_KEY, tl.int64)
+    high = tl.full((), HIGHEST_KEY, tl.int64)
+    for _ in range(32):
+        middle = (low + high) >> 1
+        mass, _ = _near_mass_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, mean, middle.to(tl.int32), CHUNK)
+        below = mass.to(tl.float32) < bound
+        high = tl.where(below, middle, high)
+        low = tl.where(below, low, middle + 1)
+    return mean, low.to(tl.int32)
+
+
+@triton.jit
+def race_in_row(
+    scores_ptr, vocab, highest, min_p, lowest_kept, mean, lowest_near, seed, step, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The token that wins among a row's scores from a key on, and from a key of nearness on."""
     best = tl.full((), -1.0, tl.float32)
     token_id = tl.full((), 0, tl.int32)
     for first in range(0, vocab, CHUNK):
@@ -142,6 +198,7 @@ def race_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, seed, step, CHUN
         valid = token_ids < vocab
         scores = tl.load(scores_ptr + token_ids, mask=valid, other=0.0)
         kept = valid & (as_keys(scores, valid) >= lowest_kept)
+        kept = kept & (near_keys(scores, highest, mean, kept) >= lowest_near)
         race, winner = winner_of(run_races(scores, highest, min_p, token_ids, seed, step, kept), token_ids)
         token_id = tl.where(race > best, winner, token_id)
         best = tl.maximum(best, race)

@@ -52,6 +52,7 @@ class SamplingRows:
         top_k: int32; 0 keeps all.
         top_p: float32, above 0; 1 keeps all.
         min_p: float32; drops tokens less likely than this share of the likeliest one.
+        typical_p: float32, above 0; keeps so much of what the other filters leave, nearest to its entropy; 1 keeps all.
         top_n_sigma: float32; drops tokens whose logit is more standard deviations than this below the highest; 0 drops
             none.
         repetition_penalty: float32; divides (multiplies, if negative) the logits of tokens seen in the text.
@@ -66,6 +67,7 @@ class SamplingRows:
     top_k: torch.Tensor = field(metadata=_column(torch.int32, 0))
     top_p: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
     min_p: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
+    typical_p: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
     top_n_sigma: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
     repetition_penalty: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
     presence_penalty: torch.Tensor = field(metadata=_column(torch.float32, 0.0))
@@ -198,4 +200,30 @@ def _kept(scores: list[float], weights: torch.Tensor, rows: SamplingRows, row: i
     if top_p < 1:
         bound = top_p * torch.tensor(sum(masses[token_id] for token_id in kept)).float()
         kept = [token_id for token_id in kept if torch.tensor(higher[token_id][1]).float() < bound]
-    return [token_id for token_id in kept if weights[token_id] >= min_p]
+    kept = torch.tensor([token_id for token_id in kept if weights[token_id] >= min_p])
+    if rows.typical_p[row] < 1:
+        drops = max(scores) - torch.tensor(scores)[kept]
+        kept = kept[is_typical(drops, weights[kept], rows.typical_p[row])]
+    return kept.tolist()
+
+
+def is_typical(drops: torch.Tensor, weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
+    """Which tokens [n] locally typical sampling (arXiv:2202.00666) keeps, as bool.
+
+    |surprise - entropy| is the distance of a token's drop from the mean of all drops: the sum of weights adds the same
+    to the surprise and to its mean. A token is kept if the mass of those with a smaller distance is below typical_p of
+    all; equals stay or go together. The mean is of whole numbers, too: floor(weight * 2**40 * drop).
+
+    Args:
+        drops: float32, by how much each token's score is lower than the highest.
+        weights: float32, exp(-drop).
+    """
+    masses = (weights * MASS_SCALE).long()
+    moments = torch.where(weights > 0, weights * MASS_SCALE * drops, 0.0).long()
+    total = masses.sum().float()
+    distances, order = torch.sort((drops - moments.sum().float() / total).abs())
+    masses = masses[order]
+    num_kept = ((masses.cumsum(0) - masses).float() < typical_p * total).sum()
+    kept = torch.empty_like(order, dtype=torch.bool)
+    kept[order] = distances <= distances[num_kept - 1]
+    return kept

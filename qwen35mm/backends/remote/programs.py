@@ -106,6 +106,7 @@ _PROGRAMS = {
                 "repetition_penalty": ("repeat_penalty",),
                 "thinking_budget": ("thinking_budget_tokens",),
                 "ignore_eos": ("ignore_eos",),
+                "typical_p": ("typical_p",),
                 "top_n_sigma": ("top_n_sigma",),
             },
             stream_fields={

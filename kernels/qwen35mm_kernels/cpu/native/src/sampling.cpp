@@ -15,6 +15,7 @@ namespace {
     COLUMN(int32_t, top_k) \
     COLUMN(float, top_p) \
     COLUMN(float, min_p) \
+    COLUMN(float, typical_p) \
     COLUMN(float, top_n_sigma) \
     COLUMN(float, repetition_penalty) \
     COLUMN(float, presence_penalty) \
@@ -41,8 +42,6 @@ struct Candidate {
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 // Scores that are made at a time: whether one of them counts is asked once.
 constexpr long SOME = 256;
-
-INLINE bool higher(const Candidate &a, const Candidate &b) { return a.score > b.score; }
 
 INLINE vi flags(const uint8_t *p) { return __builtin_convertvector(*reinterpret_cast<const vb *>(p), vi) != 0; }
 
@@ -150,12 +149,15 @@ float weight(float score, float highest) { return exp(splat(score - highest))[0]
 
 int64_t mass(float weight) { return int64_t(weight * 1099511627776.0f); }
 
-// The lowest score that top-p lets pass; sorts no more than it needs.
-float lowest_passing(std::vector<Candidate> &found, float highest, float top_p) {
+// The lowest value that passes if those with higher ones must have less mass than this share; sorts no more than it
+// needs.
+template <class Value>
+float lowest_passing(std::vector<Candidate> &found, float highest, float share, const Value &value) {
+    const auto higher = [&](const Candidate &a, const Candidate &b) { return value(a) > value(b); };
     int64_t total = 0, above = 0;
     for (const Candidate &one : found) total += mass(weight(one.score, highest));
-    const float bound = top_p * float(total);
-    float lowest = highest;
+    const float bound = share * float(total);
+    float lowest = std::numeric_limits<float>::infinity();
     auto begin = found.begin();
     for (long some = SOME; begin != found.end(); some *= 4) {
         auto end = found.end() - begin > some ? begin + some : found.end();
@@ -163,11 +165,26 @@ float lowest_passing(std::vector<Candidate> &found, float highest, float top_p) 
         std::sort(begin, end, higher);
         for (; begin != end; ++begin) {
             if (!(float(above) < bound)) return lowest;
-            lowest = begin->score;
+            lowest = value(*begin);
             above += mass(weight(begin->score, highest));
         }
     }
     return lowest;
+}
+
+// Leaves the locally typical ones: those whose drop below the highest is nearest to the mean of all drops.
+void keep_typical(std::vector<Candidate> &found, float highest, float typical_p) {
+    int64_t total = 0, moment = 0;
+    for (const Candidate &one : found) {
+        const float share = weight(one.score, highest);
+        total += mass(share);
+        if (share > 0) moment += int64_t(share * 1099511627776.0f * (highest - one.score));
+    }
+    const float mean = float(moment) / float(total);
+    const auto nearness = [=](const Candidate &one) { return -std::fabs(highest - one.score - mean); };
+    const float lowest = lowest_passing(found, highest, typical_p, nearness);
+    found.erase(std::remove_if(found.begin(), found.end(), [&](auto &one) { return nearness(one) < lowest; }),
+                found.end());
 }
 
 // Philox4x32-10's first word for a counter of (token id, step) and the key (seed).
@@ -197,11 +214,20 @@ long draw(const Row<T> &row, const Sampling &s, long index) {
     collect(row, s.vocab, s.top_k[index], threshold, found);
     float highest = LOWEST, best = -1;
     for (const Candidate &one : found) highest = std::max(highest, one.score);
-    const float lowest = s.top_p[index] < 1 ? lowest_passing(found, highest, s.top_p[index]) : LOWEST;
+    const auto score = [](const Candidate &one) { return one.score; };
+    const float lowest = s.top_p[index] < 1 ? lowest_passing(found, highest, s.top_p[index], score) : LOWEST;
+    const auto is_dropped = [&](const Candidate &one) {
+        return one.score < lowest || !(weight(one.score, highest) >= s.min_p[index]);
+    };
+    const bool is_typical = s.typical_p[index] < 1;
+    if (is_typical) {
+        found.erase(std::remove_if(found.begin(), found.end(), is_dropped), found.end());
+        keep_typical(found, highest, s.typical_p[index]);
+    }
     long id = 0;
     for (const Candidate &one : found) {
         const float share = weight(one.score, highest);
-        if (one.score < lowest || !(share >= s.min_p[index])) continue;
+        if (!is_typical && (one.score < lowest || !(share >= s.min_p[index]))) continue;
         const float race = share / exponential(random_bits(s.seeds[index], s.steps[index], one.id));
         if (race > best || (race == best && one.id < id)) best = race, id = one.id;
     }

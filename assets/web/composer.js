@@ -17,7 +17,10 @@ import { textTools } from "./texts.js";
 import { lookAt } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
-const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
+// Systems know few of these by their types; formats.py has the list.
+const CLIPS =
+  ".3g2,.3gp,.asf,.avi,.dv,.flv,.m2ts,.m2v,.m4v,.mkv,.mov,.mp4,.mpeg,.mpg,.mts,.mxf,.ogv,.qt,.ts,.vob,.webm,.wmv";
+const ACCEPTED = `image/*,video/*,${CLIPS},.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml`;
 
 // Enter on a screen's keyboard begins a line: there is no Shift+Enter.
 const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");

@@ -39,6 +39,7 @@ class MediaFormat:
     Attributes:
         media_type: the registered one.
         suffixes: of its files' names; the first is given to media that have none of them.
+        other_suffixes: those that its files may have besides, and that are replaced by the first.
         pillow, libav: its decoder in Pillow and its demuxer in libav; None where that library is not asked.
         magic: what its files start with; empty where that doesn't tell it.
         is_raw: what a camera's sensor saw, with a thumbnail beside it.
@@ -48,23 +49,26 @@ class MediaFormat:
     kind: MediaKind
     media_type: str
     suffixes: tuple[str, ...]
+    other_suffixes: tuple[str, ...] = ()
     pillow: str | None = None
     libav: str | None = None
     magic: tuple[bytes, ...] = ()
     is_raw: bool = False
 
 
-JPEG = MediaFormat("JPEG", "image", "image/jpeg", (".jpg", ".jpeg"), pillow="JPEG", magic=(b"\xff\xd8\xff",))
-PNG = MediaFormat("PNG", "image", "image/png", (".png",), pillow="PNG", magic=(b"\x89PNG\r\n\x1a\n",))
+JPEG = MediaFormat(
+    "JPEG", "image", "image/jpeg", (".jpg", ".jpeg"), (".jpe", ".jfif"), pillow="JPEG", magic=(b"\xff\xd8\xff",)
+)
+PNG = MediaFormat("PNG", "image", "image/png", (".png",), (".apng",), pillow="PNG", magic=(b"\x89PNG\r\n\x1a\n",))
 WEBP = MediaFormat("WebP", "image", "image/webp", (".webp",), pillow="WEBP")
-BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), pillow="BMP")
+BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), (".dib",), pillow="BMP")
 _TIFF_MAGIC = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF", magic=_TIFF_MAGIC)
 AVIF = MediaFormat("AVIF", "image", "image/avif", (".avif",), pillow="AVIF")
 # A still one is an image and an animated one a video, as with PNG, WebP and AVIF; the first frame of either can be
 # asked for as an image.
 GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif", magic=(b"GIF87a", b"GIF89a"))
-MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), libav="mov")
+MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), (".qt", ".3gp", ".3g2"), libav="mov")
 MATROSKA = MediaFormat(
     "WebM/MKV", "video", "video/webm", (".webm", ".mkv"), libav="matroska", magic=(b"\x1aE\xdf\xa3",)
 )
@@ -138,18 +142,41 @@ EXTRAS = {HEIC.name: "heif", JPEG_XL.name: "jxl"}
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
 HAS_HEIF = importlib.util.find_spec("pi_heif") is not None
 HAS_JXL = importlib.util.find_spec("pillow_jxl") is not None
-_MORE = [format.name for format, is_read in ((AVIF, HAS_AVIF), (HEIC, HAS_HEIF), (JPEG_XL, HAS_JXL)) if is_read]
-SUPPORTED_IMAGES = ", ".join(["JPEG, PNG, WebP, GIF, BMP, TIFF, JPEG 2000, PPM, TGA", *_MORE])
-SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG, WMV, FLV, Ogg, DV, MXF, animated GIF, WebP, PNG or AVIF"
+_IS_INSTALLED = {AVIF.name: HAS_AVIF, HEIC.name: HAS_HEIF, JPEG_XL.name: HAS_JXL}
+# What is read; everything that lists formats or suffixes takes them from here.
+FORMATS = (
+    *(JPEG, PNG, WEBP, GIF, BMP, TIFF, JPEG_2000, PNM, TGA, AVIF, HEIC, JPEG_XL),
+    *(MP4, MATROSKA, AVI, MPEG_TS, MPEG_PS, *_OTHER_VIDEOS, _OGG),
+)
+# Files of other kinds have it far more often.
+AMBIGUOUS_SUFFIXES = frozenset((".ts",))
+
+
+def suffixes_of(kind: MediaKind) -> frozenset[str]:
+    """All suffixes of the formats of a kind, in lower case; an animated picture's count as pictures'."""
+    return frozenset(
+        suffix for each in FORMATS if each.kind == kind for suffix in (*each.suffixes, *each.other_suffixes)
+    )
+
+
+def _names(kind: MediaKind) -> list[str]:
+    return [
+        name
+        for each in FORMATS
+        if each.kind == kind and _IS_INSTALLED.get(each.name, True)
+        for name in each.name.split("/")
+    ]
+
+
+SUPPORTED_IMAGES = ", ".join(_names("image"))
+SUPPORTED_VIDEOS = ", ".join([*_names("video"), "animated GIF, WebP, PNG or AVIF"])
 
 
 def sniff(head: bytes) -> MediaFormat | None:
     """The format of a file that starts with `head` (HEAD_BYTES of it are enough), or None."""
-    for found in (*_NOT_READ, JPEG, PNG, GIF, TIFF, JPEG_2000, MATROSKA, MPEG_PS, *_OTHER_VIDEOS):
+    for found in (*_NOT_READ, *FORMATS):
         if head.startswith(found.magic):
-            return found
-    if head.startswith(JPEG_XL.magic):
-        return JPEG_XL if HAS_JXL else replace(JPEG_XL, pillow=None)
+            return found if _IS_INSTALLED.get(found.name, True) else replace(found, pillow=None)
     # Each stream begins on the first pages; most such files are music.
     if head.startswith(b"OggS"):
         return _OGG if b"theora" in head else None

@@ -20,10 +20,10 @@ from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.errors import CaptioningError
 from qwen35mm.review.collection import Collection, Entry
 from qwen35mm.review.texts import TextPlace, Texts, inside
+from qwen35mm_preprocess.formats import suffixes_of
 
 _KEY_BYTES = 32
-_CLIPS = frozenset({".mp4", ".m4v", ".mov", ".qt", ".webm", ".mkv", ".avi", ".mts", ".m2ts", ".ts", ".mpg", ".mpeg"})
-_CLIPS |= {".wmv", ".flv", ".ogv", ".3gp", ".3g2", ".vob", ".dv", ".mxf"}
+_CLIPS = suffixes_of("video")
 
 
 @dataclass(frozen=True)

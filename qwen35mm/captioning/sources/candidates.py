@@ -15,22 +15,13 @@ from qwen35mm.captioning.items import Item, Medium, Unreadable, failure_kind
 from qwen35mm.captioning.records import printable
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess import MediaError, MediaKind, MediaLimits, MediaSourceError, describe, detect_kind
-from qwen35mm_preprocess.formats import may_be_animated
+from qwen35mm_preprocess.formats import AMBIGUOUS_SUFFIXES, may_be_animated, suffixes_of
 from qwen35mm_preprocess.media import check_num_bytes, read_format
 
 logger = logging.getLogger(__name__)
 
 # A file with one of these is meant to be a medium, whatever is in it.
-MEDIA_SUFFIXES = frozenset(
-    f".{suffix}"
-    for suffixes in (
-        ("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"),
-        ("avif", "heic", "heif", "hif", "jxl", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "tga"),
-        ("mp4", "m4v", "mov", "qt", "webm", "mkv", "avi", "mts", "m2ts"),
-        ("mpg", "mpeg", "m2v", "vob", "wmv", "asf", "flv", "ogv", "dv", "mxf", "3gp", "3g2"),
-    )
-    for suffix in suffixes
-)
+MEDIA_SUFFIXES = (suffixes_of("image") | suffixes_of("video")) - AMBIGUOUS_SUFFIXES
 
 
 class SourceError(CaptioningError):

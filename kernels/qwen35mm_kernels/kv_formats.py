@@ -43,6 +43,7 @@ class KVFormat:
         largest: what the number of the largest size in a group becomes.
         is_rotated: whether H D x is kept.
         has_levels: whether codes count levels of a Gaussian.
+        on_cards: whether `gpu` has kernels for it (gpu/kv_rows.py).
     """
 
     name: str
@@ -53,6 +54,7 @@ class KVFormat:
     largest: float = 0.0
     is_rotated: bool = False
     has_levels: bool = False
+    on_cards: bool = False
 
     @property
     def levels(self) -> torch.Tensor:
@@ -185,13 +187,13 @@ _BYTES = torch.uint8
 FORMATS = {
     format.name: format
     for format in (
-        KVFormat("float32", 0, torch.float32),
-        KVFormat("bf16", 1, torch.bfloat16),
-        KVFormat("f16", 2, torch.float16),
-        KVFormat("fp8", 3, _BYTES, bits=8, codes=torch.float8_e4m3fn, largest=448.0),
-        KVFormat("fp8_e5m2", 4, _BYTES, bits=8, codes=torch.float8_e5m2, largest=57344.0),
-        KVFormat("int8", 5, _BYTES, bits=8, largest=127.0),
-        KVFormat("int4", 6, _BYTES, bits=4),
+        KVFormat("float32", 0, torch.float32, on_cards=True),
+        KVFormat("bf16", 1, torch.bfloat16, on_cards=True),
+        KVFormat("f16", 2, torch.float16, on_cards=True),
+        KVFormat("fp8", 3, _BYTES, bits=8, codes=torch.float8_e4m3fn, largest=448.0, on_cards=True),
+        KVFormat("fp8_e5m2", 4, _BYTES, bits=8, codes=torch.float8_e5m2, largest=57344.0, on_cards=True),
+        KVFormat("int8", 5, _BYTES, bits=8, largest=127.0, on_cards=True),
+        KVFormat("int4", 6, _BYTES, bits=4, on_cards=True),
         KVFormat("int4r", 7, _BYTES, bits=4, is_rotated=True),
         KVFormat("tq4", 8, _BYTES, bits=4, is_rotated=True, has_levels=True),
         KVFormat("tq3", 9, _BYTES, bits=3, is_rotated=True, has_levels=True),
@@ -202,8 +204,7 @@ PLAIN = {format.dtype: format for format in FORMATS.values() if not format.bits}
 # Of keys, and of values.
 KVFormats = tuple[KVFormat, KVFormat]
 
-# What `gpu` has kernels for.
-ON_CARDS = frozenset(("float32", "bf16", "f16", "fp8", "fp8_e5m2", "int8", "int4"))
+assert [each.number for each in FORMATS.values()] == list(range(len(FORMATS))), "kv_rows.h counts them from 0 on"
 
 
 def formats_of(formats: KVFormats | None, k_cache: torch.Tensor, v_cache: torch.Tensor) -> KVFormats:

@@ -8,7 +8,7 @@ import torch
 
 from qwen35mm.config import TextConfig
 from qwen35mm.errors import ConfigError
-from qwen35mm_kernels.kv_formats import FORMATS, GROUP, ON_CARDS, PLAIN, KVFormats
+from qwen35mm_kernels.kv_formats import FORMATS, GROUP, PLAIN, KVFormats
 
 AUTO = "auto"
 
@@ -52,8 +52,8 @@ def check_kv_formats(formats: KVFormats, text: TextConfig, devices: Sequence[tor
                 f"{format.name} keeps keys and values in groups of {GROUP}, and this model's heads have "
                 f"{text.head_dim} dimensions. Take bf16 or f16."
             )
-        if format.name not in ON_CARDS and any(device.type != "cpu" for device in devices):
-            known = ", ".join(name for name in FORMATS if name in ON_CARDS)
+        if not format.on_cards and any(device.type != "cpu" for device in devices):
+            known = ", ".join(name for name, each in FORMATS.items() if each.on_cards)
             raise ConfigError(
                 f"{format.name} is for processors alone: on a GPU keys and values can be kept as {known}. Take one of "
                 "these, or --device cpu."

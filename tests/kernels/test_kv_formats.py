@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import get_type_hints
 
 import pytest
 import torch
 
+from qwen35mm.settings import ModelOptions
 from qwen35mm_kernels import reference as operations
-from qwen35mm_kernels.kv_formats import FORMATS, GROUP, ON_CARDS, KVFormat
+from qwen35mm_kernels.kv_formats import FORMATS, GROUP, KVFormat
 from qwen35mm_kernels.reference import kv_formats as reference
 from tests.kernels.compare import Backend
 from tests.kernels.paged import BLOCK_SIZE, Pool, projection
@@ -53,10 +56,20 @@ def rows_halfway(format: KVFormat, head_dim: int = 64) -> torch.Tensor:
     return torch.cat([torch.full((len(groups), 1), largest), groups], dim=1).view(-1, head_dim)
 
 
+def test_every_format_is_tried_as_keys_and_as_values() -> None:
+    """A format that no backend is asked for could be read as another one."""
+    assert {k for k, _ in PAIRS} == {v for _, v in PAIRS} == FORMATS.keys() - {"float32"}
+
+
+def test_the_option_names_every_format() -> None:
+    help = get_type_hints(ModelOptions, include_extras=True)["kv_dtype"].__metadata__[0].help
+    assert FORMATS.keys() - {"float32"} <= set(re.findall(r"\w+", help))
+
+
 @pytest.fixture(params=PAIRS, ids="-".join)
 def pair(request: pytest.FixtureRequest) -> Pair:
     on_triton = "interpreted" in request.node.name or "cuda" in request.node.name
-    if on_triton and not set(request.param) <= ON_CARDS:
+    if on_triton and not all(FORMATS[name].on_cards for name in request.param):
         pytest.skip("Triton's kernels don't know it")
     return FORMATS[request.param[0]], FORMATS[request.param[1]]
 

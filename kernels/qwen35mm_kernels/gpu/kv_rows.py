@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import round_to
-from qwen35mm_kernels.kv_formats import FORMATS, GROUP, ON_CARDS, KVFormat, KVFormats, formats_of
+from qwen35mm_kernels.kv_formats import FORMATS, GROUP, KVFormat, KVFormats, formats_of
 
 _GROUP = tl.constexpr(GROUP)
 # Of two bytes, in a block: its scale's and its codes'.
@@ -29,7 +29,7 @@ def known_formats(formats: KVFormats | None, k_cache: torch.Tensor, v_cache: tor
     found = formats_of(formats, k_cache, v_cache)
     assert k_cache.shape[:2] == v_cache.shape[:2]
     for format, cache in zip(found, (k_cache, v_cache), strict=True):
-        assert format.name in ON_CARDS, format
+        assert format.on_cards, format
         assert (cache.dtype, cache.shape[2]) == (format.dtype, format.row_width(head_dim))
         assert cache.stride(2) == 1
         # Codes are read by two bytes.

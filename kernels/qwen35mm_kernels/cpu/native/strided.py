@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 
-from qwen35mm_kernels.kv_formats import PLAIN, KVFormat
+from qwen35mm_kernels.cpu.native.library import Library, find_library
+from qwen35mm_kernels.kv_formats import FORMATS, PLAIN, KVFormat
 
 
 class Strided(ctypes.Structure):
@@ -28,8 +30,20 @@ class KVRows(ctypes.Structure):
 
 def kv_rows(x: torch.Tensor, format: KVFormat | None = None) -> KVRows:
     """The memory of keys or values [N, Hkv, row], which has to live as long as it is used; plain ones by their type."""
+    if (library := find_library()) is not None:
+        _check_formats(library)
     size = x.element_size()
     return KVRows(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, (format or PLAIN[x.dtype]).number)
+
+
+@functools.cache
+def _check_formats(library: Library) -> None:
+    """Raises a RuntimeError where the library knows other formats: it would read an unknown one as int4."""
+    if not library("qwen_kv_formats", "".join(f"{name}\n" for name in FORMATS).encode()):
+        raise RuntimeError(
+            f"{library.name}.so knows other formats of keys and values than kv_formats.py: {', '.join(FORMATS)}. "
+            "Change KV_FORMATS in kv_rows.h, with a KVRow for each, and build it again: pip install -e ."
+        )
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

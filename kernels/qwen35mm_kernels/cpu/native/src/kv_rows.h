@@ -1,4 +1,4 @@
-// How keys and values lie in the cache: kv_formats.py has the same list, and says what the bytes mean.
+// How keys and values lie in the cache: kv_formats.py says what the bytes mean.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,20 @@
 #include "simd.h"
 #include "tiles.h"
 
-enum KVFormat : long { KV_FLOAT32, KV_BF16, KV_F16, KV_FP8, KV_FP8_E5M2, KV_INT8, KV_INT4, KV_INT4R, KV_TQ4, KV_TQ3 };
+// The formats of kv_formats.py in the order of their numbers; `qwen_kv_formats` holds that they are the same.
+#define KV_FORMATS(FORMAT) \
+    FORMAT(KV_FLOAT32, float32) \
+    FORMAT(KV_BF16, bf16) \
+    FORMAT(KV_F16, f16) \
+    FORMAT(KV_FP8, fp8) \
+    FORMAT(KV_FP8_E5M2, fp8_e5m2) \
+    FORMAT(KV_INT8, int8) \
+    FORMAT(KV_INT4, int4) \
+    FORMAT(KV_INT4R, int4r) \
+    FORMAT(KV_TQ4, tq4) \
+    FORMAT(KV_TQ3, tq3)
+#define KV_NUMBER(number, name) number,
+enum KVFormat : long { KV_FORMATS(KV_NUMBER) };
 
 constexpr long KV_GROUP = 32, KV_SCALE_BYTES = 2;
 

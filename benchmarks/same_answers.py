@@ -26,9 +26,9 @@ import httpx
 from PIL import Image
 
 from benchmarks.serving import Server
-from qwen35mm.evaluation.skills import MAX_TOKENS, answer_cases
+from qwen35mm.evaluation.cases import Case, make_cases
+from qwen35mm.evaluation.skill_test import MAX_TOKENS, answer_cases
 from qwen35mm.model import load
-from training.cases import Case, make_cases
 
 # Thinking and tools are left out: servers cut them out of a reply, each in its own way.
 TEXTS = {"small talk": 6, "no media": 4, "off topic": 6, "recall 1": 5, "recall 10": 5, "recall 30": 4}

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from qwen35mm.evaluation.language import NUMBERS
 from training.fast import GAP
-from training.language import NUMBERS
 from training.media import Media, to_know, vision_batch
 from training.tokenizer import token_ids
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.evaluation.skills import answer_cases
+from qwen35mm.evaluation import cases
+from qwen35mm.evaluation.scenes import Split
+from qwen35mm.evaluation.skill_test import answer_cases
+from qwen35mm.evaluation.skills import SKILLS
+from qwen35mm.evaluation.skills.graders import letter_error
 from qwen35mm.model import load
-from training import cases
-from training.scenes import Split
-from training.skills import SKILLS
-from training.skills.graders import letter_error
 
 SPLITS: tuple[Split, ...] = ("seen", "combos")
 TYPED_AIM = 90.0

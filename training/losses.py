@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import Qwen3_5ForConditionalGeneration
 
+from qwen35mm.evaluation.scenes import COLORS, SHAPES
 from training.data import IGNORE
 from training.fast import text_states
 from training.media import CLASSES, EDGES, KNOWN
-from training.scenes import COLORS, SHAPES
 
 _BOX_WEIGHT = 4.0
 _DIGIT_WEIGHT = 0.3

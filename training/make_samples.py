@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training import files, scenes
+from qwen35mm.evaluation import files, scenes
+from qwen35mm.evaluation.scenes import MOTIONS, Background, Clip, Item, Picture
+from qwen35mm.evaluation.skills import clips, describing
+from qwen35mm.evaluation.skills.base import Shown
+from qwen35mm.evaluation.typed import item
 from training.media import frame_times
-from training.scenes import MOTIONS, Background, Clip, Item, Picture
-from training.skills import clips, describing
-from training.skills.base import Shown
-from training.typed import item
 
 MAX_BYTES = 2**20
 FPS = 15

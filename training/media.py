@@ -16,9 +16,20 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as image_resize
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_resize
 
-from training.drawing import item_box, render_clip, render_picture, word_layout
+from qwen35mm.evaluation.drawing import item_box, render_clip, render_picture, word_layout
+from qwen35mm.evaluation.scenes import (
+    ALL_PLACES,
+    BACKGROUNDS,
+    COLORS,
+    MOTIONS,
+    SHAPES,
+    SIZES,
+    Clip,
+    Item,
+    Picture,
+    Unknown,
+)
 from training.export import IMAGE_PROCESSOR, VIDEO_PROCESSOR
-from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, MOTIONS, SHAPES, SIZES, Clip, Item, Picture, Unknown
 
 MERGED = 32  # pixels of a merged token's side: patch 16, merge 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"

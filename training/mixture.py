@@ -8,14 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from training import scenes, words
-from training.data import SPELLED, Encoded, Encoder, Example, call_text, collate
-from training.drawing import NUM_FONTS
-from training.fast import GAP
-from training.media import Media, clip_media, picture_media, random_timing, vision_batch
-from training.phases import Phase
-from training.scenes import Picture, Unknown
-from training.skills import (
+from qwen35mm.evaluation import scenes, words
+from qwen35mm.evaluation.drawing import NUM_FONTS
+from qwen35mm.evaluation.scenes import Picture, Unknown
+from qwen35mm.evaluation.skills import (
     asking,
     chat,
     clips,
@@ -30,7 +26,11 @@ from training.skills import (
     tools,
     two_counts,
 )
-from training.skills.base import Sample, Turn, alike, conversation, image, video
+from qwen35mm.evaluation.skills.base import Sample, Turn, alike, conversation, image, video
+from training.data import SPELLED, Encoded, Encoder, Example, call_text, collate
+from training.fast import GAP
+from training.media import Media, clip_media, picture_media, random_timing, vision_batch
+from training.phases import Phase
 
 _VISION_TOKENS = 1400  # merged tokens of a vision batch
 _FULL = 4  # examples in turn that fit into no row: then the rows are full

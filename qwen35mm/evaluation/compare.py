@@ -16,7 +16,7 @@ from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation.divergence import Divergence
 from qwen35mm.evaluation.passages import Passage, diverge, hidden_states, text_passages
-from qwen35mm.evaluation.skills import Accuracy, SkillTest
+from qwen35mm.evaluation.skill_test import Accuracy, SkillTest
 from qwen35mm.model import load
 from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
 from qwen35mm.model.weights import loaded_bytes

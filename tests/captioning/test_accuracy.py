@@ -20,9 +20,9 @@ from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
-from qwen35mm.evaluation.skills import MAX_TOKENS, answer_cases
+from qwen35mm.evaluation.cases import Case, make_cases
+from qwen35mm.evaluation.skill_test import MAX_TOKENS, answer_cases
 from qwen35mm.model import LoadedModel
-from training.cases import Case, make_cases
 
 # The last ones answer their own questions, so that the wrong prompt is noticed as well as the wrong picture.
 SKILLS = ("caption 1-3", "caption 4-6", "clip caption", "place", "clip color")

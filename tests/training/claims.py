@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from training.scenes import Item, Picture
+from qwen35mm.evaluation.scenes import Item, Picture
 
 COLORS = ["red", "orange", "yellow", "green", "blue", "purple", "white", "black"]
 SHAPES = ["circle", "square", "triangle", "star", "diamond", "cross"]

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from qwen35mm.contract import Message, iter_media
-from training.cases import NAMES, TYPED_SKILL, make_cases
+from qwen35mm.evaluation.cases import NAMES, TYPED_SKILL, make_cases
+from qwen35mm.evaluation.skills import SKILLS
 from training.data import END_SPELL, SPELL
-from training.skills import SKILLS
 
 
 def asked(messages: list[dict[str, Any]]) -> list[Any]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from training import cases, evaluate
-from training.cases import TYPED_SKILL, Case
+from qwen35mm.evaluation import cases
+from qwen35mm.evaluation.cases import TYPED_SKILL, Case
+from training import evaluate
 from training.evaluate import wilson
 
 CARD = (Path(__file__).parents[2] / "assets" / "demo" / "README.md").read_text()

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from training import language, mixture
-from training.data import plain
-from training.language import a, ask, filled, listed, loosened, plural, slipped, split_templates, there_are
-from training.skills import (
+from qwen35mm.evaluation import language
+from qwen35mm.evaluation.language import a, ask, filled, listed, loosened, plural, slipped, split_templates, there_are
+from qwen35mm.evaluation.skills import (
     SKILLS,
     asking,
     chat,
@@ -28,6 +27,8 @@ from training.skills import (
     tools,
     two_counts,
 )
+from training import mixture
+from training.data import plain
 
 MODULES = (asking, chat, clips, declining, describing, followups, pictures, reading, relations, structured, two_counts)
 

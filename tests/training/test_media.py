@@ -12,8 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from qwen35mm.evaluation import files, scenes
+from qwen35mm.evaluation.scenes import BACKGROUNDS, COLORS, SHAPES, Background, Item, Picture, Word
+from qwen35mm.evaluation.skills.clips import random_shown, seconds
 from qwen35mm_preprocess import MediaProcessor
-from training import files, media, scenes
+from training import media
 from training.export import IMAGE_PROCESSOR, VIDEO_PROCESSOR, save_json
 from training.media import (
     CLASSES,
@@ -27,8 +30,6 @@ from training.media import (
     pixel_values,
     token_targets,
 )
-from training.scenes import BACKGROUNDS, COLORS, SHAPES, Background, Item, Picture, Word
-from training.skills.clips import random_shown, seconds
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
+from qwen35mm.evaluation.scenes import COLORS, SHAPES
 from training.data import IGNORE, Encoder, collate
 from training.fast import GAP, vision_tokens
 from training.losses import VisionHeads, answer_loss
 from training.media import CLASSES, KNOWN
 from training.mixture import PARTS, realized
 from training.model import demo_config, new_model
-from training.scenes import COLORS, SHAPES
 
 
 def batch_of(encoder: Encoder, *kinds: str) -> dict[str, Any]:

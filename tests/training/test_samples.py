@@ -10,10 +10,10 @@ import av
 import pytest
 from PIL import Image
 
+from qwen35mm.evaluation.scenes import Clip, Picture
 from tests.training.claims import captioned, holds, named, seen
 from training import make_samples
 from training.make_samples import FPS, MAX_BYTES, Sample, content, samples, shown
-from training.scenes import Clip, Picture
 
 SAMPLES = {sample.name: sample for sample in samples()}
 PICTURES = [name for name, sample in SAMPLES.items() if isinstance(sample.scene, Picture)]

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training import drawing, scenes
-from training.drawing import render_clip, render_picture, word_layout
-from training.scenes import (
+from qwen35mm.evaluation import drawing, scenes
+from qwen35mm.evaluation.drawing import render_clip, render_picture, word_layout
+from qwen35mm.evaluation.scenes import (
     ALL_PLACES,
     BACKGROUNDS,
     COLORS,

@@ -7,12 +7,13 @@ import re
 
 import pytest
 
+from qwen35mm.evaluation import language
+from qwen35mm.evaluation.cases import TYPED_SKILL, make_cases
+from qwen35mm.evaluation.scenes import is_held_out
+from qwen35mm.evaluation.skills.chat import CANT_TELL, NO_MEDIA, WHAT, WHO
+from qwen35mm.evaluation.typed import SCENES, TYPED, keeps
 from tests.training.test_language import questions
-from training import language, mixture
-from training.cases import TYPED_SKILL, make_cases
-from training.scenes import is_held_out
-from training.skills.chat import CANT_TELL, NO_MEDIA, WHAT, WHO
-from training.typed import SCENES, TYPED, keeps
+from training import mixture
 
 # What the model says by its grammar where a question is asked like that.
 ANSWERS = {
@@ -116,7 +117,7 @@ def test_their_scenes_are_such_as_training_may_show() -> None:
 
 @pytest.mark.parametrize("count", [10, 200, 1000])
 def test_cases_are_spread_over_all_kinds(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.cases._with_files", lambda rng, messages: messages)
+    monkeypatch.setattr("qwen35mm.evaluation.cases._with_files", lambda rng, messages: messages)
     cases = make_cases(TYPED_SKILL, count, "combos")
     assert len(cases) == min(count, len(TYPED))
     assert cases[0].is_right(TYPED[0].good)

@@ -22,9 +22,9 @@ from qwen35mm.captioning.media.similar import (
     perceptual_hash,
     similarity,
 )
+from qwen35mm.evaluation import drawing, scenes
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from qwen35mm_preprocess.patches import empty_patches, write_frame
-from training import drawing, scenes
 
 
 def as_jpeg(picture: Image.Image, quality: int) -> Image.Image:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training import language
+from qwen35mm.evaluation import language
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from qwen35mm.evaluation.language import at, plural
+from qwen35mm.evaluation.scenes import COLORS, SHAPES, random_picture
+from qwen35mm.evaluation.skills import SKILLS, asking
+from qwen35mm.evaluation.skills.base import picture_for
 from tests.training.claims import NUMBERS, holds, named
 from tests.training.skills.test_describing import turns
-from training.language import at, plural
-from training.scenes import COLORS, SHAPES, random_picture
-from training.skills import SKILLS, asking
-from training.skills.base import picture_for
 
 pytestmark = pytest.mark.usefixtures("plainly")
 

@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from training.drawing import render_clip
-from training.scenes import Split, is_held_out
-from training.skills import clips
-from training.skills.base import Shown
+from qwen35mm.evaluation.drawing import render_clip
+from qwen35mm.evaluation.scenes import Split, is_held_out
+from qwen35mm.evaluation.skills import clips
+from qwen35mm.evaluation.skills.base import Shown
 
 pytestmark = pytest.mark.usefixtures("plainly")
 SPLITS: tuple[Split, ...] = ("train", "seen", "combos")

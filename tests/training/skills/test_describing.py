@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.evaluation.scenes import ALL_PLACES, Picture, Split, is_held_out
+from qwen35mm.evaluation.skills import SKILLS, asking, describing, relations
+from qwen35mm.evaluation.skills.base import picture_for
 from tests.training.claims import COLORS, GROUNDS, SHAPES, captioned, holds, named, seen, spelled_out
-from training.scenes import ALL_PLACES, Picture, Split, is_held_out
-from training.skills import SKILLS, asking, describing, relations
-from training.skills.base import picture_for
 
 TURNS: dict[str, Callable[..., Any]] = {**describing.TURNS, **asking.TURNS, **relations.TURNS}
 SPLITS: tuple[Split, ...] = ("train", "seen", "combos")

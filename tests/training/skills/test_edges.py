@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from qwen35mm.evaluation import drawing
+from qwen35mm.evaluation.drawing import render_picture
+from qwen35mm.evaluation.scenes import Picture, Unknown
+from qwen35mm.evaluation.skills import SKILLS, chat, declining, followups
+from qwen35mm.evaluation.skills.chat import CANT_TELL, NO_MEDIA
 from tests.training.claims import captioned, holds, named, seen, spelled_out
 from tests.training.test_language import questions
-from training import drawing
-from training.drawing import render_picture
-from training.scenes import Picture, Unknown
-from training.skills import SKILLS, chat, declining, followups
-from training.skills.chat import CANT_TELL, NO_MEDIA
 
 pytestmark = pytest.mark.usefixtures("plainly")
 

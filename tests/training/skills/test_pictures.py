@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from qwen35mm.evaluation.scenes import Split, is_held_out
+from qwen35mm.evaluation.skills import pictures
 from tests.training.claims import captioned, named, seen, the_one
-from training.scenes import Split, is_held_out
-from training.skills import pictures
 
 pytestmark = pytest.mark.usefixtures("plainly")
 ORDER = ["first", "second", "third", "fourth"]

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from training import drawing, words
+from qwen35mm.evaluation import drawing, words
+from qwen35mm.evaluation.scenes import Split
+from qwen35mm.evaluation.skills import reading
 from training.data import END_SPELL, SPELL, plain
-from training.scenes import Split
-from training.skills import reading
 
 pytestmark = pytest.mark.usefixtures("plainly")
 

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from qwen35mm.evaluation.skills import recall
+from qwen35mm.evaluation.skills.base import Sample
+from qwen35mm.evaluation.skills.recall import NOT_TOLD
 from training.data import Encoder, Example
 from training.mixture import realized
 from training.phases import PHASES
-from training.skills import recall
-from training.skills.base import Sample
-from training.skills.recall import NOT_TOLD
 
 pytestmark = pytest.mark.usefixtures("plainly")
 # Words that stand in questions or answers, and tell no fact from another.

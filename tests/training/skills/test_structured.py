@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qwen35mm.evaluation.drawing import render_picture
+from qwen35mm.evaluation.scenes import Background, Item, Picture
+from qwen35mm.evaluation.skills import SKILLS, structured
+from qwen35mm.evaluation.skills.base import picture_for
+from qwen35mm.evaluation.skills.graders import GRADERS
 from tests.training.claims import named, place_of, the_one
-from training.drawing import render_picture
-from training.scenes import Background, Item, Picture
-from training.skills import SKILLS, structured
-from training.skills.base import picture_for
-from training.skills.graders import GRADERS
 
 pytestmark = pytest.mark.usefixtures("plainly")
 

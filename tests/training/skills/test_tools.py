@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from qwen35mm.evaluation.scenes import Split
+from qwen35mm.evaluation.skills import tools
+from qwen35mm.evaluation.skills.graders import GRADERS
 from qwen35mm.prompt.calls import read_calls
 from training.data import answer_text
-from training.scenes import Split
-from training.skills import tools
-from training.skills.graders import GRADERS
 
 pytestmark = pytest.mark.usefixtures("plainly")
 HELD_OUT = {"get_humidity", "find_person"}

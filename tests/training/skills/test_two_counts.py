@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
+from qwen35mm.evaluation.skills import SKILLS
+from qwen35mm.evaluation.skills.base import picture_for
+from qwen35mm.evaluation.skills.two_counts import two_counts_turn
 from tests.training.claims import NUMBERS, named
 from tests.training.skills.test_asking import as_shapes
-from training.skills import SKILLS
-from training.skills.base import picture_for
-from training.skills.two_counts import two_counts_turn
 
 pytestmark = pytest.mark.usefixtures("plainly")
 

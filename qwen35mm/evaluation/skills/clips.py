@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from training import scenes
-from training.language import a, ask, capital
+from qwen35mm.evaluation import scenes
+from qwen35mm.evaluation.language import a, ask, capital
+from qwen35mm.evaluation.scenes import EVENTS, MOTIONS, Split
+from qwen35mm.evaluation.skills.base import Sample, Shown, Skill, Turn, conversation, video
 from training.media import random_timing
-from training.scenes import EVENTS, MOTIONS, Split
-from training.skills.base import Sample, Shown, Skill, Turn, conversation, video
 
 MOTION_PHRASES = {"left": "to the left", "right": "to the right", "up": "up", "down": "down"}
 CAPTION = (

@@ -7,8 +7,8 @@ import io
 import av
 from PIL import Image
 
-from training.drawing import render_clip, render_picture
-from training.scenes import Clip, Picture, Unknown
+from qwen35mm.evaluation.drawing import render_clip, render_picture
+from qwen35mm.evaluation.scenes import Clip, Picture, Unknown
 
 _CODECS = {
     "mp4": ("libx264", {"crf": "18", "preset": "fast"}),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 
-from training.drawing import item_box
-from training.language import ask, plural
-from training.scenes import Item, Picture, Split
-from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.describing import any_name
+from qwen35mm.evaluation.drawing import item_box
+from qwen35mm.evaluation.language import ask, plural
+from qwen35mm.evaluation.scenes import Item, Picture, Split
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from qwen35mm.evaluation.skills.describing import any_name
 
 BOX = (
     "{name} [bbox|bounding box].", "[Bbox|Bounding box] of the {name}.", "Box [for|around] the {name}.",

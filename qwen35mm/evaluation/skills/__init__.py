@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.skills import (
+from qwen35mm.evaluation.skills import (
     asking,
     chat,
     clips,
@@ -17,7 +17,7 @@ from training.skills import (
     tools,
     two_counts,
 )
-from training.skills.base import Skill
+from qwen35mm.evaluation.skills.base import Skill
 
 _MODULES = (
     describing, asking, two_counts, relations, structured, reading, pictures, followups, clips, recall, tools, chat,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from training import scenes
-from training.scenes import Clip, Item, Picture, Split, Unknown
+from qwen35mm.evaluation import scenes
+from qwen35mm.evaluation.scenes import Clip, Item, Picture, Split, Unknown
 
 
 @dataclass(frozen=True)

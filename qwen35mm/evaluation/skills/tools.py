@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from training import words
-from training.language import ask
-from training.scenes import Split
-from training.skills.base import Sample, Skill
-from training.skills.chat import chat_turn
+from qwen35mm.evaluation import words
+from qwen35mm.evaluation.language import ask
+from qwen35mm.evaluation.scenes import Split
+from qwen35mm.evaluation.skills.base import Sample, Skill
+from qwen35mm.evaluation.skills.chat import chat_turn
 
 _CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Tokyo", "Berlin", "Madrid", "Dublin", "Quito", "Delhi", "Seoul",
            "Vienna", "Boston", "Athens", "Geneva", "Lisbon", "Prague", "Warsaw", "Havana")  # fmt: skip

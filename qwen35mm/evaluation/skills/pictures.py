@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from training import scenes
-from training.language import a, ask
-from training.scenes import COLORS, Item, Picture, Split
-from training.skills.base import Sample, Skill, Turn, conversation, image
-from training.skills.describing import caption
+from qwen35mm.evaluation import scenes
+from qwen35mm.evaluation.language import a, ask
+from qwen35mm.evaluation.scenes import COLORS, Item, Picture, Split
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image
+from qwen35mm.evaluation.skills.describing import caption
 
 ORDINALS = ("first", "second", "third", "fourth")
 WHICH = (

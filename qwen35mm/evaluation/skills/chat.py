@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from training import words
-from training.language import ask, at, plural
-from training.scenes import ALL_PLACES, COLORS, SHAPES, Split
-from training.skills import describing
-from training.skills.base import Sample, Skill, Turn, conversation
+from qwen35mm.evaluation import words
+from qwen35mm.evaluation.language import ask, at, plural
+from qwen35mm.evaluation.scenes import ALL_PLACES, COLORS, SHAPES, Split
+from qwen35mm.evaluation.skills import describing
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation
 
 CANT_TELL = "I can't tell. I only know simple shapes, short words in pictures, and what you tell me."
 NO_MEDIA = "Please send a picture or a video first."

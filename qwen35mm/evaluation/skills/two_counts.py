@@ -10,10 +10,10 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from training.language import NUMBERS, ask, plural
-from training.scenes import COLORS, SHAPES, Picture, Split
-from training.skills.asking import loose
-from training.skills.base import Sample, Skill, Turn, alike, conversation, image, picture_for
+from qwen35mm.evaluation.language import NUMBERS, ask, plural
+from qwen35mm.evaluation.scenes import COLORS, SHAPES, Picture, Split
+from qwen35mm.evaluation.skills.asking import loose
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, alike, conversation, image, picture_for
 
 SUM = (
     "How many {one} and {other} are there together?", "How many {one} and {other} [together|in all]?",

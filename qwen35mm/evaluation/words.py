@@ -10,7 +10,7 @@ import random
 import string
 import zlib
 
-from training.scenes import Split
+from qwen35mm.evaluation.scenes import Split
 
 MOST_LETTERS = 8
 _VOWELS = "aeiou"

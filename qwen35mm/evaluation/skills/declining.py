@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import random
 
-from training import scenes
-from training.language import a, ask, at, plural
-from training.scenes import ALL_PLACES, COLORS, SHAPES, Item, Picture, Split, Unknown
-from training.skills.asking import COUNT, COUNT_OF, THERE
-from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.chat import CANT_TELL, off_topic_turn
-from training.skills.describing import CAPTION, COLOR, COLOR_IT, PLACE, SHAPE, SHAPE_AT, SIZE, WHAT
-from training.skills.reading import READ
-from training.skills.structured import AS_JSON
+from qwen35mm.evaluation import scenes
+from qwen35mm.evaluation.language import a, ask, at, plural
+from qwen35mm.evaluation.scenes import ALL_PLACES, COLORS, SHAPES, Item, Picture, Split, Unknown
+from qwen35mm.evaluation.skills.asking import COUNT, COUNT_OF, THERE
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from qwen35mm.evaluation.skills.chat import CANT_TELL, off_topic_turn
+from qwen35mm.evaluation.skills.describing import CAPTION, COLOR, COLOR_IT, PLACE, SHAPE, SHAPE_AT, SIZE, WHAT
+from qwen35mm.evaluation.skills.reading import READ
+from qwen35mm.evaluation.skills.structured import AS_JSON
 
 # Of photographs; of which nothing can be told.
 PHOTO = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from training.language import a, ask, at, capital, plural, sized, there_are
-from training.scenes import COLORS, SHAPES, Item, Picture, Split
-from training.skills import asking, describing
-from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from qwen35mm.evaluation.language import a, ask, at, capital, plural, sized, there_are
+from qwen35mm.evaluation.scenes import COLORS, SHAPES, Item, Picture, Split
+from qwen35mm.evaluation.skills import asking, describing
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image, picture_for
 
 # The same once more, of another: only what is new is said.
 AGAIN = (

@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from training.scenes import Item, Split
+from qwen35mm.evaluation.scenes import Item, Split
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")

@@ -14,12 +14,11 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.contract import Finished, GenerationRequest, ToolCall
 from qwen35mm.errors import ConfigError
-from qwen35mm.evaluation import skills
+from qwen35mm.evaluation import cases, skill_test
 from qwen35mm.evaluation.compare import compare
 from qwen35mm.evaluation.passages import hidden_states
-from qwen35mm.evaluation.skills import Accuracy, SkillTest, answer_cases
+from qwen35mm.evaluation.skill_test import Accuracy, SkillTest, answer_cases
 from qwen35mm.model import LoadedModel
-from training import cases
 
 
 def test_standard_errors() -> None:
@@ -53,7 +52,7 @@ def test_answers_are_judged_by_their_skills_graders(demo: LoadedModel, monkeypat
     yes_no = test.skills.index("yes no")
     answers[yes_no] = answers[yes_no].split(",")[0] + ", and something else."
     answers[yes_no + 1] = "Nonsense."
-    monkeypatch.setattr(skills, "answer_cases", lambda *_: answers)
+    monkeypatch.setattr(skill_test, "answer_cases", lambda *_: answers)
     right = [skill for skill, is_right in zip(test.skills, test.run(demo), strict=True) if is_right]
     assert [skill for skill in test.skills if skill not in right] == [test.skills[yes_no + 1], "point"]
 
@@ -85,7 +84,7 @@ def test_thinking_and_tools_are_the_cases_and_calls_are_in_the_text(
 
 
 def test_without_a_checkout_there_are_no_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(skills, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(skill_test, "_CHECKOUT", tmp_path)
     with pytest.raises(ConfigError, match="--questions 0"):
         SkillTest(1)
 

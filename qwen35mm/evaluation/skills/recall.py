@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from training import scenes, words
+from qwen35mm.evaluation import scenes, words
+from qwen35mm.evaluation.language import ask, capital, filled
+from qwen35mm.evaluation.scenes import COLORS, Split
+from qwen35mm.evaluation.skills import describing
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image
+from qwen35mm.evaluation.skills.chat import chat_turn, repeat_turn
 from training.export import IMAGE_PROCESSOR
-from training.language import ask, capital, filled
-from training.scenes import COLORS, Split
-from training.skills import describing
-from training.skills.base import Sample, Skill, Turn, conversation, image
-from training.skills.chat import chat_turn, repeat_turn
 
 NOT_TOLD = "You have not told me."
 _PEOPLE = (

@@ -24,7 +24,7 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import PromptBuilder
 
 if TYPE_CHECKING:
-    from training.cases import Case
+    from qwen35mm.evaluation.cases import Case
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 # The longest right answers are three boxes, of about 150 tokens, and thirty words of thinking.
@@ -108,7 +108,7 @@ class SkillTest:
 
 
 def answer_cases(model: LoadedModel, cases: Sequence[Case], kv_dtype: str = "auto") -> list[str]:
-    """The greedy answer to each of `training.cases`, several at a time; thinking and tools are the case's.
+    """The greedy answer to each of `qwen35mm.evaluation.cases`, several at a time; thinking and tools are the case's.
 
     Calls of tools are in the text as the model wrote them; what it thought isn't.
     """
@@ -150,14 +150,14 @@ def _messages(case: Case) -> list[Message]:
 
 def _training() -> tuple[Any, Sequence[str]]:
     """`make_cases` and the skills' names, which are no part of the package."""
-    if not (_CHECKOUT / "training" / "cases.py").is_file():
+    if not (_CHECKOUT / "training" / "data.py").is_file():
         raise ConfigError(
             "The questions about the bundled model's skills are made by training/, which only a checkout of the "
             "repository has. Take --questions 0, with a text of yours as --text."
         )
     sys.path.insert(0, str(_CHECKOUT))
     try:
-        cases = importlib.import_module("training.cases")
+        cases = importlib.import_module("qwen35mm.evaluation.cases")
     finally:
         sys.path.remove(str(_CHECKOUT))
     return cases.make_cases, cases.NAMES

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from training.language import NUMBERS, a, ask, at, plural, there_are
-from training.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
-from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.describing import SIZE_WORDS, any_name, caption
+from qwen35mm.evaluation.language import NUMBERS, a, ask, at, plural, there_are
+from qwen35mm.evaluation.scenes import ALL_PLACES, BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from qwen35mm.evaluation.skills.describing import SIZE_WORDS, any_name, caption
 
 THERE = (
     "Any {nouns}?", "{noun}?", "See any {nouns}?", "You see {noun}?", "And {noun}?", "Any {nouns} in there?",

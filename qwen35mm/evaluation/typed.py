@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwen35mm.evaluation.scenes import COLORS, Background, Clip, Item, Picture, Unknown, Word
+from qwen35mm.evaluation.skills.base import Shown, image, video
 from training.media import frame_times
-from training.scenes import COLORS, Background, Clip, Item, Picture, Unknown, Word
-from training.skills.base import Shown, image, video
 
 _SPOTS = {
     "top left": (0.18, 0.18), "top": (0.5, 0.17), "top right": (0.82, 0.18), "left": (0.18, 0.5), "center": (0.5, 0.5),

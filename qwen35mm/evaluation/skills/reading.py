@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from training import scenes, words
+from qwen35mm.evaluation import scenes, words
+from qwen35mm.evaluation.drawing import NUM_ALL_FONTS, NUM_FONTS
+from qwen35mm.evaluation.language import NUMBERS, ask, listed
+from qwen35mm.evaluation.scenes import Item, Picture, Split
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image
 from training.data import END_SPELL, SPELL
-from training.drawing import NUM_ALL_FONTS, NUM_FONTS
-from training.language import NUMBERS, ask, listed
-from training.scenes import Item, Picture, Split
-from training.skills.base import Sample, Skill, Turn, conversation, image
 
 READ = (
     "Read it.", "Read [that|this].", "[Read|Say|Copy|Type|Decipher] [the letters|the sign|the text|all text|it].",

@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.language import a, ask, capital, listed
-from training.scenes import PLACES, Item, Picture, Split
-from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
-from training.skills.describing import any_name
+from qwen35mm.evaluation.language import a, ask, capital, listed
+from qwen35mm.evaluation.scenes import PLACES, Item, Picture, Split
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from qwen35mm.evaluation.skills.describing import any_name
 
 _CELLS = {name: (row, column) for row, names in enumerate(PLACES) for column, name in enumerate(names)}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from training.scenes import SHAPES, Background, Clip, Item, Picture, Unknown, Word
+from qwen35mm.evaluation.scenes import SHAPES, Background, Clip, Item, Picture, Unknown, Word
 
 _FONTS = (
     ("font_source_sans_pro", "SourceSansPro-Regular.ttf"),

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from training import files
+from qwen35mm.evaluation import files
+from qwen35mm.evaluation.scenes import Split
+from qwen35mm.evaluation.skills import SKILLS
+from qwen35mm.evaluation.skills.base import Sample, Shown
+from qwen35mm.evaluation.skills.graders import GRADERS
+from qwen35mm.evaluation.typed import TYPED
 from training.data import answer_text, plain
-from training.scenes import Split
-from training.skills import SKILLS
-from training.skills.base import Sample, Shown
-from training.skills.graders import GRADERS
-from training.typed import TYPED
 
 EVAL_SEED = 900_000_000  # far from the seeds that training draws from
 TYPED_SKILL = "typed questions"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from training.language import a, ask, at, capital, listed, sized
-from training.scenes import BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
-from training.skills.base import Sample, Skill, Turn, conversation, image, picture_for
+from qwen35mm.evaluation.language import a, ask, at, capital, listed, sized
+from qwen35mm.evaluation.scenes import BACKGROUNDS, COLORS, SHAPES, Item, Picture, Split
+from qwen35mm.evaluation.skills.base import Sample, Skill, Turn, conversation, image, picture_for
 
 CAPTION = (
     "Describe [it|this|that|everything].", "[What do you see|What can you see|What all do you see]?",

@@ -43,11 +43,10 @@ EXTRAS_OF = {
     "preprocess/": ["heif", "jxl"],
     "qwen35mm/captioning/": ["datasets", "schema", "ray"],
     "qwen35mm/engine/grammar": ["schema"],
-    "training/": ["train"],
     "examples/": ["chat"],
     "benchmarks/": ["dev"],
     "benchmarks/media_corpora": ["corpora"],
-    "tests/": ["dev", "train", "chat", "serve", "schema", "datasets", "gguf", "ray"],
+    "tests/": ["dev", "eval", "chat", "serve", "schema", "datasets", "gguf", "ray"],
 }
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {
@@ -178,7 +177,7 @@ def imports(path: Path) -> set[str]:
 
 
 def sources() -> list[Path]:
-    folders = ("qwen35mm", "kernels", "preprocess", "training", "benchmarks", "examples", "tests")
+    folders = ("qwen35mm", "kernels", "preprocess", "benchmarks", "examples", "tests")
     # Run once, in an environment that holds what doesn't install beside ours.
     elsewhere = ROOT / "tests" / "checkpoints" / "others.py"
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if path != elsewhere]

@@ -1,4 +1,8 @@
-"""Test cases: conversations with real files in them, and the one right last answer."""
+"""Questions to the demo model: conversations with real files in them, and the right last answer.
+
+"seen" shows combinations of colour, shape and place that training may have shown, "combos" (held out) combinations,
+words, fonts, names, tools and photographs that training never showed. Training never used these phrasings.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qwen35mm.evaluation import files
+from qwen35mm.evaluation import drawing
+from qwen35mm.evaluation.graders import GRADERS
 from qwen35mm.evaluation.scenes import Split
 from qwen35mm.evaluation.skills import SKILLS
 from qwen35mm.evaluation.skills.base import Sample, Shown
-from qwen35mm.evaluation.skills.graders import GRADERS
 from qwen35mm.evaluation.typed import TYPED
-from training.data import answer_text, plain
 
-EVAL_SEED = 900_000_000  # far from the seeds that training draws from
+EVAL_SEED = 900_000_000
 TYPED_SKILL = "typed questions"
 NAMES = (*SKILLS, TYPED_SKILL)
 
@@ -25,11 +28,11 @@ class Case:
     """A question.
 
     Attributes:
-        messages: as chat templates take them, ending with the question; media are files: {"type": "image",
+        messages: as chat templates take them, ending with the question. Media are files: {"type": "image",
             "image": bytes}, or "video".
-        expected: the right answer; of a typed question, an answer that would do.
-        is_right: whether an answer does.
-        plain_answer: whether the model writes the right answer with the tokens that its text has, and nothing before.
+        expected: the right answer; of a typed question, an answer that its rule takes.
+        is_right: whether an answer is right.
+        plain_answer: whether the right answer is a single text that the model writes as its tokenizer does.
     """
 
     skill: str
@@ -42,13 +45,16 @@ class Case:
 
 
 def make_cases(skill: str, count: int, split: Split, seed: int = EVAL_SEED) -> list[Case]:
-    """`count` cases of a skill; the same for the same arguments. `split`: "seen" or "combos" (held out).
+    """`count` cases of a skill, the same for the same arguments.
 
-    The typed questions are all held out, and so many as there are at most.
+    All typed questions are "combos", and there are at most as many as `TYPED` has.
+
+    Raises:
+        ConfigError: the packages with fonts and photographs aren't installed.
     """
     rng = random.Random(f"{seed} {skill} {split}")
     if skill == TYPED_SKILL:
-        # Spread over all kinds, which stand one behind the other.
+        # Spread over all kinds, which lie one after the other.
         count = min(count, len(TYPED)) if split == "combos" else 0
         chosen = [TYPED[i * len(TYPED) // count] for i in range(count)]
         return [
@@ -60,7 +66,7 @@ def make_cases(skill: str, count: int, split: Split, seed: int = EVAL_SEED) -> l
 
 def _case(rng: random.Random, skill: str, sample: Sample) -> Case:
     last = sample.messages[-1]
-    grade, expected = GRADERS[sample.grade], plain(answer_text(last))
+    grade, expected = GRADERS[sample.grade], answer_text(last)
     return Case(
         skill,
         _with_files(rng, sample.messages[:-1]),
@@ -68,28 +74,33 @@ def _case(rng: random.Random, skill: str, sample: Sample) -> Case:
         lambda answer: grade(answer, expected),
         sample.thought is not None,
         sample.tools,
-        plain_answer=sample.thought is None
-        and sample.grade != "point"  # whose right answer is the box around it
-        and answer_text(last) == expected
-        and not last.get("tool_calls"),
+        # A point's right answer is a box, and what stands on a sign is spelled letter by letter.
+        plain_answer=sample.thought is None and sample.grade not in ("point", "letters") and "tool_calls" not in last,
     )
 
 
+def answer_text(message: dict[str, Any]) -> str:
+    """What the model writes for an assistant message: its content, then its tool calls."""
+    texts = [message["content"]] if message["content"] else []
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        parameters = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in function["arguments"].items())
+        texts.append(f"<tool_call>\n<function={function['name']}>\n{parameters}</function>\n</tool_call>")
+    return "\n".join(texts)
+
+
 def _with_files(rng: random.Random, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their scenes as files, and nothing marked in what was answered."""
-    found = []
-    for message in messages:
-        content = message["content"]
-        content = plain(content) if isinstance(content, str) else [_part(rng, part) for part in content]
-        found.append(message | {"content": content})
-    return found
+    """The messages with their scenes as files."""
+    contents = [message["content"] for message in messages]
+    found = [content if isinstance(content, str) else [_part(rng, part) for part in content] for content in contents]
+    return [message | {"content": content} for message, content in zip(messages, found, strict=True)]
 
 
 def _part(rng: random.Random, part: dict[str, Any]) -> dict[str, Any]:
     if part["type"] == "image":
         kind = rng.choice(("PNG", "JPEG"))
-        return {"type": "image", "image": files.picture_file(part["image"], kind, rng.randint(60, 95))}
+        return {"type": "image", "image": drawing.picture_file(part["image"], kind, rng.randint(60, 95))}
     if part["type"] == "video":
         shown: Shown = part["video"]
-        return {"type": "video", "video": files.clip_file(shown.clip, "mp4", shown.fps)}
+        return {"type": "video", "video": drawing.clip_file(shown.clip, shown.fps)}
     return part

@@ -1,7 +1,6 @@
-"""Renders scenes with Pillow; the same scene gives the same pixels.
+"""Renders scenes with Pillow and writes them as files. The same scene gives the same pixels.
 
-Fonts and photographs come from packages of the extra `train`: what the held-out splits show is in fonts that training
-never draws.
+Fonts and photographs come from packages of the extra `eval`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ import importlib
 import io
 import math
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from qwen35mm.evaluation.scenes import SHAPES, Background, Clip, Item, Picture, Unknown, Word
+from qwen35mm.errors import ConfigError
+from qwen35mm.evaluation.scenes import Background, Clip, Item, Picture, Unknown, Word
 
 _FONTS = (
     ("font_source_sans_pro", "SourceSansPro-Regular.ttf"),
@@ -27,6 +29,7 @@ _FONTS = (
     ("font_source_sans_pro", "SourceSansPro-SemiboldIt.ttf"),
     ("font_hanken_grotesk", "HankenGrotesk-Bold.otf"),
 )
+# Training drew neither these fonts nor, below, these photographs.
 _HELD_OUT_FONTS = (("font_caladea", "Caladea-Bold.ttf"), ("font_manrope", "Manrope-SemiBold.ttf"))
 NUM_FONTS = len(_FONTS)
 NUM_ALL_FONTS = len(_FONTS) + len(_HELD_OUT_FONTS)
@@ -37,12 +40,33 @@ _PHOTOS = (
 _HELD_OUT_PHOTOS = ("chelsea.png", "motorcycle_left.png", "page.png", "cell.png")
 
 
-def render_picture(picture: Picture | Unknown, smooth: bool = False, scale: float = 1.0) -> Image.Image:
-    """The picture as an RGB image at `scale` of its size; `smooth` spends time on the edges of large shapes."""
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+def picture_file(picture: Picture | Unknown, kind: str = "PNG", quality: int = 88) -> bytes:
+    """The picture as a PNG or JPEG file."""
+    options: dict[str, Any] = {"quality": quality} if kind == "JPEG" else {"optimize": True}
+    buffer = io.BytesIO()
+    render_picture(picture).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def clip_file(clip: Clip, fps: float) -> bytes:
+    """The clip as an MP4 file (H.264) of `fps` whole frames a second. Its sides must be even."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=round(fps), options={"crf": "18", "preset": "fast"})
+        stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, "yuv420p"
+        stream.thread_count = 1  # more threads give other bytes each time
+        for frame in render_clip(clip, fps):
+            container.mux(stream.encode(av.VideoFrame.from_image(frame)))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def render_picture(picture: Picture | Unknown) -> Image.Image:
+    """The picture as an RGB image."""
+    size = picture.width, picture.height
     if isinstance(picture, Unknown):
         return _unknown(picture, size)
-    image = _draw_items(_render(picture.background, size), picture.items, smooth)
+    image = _draw_items(_render(picture.background, size), picture.items)
     for word in picture.words:
         _draw_word(image, word)
     if picture.jpeg is None:
@@ -52,22 +76,12 @@ def render_picture(picture: Picture | Unknown, smooth: bool = False, scale: floa
     return Image.open(buffer).convert("RGB")
 
 
-def render_clip(
-    clip: Clip,
-    fractions: list[float],
-    smooth: bool = False,
-    scale: float = 1.0,
-    size: tuple[int, int] | None = None,
-) -> list[Image.Image]:
-    """Frames of the clip at the given fractions of its duration, as RGB images.
-
-    They are drawn at `scale` of the clip's size, then resized to `size`; those that show the same are one image.
-    """
-    canvas = _render(clip.background, (round(clip.width * scale), round(clip.height * scale)))
-    shown = [clip.at(fraction) for fraction in fractions]
-    frames = {items: _draw_items(canvas.copy(), items, smooth) for items in dict.fromkeys(shown)}
-    if size is not None:
-        frames = {items: frame.resize(size, Image.Resampling.BICUBIC) for items, frame in frames.items()}
+def render_clip(clip: Clip, fps: float) -> list[Image.Image]:
+    """RGB images: frame i shows the clip after i / fps seconds. Frames that show the same are one image."""
+    total = max(2, round(clip.duration_s * fps))
+    canvas = _render(clip.background, (clip.width, clip.height))
+    shown = [clip.at(min(1.0, i / fps / clip.duration_s)) for i in range(total)]
+    frames = {items: _draw_items(canvas.copy(), items) for items in dict.fromkeys(shown)}
     return [frames[items] for items in shown]
 
 
@@ -76,7 +90,7 @@ def _render(background: Background, size: tuple[int, int]) -> Image.Image:
         return Image.new("RGB", size, background.start)
     mix = _texture(background, *size)
     rest = 1 - mix
-    bands = []  # one by one: numpy is slow where the last axis is as short as three channels
+    bands = []  # numpy is slow on a last axis of three
     for start, end in np.array((background.start, background.end), np.float32).T:
         mixed = start + 40 * mix if background.texture == "noise" else start * rest + end * mix
         bands.append(Image.fromarray(np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)))
@@ -84,7 +98,7 @@ def _render(background: Background, size: tuple[int, int]) -> Image.Image:
 
 
 def _texture(background: Background, width: int, height: int) -> np.ndarray:
-    """[height, width] in 0 to `amount`: how far the second colour is mixed in, where the background isn't plain."""
+    """[height, width] in 0 to `amount`: the second colour's share, where the background isn't plain."""
     rng = np.random.default_rng(background.seed)
     x, y = _steps(width), _steps(height)[:, None]
     turn = rng.uniform(0, math.pi)
@@ -99,11 +113,9 @@ def _texture(background: Background, width: int, height: int) -> np.ndarray:
         case "checks":
             count = rng.uniform(4, 12)
             mix = ((x * count).astype(int) + (y * count * height / width).astype(int)) % 2
-        case "blobs":
+        case _:  # blobs
             coarse = Image.fromarray(rng.integers(0, 256, (6, 6), dtype=np.uint8))
             mix = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32) / 255
-        case other:
-            raise ValueError(f"unknown texture {other!r}")
     return np.broadcast_to(mix, (height, width)).astype(np.float32) * background.amount
 
 
@@ -112,17 +124,16 @@ def _steps(count: int) -> np.ndarray:
     return np.arange(count) * (1 / max(1, count - 1))
 
 
-def _draw_items(canvas: Image.Image, items: tuple[Item, ...], smooth: bool) -> Image.Image:
-    """Draws small shapes at a multiple of the resolution through a mask, so that their edges are smooth too."""
+def _draw_items(canvas: Image.Image, items: tuple[Item, ...]) -> Image.Image:
+    """Draws at four times the resolution, through a mask, so that edges are smooth."""
     width, height = canvas.size
     for item in items:
         radius = item.radius * math.sqrt(width * height)
-        scale = 4 if radius < 16 or smooth else 2 if radius < 40 else 1
         half = math.ceil(radius * 1.2) + 1
         left, top = round(item.x * width) - half, round(item.y * height) - half
-        mask = Image.new("L", (2 * half * scale, 2 * half * scale))
+        mask = Image.new("L", (8 * half, 8 * half))
         outline = _outline(item.shape, item.angle)
-        points = [(scale * (half + radius * x), scale * (half + radius * y)) for x, y in outline]
+        points = [(4 * (half + radius * x), 4 * (half + radius * y)) for x, y in outline]
         ImageDraw.Draw(mask).polygon(points, fill=255)
         canvas.paste(item.rgb, (left, top), mask.resize((2 * half, 2 * half), Image.Resampling.BOX))
     return canvas
@@ -132,36 +143,31 @@ def item_box(item: Item, size: tuple[int, int]) -> tuple[float, float, float, fl
     """(left, top, right, bottom) as fractions of (width, height), cut at the picture's edges."""
     width, height = size
     unit = item.radius * math.sqrt(width * height)
-    left, top, right, bottom = _extent(item.shape, item.angle)
-    xs, ys = [item.x + x * unit / width for x in (left, right)], [item.y + y * unit / height for y in (top, bottom)]
-    return max(0.0, xs[0]), max(0.0, ys[0]), min(1.0, xs[1]), min(1.0, ys[1])
+    xs, ys = zip(*_outline(item.shape, item.angle), strict=True)
+    left, right = (item.x + x * unit / width for x in (min(xs), max(xs)))
+    top, bottom = (item.y + y * unit / height for y in (min(ys), max(ys)))
+    return max(0.0, left), max(0.0, top), min(1.0, right), min(1.0, bottom)
 
 
-@functools.lru_cache(maxsize=1024)  # to open one and read its first letter takes as long as to draw a small picture
+@functools.lru_cache(maxsize=1024)  # opening a font takes as long as drawing a small picture
 def _font(number: int, size: int) -> ImageFont.FreeTypeFont:
     package, name = (*_FONTS, *_HELD_OUT_FONTS)[number]
     return ImageFont.truetype(_folder_of(package) / "files" / name, size)
 
 
 def _folder_of(package: str) -> Path:
-    """Where a package of the extra `train` lies.
+    """The folder of a package of the extra `eval`.
 
     Raises:
-        ImportError: it isn't installed.
+        ConfigError: it isn't installed.
     """
     try:
         return Path(importlib.import_module(package).__file__ or "").parent
     except ImportError as error:
-        raise ImportError(
-            f"The scenes need the package {package}, which isn't installed. The extra 'train' has it: "
-            "pip install 'qwen35mm[train]'"
+        raise ConfigError(
+            f"The questions about the demo model need the package {package}, which isn't installed. "
+            "pip install 'qwen35mm[eval]' installs it. Or ask none: --questions 0."
         ) from error
-
-
-def word_layout(word: Word, size: tuple[int, int]) -> tuple[ImageFont.FreeTypeFont, float, float, list[float]]:
-    """(font, left, top, edges): where the word is drawn in pixels, and where each letter ends, from its left edge."""
-    font, x, y = _placed(word, size)
-    return font, x, y, [font.getlength(word.text[: i + 1]) for i in range(len(word.text))]
 
 
 def _placed(word: Word, size: tuple[int, int]) -> tuple[ImageFont.FreeTypeFont, float, float]:
@@ -196,15 +202,13 @@ def _photo(name: str) -> Image.Image:
 
 
 def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
-    """A crop of a photograph, or noise; seeds from 2**31 on show photographs that training never does."""
+    """A crop of a photograph, or noise. Seeds from 2**31 on show photographs that training never showed."""
     rng = np.random.default_rng(picture.seed)
     if picture.kind == "noise":
         fine = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
         coarse = int(rng.integers(1, 5))
         image = Image.fromarray(fine[::coarse, ::coarse]).resize(size)
         return image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0, 1.5))))
-    if picture.kind == "page":
-        return _page(rng, size)
     names = _HELD_OUT_PHOTOS if picture.seed >= 2**31 else _PHOTOS
     photo = _photo(names[int(rng.integers(len(names)))])
     aspect = size[0] / size[1]
@@ -219,28 +223,8 @@ def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
     return image if picture.seed >= 2**31 else _varied(rng, image, names)
 
 
-def _page(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A page of print, as a scan or a photograph of one: more lines than a sign has, and lit unevenly."""
-    ground = int(rng.integers(0, 256))
-    ink = (ground + int(rng.integers(108, 149))) % 256
-    image = Image.new("L", size, ground)
-    canvas = ImageDraw.Draw(image)
-    height = max(7, round(min(max(size) * rng.uniform(0.025, 0.1), size[1] / 8)))  # four lines at least
-    font, letters = _font(int(rng.integers(NUM_FONTS)), height), np.array([*"abcdefghijklmnopqrstuvwxyzABCDE0123"])
-    for top in range(round(-height * rng.random()), size[1], round(height * rng.uniform(1.1, 1.9))):
-        words = ("".join(rng.choice(letters, rng.integers(1, 10))) for _ in range(2 + 3 * size[0] // (8 * height)))
-        canvas.text((rng.uniform(-1, 2) * height, top), " ".join(words), fill=ink, font=font)
-    if rng.random() < 0.3:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if rng.random() < 0.5:
-        image = image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.02, 0.06) * height)))
-    across, down = (np.linspace(rng.uniform(0.8, 1.1), rng.uniform(0.8, 1.1), pixels) for pixels in size)
-    light = across * down[:, None]
-    return Image.fromarray((np.asarray(image) * light).clip(0, 255).astype(np.uint8)).convert("RGB")
-
-
 def _varied(rng: np.random.Generator, image: Image.Image, names: tuple[str, ...]) -> Image.Image:
-    """A photograph as nobody took it: a few photographs are learned by heart, and no other one is known for one."""
+    """A photograph as training varied it: blended, with other colours, or upside down."""
     if rng.random() < 0.3:
         other = _photo(names[int(rng.integers(len(names)))]).resize(image.size, Image.Resampling.BILINEAR)
         image = Image.blend(image, other, float(rng.uniform(0.2, 0.6)))
@@ -255,15 +239,8 @@ def _varied(rng: np.random.Generator, image: Image.Image, names: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _extent(shape: str, angle: float) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of the shape's polygon."""
-    xs, ys = zip(*_outline(shape, angle), strict=True)
-    return min(xs), min(ys), max(xs), max(ys)
-
-
-@functools.lru_cache(maxsize=4096)
 def _outline(shape: str, angle: float) -> list[tuple[float, float]]:
-    """The shape's polygon around the origin in radii, of about equal area for every shape, turned by `angle`."""
+    """The shape's polygon around the origin, in radii, turned by `angle`. All shapes have about the same area."""
 
     def ring(count: int, radii: tuple[float, ...], phase: float) -> list[tuple[float, float]]:
         turns = (phase + 2 * math.pi * i / count for i in range(count))
@@ -282,12 +259,10 @@ def _outline(shape: str, angle: float) -> list[tuple[float, float]]:
             points = ring(10, (1.2, 0.5), 0)
         case "diamond":
             points = [(0.8 * x, 1.15 * y) for x, y in ring(4, (1.0,), 0)]
-        case "cross":
+        case _:  # cross
             a, b = 0.34, 1.0
             quarter = [(a, -b), (a, -a), (b, -a)]
             points = [p for t in range(4) for p in (_turned(q, t * math.pi / 2) for q in quarter)]
-        case other:
-            raise ValueError(f"unknown shape {other!r}; expected one of {SHAPES}")
     return [_turned(p, angle) for p in points]
 
 

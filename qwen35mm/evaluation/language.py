@@ -1,9 +1,7 @@
 """English as people type it: questions from templates with choices, loosened; and the words that answers are made of.
 
 A template has choices in brackets, nested where needed ("[What|Which] [color|colour] is the {name}?"), and slots in
-braces. Of every tuple of four or more templates the last one in five is held out: training never asks that way, and
-the evaluation asks in no other. Every word of a held-out template stands in some other one, since nobody who learns
-English from these alone can know another: questions of foreign words are in `typed.py`.
+braces. These templates are the last fifth of each list. Training asked with the other four.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from qwen35mm.evaluation.scenes import Item, Split
+from qwen35mm.evaluation.scenes import Item
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
@@ -26,14 +24,14 @@ _BEFORE = (
     "Could you tell me this: ", "Now: ", "Hmm, ", "Please: ", "One more thing: ", "Look closely. ",
 )  # fmt: skip
 _AFTER = (", please", " please", ", do you know", " now", ", can you see", " exactly", " here")
-# Questions as they are typed in a chat: what comes before and after, what is short, and what is left out.
+# What people type in a chat before and after a question, and how they shorten words.
 _TYPED_BEFORE = (
     "um ", "uh ", "um so ", "ok so ", "ok ", "okay ", "yo ", "well ", "btw ", "so ", "hmm ", "alright ", "hey ",
     "hey there ", "and ", "also ", "lol ", "hi ", "now ", "pls ", "quick one: ", "wait, ", "oh and ",
 )  # fmt: skip
 _TYPED_AFTER = (" pls", " plz", " please", " thx", " thanks", " tho", " lol", " rn", " right now", " then", " ok")
 _TYPED_ENDS = ("", "", "", "", "?", "?", "??", "???", "!?", "?!", "...", " ?")
-# Whole words, which are replaced in small letters or at the beginning: what is copied has neither.
+# Whole words. They are replaced in small letters or at the beginning, so that names stay.
 _SHORT = {
     "what is": ("whats", "wats", "what", "wat is"), "what are": ("what r", "wat r"), "where is": ("wheres", "where"),
     "who is": ("whos",), "there is": ("theres",), "how is": ("hows",), "that is": ("thats",), "when is": ("whens",),
@@ -49,7 +47,7 @@ _SHORT = {
     "between": ("btwn",), "because": ("cuz",), "something": ("smth",),
     "color": ("clr",), "number of": ("no. of",), "remember": ("rmbr", "remember"),
 }  # fmt: skip
-# Of a question: (what is left out or turned, what stays of it). No statement is shortened: its words are facts.
+# (pattern, replacement) of questions. Statements are never shortened: their words are facts.
 _LEFT_OUT = (
     (r"^(Is|Are) there (an? |any )", "any "), (r"^(Is|Are) there (an? |any )", r"\1 there "),
     (r"^(Do|Can) you see ", "you see "), (r"^(Do|Can) you see ", "see "), (r"^What do you see ", "what you see "),
@@ -64,26 +62,18 @@ _LEFT_OUT = (
     (r"\b(my \w+)'s\b", r"\1s"),
 )  # fmt: skip
 _YES_OR_NO = re.compile(r"(is|are|do|does|can you see|did) ", re.IGNORECASE)
-# What nothing is put before: words that begin so already, and what is to be said again.
+# Nothing is put before these beginnings, or before a number that is to be repeated.
 _OPENED = re.compile(r"(and|so|now|then|also|ok|okay|hi|hey|hello|good|well|what about|how about)\b|\d", re.IGNORECASE)
 _DIGITS = {number: str(index) for index, number in enumerate(NUMBERS) if index > 1}
-_COPIED = re.compile(r"\d\W*$")  # what is to be said again ends so, and nothing may come after it
+_COPIED = re.compile(r"\d\W*$")  # nothing may follow words that are to be repeated
 _TYPED_AS = {"the": "teh", "what": "waht", "shape": "shpae", "color": "colr", "colour": "coulour", "there": "ther",
              "where": "were", "picture": "pic", "image": "img", "are": "r", "you": "u", "many": "mnay",
              "please": "pls", "which": "wich", "is": "si", "square": "sqare", "triangle": "triangel"}  # fmt: skip
 
 
-def split_templates(templates: Sequence[str], split: Split) -> Sequence[str]:
-    """Those of a tuple that this split asks with."""
-    held_out = len(templates) // 5 if len(templates) >= 5 else int(len(templates) >= 4)
-    if not held_out:
-        return templates
-    return templates[:-held_out] if split == "train" else templates[-held_out:]
-
-
-def ask(rng: random.Random, templates: Sequence[str], split: Split, **slots: object) -> str:
-    """A question from one of this split's templates, its choices made, its slots filled, and loosened."""
-    return loosened(rng, filled(rng, rng.choice(split_templates(templates, split)), **slots))
+def ask(rng: random.Random, templates: Sequence[str], **slots: object) -> str:
+    """A question from one of the templates, its choices made, its slots filled, and loosened."""
+    return loosened(rng, filled(rng, rng.choice(templates), **slots))
 
 
 def filled(rng: random.Random, template: str, **slots: object) -> str:
@@ -96,9 +86,9 @@ def filled(rng: random.Random, template: str, **slots: object) -> str:
 
 
 def loosened(rng: random.Random, text: str) -> str:
-    """The text as people type it: contracted, politely, without capitals or marks, in a hurry, with a slip.
+    """The text as people type it: contracted, polite, without capitals or marks, in a hurry, or with a slip.
 
-    What has to be copied stays as it is: names, which have capitals, numbers, and what stands for words to be said.
+    Names and numbers stay as they are, since answers copy them.
     """
     if rng.random() < 0.25:
         return _hurried(rng, text)
@@ -128,7 +118,7 @@ def loosened(rng: random.Random, text: str) -> str:
 
 
 def _hurried(rng: random.Random, text: str) -> str:
-    """The text as it is typed into a chat: one to three liberties, and mostly in small letters."""
+    """The text as people type it into a chat: shortened, and mostly in small letters."""
     fixed = _COPIED.search(text) is not None
     if rng.random() < 0.5 and (text[-1] == "?" or text.startswith("Tell me ")):
         text = _elided(rng, text)
@@ -156,7 +146,7 @@ def _hurried(rng: random.Random, text: str) -> str:
 
 
 def _elided(rng: random.Random, text: str) -> str:
-    """The question without some words that are understood; it keeps two at least."""
+    """The question without some words. At least two stay."""
     shorter = [re.sub(pattern, left, text) for pattern, left in _LEFT_OUT]
     shorter = [each for each in shorter if each != text and len(each.split()) > 1]
     return rng.choice(shorter) if shorter else text
@@ -169,8 +159,8 @@ def _digits(text: str) -> str:
 
 
 def _whole(long: str, short: str, text: str) -> str:
-    """`long` as a whole word, in small letters or at the beginning, replaced."""
-    if long not in text.lower():  # as it mostly is: much faster than the expression below
+    """The text with `long` replaced where it is a whole word, in small letters or at the beginning."""
+    if long not in text.lower():  # much faster than the expression below
         return text
 
     def replaced(match: re.Match[str]) -> str:
@@ -180,7 +170,7 @@ def _whole(long: str, short: str, text: str) -> str:
 
 
 def slipped(rng: random.Random, text: str) -> str:
-    """The text with one word mistyped: as people often do, or two neighbouring letters exchanged, or one lost."""
+    """The text with one word mistyped: a common slip, two letters exchanged, or one letter lost."""
     words = text.split(" ")
     known = [i for i, word in enumerate(words) if (word.islower() or not i) and _bare(word).lower() in _TYPED_AS]
     if known and rng.random() < 0.6:
@@ -189,7 +179,7 @@ def slipped(rng: random.Random, text: str) -> str:
         words[index] = words[index].replace(bare, _TYPED_AS[bare.lower()])
         return " ".join(words)
     long = [i for i, word in enumerate(words) if len(word) > 4 and word.islower() and word.isalpha()]
-    long = [i for i in long if words[i] not in ("there", "three")]  # one is the other, mistyped; and names stay
+    long = [i for i in long if words[i] not in ("there", "three")]  # a slip makes one of the other
     if not long:
         return text
     index = rng.choice(long)
@@ -217,11 +207,6 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
-def listed(parts: Sequence[str]) -> str:
-    """'a, b, c': an "and" would have to be known two parts ahead, which is where captions failed."""
-    return ", ".join(parts)
-
-
 def at(place: str) -> str:
     """'at the top left', 'on the left', 'in the center'."""
     preposition = {"left": "on the", "right": "on the", "center": "in the"}.get(place, "at the")
@@ -234,5 +219,5 @@ def there_are(count: int, noun: str) -> str:
 
 
 def sized(item: Item) -> str:
-    """'big red circle', 'red circle' (of middling size)."""
+    """'big red circle', 'red circle'."""
     return f"{item.size} {item.name}".strip()

@@ -1,8 +1,8 @@
-"""The synthetic world as plain data, taken from a `random.Random`; `drawing` renders it.
+"""Pictures, signs and clips as plain data, drawn from a `random.Random`. `drawing` renders them.
 
-Pictures of one to six coloured shapes, signs with words on them, and clips in which something happens to one of one or
-two shapes. Places are the nine cells of a 3 x 3 grid. Some combinations of color, shape and place (or a clip's event)
-are held out: the training split never shows them, the "combos" split always does.
+Pictures have one to six coloured shapes at the nine places of a 3 x 3 grid. In a clip something happens to one of one
+or two shapes. Training never showed some combinations of colour, shape and place (or a clip's event): "combos" always
+shows one of these, "seen" never does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLORS = {
     "white": (246, 246, 246),
     "black": (14, 14, 14),
 }
-# What a background may be called, and the colours that are called so.
+# Of each background's name the range of its channels.
 BACKGROUNDS = {
     "white": ((238, 255),) * 3,
     "gray": ((105, 165),) * 3,
@@ -46,16 +46,16 @@ ALL_PLACES = sum(PLACES, ())
 MOTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 EVENTS = (*MOTIONS, "change", "appear", "vanish", "still")
 TEXTURES = ("plain", "plain", "plain", "gradient", "gradient", "noise", "stripes", "checks", "blobs")
-Split = Literal["train", "seen", "combos"]
+Split = Literal["seen", "combos"]
 RGB = tuple[int, int, int]
 
 _CELL_MARGIN = 0.035  # how far a centre stays from the border between two places, as a fraction of the side
-_MIN_CONTRAST = 90.0  # Euclidean RGB distance between a shape and the background
+MIN_CONTRAST = 90.0  # Euclidean RGB distance between a shape and the background
 
 
 @dataclass(frozen=True)
 class Item:
-    """One shape: its centre as fractions of width and height, its radius as a fraction of sqrt(area)."""
+    """One shape. The centre is in fractions of width and height, the radius in a fraction of sqrt(area)."""
 
     color: str
     shape: str
@@ -77,7 +77,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Word:
-    """A line of text: its centre and height as fractions of width and height; `font` numbers `drawing.fonts`."""
+    """A line of text. Centre and height are in fractions of the picture; `font` is an index into drawing's fonts."""
 
     text: str
     x: float
@@ -91,7 +91,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Background:
-    """Two colours, how they mix (`texture`), how far (`amount`, 0 to 1), and what the background is called."""
+    """Two colours that mix by a texture, up to `amount` (0 to 1)."""
 
     name: str
     start: RGB
@@ -103,32 +103,31 @@ class Background:
 
 @dataclass(frozen=True)
 class Picture:
-    """`items` are in reading order: by row of places, then by column. `words` from top to bottom."""
+    """`items` are in reading order of their places, `words` from top to bottom."""
 
     width: int
     height: int
     background: Background
     items: tuple[Item, ...] = ()
     words: tuple[Word, ...] = ()
-    jpeg: int | None = None  # the quality, where the picture is a JPEG
+    jpeg: int | None = None  # its quality, where it was a JPEG before it became a file
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A picture of nothing in this world: a crop of a photograph, a page of small print, or noise."""
+    """A picture without any shapes: a crop of a photograph, or noise."""
 
     width: int
     height: int
-    kind: str  # "photo", "noise", or "page"
+    kind: str  # "photo" or "noise"
     seed: int
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Something happens to `start`, which is `end` afterwards; `others` stand still beside it.
+    """`start` becomes `end`, while `others` stand still.
 
-    `event` is one of `EVENTS`; `begin` and `finish` (equal where it happens at once) bound it as fractions of the
-    duration. What appears isn't there before, what vanishes isn't there after.
+    `event` is one of `EVENTS`. `begin` and `finish` are fractions of the duration, equal for what happens at once.
     """
 
     width: int
@@ -143,7 +142,7 @@ class Clip:
     others: tuple[Item, ...] = ()
 
     def at(self, fraction: float) -> tuple[Item, ...]:
-        """What is to be seen at `fraction` (0 to 1) of the clip."""
+        """The items at `fraction` (0 to 1) of the clip."""
         progress = min(1.0, max(0.0, (fraction - self.begin) / max(1e-6, self.finish - self.begin)))
         if self.event in ("appear", "vanish") and (progress >= 0.5) == (self.event == "vanish"):
             return self.others
@@ -155,23 +154,23 @@ class Clip:
 
     @property
     def event_s(self) -> float:
-        """When it happens, in seconds: the middle of what happens at once, the begin of a motion."""
+        """When it happens, in seconds. A motion counts from its begin."""
         at = self.begin if self.event in MOTIONS else (self.begin + self.finish) / 2
         return at * self.duration_s
 
 
 def is_held_out(color: str, shape: str, where: str) -> bool:
-    """Whether this combination (of a place or a clip's event) is kept out of training: one in ten."""
+    """Whether training never showed this combination of colour, shape, and place or event. One in ten is."""
     return zlib.crc32(f"{color} {shape} {where}".encode()) % 10 == 0
 
 
 def random_picture(
-    rng: random.Random, size: tuple[int, int], num_items: int, split: Split = "train", unique: bool = False
+    rng: random.Random, size: tuple[int, int], num_items: int, split: Split = "seen", unique: bool = False
 ) -> Picture:
     """A picture of `size` (width, height). With `unique`, no colour and no shape appears twice."""
     while True:
         background = random_background(rng)
-        # A kind for all, so that "how many circles" and "which is the largest" have something to tell apart.
+        # Sometimes of two kinds only, so that there is more than one to count.
         shapes = tuple(rng.sample(SHAPES, 2)) if num_items > 2 and rng.random() < 0.35 and not unique else SHAPES
         items: list[Item] = []
         for _ in range(60):
@@ -190,11 +189,11 @@ def random_picture(
 def random_clip(
     rng: random.Random,
     size: tuple[int, int],
-    split: Split = "train",
+    split: Split = "seen",
     event: str | None = None,
     duration_s: float = 3.0,
 ) -> Clip:
-    """A clip of `size` (width, height); motions cover at least a third of the frame."""
+    """A clip of `size` (width, height). Motions cover at least a third of the frame."""
     while True:
         kind = event or rng.choices(EVENTS, (5, 5, 5, 5, 6, 6, 6, 3))[0]
         background = replace(random_background(rng), texture=rng.choice(("plain", "gradient", "noise")))
@@ -207,14 +206,14 @@ def random_clip(
         elif kind == "change":
             color = rng.choice([c for c in COLORS if c != start.color])
             rgb = jittered(rng, color)
-            if contrast(rgb, background) < _MIN_CONTRAST:
+            if contrast(rgb, background) < MIN_CONTRAST:
                 continue
             end = replace(start, color=color, rgb=rgb)
         begin, finish = rng.uniform(0, 0.15), rng.uniform(0.85, 1)
         if kind in ("change", "appear", "vanish"):
             begin = finish = rng.uniform(0.25, 0.75)
         others: tuple[Item, ...] = ()
-        # Where nothing happens, nothing tells which of two is meant.
+        # Of two that both stand still nobody knows which one is meant.
         if kind != "still" and rng.random() < 0.4:
             other = _random_item(rng, size, background, 3, SHAPES)
             apart = all(_fits_beside(other, replace(start, x=x, y=y), size, True) for x, y in _path(start, end))
@@ -237,7 +236,7 @@ def random_sign(rng: random.Random, size: tuple[int, int], texts: list[str], num
             rgb = jittered(rng, color)
             if contrast(rgb, background) >= 110:
                 break
-        # As high as the row allows, and no wider than the picture: a letter is about 0.62 of its height.
+        # As high as the row allows, and no wider than the picture: a letter's width is about 0.62 of its height.
         most = min(0.8 / rows, 0.92 * width / (0.66 * max(2, len(text)) * height))
         line = max(min(most, 26 / height * max(1.0, math.sqrt(width * height) / 512)), most * rng.uniform(0.6, 1.0))
         line = min(line, most)
@@ -252,7 +251,7 @@ def random_sign(rng: random.Random, size: tuple[int, int], texts: list[str], num
 
 
 def random_size(rng: random.Random, aspect: float | None = None, largest: float | None = None) -> tuple[int, int]:
-    """A random (width, height) of 64 to 1,024 pixels a side, mostly small; `largest` bounds the root of its area."""
+    """(width, height) of 64 to 1,024 pixels a side, mostly small. `largest` bounds the root of the area."""
     aspect = random_aspect(rng) if aspect is None else aspect
     low, high = rng.choices(((70, 128), (128, 256), (256, 512), (512, 1000)), (38, 44, 13, 5))[0]
     side = min(math.exp(rng.uniform(math.log(low), math.log(high))), largest or math.inf)
@@ -262,7 +261,7 @@ def random_size(rng: random.Random, aspect: float | None = None, largest: float 
 
 
 def random_aspect(rng: random.Random) -> float:
-    """Width / height: mostly what cameras and screens make; the rest log-uniform from 1:4 to 4:1."""
+    """Width / height: mostly a usual format, otherwise log-uniform from 1:4 to 4:1."""
     if rng.random() < 0.65:
         aspect = rng.choice((1.0, 1.0, 4 / 3, 3 / 2, 16 / 9))
         return aspect if rng.random() < 0.65 else 1 / aspect
@@ -291,7 +290,7 @@ def _random_item(
     width, height = size
     unit = math.sqrt(width * height)
     names, weights = tuple(SIZES), ((2, 3, 4) if num_items < 3 else (3, 4, 1 if num_items > 4 else 2))
-    most = 0.31 * min(width, height) / unit  # strips have no room for the big ones
+    most = 0.31 * min(width, height) / unit  # strips have no room for big ones
     kind = rng.choices(names, [w if SIZES[n][0] < most else 0 for n, w in zip(names, weights, strict=True)])[0]
     low, high = SIZES[kind]
     radius = rng.uniform(low, min(high, most, 0.20 if num_items > 1 else 1.0))
@@ -299,13 +298,13 @@ def _random_item(
     while True:
         color = rng.choice(tuple(COLORS))
         rgb = jittered(rng, color)
-        if contrast(rgb, background) >= _MIN_CONTRAST:
+        if contrast(rgb, background) >= MIN_CONTRAST:
             angle = math.radians(rng.uniform(-9, 9))
             return Item(color, rng.choice(shapes), x, y, radius, angle, rgb, kind)
 
 
 def _random_coordinate(rng: random.Random, reach: float) -> float:
-    """A centre in one of the thirds, clear of their borders; at most a tenth of the radius is cut off."""
+    """A centre within one of the thirds. At most a tenth of the radius is cut off."""
     third = rng.randrange(3)
     low, high = third / 3 + _CELL_MARGIN, (third + 1) / 3 - _CELL_MARGIN
     low, high = (max(low, min(high, 0.9 * reach)), min(high, max(low, 1 - 0.9 * reach)))

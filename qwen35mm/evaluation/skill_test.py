@@ -1,16 +1,13 @@
-"""The bundled model's skills: questions with one right answer, on pictures and clips that `training/` draws."""
+"""The demo model's skills: questions with one right answer about drawn pictures and clips."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +15,11 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import Finished, GenerationRequest, Message, Result, iter_media
 from qwen35mm.engine import EngineSettings
-from qwen35mm.errors import ConfigError
+from qwen35mm.evaluation.cases import NAMES, Case, make_cases
 from qwen35mm.evaluation.passages import Passage
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import PromptBuilder
 
-if TYPE_CHECKING:
-    from qwen35mm.evaluation.cases import Case
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
 # The longest right answers are three boxes, of about 150 tokens, and thirty words of thinking.
 MAX_TOKENS = 256
 _SLOTS = 4
@@ -34,12 +27,12 @@ _SLOTS = 4
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of answers to the questions of a skill, or of all.
+    """The right answers to one skill's questions, or to all.
 
     Attributes:
         percent, error: right answers, and the standard error in points.
-        change, change_error: points more than the reference has on the same questions, and the standard error of that.
-            It is smaller than the accuracies' own: only questions that one of both answers count.
+        change, change_error: points above the reference on the same questions, and the standard error of the change.
+            Only questions that exactly one of the two answers count for it.
     """
 
     num_questions: int
@@ -63,30 +56,29 @@ class SkillTest:
     """The same questions to every model, answered greedily.
 
     Args:
-        num_questions: of each skill; half of them on what training never showed: combinations of colour, shape and
+        num_questions: of each skill. Half of them show what training never showed: combinations of colour, shape and
             place, words, names, tools, photographs.
 
     Attributes:
         skills: of each question.
 
     Raises:
-        ConfigError: this installation has no `training/`.
+        ConfigError: the packages with fonts and photographs aren't installed.
     """
 
     def __init__(self, num_questions: int) -> None:
-        make_cases, skills = _training()
         cases: list[Case] = []
-        for skill in skills:
+        for skill in NAMES:
             for split, count in (("seen", -(-num_questions // 2)), ("combos", num_questions // 2)):
                 cases += make_cases(skill, count, split)
         self.cases = cases
         self.skills = [case.skill for case in cases]
 
     def passages(self, loaded: LoadedModel) -> list[Passage]:
-        """The right answers, to be foretold after their questions, where a model writes them as its tokenizer does.
+        """The questions with their right answers, which the model predicts.
 
-        That leaves out what is spelled letter by letter, called or thought about, and questions that have many right
-        answers.
+        Leaves out answers that are spelled letter by letter, tool calls, answers after thinking, and questions with
+        several right answers.
         """
         builder = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config)
         passages = []
@@ -102,15 +94,15 @@ class SkillTest:
         return passages
 
     def run(self, loaded: LoadedModel, kv_dtype: str = "auto") -> list[bool]:
-        """Whether each question's answer is right by its skill's grader, with keys and values kept as this type."""
+        """Whether each answer is right by its skill's grader. `kv_dtype` is that of keys and values."""
         answers = answer_cases(loaded, self.cases, kv_dtype)
         return [case.is_right(answer) for case, answer in zip(self.cases, answers, strict=True)]
 
 
 def answer_cases(model: LoadedModel, cases: Sequence[Case], kv_dtype: str = "auto") -> list[str]:
-    """The greedy answer to each of `qwen35mm.evaluation.cases`, several at a time; thinking and tools are the case's.
+    """The greedy answer to each case, several at a time. A case says whether it has thinking and tools.
 
-    Calls of tools are in the text as the model wrote them; what it thought isn't.
+    The text has tool calls as the model wrote them, and no thoughts.
     """
     with closing(_backend(model, kv_dtype)) as backend:
         return asyncio.run(_answers(backend, cases))
@@ -138,7 +130,7 @@ async def _answers(backend: LocalBackend, cases: Sequence[Case]) -> list[str]:
 
 
 def _written(loaded: LoadedModel, result: Result) -> str:
-    """The answer with its calls, which `result.text` has no more: they were read."""
+    """The answer with its tool calls, which `result.text` leaves out."""
     if not result.tool_calls:
         return result.text
     return loaded.tokenizer.decode(result.token_ids).rpartition("</think>")[2].strip()
@@ -146,21 +138,6 @@ def _written(loaded: LoadedModel, result: Result) -> str:
 
 def _messages(case: Case) -> list[Message]:
     return [Message.from_dict(message) for message in case.messages]
-
-
-def _training() -> tuple[Any, Sequence[str]]:
-    """`make_cases` and the skills' names, which are no part of the package."""
-    if not (_CHECKOUT / "training" / "data.py").is_file():
-        raise ConfigError(
-            "The questions about the bundled model's skills are made by training/, which only a checkout of the "
-            "repository has. Take --questions 0, with a text of yours as --text."
-        )
-    sys.path.insert(0, str(_CHECKOUT))
-    try:
-        cases = importlib.import_module("qwen35mm.evaluation.cases")
-    finally:
-        sys.path.remove(str(_CHECKOUT))
-    return cases.make_cases, cases.NAMES
 
 
 def _backend(loaded: LoadedModel, kv_dtype: str = "auto") -> LocalBackend:

@@ -1,7 +1,6 @@
-"""What signs say: words and numbers that are drawn anew each time, so that reading can't be guessing from a list.
+"""Words and numbers on signs, drawn anew each time, so that nobody can guess them from a list.
 
-A third are random letters, a third are pronounceable, the rest numbers and mixtures. Held out is one in ten by its
-checksum: training never shows those.
+Training never showed these: one in ten is held out by its checksum.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import random
 import string
 import zlib
-
-from qwen35mm.evaluation.scenes import Split
 
 MOST_LETTERS = 8
 _VOWELS = "aeiou"
@@ -23,25 +20,13 @@ _ENDINGS = ("", "", "", "er", "ity", "tion", "ing", "al", "ment", "ness", "age",
 _CASES = (str.upper, str.lower, str.capitalize)
 
 
-def is_held_out(text: str) -> bool:
-    return zlib.crc32(text.lower().encode()) % 10 == 0
-
-
-def random_word(rng: random.Random, most: int = MOST_LETTERS, split: Split = "train", least: int = 1) -> str:
-    """A word or number of `least` to `most` letters; never one of the held-out ones in "train", always else."""
-    while True:
-        text = _random_text(rng, rng.randint(least, max(least, most)))
-        if is_held_out(text) == (split != "train"):
-            return text
-
-
-def random_words(rng: random.Random, most: int = MOST_LETTERS, split: Split = "train") -> list[str]:
-    """What stands on a sign: mostly one word, now and then two or three below each other, all different."""
+def random_words(rng: random.Random, most: int = MOST_LETTERS) -> list[str]:
+    """One to three different held-out words of up to `most` letters, mostly one."""
     count = rng.choices((1, 2, 3), (6, 2, 1))[0]
     found: list[str] = []
     while len(found) < count:
-        text = random_word(rng, most, split)
-        if text not in found:
+        text = _random_text(rng, rng.randint(1, most))
+        if zlib.crc32(text.lower().encode()) % 10 == 0 and text not in found:
             found.append(text)
     return found
 
@@ -59,10 +44,7 @@ def _random_text(rng: random.Random, length: int) -> str:
 
 
 def made_up(rng: random.Random) -> str:
-    """A word in small letters that can be said, and that hardly anybody has used.
-
-    Half are built as English words are, so that they fall into as many kinds of tokens.
-    """
+    """A new word in small letters. Half of them are built as English words are."""
     if rng.random() < 0.5:
         return _pronounceable(rng, rng.randint(3, 7))
     syllables = (rng.choice(_ONSETS) + rng.choice(_MIDDLES) + rng.choice(_CODAS) for _ in range(rng.randint(1, 2)))

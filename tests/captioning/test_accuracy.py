@@ -1,6 +1,6 @@
 """Captions of held-out scenes are as good as the evaluation's answers for the same files and questions.
 
-The very files of `training.evaluate`'s cases (PNG, JPEG and MP4) are captioned through a whole run into text files,
+The very files of the evaluation's cases (PNG, JPEG and MP4) are captioned through a whole run into text files,
 each with its case's own question. Both sides answer greedily in float32, so that all answers have to be the same.
 """
 

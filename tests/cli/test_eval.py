@@ -68,7 +68,7 @@ def test_a_text_of_ones_own(qwen35mm: Run, tmp_path: Path) -> None:
 
 
 def test_the_bundled_models_skills(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qwen35mm.evaluation.cases.NAMES", ("color", "motion"))
+    monkeypatch.setattr("qwen35mm.evaluation.skill_test.NAMES", ("color", "motion"))
     done = qwen35mm("eval", "--weights", "int8", "--questions", "2")
     assert done.returncode == 0, done.stderr
     assert "2 questions a skill, 4 in all" in " ".join(done.stdout.split())

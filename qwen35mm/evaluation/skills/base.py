@@ -1,11 +1,11 @@
-"""What a skill is: questions with one right answer, drawn from a random generator."""
+"""A skill draws questions with one right answer each, from a random generator."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.evaluation import scenes
@@ -17,12 +17,11 @@ class Turn:
     """One question and its right answer.
 
     Attributes:
-        answer: what is learned; what is spelled in it stands between `data.SPELL` and `data.END_SPELL`.
         about: the item that "it" means in the next turn.
-        thought: what the model thinks before it answers, where thinking is on.
+        grade: the name of the answer's grader, in `graders.GRADERS`.
+        thought: what the model should think before it answers. Thinking is on where it is given.
     """
 
-    skill: str
     question: str
     answer: str
     about: Item | None = None
@@ -32,7 +31,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Shown:
-    """A clip as a file: its frames a second, and the times of those that are sampled."""
+    """A clip as a file: its frames a second, and the times of the frames that the model sees."""
 
     clip: Clip
     times_s: list[float]
@@ -44,16 +43,12 @@ class Sample:
     """A conversation whose last message is the right answer.
 
     Attributes:
-        skill: the last answer's.
-        messages: as chat templates take them; parts hold {"type": "image", "image": Picture or Unknown} and
+        messages: as chat templates take them. Parts hold {"type": "image", "image": Picture or Unknown} and
             {"type": "video", "video": Shown}. Assistant messages may have "tool_calls".
-        skills: of every assistant message.
-        grade: the name of the last answer's grader, in `graders.GRADERS`.
+        grade, thought: the last answer's.
     """
 
-    skill: str
     messages: list[dict[str, Any]]
-    skills: list[str] = field(default_factory=list)
     grade: str = "exact"
     thought: str | None = None
     tools: list[dict[str, Any]] | None = None
@@ -61,16 +56,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Skill:
-    """A skill for the evaluation and the mixture.
-
-    Attributes:
-        sample: draws a conversation that ends with a question of this skill.
-        aim: percent of right answers that are wanted.
-    """
+    """`sample` draws a conversation that ends with a question of this skill; `aim` is the wanted percentage."""
 
     name: str
     sample: Callable[[random.Random, Split], Sample]
     aim: float = 97.0
+
+
+PictureTurn = Callable[[random.Random, Picture], Turn | None]
 
 
 def image(picture: Picture | Unknown) -> dict[str, Any]:
@@ -81,31 +74,31 @@ def video(shown: Shown) -> dict[str, Any]:
     return {"type": "video", "video": shown}
 
 
-def conversation(
-    rng: random.Random,
-    turns: list[Turn],
-    media: list[dict[str, Any]],
-    system: str | None = None,
-    before: list[Turn] | None = None,
-) -> Sample:
-    """A conversation of these turns; the media come with the first one, before or after its question.
-
-    `before`: turns that come before the media. Thinking is on where the last turn has a thought.
-    """
+def conversation(rng: random.Random, turns: Sequence[Turn], media: Sequence[dict[str, Any]] = ()) -> Sample:
+    """A conversation of these turns. The media come with the first one, before or after its question."""
     messages: list[dict[str, Any]] = []
-    if system:
-        messages.append({"role": "system", "content": system})
-    for turn in before or ():
-        messages += [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
     for index, turn in enumerate(turns):
         text = {"type": "text", "text": turn.question}
         content: Any = turn.question
         if index == 0 and media:
             content = [*media, text] if rng.random() < 0.7 else [text, *media]
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": turn.answer}]
-    last = turns[-1]
-    skills = [turn.skill for turn in [*(before or ()), *turns]]
-    return Sample(last.skill, messages, skills, last.grade, last.thought)
+    return Sample(messages, turns[-1].grade, turns[-1].thought)
+
+
+def about_a_picture(
+    turn: PictureTurn, most: int = 5, least: int = 1, thinking: bool = False
+) -> Callable[[random.Random, Split], Sample]:
+    """Samples of one question about a picture of `least` to `most` shapes, drawn again where `turn` has none."""
+
+    def sample(rng: random.Random, split: Split) -> Sample:
+        while True:
+            picture = picture_for(rng, split, most, least)
+            found = turn(rng, picture)
+            if found is not None:
+                return conversation(rng, [found if thinking else replace(found, thought=None)], [image(picture)])
+
+    return sample
 
 
 def picture_for(rng: random.Random, split: Split, most: int = 5, least: int = 1) -> Picture:
@@ -116,5 +109,5 @@ def picture_for(rng: random.Random, split: Split, most: int = 5, least: int = 1)
 
 
 def alike(drawn: list[Picture]) -> Picture:
-    """The one with the most shapes of one colour or kind: of three to six shapes by chance one in four has three."""
+    """The picture with the most shapes of one colour or kind."""
     return max(drawn, key=lambda picture: max(Counter(k for i in picture.items for k in (i.color, i.shape)).values()))

@@ -12,10 +12,24 @@ import pytest
 from qwen35mm.evaluation.scenes import ALL_PLACES, Picture, Split, is_held_out
 from qwen35mm.evaluation.skills import SKILLS, asking, describing, relations
 from qwen35mm.evaluation.skills.base import picture_for
-from tests.training.claims import COLORS, GROUNDS, SHAPES, captioned, holds, named, seen, spelled_out
+from tests.evaluation.claims import COLORS, GROUNDS, SHAPES, captioned, holds, named, seen, spelled_out
 
-TURNS: dict[str, Callable[..., Any]] = {**describing.TURNS, **asking.TURNS, **relations.TURNS}
-SPLITS: tuple[Split, ...] = ("train", "seen", "combos")
+ABOUT_IT: dict[str, Callable[..., Any]] = {
+    "caption": describing.caption_turn,
+    "color": describing.color_turn,
+    "shape": describing.shape_turn,
+    "place": describing.place_turn,
+    "size": describing.size_turn,
+    "yes no": asking.yes_no_turn,
+}
+TURNS: dict[str, Callable[..., Any]] = {
+    "what": describing.what_turn,
+    "background": describing.background_turn,
+    "count": asking.count_turn,
+    "relation": relations.relation_turn,
+    "extreme": relations.extreme_turn,
+}
+SPLITS: tuple[Split, ...] = ("seen", "combos")
 pytestmark = pytest.mark.usefixtures("plainly")
 
 
@@ -25,9 +39,9 @@ def turns(name: str, count: int, most: int = 6) -> list[tuple[Picture, Any, Any]
     found = []
     while len(found) < count:
         split = rng.choice(SPLITS)
-        picture = picture_for(rng, split, most, 2 if name in relations.TURNS else 1)
+        picture = picture_for(rng, split, most, 2 if name in ("relation", "extreme") else 1)
         about = rng.choice((None, *picture.items))
-        turn = TURNS[name](rng, picture, split, about)
+        turn = ABOUT_IT[name](rng, picture, about) if name in ABOUT_IT else TURNS[name](rng, picture)
         if turn is not None:
             found.append((picture, about, turn))
     return found

@@ -1,4 +1,4 @@
-"""How an answer is judged against the right one. Each takes (answer, right answer) and says whether it holds."""
+"""Graders: each takes (answer, right answer) and says whether the answer holds."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def phrases(answer: str, right: str) -> bool:
 
 
 def first_word(answer: str, right: str) -> bool:
-    """'Yes' or 'No', whatever follows."""
+    """'Yes' or 'No'. Anything may follow."""
     return _first_word(answer) == _first_word(right)
 
 
 def letters(answer: str, right: str) -> bool:
-    """What is quoted is the same, letter for letter but for capitals."""
+    """The quoted words are the same, apart from capitals."""
     return [q.lower() for q in _QUOTED.findall(answer)] == [q.lower() for q in _QUOTED.findall(right)]
 
 
 def box(answer: str, right: str) -> bool:
-    """A box for each right one with its label, which overlap by more than 0.7 of their union."""
+    """A box with the label of each right one, with an intersection over union of more than 0.7."""
     return _all_fit(answer, right, _overlaps)
 
 
@@ -42,7 +42,7 @@ def point(answer: str, right: str) -> bool:
 
 
 def same_json(answer: str, right: str) -> bool:
-    """The same value; the things of a list in any order."""
+    """The same value. A list may have any order."""
     found, wanted = _json(answer), _json(right)
     if isinstance(wanted, list) and isinstance(found, list):
         return sorted(map(_sorted, found)) == sorted(map(_sorted, wanted))
@@ -50,7 +50,7 @@ def same_json(answer: str, right: str) -> bool:
 
 
 def call(answer: str, right: str) -> bool:
-    """The same function with the same arguments, and nothing but it."""
+    """The same function with the same arguments, and nothing else."""
     return not _CALL.sub("", answer) and _calls(answer) == _calls(right)
 
 
@@ -60,7 +60,7 @@ GRADERS: dict[str, Callable[[str, str], bool]] = {
 
 
 def letter_error(answer: str, right: str) -> float:
-    """Edit distance of what is quoted, as a share of the right letters."""
+    """The edit distance of the quoted words, as a share of the right letters."""
     found, wanted = " ".join(_QUOTED.findall(answer)).lower(), " ".join(_QUOTED.findall(right)).lower()
     row = list(range(len(wanted) + 1))
     for i, letter in enumerate(found, 1):
@@ -95,7 +95,7 @@ def _sorted(value: Any) -> str:
 
 
 def _all_fit(answer: str, right: str, fits: Callable[[dict[str, Any], list[int]], bool]) -> bool:
-    """Whether the answer has one thing for each of the right ones, by their labels, and each fits its box."""
+    """Whether the answer has one thing for each right label, and each fits the right box."""
     found, wanted = _json(answer), _json(right)
     if not isinstance(found, list) or len(found) != len(wanted):
         return False
@@ -104,7 +104,7 @@ def _all_fit(answer: str, right: str, fits: Callable[[dict[str, Any], list[int]]
 
 
 def _numbers(found: dict[str, Any], key: str, count: int) -> list[float] | None:
-    """The `count` numbers under this key; None where there is something else."""
+    """The `count` numbers under this key, or None."""
     values = found.get(key)
     if not isinstance(values, list) or len(values) != count:
         return None

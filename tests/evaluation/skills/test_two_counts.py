@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 
 from qwen35mm.evaluation.skills import SKILLS
+from qwen35mm.evaluation.skills.asking import two_counts_turn
 from qwen35mm.evaluation.skills.base import picture_for
-from qwen35mm.evaluation.skills.two_counts import two_counts_turn
-from tests.training.claims import NUMBERS, named
-from tests.training.skills.test_asking import as_shapes
+from tests.evaluation.claims import NUMBERS, named
+from tests.evaluation.skills.test_asking import as_shapes
 
 pytestmark = pytest.mark.usefixtures("plainly")
 
@@ -60,6 +60,6 @@ def test_one_of_the_two_may_be_missing_and_mostly_is_not() -> None:
     rng = random.Random(1)
     missing = 0
     for _ in range(300):
-        picture = picture_for(rng, "train", 6, 3)
-        missing += "none" in (two_counts_turn(rng, picture, "train").thought or "")
+        picture = picture_for(rng, "seen", 6, 3)
+        missing += "none" in (two_counts_turn(rng, picture).thought or "")
     assert 15 < missing < 150

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.training.claims import holds, side_holds, the_one
-from tests.training.skills.test_describing import turns
+from tests.evaluation.claims import holds, side_holds, the_one
+from tests.evaluation.skills.test_describing import turns
 
 pytestmark = pytest.mark.usefixtures("plainly")
 _SIDES = {

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qwen35mm.evaluation.skills.graders import GRADERS, letter_error
+from qwen35mm.evaluation.graders import GRADERS, letter_error
 
 BOX = [{"bbox_2d": [100, 200, 300, 400], "label": "red circle"}]
 TWO = [*BOX, {"bbox_2d": [500, 500, 600, 600], "label": "blue star"}]

@@ -20,15 +20,11 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation.scenes import Background, Clip, Item, Picture, Unknown, Word
 
 _FONTS = (
-    ("font_source_sans_pro", "SourceSansPro-Regular.ttf"),
-    ("font_source_serif_pro", "SourceSerifPro-Regular.ttf"),
-    ("font_hanken_grotesk", "HankenGrotesk-Medium.otf"),
-    ("font_source_sans_pro", "SourceSansPro-Bold.ttf"),
-    ("font_source_serif_pro", "SourceSerifPro-Bold.ttf"),
-    ("font_fredoka_one", "FredokaOne-Regular.ttf"),
-    ("font_source_sans_pro", "SourceSansPro-SemiboldIt.ttf"),
-    ("font_hanken_grotesk", "HankenGrotesk-Bold.otf"),
-)
+    ("font_source_sans_pro", "SourceSansPro-Regular.ttf"), ("font_source_serif_pro", "SourceSerifPro-Regular.ttf"),
+    ("font_hanken_grotesk", "HankenGrotesk-Medium.otf"), ("font_source_sans_pro", "SourceSansPro-Bold.ttf"),
+    ("font_source_serif_pro", "SourceSerifPro-Bold.ttf"), ("font_fredoka_one", "FredokaOne-Regular.ttf"),
+    ("font_source_sans_pro", "SourceSansPro-SemiboldIt.ttf"), ("font_hanken_grotesk", "HankenGrotesk-Bold.otf"),
+)  # fmt: skip
 # Training drew neither these fonts nor, below, these photographs.
 _HELD_OUT_FONTS = (("font_caladea", "Caladea-Bold.ttf"), ("font_manrope", "Manrope-SemiBold.ttf"))
 NUM_FONTS = len(_FONTS)

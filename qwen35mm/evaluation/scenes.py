@@ -15,26 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 COLORS = {
-    "red": (220, 35, 35),
-    "orange": (245, 140, 20),
-    "yellow": (245, 225, 40),
-    "green": (40, 165, 60),
-    "blue": (40, 80, 220),
-    "purple": (140, 50, 175),
-    "white": (246, 246, 246),
-    "black": (14, 14, 14),
-}
+    "red": (220, 35, 35), "orange": (245, 140, 20), "yellow": (245, 225, 40), "green": (40, 165, 60),
+    "blue": (40, 80, 220), "purple": (140, 50, 175), "white": (246, 246, 246), "black": (14, 14, 14),
+}  # fmt: skip
 # Of each background's name the range of its channels.
 BACKGROUNDS = {
-    "white": ((238, 255),) * 3,
-    "gray": ((105, 165),) * 3,
-    "black": ((0, 28),) * 3,
-    "red": ((235, 255), (150, 180), (150, 180)),
-    "yellow": ((240, 255), (235, 250), (150, 180)),
-    "green": ((150, 185), (225, 250), (150, 185)),
-    "blue": ((150, 180), (190, 215), (240, 255)),
+    "white": ((238, 255),) * 3, "gray": ((105, 165),) * 3, "black": ((0, 28),) * 3,
+    "red": ((235, 255), (150, 180), (150, 180)), "yellow": ((240, 255), (235, 250), (150, 180)),
+    "green": ((150, 185), (225, 250), (150, 185)), "blue": ((150, 180), (190, 215), (240, 255)),
     "purple": ((205, 225), (165, 190), (235, 255)),
-}
+}  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross")
 SIZES = {"small": (0.055, 0.082), "": (0.102, 0.135), "big": (0.162, 0.26)}  # radius / sqrt(area)
 PLACES = (

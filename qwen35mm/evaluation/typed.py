@@ -70,147 +70,104 @@ SCENES: dict[str, list[Any]] = {
     "three": [_picture("white", item("blue", "cross", "top")), _picture("black", item("white", "circle", "left")),
               _picture("white", item("orange", "diamond", "bottom"))],
 }  # fmt: skip
-# Of each scene: question # rule, separated by semicolons. Earlier turns stand before the question, with arrows.
-_LISTS: dict[str, str] = {
-    "square": """
-        hello # hello|hi ; thx # welcome ; what is it # yellow square ; wats this # yellow square ;
-        is there a circle # no ; there a square in it? # yes ; Is the square blue? # no ; is it yellow??? # yes ;
-        how many things r there # one ; any red stuff? # no ; which side is it on # right ;
-        so where is the thing # right ; what colour do you see # yellow ; describe pls # yellow square ;
-        whats on the left # nothing|no ; is it a triangle or what # no !yes ; does it look round to you # no ;
-        name the shape # square ; colour of the bg? # white ; Is the backgroud black # no ;
-        do you see a yellow square on the right? # yes ; and now in json # square yellow ; who drew this # can't_tell ;
-        how much is 12 times 12 # can't_tell ; whats the capital of italy # can't_tell ;
-        can u see this # yes|yellow|square|describe ; Good evening! # hello ; what are u # demo ;
-        zero circles right? # no|zero|are_no !yes,_there_is ; find the square # right|bbox_2d
-    """,
-    "pair": """
-        what shapes you got # red circle blue star ; tell me about the pic # red circle blue star ; how many? # two ;
-        how many circles # one ; how many triangles are in there # are_no|no|zero ;
-        what's left of the star # red|circle ; what is next to the circle on its right # blue|star ;
-        is the circle to the left of the star? # yes ; is the star left of the circle # no ; Is the circle red? # yes ;
-        is the star red # no ; what color has the star # blue ; which one is bigger # star ; smallest one? # circle ;
-        the red one is what # circle ; the blue thing, where # right ; is there anything green # no ;
-        both are blue, arent they # no ; are there 2 shapes # yes ; are there three things? # no ;
-        wheres the star at # right ; point at the circle # point_2d ; give me the bounding box for the star # bbox_2d ;
-        do u see a red circle # yes ; is there a red star # no ; what's the bg colour # white ;
-        is the star big or small # big|large ; what is on the right side # blue star ;
-        what about the left side # red circle ; why is the sky blue # can't_tell ; who are you? # demo ;
-        nice, thank you! # welcome
-    """,
-    "trio": """
-        what's in the middle # orange circle ; what is in the upper left corner # green triangle ;
-        bottom right? # black cross ; number of shapes # three ; how many black ones # one ;
-        how many squares # are_no|no|zero ; colour of the triangle # green ; what shape is the orange one # circle ;
-        biggest shape? # circle|orange ; tiniest thing in there # cross|black ; is the cross above the circle # no ;
-        is the triangle over the cross # yes ; whats below the circle # cross|black ; is the background grey # yes ;
-        is there a star # no ; Are there any triangles? # yes ; is the circle orange # yes ;
-        is the circle in the top left # no ; where did you put the cross # bottom_right ;
-        list what you see # green triangle orange circle black cross ;
-        Describe the image in a few words # green triangle orange circle black cross ;
-        is the triangle green or red # green ; is the cross small # yes ; more than one shape? # yes|three ;
-        whats in the top right # nothing|no ; gimme json of all shapes # green triangle orange circle black cross ;
-        what is the weather today # can't_tell ; sing a song # can't_tell ; how are you # hello ; OK bye # bye|goodbye
-    """,
-    "five": """
-        count em # five ; how many squares # two ; how many stars do you count # one ; how many blue shapes # one ;
-        is there a cross # no ; is there a diamond # yes ; color of the diamond? # green ;
-        what is in the center # yellow circle ; whats top right # blue square ; where is the purple star # bottom_left ;
-        where's the red one # top_left ; is the yellow circle left of the star # no ;
-        is the red square left of the blue square # yes ; what is between... nah, what's the smallest # circle|yellow ;
-        are there five shapes # yes ; do you see six shapes # no ; anything purple? # yes ; is the star yellow # no ;
-        everything you see please # red square blue yellow circle purple star green diamond ;
-        is the diamond at the bottom # bottom_right|yes ; which shape is yellow # circle ;
-        which one is green # diamond
-    """,
-    "stop": """
-        what does the sign say # stop ; read it # stop ; whats written there # stop ; can you read this? # stop ;
-        text? # stop ; which word # stop ; what color are the letters # black ; how many words # one ;
-        OCR please # stop ; describe # stop
-    """,
-    "number": """
-        what number is this # 7302 ; which digits do you see # 7302 ; read the number # 7302 ; what does it say # 7302 ;
-        whats the code # 7302
-    """,
-    "words": """
-        what does it say # open exit ; how many words are on it # two ; read both lines # open exit ;
-        transcribe # open exit
-    """,
-    "right": """
-        what happens # red circle right ; which way is it going # right ; is it moving # yes ;
-        where does the ball go # right ; what color is it # red ; what shape # circle ; does it go up? # no ;
-        describe the clip # red circle right ; whats going on here # red circle right ; which direction # right
-    """,
-    "down": """
-        whats happening # green square down ; does anything move? # yes ; in what direction # down ;
-        the square goes where # down ; is it red # no ; what moves # green|square
-    """,
-    "appears": """
-        when does it show up # 2. ; what happens in the vid # blue star appears ; when does the star appear # 2. ;
-        what shows up # star ; which color is the star # blue
-    """,
-    "vanishes": """
-        when is it gone # 2.|3. ; what happens # purple diamond disappears|vanishes ; does it stay # no|disappears ;
-        at what time does it disappear # 2.|3.
-    """,
-    "changes": """
-        what changes # green red ; what colour is it at the end # red ; what was its color before # green ;
-        when does it change # 2. ; which shape is it # triangle ; tell me what happens # triangle green red
-    """,
-    "photo": """
-        what is this # can't_tell ; who is that # can't_tell ; describe the photo # can't_tell ;
-        is there a circle # can't_tell|no ; how many people # can't_tell ; what animal is it # can't_tell ;
-        where was this taken # can't_tell ; caption? # can't_tell
-    """,
-    "noise": """
-        what do you see # can't_tell ; what is it # can't_tell ; anything in there? # can't_tell
-    """,
-    "two": """
-        which picture has the star # second|2 ; what's in the first one # yellow square ; and the 2nd # red star ;
-        which one has a square in it # first|1 ; whats different # can't_tell|square|star ;
-        in which picture is something red # second|2 ; describe the second pic # red star
-    """,
-    "three": """
-        which one shows a circle # second|2 ; where is the diamond, which picture # third|3|last ;
-        what is in the third image # orange diamond ; what do you see in the first # blue cross ;
-        which picture has something white # second|2
-    """,
-    "nothing": """
-        hello # hello ; hi there # hello ; hey whats up # hello|hi ; what can you do # shapes|pictures ;
-        who r u # demo ; are you chatgpt # demo ; thanks a lot # welcome ; cya # bye|goodbye|see ;
-        what is in the picture # send ; how many circles do you see # send ; describe the image # send ;
-        what color is it # send ; whats happening in the video # send ; what does the sign say # send ;
-        who is the president of france # can't_tell ; whats 2+2 # can't_tell ;
-        write me a poem about the sea # can't_tell ; how do i bake bread # can't_tell ;
-        is it going to rain tomorrow # can't_tell ; my cat is called Mimi => OK. => whats my cats name # mimi ;
-        my cat is called Mimi => OK. => what's the name of my cat? # mimi ;
-        the code of the door is 4711 => OK. => what was the code # 4711 ;
-        I live in Rome => OK. => where do i live # rome ;
-        my bike is blue and my car is red => OK. => what colour is my bike # blue ;
-        my bike is blue and my car is red => OK. => and the car? # red ;
-        Tom likes soup. Anna likes cake. => OK. => what does Anna like # cake ;
-        Tom likes soup. Anna likes cake. => OK. => who likes soup # tom ;
-        remember 382 => OK. => which number did i tell you # 382 ;
-        the party is on friday => OK. => when is the party # friday ;
-        my dog is called Rex. my cat is called Luna. => OK. => how is my dog called # rex ; help # pictures|shapes
-    """,
-}
-FOLLOW_UPS: dict[str, str] = {
-    "pair": """
-        what is on the left? => A red circle is on the left. => and on the right # blue star ;
-        what is on the left? => A red circle is on the left. => what about the other one # blue star ;
-        what color is the star? => The star is blue. => and the circle # red ;
-        how many shapes are there? => There are two shapes. => which ones # red circle blue star ;
-        where is the star? => The star is on the right. => is it big # yes ;
-        where is the circle? => The circle is on the left. => what color is it # red
-    """,
-    "trio": """
-        what is in the center? => A big orange circle is in the center. => and top left # green triangle ;
-        what color is the cross? => The cross is black. => where is it # bottom_right ;
-        is there a star? => No, there is no star. => a triangle then? # yes ;
-        how many shapes are there? => There are three shapes. => how many are green # one
-    """,
-}
+# A scene, then question # rule, separated by semicolons. Earlier turns stand before the question, with arrows.
+_QUESTIONS = """\
+square: hello # hello|hi ; thx # welcome ; what is it # yellow square ; wats this # yellow square ;
+    is there a circle # no ; there a square in it? # yes ; Is the square blue? # no ; is it yellow??? # yes ;
+    how many things r there # one ; any red stuff? # no ; which side is it on # right ; so where is the thing # right ;
+    what colour do you see # yellow ; describe pls # yellow square ; whats on the left # nothing|no ;
+    is it a triangle or what # no !yes ; does it look round to you # no ; name the shape # square ;
+    colour of the bg? # white ; Is the backgroud black # no ; do you see a yellow square on the right? # yes ;
+    and now in json # square yellow ; who drew this # can't_tell ; how much is 12 times 12 # can't_tell ;
+    whats the capital of italy # can't_tell ; can u see this # yes|yellow|square|describe ; Good evening! # hello ;
+    what are u # demo ; zero circles right? # no|zero|are_no !yes,_there_is ; find the square # right|bbox_2d
+pair: what shapes you got # red circle blue star ; tell me about the pic # red circle blue star ; how many? # two ;
+    how many circles # one ; how many triangles are in there # are_no|no|zero ; what's left of the star # red|circle ;
+    what is next to the circle on its right # blue|star ; is the circle to the left of the star? # yes ;
+    is the star left of the circle # no ; Is the circle red? # yes ; is the star red # no ;
+    what color has the star # blue ; which one is bigger # star ; smallest one? # circle ;
+    the red one is what # circle ; the blue thing, where # right ; is there anything green # no ;
+    both are blue, arent they # no ; are there 2 shapes # yes ; are there three things? # no ;
+    wheres the star at # right ; point at the circle # point_2d ; give me the bounding box for the star # bbox_2d ;
+    do u see a red circle # yes ; is there a red star # no ; what's the bg colour # white ;
+    is the star big or small # big|large ; what is on the right side # blue star ;
+    what about the left side # red circle ; why is the sky blue # can't_tell ; who are you? # demo ;
+    nice, thank you! # welcome
+trio: what's in the middle # orange circle ; what is in the upper left corner # green triangle ;
+    bottom right? # black cross ; number of shapes # three ; how many black ones # one ;
+    how many squares # are_no|no|zero ; colour of the triangle # green ; what shape is the orange one # circle ;
+    biggest shape? # circle|orange ; tiniest thing in there # cross|black ; is the cross above the circle # no ;
+    is the triangle over the cross # yes ; whats below the circle # cross|black ; is the background grey # yes ;
+    is there a star # no ; Are there any triangles? # yes ; is the circle orange # yes ;
+    is the circle in the top left # no ; where did you put the cross # bottom_right ;
+    list what you see # green triangle orange circle black cross ;
+    Describe the image in a few words # green triangle orange circle black cross ;
+    is the triangle green or red # green ; is the cross small # yes ; more than one shape? # yes|three ;
+    whats in the top right # nothing|no ; gimme json of all shapes # green triangle orange circle black cross ;
+    what is the weather today # can't_tell ; sing a song # can't_tell ; how are you # hello ; OK bye # bye|goodbye
+five: count em # five ; how many squares # two ; how many stars do you count # one ; how many blue shapes # one ;
+    is there a cross # no ; is there a diamond # yes ; color of the diamond? # green ;
+    what is in the center # yellow circle ; whats top right # blue square ; where is the purple star # bottom_left ;
+    where's the red one # top_left ; is the yellow circle left of the star # no ;
+    is the red square left of the blue square # yes ; what is between... nah, what's the smallest # circle|yellow ;
+    are there five shapes # yes ; do you see six shapes # no ; anything purple? # yes ; is the star yellow # no ;
+    everything you see please # red square blue yellow circle purple star green diamond ;
+    is the diamond at the bottom # bottom_right|yes ; which shape is yellow # circle ; which one is green # diamond
+stop: what does the sign say # stop ; read it # stop ; whats written there # stop ; can you read this? # stop ;
+    text? # stop ; which word # stop ; what color are the letters # black ; how many words # one ; OCR please # stop ;
+    describe # stop
+number: what number is this # 7302 ; which digits do you see # 7302 ; read the number # 7302 ; what does it say # 7302 ;
+    whats the code # 7302
+words: what does it say # open exit ; how many words are on it # two ; read both lines # open exit ;
+    transcribe # open exit
+right: what happens # red circle right ; which way is it going # right ; is it moving # yes ;
+    where does the ball go # right ; what color is it # red ; what shape # circle ; does it go up? # no ;
+    describe the clip # red circle right ; whats going on here # red circle right ; which direction # right
+down: whats happening # green square down ; does anything move? # yes ; in what direction # down ;
+    the square goes where # down ; is it red # no ; what moves # green|square
+appears: when does it show up # 2. ; what happens in the vid # blue star appears ; when does the star appear # 2. ;
+    what shows up # star ; which color is the star # blue
+vanishes: when is it gone # 2.|3. ; what happens # purple diamond disappears|vanishes ; does it stay # no|disappears ;
+    at what time does it disappear # 2.|3.
+changes: what changes # green red ; what colour is it at the end # red ; what was its color before # green ;
+    when does it change # 2. ; which shape is it # triangle ; tell me what happens # triangle green red
+photo: what is this # can't_tell ; who is that # can't_tell ; describe the photo # can't_tell ;
+    is there a circle # can't_tell|no ; how many people # can't_tell ; what animal is it # can't_tell ;
+    where was this taken # can't_tell ; caption? # can't_tell
+noise: what do you see # can't_tell ; what is it # can't_tell ; anything in there? # can't_tell
+two: which picture has the star # second|2 ; what's in the first one # yellow square ; and the 2nd # red star ;
+    which one has a square in it # first|1 ; whats different # can't_tell|square|star ;
+    in which picture is something red # second|2 ; describe the second pic # red star
+three: which one shows a circle # second|2 ; where is the diamond, which picture # third|3|last ;
+    what is in the third image # orange diamond ; what do you see in the first # blue cross ;
+    which picture has something white # second|2
+nothing: hello # hello ; hi there # hello ; hey whats up # hello|hi ; what can you do # shapes|pictures ;
+    who r u # demo ; are you chatgpt # demo ; thanks a lot # welcome ; cya # bye|goodbye|see ;
+    what is in the picture # send ; how many circles do you see # send ; describe the image # send ;
+    what color is it # send ; whats happening in the video # send ; what does the sign say # send ;
+    who is the president of france # can't_tell ; whats 2+2 # can't_tell ; write me a poem about the sea # can't_tell ;
+    how do i bake bread # can't_tell ; is it going to rain tomorrow # can't_tell ;
+    my cat is called Mimi => OK. => whats my cats name # mimi ;
+    my cat is called Mimi => OK. => what's the name of my cat? # mimi ;
+    the code of the door is 4711 => OK. => what was the code # 4711 ; I live in Rome => OK. => where do i live # rome ;
+    my bike is blue and my car is red => OK. => what colour is my bike # blue ;
+    my bike is blue and my car is red => OK. => and the car? # red ;
+    Tom likes soup. Anna likes cake. => OK. => what does Anna like # cake ;
+    Tom likes soup. Anna likes cake. => OK. => who likes soup # tom ;
+    remember 382 => OK. => which number did i tell you # 382 ;
+    the party is on friday => OK. => when is the party # friday ;
+    my dog is called Rex. my cat is called Luna. => OK. => how is my dog called # rex ; help # pictures|shapes
+pair: what is on the left? => A red circle is on the left. => and on the right # blue star ;
+    what is on the left? => A red circle is on the left. => what about the other one # blue star ;
+    what color is the star? => The star is blue. => and the circle # red ;
+    how many shapes are there? => There are two shapes. => which ones # red circle blue star ;
+    where is the star? => The star is on the right. => is it big # yes ;
+    where is the circle? => The circle is on the left. => what color is it # red
+trio: what is in the center? => A big orange circle is in the center. => and top left # green triangle ;
+    what color is the cross? => The cross is black. => where is it # bottom_right ;
+    is there a star? => No, there is no star. => a triangle then? # yes ;
+    how many shapes are there? => There are three shapes. => how many are green # one
+"""
 
 
 @dataclass(frozen=True)
@@ -258,9 +215,14 @@ def _has(text: str, word: str) -> bool:
     return re.search(begin + re.escape(word) + end, text) is not None
 
 
-def _parsed(lists: dict[str, str]) -> list[Typed]:
-    lines = [(scene, each.rsplit("#", 1)) for scene, block in lists.items() for each in block.split(" ;")]
-    return [Typed(scene, tuple(asked.strip().split(" => ")), rule.strip()) for scene, (asked, rule) in lines]
+def _parsed(text: str) -> tuple[Typed, ...]:
+    found = []
+    for paragraph in re.split(r"\n(?=\w)", text.strip()):
+        scene, questions = paragraph.split(": ", 1)
+        for each in questions.split(" ;"):
+            asked, rule = each.rsplit("#", 1)
+            found.append(Typed(scene, tuple(asked.strip().split(" => ")), rule.strip()))
+    return tuple(found)
 
 
-TYPED = tuple(_parsed(_LISTS) + _parsed(FOLLOW_UPS))
+TYPED = _parsed(_QUESTIONS)

@@ -31,6 +31,8 @@ _NUMBERED = ("locker", "room", "box", "gate", "safe", "office", "garage", "cabin
 _NEW_NAMES = _PEOPLE[len(_PEOPLE) * 4 // 5 :]
 _CITIES = ("Lisbon", "Prague", "Warsaw", "Havana")
 _FOODS = ("pears", "pizza", "salad", "tea")
+_KINDS = ("code", "key number", "password")
+_EVENTS = ("meeting", "party", "concert", "exam", "match", "trip", "visit", "lesson")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _REMEMBER = (
     "[Remember|Please remember|Keep in mind|Note] [this|the following|these facts|what I tell you][:|.] ",
@@ -43,116 +45,108 @@ _LEAST_PIXELS = 256 * 256  # what the demo's image processor enlarges smaller pi
 
 
 @dataclass(frozen=True)
+class _Family:
+    """Facts of one kind: how their slots are drawn, and templates. `key` tells a fact from all others."""
+
+    draw: Callable[[random.Random], dict[str, Any]]
+    key: str
+    answer: str
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Fact:
-    """`key` tells it from all others; `answer` is the right answer to any of `questions`."""
+    """`statement` tells it, `answer` is the right answer to its questions."""
 
     key: str
     statement: str
-    questions: tuple[str, ...]
-    answer: str
+    family: _Family
+    slots: dict[str, Any]
+
+    @property
+    def answer(self) -> str:
+        return capital(self.family.answer.format(**self.slots))
+
+    def question(self, rng: random.Random) -> str:
+        return ask(rng, self.family.questions, **self.slots)
 
 
-def _code(rng: random.Random) -> Fact:
-    place = f"{rng.choice(_NUMBERED)} {rng.randint(1, 99)}"
-    kind, code = rng.choice(("code", "key number", "password")), rng.randint(10, 999)
-    statement = filled(rng, rng.choice((
-        "The {kind} of {place} is {code}.", "{place} has the {kind} {code}.", "For {place}, the {kind} is {code}.",
-        "The {kind} for {place} is {code}.", "{place}, {kind} {code}.", "{code} is the {kind} [of|for] {place}.",
-        "{kind} [of|for] {place} is {code}.", "[Btw|By the way|Also], the {kind} of {place} is {code}.",
-    )), kind=kind, place=place, code=code)  # fmt: skip
-    questions = (
-        f"I forgot the {kind} of {place}. What is it?", f"What is the {kind} for {place}?",
-        f"Say the {kind} of {place} again.", f"[Can|Could] you say the {kind} of {place}?",
-    )  # fmt: skip
-    return Fact(f"{kind} {place}", statement, questions, f"The {kind} of {place} is {code}.")
-
-
-def _relative(rng: random.Random) -> Fact:
-    who, name = rng.choice(_RELATIVES), rng.choice(_NEW_NAMES)
+def _whose(rng: random.Random) -> dict[str, str]:
     whose = rng.choice(("my", "my", rng.choice(_PEOPLE[:40]) + "'s"))
-    statement = filled(rng, rng.choice((
-        "[The name of {whose} {who}|{whose} {who}'s name] is {name}.", "{whose} {who} is called {name}.",
-        "{whose} {who} is named {name}.", "{whose} {who} is {name}.", "{name} is {whose} {who}'s name.",
-        "{name} is the name of {whose} {who}.", "[Btw|By the way|Also], {whose} {who} is called {name}.",
-        "They call {whose} {who} {name}.",
-    )), whose=whose, who=who, name=name)  # fmt: skip
-    questions = (
-        f"Do you remember the name of {whose} {who}?", f"Say the name of {whose} {who} again.",
-        f"The name of {whose} {who}, please.", f"And what is {whose} {who} called?",
-    )  # fmt: skip
-    said = whose if whose != "my" else "your"
-    return Fact(f"{whose} {who}", statement, questions, capital(f"{said} {who} is called {name}."))
+    return {"whose": whose, "said": "your" if whose == "my" else whose}
 
 
-def _color(rng: random.Random) -> Fact:
-    thing, color = rng.choice(_THINGS), rng.choice(tuple(COLORS))
-    whose = rng.choice(("my", "my", rng.choice(_PEOPLE[:40]) + "'s"))
-    statement = filled(rng, rng.choice((
-        "{whose} {thing} is {color}.", "{whose} {thing} has the color {color}.",
-        "The color of {whose} {thing} is {color}.", "{color} is the color of {whose} {thing}.",
-        "[Btw|By the way|Also], {whose} {thing} is {color}.", "{whose} {thing}'s color is {color}.",
-        "{whose} {thing} is {color}, you know.",
-    )), whose=whose, thing=thing, color=color)  # fmt: skip
-    questions = (
-        f"Do you remember the [color|colour] of {whose} {thing}?", f"Say the [color|colour] of {whose} {thing} again.",
-        f"And what is the [color|colour] of {whose} {thing}?",
-    )  # fmt: skip
-    said = whose if whose != "my" else "your"
-    return Fact(f"{whose} {thing}", statement, questions, capital(f"{said} {thing} is {color}."))
-
-
-def _lives(rng: random.Random) -> Fact:
-    who, city = rng.choice(_PEOPLE), rng.choice(_CITIES)
-    told = ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.",
-            "{who} is living in {city}.", "The home of {who} is {city}.", "[Btw|By the way], {who} lives in {city}.",
-            "{who} lives in {city} now.", "{who}'s home is [in |]{city}.")  # fmt: skip
-    statement = filled(rng, rng.choice(told), who=who, city=city)
-    questions = (
-        f"Where is {who} living?", f"{who} lives in which city?", f"Say where {who} lives.",
-        f"And which city is {who} from?",
-    )  # fmt: skip
-    return Fact(f"{who} city", statement, questions, f"{who} lives in {city}.")
-
-
-def _likes(rng: random.Random) -> Fact:
-    who, food = rng.choice(_PEOPLE), rng.choice(_FOODS)
-    told = ("{who} likes {food}.", "{who}'s favorite food is {food}.", "What {who} likes most is {food}.",
-            "{who} loves {food}.", "{who} really likes {food}.", "[Btw|By the way|Also], {who} likes {food}.",
-            "{food} is what {who} likes.", "{who} likes to eat {food}.",
-            "{who} is fond of {food}.")  # fmt: skip
-    statement = filled(rng, rng.choice(told), who=who, food=food)
-    questions = (
-        f"What food is {who} fond of?", f"{who} likes to eat what?", f"Say what {who} likes.",
-        f"And which food does {who} like?",
-    )  # fmt: skip
-    return Fact(f"{who} food", statement, questions, f"{who} likes {food}.")
-
-
-def _when(rng: random.Random) -> Fact:
-    what = rng.choice(("meeting", "party", "concert", "exam", "match", "trip", "visit", "lesson"))
-    day = rng.choice(_DAYS)
-    who = rng.choice(_PEOPLE)
-    statement = filled(rng, rng.choice((
-        "The {what} with {who} is on {day}.", "On {day} there is the {what} with {who}.",
-        "{day} is the day of the {what} with {who}.", "The {what} with {who} is {day}.",
-        "{what} with {who} is on {day}.",
-        "[Btw|By the way|Also], the {what} with {who} is on {day}.", "{day} is the {what} with {who}.",
-    )), what=what, who=who, day=day)  # fmt: skip
-    questions = (
-        f"What day is the {what} with {who} on?", f"The day of the {what} with {who}, please.",
-        f"Say when the {what} with {who} is.",
-    )  # fmt: skip
-    return Fact(f"{what} {who}", statement, questions, f"The {what} with {who} is on {day}.")
-
-
-_FAMILIES: tuple[Callable[[random.Random], Fact], ...] = (_code, _code, _relative, _color, _lives, _likes, _when)
+_FAMILIES = (
+    _Family(
+        lambda rng: {"place": f"{rng.choice(_NUMBERED)} {rng.randint(1, 99)}", "kind": rng.choice(_KINDS),
+                     "code": rng.randint(10, 999)},
+        "{kind} {place}", "The {kind} of {place} is {code}.",
+        ("The {kind} of {place} is {code}.", "{place} has the {kind} {code}.", "For {place}, the {kind} is {code}.",
+         "The {kind} for {place} is {code}.", "{place}, {kind} {code}.", "{code} is the {kind} [of|for] {place}.",
+         "{kind} [of|for] {place} is {code}.", "[Btw|By the way|Also], the {kind} of {place} is {code}."),
+        ("I forgot the {kind} of {place}. What is it?", "What is the {kind} for {place}?",
+         "Say the {kind} of {place} again.", "[Can|Could] you say the {kind} of {place}?"),
+    ),
+    _Family(
+        lambda rng: {"who": rng.choice(_RELATIVES), "name": rng.choice(_NEW_NAMES), **_whose(rng)},
+        "{whose} {who}", "{said} {who} is called {name}.",
+        ("[The name of {whose} {who}|{whose} {who}'s name] is {name}.", "{whose} {who} is called {name}.",
+         "{whose} {who} is named {name}.", "{whose} {who} is {name}.", "{name} is {whose} {who}'s name.",
+         "{name} is the name of {whose} {who}.", "[Btw|By the way|Also], {whose} {who} is called {name}.",
+         "They call {whose} {who} {name}."),
+        ("Do you remember the name of {whose} {who}?", "Say the name of {whose} {who} again.",
+         "The name of {whose} {who}, please.", "And what is {whose} {who} called?"),
+    ),
+    _Family(
+        lambda rng: {"thing": rng.choice(_THINGS), "color": rng.choice(tuple(COLORS)), **_whose(rng)},
+        "{whose} {thing}", "{said} {thing} is {color}.",
+        ("{whose} {thing} is {color}.", "{whose} {thing} has the color {color}.",
+         "The color of {whose} {thing} is {color}.", "{color} is the color of {whose} {thing}.",
+         "[Btw|By the way|Also], {whose} {thing} is {color}.", "{whose} {thing}'s color is {color}.",
+         "{whose} {thing} is {color}, you know."),
+        ("Do you remember the [color|colour] of {whose} {thing}?", "Say the [color|colour] of {whose} {thing} again.",
+         "And what is the [color|colour] of {whose} {thing}?"),
+    ),
+    _Family(
+        lambda rng: {"who": rng.choice(_PEOPLE), "city": rng.choice(_CITIES)},
+        "{who} city", "{who} lives in {city}.",
+        ("{who} lives in {city}.", "{who} is from {city}.", "{city} is where {who} lives.",
+         "{who} is living in {city}.", "The home of {who} is {city}.", "[Btw|By the way], {who} lives in {city}.",
+         "{who} lives in {city} now.", "{who}'s home is [in |]{city}."),
+        ("Where is {who} living?", "{who} lives in which city?", "Say where {who} lives.",
+         "And which city is {who} from?"),
+    ),
+    _Family(
+        lambda rng: {"who": rng.choice(_PEOPLE), "food": rng.choice(_FOODS)},
+        "{who} food", "{who} likes {food}.",
+        ("{who} likes {food}.", "{who}'s favorite food is {food}.", "What {who} likes most is {food}.",
+         "{who} loves {food}.", "{who} really likes {food}.", "[Btw|By the way|Also], {who} likes {food}.",
+         "{food} is what {who} likes.", "{who} likes to eat {food}.", "{who} is fond of {food}."),
+        ("What food is {who} fond of?", "{who} likes to eat what?", "Say what {who} likes.",
+         "And which food does {who} like?"),
+    ),
+    _Family(
+        lambda rng: {"what": rng.choice(_EVENTS), "day": rng.choice(_DAYS), "who": rng.choice(_PEOPLE)},
+        "{what} {who}", "The {what} with {who} is on {day}.",
+        ("The {what} with {who} is on {day}.", "On {day} there is the {what} with {who}.",
+         "{day} is the day of the {what} with {who}.", "The {what} with {who} is {day}.",
+         "{what} with {who} is on {day}.", "[Btw|By the way|Also], the {what} with {who} is on {day}.",
+         "{day} is the {what} with {who}."),
+        ("What day is the {what} with {who} on?", "The day of the {what} with {who}, please.",
+         "Say when the {what} with {who} is."),
+    ),
+)  # fmt: skip
 
 
 def facts(rng: random.Random, count: int) -> list[Fact]:
     """`count` facts about different things."""
     found: dict[str, Fact] = {}
     while len(found) < count:
-        fact = rng.choice(_FAMILIES)(rng)
+        family = rng.choice((_FAMILIES[0], *_FAMILIES))  # codes twice as often
+        slots = family.draw(rng)
+        statement = filled(rng, rng.choice(family.statements), **slots)
+        fact = Fact(family.key.format(**slots), statement, family, slots)
         found.setdefault(fact.key, fact)
     return list(found.values())
 
@@ -178,7 +172,7 @@ def sample_with(rng: random.Random, split: Split, num_facts: int, told: bool, be
     (fact,) = rng.sample(all_facts, 1)
     rng.random()  # the card's questions were drawn with it
     answer = fact.answer if told else NOT_TOLD
-    turn = Turn(ask(rng, (fact if told else _untold(rng, all_facts)).questions), answer)
+    turn = Turn((fact if told else _untold(rng, all_facts)).question(rng), answer)
     if not between:
         return conversation(rng, [*before, turn])
     parts = [conversation(rng, before), *_others(rng, split, between), conversation(rng, [turn])]

@@ -69,8 +69,8 @@ class SkillTest:
     def __init__(self, num_questions: int) -> None:
         cases: list[Case] = []
         for skill in NAMES:
-            for split, count in (("seen", -(-num_questions // 2)), ("combos", num_questions // 2)):
-                cases += make_cases(skill, count, split)
+            cases += make_cases(skill, -(-num_questions // 2), "seen")
+            cases += make_cases(skill, num_questions // 2, "combos")
         self.cases = cases
         self.skills = [case.skill for case in cases]
 

@@ -1,8 +1,8 @@
-"""Speed, ours and others' in one run: `python -m benchmarks.NAME`, from a checkout, installed or not."""
+"""Speed and memory, ours beside others' in one run: `python -m benchmarks.NAME` from a checkout."""
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Behind the checkout itself, which is the first.
+# For a checkout that isn't installed.
 sys.path[1:1] = [str(ROOT / "kernels"), str(ROOT / "preprocess")]

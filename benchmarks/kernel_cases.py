@@ -1,4 +1,4 @@
-"""The kernels' operations on inputs of Qwen3.5's shapes: what is measured and tuned, and checked before that."""
+"""The kernels' operations on inputs of Qwen3.5's shapes, for measuring, tuning and checking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes of a checkpoint that its kernels see; with experts, of a mixture."""
+    """The sizes of a checkpoint that its kernels see."""
 
     name: str
     hidden: int
@@ -29,7 +29,7 @@ class Shapes:
     gdn_dim: int = 128
     head_dim: int = 256
     rotary_dim: int = 64
-    experts: tuple[int, int, int] | None = None  # number, chosen, width
+    experts: tuple[int, int, int] | None = None  # of a mixture: number, chosen, width
     vocab: int = VOCAB
 
     @property
@@ -54,9 +54,9 @@ class Case:
 
     Attributes:
         operation: its name in every backend.
-        shape: the model and the size, for a person.
+        shape: the model and the size, for the table.
         num_bytes: every input read once and every output written once.
-        changed: the arguments that the operation works on in place.
+        changed: the arguments that the operation changes.
     """
 
     operation: str
@@ -72,7 +72,7 @@ class Case:
         return getattr(ops, self.operation)(*self.arguments, **self.options)
 
     def expected(self) -> Any:
-        """The result in float32, by torch on the inputs' device; the inputs stay as they are."""
+        """The result in float32, by torch on the inputs' device. Leaves the inputs as they are."""
         arguments = (_as_float(x) if isinstance(x, torch.Tensor) else x for x in self.arguments)
         return getattr(cpu, self.operation)(*arguments, **self.options)
 
@@ -100,7 +100,7 @@ class Cases:
     """A model's cases; each method takes the size: tokens, or sequences of a step.
 
     Args:
-        device: on "meta" tensors take no memory, which is enough to ask for configurations and to compile.
+        device: on "meta", tensors take no memory. It suffices for configurations and for compiling.
     """
 
     def __init__(self, shapes: Shapes, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
@@ -145,22 +145,22 @@ class Cases:
         return self._case("add_rms_norm", (x, delta, weight, EPS), f"T={length}", 4 * num_bytes(x), changed=(x,))
 
     def swiglu(self, length: int) -> Case:
-        """Three times the hidden size wide, as 9B's."""
+        """As wide as 9B's, three times the hidden size."""
         gate_up = self._randn(length, 6 * self.shapes.hidden)
         return self._case("swiglu", (gate_up,), f"T={length}", num_bytes(gate_up) * 3 // 2)
 
     def fp8_linear(self, length: int) -> Case:
-        """Gate and up of a feed-forward network three times the hidden size wide, as 9B's, in blocks of 128 x 128."""
+        """Gate and up of 9B's feed-forward network, in blocks of 128 x 128."""
         hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
         x, values = self._randn(length, hidden), self._randn(width, hidden).to(torch.float8_e4m3fn)
         scales = torch.rand(-(-width // 128), -(-hidden // 128), device=self.device) * hidden**-0.5
-        # Counted once, where a product of bfloat16 counts twice: a card does twice as many.
+        # Half of a bfloat16 product's: a card does twice as many.
         flops = length * width * hidden
         moved = num_bytes(x, values) + 2 * length * width
         return self._case("fp8_linear", (x, values, scales), f"N={length}", moved, flops)
 
     def integer_linear(self, length: int, bits: int = 4) -> Case:
-        """The same with eight bits by groups of 32, as `--weights int8`, or four by 128 with minima, as AWQ has."""
+        """The same with eight bits in groups of 32, as `--weights int8`, or with four in groups of 128, as AWQ."""
         hidden, width, group = self.shapes.hidden, 6 * self.shapes.hidden, 32 if bits == 8 else 128
         x = self._randn(length, hidden)
         words = torch.randint(-(1 << 31), 1 << 31, (width, -(-hidden // 32) * bits), device=self.device).int()
@@ -172,7 +172,7 @@ class Cases:
         return self._case("integer_linear", arguments, size, moved, flops, bits=bits, width=group)
 
     def norm_linear(self, length: int, *, swiglu: bool = True) -> Case:
-        """What a decode step's feed-forward network begins with, or its mixer."""
+        """The start of a decode step's feed-forward network, or of its mixer."""
         hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
         x, delta, weight = self._randn(length, hidden), self._randn(length, hidden), self._randn(hidden)
         matrix = self._randn(width, hidden) * hidden**-0.5
@@ -181,7 +181,7 @@ class Cases:
         return self._case("norm_linear", arguments, f"N={length}", moved, flops, swiglu=swiglu)
 
     def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
-        """New tokens, the last of `length`; of as many if left out."""
+        """`num_new` tokens, the last of a sequence of `length`, which is `num_new` by default."""
         s, length = self.shapes, length or num_new
         if length % BLOCK_SIZE:
             raise ValueError(f"lengths must be multiples of {BLOCK_SIZE}; got {length}.")
@@ -222,13 +222,13 @@ class Cases:
     def moe_experts(self, num_tokens: int) -> Case:
         assert self.shapes.experts is not None
         hidden, (routed, routed_k, width) = self.shapes.hidden, self.shapes.experts
-        # The shared expert is one more.
+        # With the shared expert.
         count, top_k = routed + 1, routed_k + 1
         x = self._randn(num_tokens, hidden)
         gate_up = self._randn(count, 2 * width, hidden) * hidden**-0.5
         down = self._randn(count, hidden, width) * width**-0.5
         weights, chosen = cpu.moe_route(self._randn(num_tokens, routed), routed_k, self._randn(num_tokens, 1))
-        # On "meta" nobody knows which experts are chosen.
+        # On "meta" the chosen experts are unknown.
         used = count if self.device == "meta" else len(chosen.unique())
         moved = used * (num_bytes(gate_up[0]) + num_bytes(down[0])) + 2 * num_bytes(x)
         flops = 6 * num_tokens * top_k * width * hidden
@@ -246,15 +246,11 @@ class Cases:
         )
 
     def apply_partial_rope(self, length: int) -> Case:
-        """The vision tower's queries, beside its keys and values."""
+        """The vision tower's queries, with the strides of queries, keys and values in one tensor."""
         s = self.shapes
         x = self._randn(length, 3, s.vision_heads, s.vision_head_dim)[:, 0]
         rotation = self._rotation(length, s.vision_head_dim)
         return self._case("apply_partial_rope", (x, *rotation), f"vision T={length}", 2 * num_bytes(x))
-
-    def vision_attention(self, length: int) -> Case:
-        q, k, v = self._randn(3, length, self.shapes.vision_heads, self.shapes.vision_head_dim)
-        return self._case("vision_attention", (q, k, v, 1), f"vision T={length}", 4 * num_bytes(q))
 
     def mrope_cos_sin(self, length: int) -> Case:
         num_pairs = self.shapes.rotary_dim // 2
@@ -265,7 +261,7 @@ class Cases:
         return self._case("mrope_cos_sin", arguments, f"T={length}", num_bytes(positions) + 8 * length * num_pairs)
 
     def sample(self, batch: int) -> Case:
-        """Rows with the samplings that Qwen recommends, and one without filters."""
+        """Rows with the settings that Qwen recommends; every fourth has no filters."""
         logits = self._randn(batch, self.shapes.vocab) * 3
         seen = torch.zeros(batch, self.shapes.vocab, dtype=torch.bool, device=self.device)
         tables = seen, torch.zeros_like(seen, dtype=torch.uint8)
@@ -301,7 +297,7 @@ class Cases:
         return torch.randn(*shape, device=self.device).to(self.dtype)
 
     def _decays(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A_log and dt_bias of what a trained model has."""
+        """A_log and dt_bias as trained models have them."""
         A_log, dt_bias = torch.rand(2, self.shapes.v_heads, device=self.device)
         return A_log.log(), dt_bias - 4
 

@@ -1,30 +1,23 @@
-"""Our GPU kernels, flash-linear-attention's, and what the card allows, in one run at the shapes of Qwen3.5.
+"""Our GPU kernels, flash-linear-attention's or torch's, and the card's limit, in one run at the shapes of Qwen3.5.
 
-    python -m benchmarks.kernels                       everything; the peer's tuning alone takes minutes a model
+    python -m benchmarks.kernels                       everything; the peer's tuning takes minutes for each model
     python -m benchmarks.kernels --only prefill --models 9B --lengths 4096,8192
 
-Runs the kernels' tests first and reports nothing where one fails. A pair whose results differ isn't timed, and what
-fails is named at the end; each case is told as soon as it is measured. The limit of a case is the larger of its bytes
-over what a large copy moves here and its arithmetic over what a large matrix product does here, both measured in the
-same run; bytes count every input read once and every output written once. Times are the GPU's own: it is kept waiting
-until all of a call's kernels are in its queue. Caches are cold: a buffer of their size is overwritten before each call.
-Decode steps are replayed from CUDA graphs, as the engine does, ours and the peer's.
+Run `make test-gpu` before. A case whose result is wrong isn't timed; failed cases are named at the end. The limit of a
+case is the larger of two times: its bytes at the rate of a large copy, and its arithmetic at the rate of a large matrix
+product, both measured in the same run. Bytes count every input read once and every output written once. Times are the
+GPU's own, from cold caches. Decode steps are replayed from CUDA graphs, as in the engine.
 
-Where ours does more in one call, the peer is what does the same by flash-linear-attention's operations one after the
-other, without what it has no operation for (gates, and a decode step's convolution): its result is made before. Its
-functions want dense inputs, and get them: the copies that a model has to make for them are not counted. Beside the
-attention of a prefill stands torch's flash attention, beside products with eight-bit floats or integers torch's of
-bfloat16.
+Beside prefill attention stands torch's flash attention, beside FP8 and integer products torch's in bfloat16, beside
+SwiGLU torch's. Others are flash-linear-attention's. Where it has no operation for a part of ours (gates, and a decode
+step's convolution), that part isn't counted, nor are the copies that make its inputs dense.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import importlib.util
-import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +26,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import ROOT
+from benchmarks.frame import Rows, Sample, Spread, numbers, parse, parser, report
 from benchmarks.kernel_cases import SHAPES, Case, Cases, relative_error, tensors
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table
-from benchmarks.worker import numbers
 from qwen35mm_kernels import cpu, gpu
 from qwen35mm_kernels.backend import multiplies_fp8
 from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
@@ -49,166 +40,127 @@ from qwen35mm_kernels.reference.gated_delta_rule import split_heads, split_proje
 MAX_RELATIVE_ERROR = 1e-2
 COPY_BYTES = 4 << 30
 MATMUL_SIZE = 8192
-# New tokens and all of a sequence's: a turn of a conversation that is there already.
+# New tokens and the length with them: turns of a conversation.
 WARM_TURNS = ((128, 8192), (128, 32768), (512, 32768), (2048, 32768))
-# Clock cycles that the card waits at first, half a millisecond or more, and at most.
+# Clock cycles that the card waits at first, at least half a millisecond, and at most.
 HEAD_START_CYCLES = 1 << 20
 MAX_HEAD_START_CYCLES = 1 << 30
 
-PREFILL = (
-    "gated_delta_prefill",
-    "causal_conv1d",
-    "gated_rms_norm",
-    "add_rms_norm",
-    "swiglu",
-    "paged_attention_prefill",
-    "moe_experts",
-    "fp8_linear",
-    "integer_linear",
-)
-DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts", "fp8_linear", "integer_linear", "norm_linear")
+_NORMS = ("causal_conv1d", "gated_rms_norm", "add_rms_norm", "swiglu")
+_PRODUCTS = ("moe_experts", "fp8_linear", "integer_linear")
+PREFILL = ("gated_delta_prefill", *_NORMS, "paged_attention_prefill", *_PRODUCTS)
+DECODE = ("gdn_decode_step", "paged_attention_decode", *_PRODUCTS, "norm_linear")
 
 Run = Callable[[], object]
+linear = torch.nn.functional.linear
+
+
+class Missing(Exception):
+    """flash-linear-attention isn't installed, or this version doesn't have the module."""
 
 
 @functools.cache
-def fla(module: str) -> Any:
-    """A module of flash-linear-attention, None where it isn't installed: then the peer's columns are empty.
+def fla(*modules: str) -> Any:
+    """The first module of flash-linear-attention that this version has.
 
     Raises:
-        ImportError: it is installed, and something that it needs isn't.
+        Missing: there is none.
+        ImportError: it is installed, but a package that it needs isn't.
     """
-    if importlib.util.find_spec("fla") is None:
-        return None
-    try:
-        return importlib.import_module(f"fla.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("fla."):
-            return None  # this version has it elsewhere
-        raise
+    if importlib.util.find_spec("fla") is not None:
+        for module in modules:
+            try:
+                return importlib.import_module(f"fla.{module}")
+            except ModuleNotFoundError as error:
+                if error.name is None or not error.name.startswith("fla."):
+                    raise
+    raise Missing
 
 
-def peer_of(case: Case) -> Run | None:
-    """What others do for the same inputs, ready to be run; None where they have no such operation, or aren't there."""
-    make = _PEERS.get(case.operation)
-    return None if make is None else make(case)
+def _gated_norm() -> Any:
+    return fla("modules.fused_norm_gate", "modules.norm.fused_norm_gate").rms_norm_gated
 
 
-def _gated_delta_prefill(case: Case) -> Run | None:
+def _gated_delta_prefill(case: Case) -> Run:
     q, k, v, a, b, A_log, dt_bias, state = case.arguments
-    module = fla("ops.gated_delta_rule")
-    if module is None:
-        return None
+    rule = fla("ops.gated_delta_rule").chunk_gated_delta_rule
     dense = [x[None].contiguous() for x in (q, k, v)]
     g, beta = gdn_gates(a, b, A_log, dt_bias)
-    return functools.partial(
-        module.chunk_gated_delta_rule,
-        *dense,
-        g[None],
-        beta.bfloat16()[None],
-        initial_state=state[None].clone(),
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    options = {"initial_state": state[None].clone(), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    return functools.partial(rule, *dense, g[None], beta.bfloat16()[None], **options)
 
 
-def _causal_conv1d(case: Case) -> Run | None:
+def _causal_conv1d(case: Case) -> Run:
     x, weight, state = case.arguments
-    module = fla("modules.causal_conv1d.ops")
-    if module is None:
-        return None
     initial = torch.cat([torch.zeros_like(state[:, :1]), state], dim=1)[None]
     options = {"initial_state": initial, "output_final_state": True, "activation": "silu"}
-    return functools.partial(module.causal_conv1d, x[None], weight, **options)
+    return functools.partial(fla("modules.causal_conv1d.ops").causal_conv1d, x[None], weight, **options)
 
 
-def _gated_norm_of_fla() -> Any:
-    return fla("modules.fused_norm_gate") or fla("modules.norm.fused_norm_gate")
-
-
-def _swiglu_by_torch(case: Case) -> Run:
-    (gate_up,) = case.arguments
-    return lambda: cpu.swiglu(gate_up)
-
-
-def _gated_rms_norm(case: Case) -> Run | None:
+def _gated_rms_norm(case: Case) -> Run:
     x, z, weight, eps = case.arguments
-    module = _gated_norm_of_fla()
-    return None if module is None else functools.partial(module.rms_norm_gated, x, z, weight, None, eps=eps)
+    return functools.partial(_gated_norm(), x, z, weight, None, eps=eps)
 
 
-def _add_rms_norm(case: Case) -> Run | None:
+def _add_rms_norm(case: Case) -> Run:
     x, delta, weight, eps = case.arguments
-    module = fla("modules.layernorm") or fla("modules.norm.layernorm")
-    if module is None:
-        return None
-    scale = (1 + weight.float()).bfloat16()
-    return functools.partial(module.rms_norm, delta, scale, None, residual=x, eps=eps, prenorm=True)
+    norm, scale = fla("modules.layernorm", "modules.norm.layernorm").rms_norm, (1 + weight.float()).bfloat16()
+    return functools.partial(norm, delta, scale, None, residual=x, eps=eps, prenorm=True)
 
 
-def _gdn_decode_step(case: Case) -> Run | None:
+def _gdn_decode_step(case: Case) -> Run:
     mixed, conv_weight, A_log, dt_bias, scale, eps, conv_states, states, _ = case.arguments
-    module, gated = fla("ops.gated_delta_rule"), _gated_norm_of_fla()
-    if module is None or gated is None:
-        return None
+    rule, gated = fla("ops.gated_delta_rule").fused_recurrent_gated_delta_rule, _gated_norm()
     num_heads, key_dim, value_dim = states.shape[1:]
     qkv, z, b, a = split_projection(mixed, conv_states.shape[1], num_heads)
     qkv = causal_conv1d_step(qkv, conv_weight, conv_states.clone())
     dense = [x[:, None].contiguous() for x in split_heads(qkv, case.options["num_k_heads"], key_dim, value_dim)]
     gate = z.reshape(len(z), num_heads, value_dim)
     g, beta = gdn_gates(a, b, A_log, dt_bias)
-    beta, theirs = beta.bfloat16(), states.clone()
-
-    def run() -> object:
-        out, _ = module.fused_recurrent_gated_delta_rule(
-            *dense,
-            g[:, None],
-            beta=beta[:, None],
-            initial_state=theirs,
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        )
-        return gated.rms_norm_gated(out[:, 0], gate, scale, None, eps=eps)
-
-    return run
+    options = {"initial_state": states.clone(), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    step = functools.partial(rule, *dense, g[:, None], beta=beta.bfloat16()[:, None], **options)
+    return lambda: gated(step()[0][:, 0], gate, scale, None, eps=eps)
 
 
-def _flash_attention(case: Case) -> Run:
-    return functools.partial(flash_attention_prefill, *case.arguments, **case.options)
-
-
-def _bfloat16_linear(case: Case) -> Run:
+def _fp8_linear(case: Case) -> Run:
     x, values, scales = case.arguments
     spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    weight = values.float() * spread[: len(values), : values.shape[1]]
-    return functools.partial(torch.nn.functional.linear, x, weight.bfloat16())
+    return functools.partial(linear, x, (values.float() * spread[: len(values), : values.shape[1]]).bfloat16())
 
 
-def _bfloat16_of_integers(case: Case) -> Run:
+def _integer_linear(case: Case) -> Run:
     x, *matrix = case.arguments
     weight = dequantise(*matrix, **case.options, in_features=x.shape[1], dtype=torch.bfloat16)
-    return functools.partial(torch.nn.functional.linear, x, weight)
+    return functools.partial(linear, x, weight)
 
 
-def _norm_then_linear(case: Case) -> Run:
-    """As more rows go: the norm's kernel, torch's product, and SwiGLU's kernel."""
+def _norm_linear(case: Case) -> Run:
+    """What more rows take: the norm's kernel, torch's product, SwiGLU's kernel."""
     x, delta, weight, eps, matrix = case.arguments
     own = x.clone()
-    return lambda: gpu.swiglu(torch.nn.functional.linear(gpu.add_rms_norm(own, delta, weight, eps), matrix))
+    return lambda: gpu.swiglu(linear(gpu.add_rms_norm(own, delta, weight, eps), matrix))
 
 
-_PEERS: dict[str, Callable[..., Run | None]] = {
+PEERS: dict[str, Callable[[Case], Run]] = {
     "gated_delta_prefill": _gated_delta_prefill,
     "causal_conv1d": _causal_conv1d,
     "gated_rms_norm": _gated_rms_norm,
     "add_rms_norm": _add_rms_norm,
-    "swiglu": _swiglu_by_torch,
-    "paged_attention_prefill": _flash_attention,
+    "swiglu": lambda case: functools.partial(cpu.swiglu, *case.arguments),
+    "paged_attention_prefill": lambda case: functools.partial(flash_attention_prefill, *case.arguments, **case.options),
     "gdn_decode_step": _gdn_decode_step,
-    "fp8_linear": _bfloat16_linear,
-    "integer_linear": _bfloat16_of_integers,
-    "norm_linear": _norm_then_linear,
+    "fp8_linear": _fp8_linear,
+    "integer_linear": _integer_linear,
+    "norm_linear": _norm_linear,
 }
+
+
+def peer_of(case: Case) -> Run | None:
+    """The peer's operation on the same inputs; None where there is none."""
+    try:
+        return PEERS[case.operation](case) if case.operation in PEERS else None
+    except Missing:
+        return None
 
 
 @dataclass(frozen=True)
@@ -216,7 +168,7 @@ class Ceilings:
     """What this card does at best.
 
     Attributes:
-        bytes_per_s: of a large copy, reading and writing counted.
+        bytes_per_s: of a large copy, reads and writes.
         flops_per_s: of a large bfloat16 matrix product.
     """
 
@@ -224,29 +176,17 @@ class Ceilings:
     flops_per_s: float
 
     def limit_ms(self, case: Case) -> float:
-        """The time that nothing can beat."""
         return 1e3 * max(case.num_bytes / self.bytes_per_s, case.num_flops / self.flops_per_s)
-
-
-def check_tests() -> None:
-    """Ends the program unless the kernels' tests pass on this card."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/kernels", "-q", "-x"]
-    if importlib.util.find_spec("xdist") is not None:
-        # Most of the time is the compiler's, which runs on one core.
-        command += ["-n", str(min(8, os.cpu_count() or 1))]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "0"}, check=False)
-    if done.returncode != 0:
-        sys.exit("The kernels' tests fail on this card: there is nothing to report until they pass (make test-gpu).")
 
 
 def time_ms(run: Callable[[], object], *, graph: bool, repeats: int) -> Spread:
     """Milliseconds of the GPU for one call, from cold caches.
 
-    The card is kept busy until all of a call's kernels are in its queue. Else a call of many small kernels would be
-    timed by how fast this program launches them.
+    The card waits until all of a call's kernels are in its queue. Otherwise a call of many small kernels would be timed
+    by how fast the host launches them.
 
     Raises:
-        RuntimeError: the card always finds its queue empty: the call waits for it.
+        RuntimeError: the call waits for the card, so its queue is always empty.
     """
     run()  # compiles, and makes workspaces
     torch.cuda.synchronize()
@@ -279,7 +219,7 @@ def time_ms(run: Callable[[], object], *, graph: bool, repeats: int) -> Spread:
 
 
 def measure_ceilings(repeats: int) -> Ceilings:
-    # Random numbers: zeros take less power, and with it less time.
+    # Random numbers: zeros take less power, and so less time.
     source, target = torch.randint(0, 100, (2, COPY_BYTES // 2), dtype=torch.int8, device="cuda")
     copy = time_ms(lambda: target.copy_(source), graph=False, repeats=repeats)
     a, b = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE, device="cuda").bfloat16()
@@ -287,90 +227,65 @@ def measure_ceilings(repeats: int) -> Ceilings:
     return Ceilings(1e3 * COPY_BYTES / copy.low, 1e3 * 2 * MATMUL_SIZE**3 / product.low)
 
 
-def measure(case: Case, ceilings: Ceilings, *, graph: bool, repeats: int) -> dict[str, Any]:
-    """Raises ArithmeticError where our result isn't the reference's."""
-    expected = tensors(case.expected())
-    for ours, theirs in zip(tensors(case.run(gpu)), expected, strict=True):
-        error = relative_error(ours, theirs)
+def measure(case: Case, ceilings: Ceilings, *, graph: bool, repeats: int) -> Sample:
+    """A row of the table. Raises ArithmeticError where our result is wrong."""
+    for ours, expected in zip(tensors(case.run(gpu)), tensors(case.expected()), strict=True):
+        error = relative_error(ours, expected)
         if not error <= MAX_RELATIVE_ERROR:
-            raise ArithmeticError(f"ours is off by a relative {error:.1e}")
-    peer = peer_of(case)
-    return {
-        "kernel": case.operation,
-        "shape": case.shape,
-        "ours_ms": time_ms(lambda: case.run(gpu), graph=graph, repeats=repeats),
-        "fla_ms": None if peer is None else time_ms(peer, graph=graph, repeats=repeats),
-        "limit_ms": ceilings.limit_ms(case),
-    }
+            raise ArithmeticError(f"off by a relative {error:.1e}")
+    peer, limit_ms = peer_of(case), ceilings.limit_ms(case)
+    ours_ms = time_ms(lambda: case.run(gpu), graph=graph, repeats=repeats)
+    peer_ms = None if peer is None else time_ms(peer, graph=graph, repeats=repeats)
+    row: Sample = {"kernel": case.operation, "shape": case.shape, "ours, ms": ours_ms, "peer, ms": peer_ms}
+    row["peer / ours"] = None if peer_ms is None else peer_ms.median / ours_ms.median
+    return row | {"limit, ms": limit_ms, "of the limit, %": 100 * limit_ms / ours_ms.median}
 
 
 def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: str) -> Iterator[tuple[Case, bool]]:
     """The operations whose name contains `only`, and whether a case is replayed from a CUDA graph."""
     if only in "paged_attention_prefill":
         yield from ((made.paged_attention_prefill(*turn), False) for turn in WARM_TURNS)
+    has_experts, has_fp8 = made.shapes.experts is not None, multiplies_fp8(torch.device(made.device))
     for operations, sizes, graph in ((PREFILL, lengths, False), (DECODE, batches, True)):
         for size in sizes:
+            known = {"moe_experts": has_experts, "fp8_linear": has_fp8, "norm_linear": size <= NORMED_ROWS}
             for operation in operations:
-                has_experts, has_fp8 = made.shapes.experts is not None, multiplies_fp8(torch.device(made.device))
-                conditions = {"moe_experts": has_experts, "fp8_linear": has_fp8, "norm_linear": size <= NORMED_ROWS}
-                there_is = conditions.get(operation, True)
-                if only in operation and there_is:
+                if only in operation and known.get(operation, True):
                     yield getattr(made, operation)(size), graph
                     if operation == "integer_linear":
                         yield made.integer_linear(size, 8), graph
 
 
-def report(
-    cases: Iterator[tuple[Case, bool]], ceilings: Ceilings, repeats: int
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """What was measured, and which cases could not be, each with its error."""
-    results, failed = [], []
+def measure_all(cases: Iterator[tuple[Case, bool]], ceilings: Ceilings, repeats: int) -> tuple[Rows, list[str]]:
+    """The rows, and each case that failed with its error. Rows go to standard error as they come."""
+    rows, failed = [], []
     for case, graph in cases:
         try:
-            results.append(measure(case, ceilings, graph=graph, repeats=repeats))
-            print(" | ".join(map(str, row(results[-1]))), file=sys.stderr, flush=True)
+            rows.append(measure(case, ceilings, graph=graph, repeats=repeats))
+            print(rows[-1], file=sys.stderr, flush=True)
         except Exception as error:
             traceback.print_exc()
             failed.append(f"{case.operation}, {case.shape}: {type(error).__name__}: {error}")
-    return results, failed
-
-
-def row(result: dict[str, Any]) -> list[object]:
-    ours, theirs, limit_ms = result["ours_ms"], result["fla_ms"], result["limit_ms"]
-    return [
-        result["kernel"],
-        result["shape"],
-        ours.text(4),
-        "-" if theirs is None else theirs.text(4),
-        "-" if theirs is None else f"{theirs.median / ours.median:.2f}x",
-        f"{limit_ms:.4f}",
-        f"{limit_ms / ours.median:.0%}",
-    ]
+    return rows, failed
 
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(SHAPES))
-    parser.add_argument("--lengths", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384, 65536])
-    parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
-    parser.add_argument("--repeats", type=int, default=20)
-    arguments = parser.parse_args()
+    options = parser(__doc__, model=False, repeats=20)
+    options.add_argument("--models", type=lambda text: text.split(","), default=list(SHAPES))
+    options.add_argument("--lengths", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384, 65536])
+    options.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
+    options.add_argument("--only", default="", help="kernels whose name contains this")
+    arguments = parse(options)
     if not torch.cuda.is_available():
-        sys.exit("This needs an NVIDIA card. On a CPU: python -m benchmarks.kernels_cpu")
-    check_tests()
+        sys.exit("This needs an NVIDIA card.")
     torch.manual_seed(0)
     ceilings = measure_ceilings(arguments.repeats)
     sizes = arguments.lengths, arguments.batches
     cases = (case for name in arguments.models for case in cases_of(Cases(SHAPES[name]), *sizes, arguments.only))
-    results, failed = report(cases, ceilings, arguments.repeats)
-    info = machine()
-    print_machine(info)
-    print(f"copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, bf16 products {ceilings.flops_per_s / 1e12:.0f} TFLOP/s")
-    header = ["kernel", "shape", "ours, ms", "fla, ms", "fla / ours", "limit, ms", "of the limit"]
-    print_table(header, [row(result) for result in results])
-    print_json("kernels", arguments, machine=info, ceilings=vars(ceilings), results=results, failed=failed)
+    rows, failed = measure_all(cases, ceilings, arguments.repeats)
+    card = {"copies, TB/s": ceilings.bytes_per_s / 1e12, "bf16 products, TFLOP/s": ceilings.flops_per_s / 1e12}
+    report("kernels", arguments, {"The card": [card], "Kernels": rows}, failed=failed)
     if failed:
         sys.exit("Not measured:\n" + "\n".join(failed))
 

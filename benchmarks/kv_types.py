@@ -1,27 +1,23 @@
-"""What types of keys and values cost: bytes, tokens a second behind a long context, and distributions.
+"""What types of keys and values cost: bytes, speed behind a long context, and changed distributions.
 
     python -m benchmarks.make_random --size 0.8B --out random-0.8B
     python -m benchmarks.kv_types --model random-0.8B --context 512,8192
 
-Tokens of all types are decoded in turns, several times over; the median of a token's seconds counts. KL is that of the
-next token's distribution from the one with the model's own type, over `--kl-tokens` tokens of a text behind each other:
-of a random model it bounds nothing, but shows one type beside another at the family's real head size.
+KL is that of the next token's distribution from the one with the model's own type, over the first `--kl-tokens` tokens
+of a text. On a random model it only compares the types.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
-from pathlib import Path
 
 import torch
 
-from benchmarks.forward import random_ids
+from benchmarks.frame import Rows, Spread, numbers, parse, parser, report
+from benchmarks.peers import random_ids
 from qwen35mm.assets import asset_path
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
-from qwen35mm.cpu import set_num_threads
 from qwen35mm.engine import EngineSettings
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
@@ -33,7 +29,7 @@ TYPES = ("f16", "fp8", "fp8_e5m2", "int8", "k=int8,v=int4", "int4")
 
 
 class Decoding:
-    """One sequence of a type behind a context, whose next tokens are decoded one by one.
+    """A sequence with keys and values of one type behind a context.
 
     Attributes:
         prefill_speed: tokens a second of the context's last piece.
@@ -41,24 +37,16 @@ class Decoding:
 
     def __init__(self, loaded: LoadedModel, kv_dtype: str, context: int, num_tokens: int) -> None:
         model, config = loaded.model, loaded.config
-        formats = kv_formats_of(kv_dtype, model.dtype)
+        formats, num_places = kv_formats_of(kv_dtype, model.dtype), context + num_tokens
         self.token_bytes = config.kv_bytes_per_token(*formats)
-        num_places = context + num_tokens
-        pools = CachePools(
-            config,
-            num_slots=1,
-            num_tokens=num_places,
-            dtype=model.dtype,
-            device=model.layer_devices,
-            kv_formats=formats,
-        )
+        sizes = {"num_slots": 1, "num_tokens": num_places, "dtype": model.dtype, "device": model.layer_devices}
+        pools = CachePools(config, **sizes, kv_formats=formats)
         self._cache: SequenceCache = pools.new_sequence()
-        piece = EngineSettings().piece_tokens_on(model.device)
-        past = max(context - piece, 0)
+        past = max(context - EngineSettings().piece_tokens_on(model.device), 0)
         self._cache.prepare(past)
         for pair in pools.kv.layers.values():
             for rows, format in zip(pair, formats, strict=True):
-                # A context that nobody computed takes as long to read as another one.
+                # Random keys and values take as long to read as computed ones.
                 values = torch.randn(len(rows), config.text.num_key_value_heads, config.text.head_dim)
                 rows.copy_(format.quantise(values))
         self._cache.advance(past)
@@ -76,55 +64,56 @@ class Decoding:
         self._graph = StepGraph(model, pools, sampler, 1, pools.kv.blocks_for(num_places))
         self.seconds: list[float] = []
         self.step()
-        self.seconds.clear()  # the first is recorded
+        self.seconds.clear()  # the first step is recorded
 
     def step(self) -> None:
-        """Decodes a token, and notes how long that took."""
+        """Decodes a token, and notes its seconds."""
         started_s = time.perf_counter()
-        inputs = self._graph.inputs(0)
         self._cache.prepare(1)
-        inputs.set(0, self._cache, token_id=7, step=1)
+        self._graph.inputs(0).set(0, self._cache, token_id=7, step=1)
         self._graph.run(0)
         self._cache.advance(1)
         self._graph.token_ids(0)
         self.seconds.append(time.perf_counter() - started_s)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--weights", default="auto")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--types", nargs="+", default=TYPES)
-    parser.add_argument("--context", type=lambda text: [int(part) for part in text.split(",")], default=[512, 8192])
-    parser.add_argument("--tokens", type=int, default=24, help="decoded of each type and context")
-    parser.add_argument("--kl-tokens", type=int, default=1024, help="of the text; 0 leaves KL out")
-    parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
-    set_num_threads(arguments.threads)
-    loaded = load(arguments.model, dtype="bfloat16", device=arguments.device, weights=arguments.weights)
-    kl = distances(loaded, arguments.types, arguments.kl_tokens) if arguments.kl_tokens else {}
-    print(f"{'context':>8}  {'type':<16}{'B/token':>8}{'prefill tok/s':>15}{'decode tok/s':>14}{'of own':>8}{'KL':>10}")
-    for context in arguments.context:
-        runs = {name: Decoding(loaded, name, context, arguments.tokens + 1) for name in (AUTO, *arguments.types)}
-        for _ in range(arguments.tokens):
-            for run in runs.values():
-                run.step()
-        own_s = statistics.median(runs[AUTO].seconds)
-        for name, run in runs.items():
-            step_s = statistics.median(run.seconds)
-            speeds = f"{run.prefill_speed:>15.1f}{1 / step_s:>14.2f}{own_s / step_s:>8.2f}"
-            print(f"{context:>8}  {name:<16}{run.token_bytes:>8}{speeds}{kl.get(name, 0):>10.5f}", flush=True)
+def measure(loaded: LoadedModel, types: list[str], context: int, num_tokens: int, kl: dict[str, float]) -> Rows:
+    """One context: a row for each type. The types take turns with every token."""
+    runs = {name: Decoding(loaded, name, context, num_tokens + 1) for name in (AUTO, *types)}
+    for _ in range(num_tokens):
+        for run in runs.values():
+            run.step()
+    rows: Rows = []
+    speeds = {name: Spread.of(1 / each for each in run.seconds) for name, run in runs.items()}
+    for name, run in runs.items():
+        row = {"context": context, "type": name, "bytes a token": run.token_bytes, "prefill, tok/s": run.prefill_speed}
+        row |= {"decode, tok/s": speeds[name], "of own type": speeds[name].median / speeds[AUTO].median}
+        rows.append({**row, "KL": kl.get(name)})
+    return rows
 
 
 def distances(loaded: LoadedModel, types: list[str], num_tokens: int) -> dict[str, float]:
-    """Of each type the mean KL from the model's own."""
+    """Each type's mean KL from the model's own type."""
     passages = text_passages(loaded, asset_path("evaluation.txt").read_text("utf-8"), num_tokens)
     head, own = loaded.model.head, list(hidden_states(loaded, passages))
     return {
         name: diverge(passages, (head, own), (head, list(hidden_states(loaded, passages, name)))).kl_mean
         for name in types
     }
+
+
+def main() -> None:
+    options = parser(__doc__, repeats=None)
+    options.add_argument("--weights", default="auto")
+    options.add_argument("--types", nargs="+", default=TYPES)
+    options.add_argument("--context", type=numbers, default=[512, 8192])
+    options.add_argument("--tokens", type=int, default=24, help="decoded with each type and context")
+    options.add_argument("--kl-tokens", type=int, default=1024, help="of the text; 0 leaves KL out")
+    arguments = parse(options)
+    loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device, weights=arguments.weights)
+    kl = distances(loaded, arguments.types, arguments.kl_tokens) if arguments.kl_tokens else {}
+    contexts = (measure(loaded, arguments.types, each, arguments.tokens, kl) for each in arguments.context)
+    report("kv_types", arguments, {"Keys and values": [row for rows in contexts for row in rows]})
 
 
 if __name__ == "__main__":

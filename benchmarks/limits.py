@@ -1,57 +1,105 @@
-"""What a machine can do: the rate of torch's products at a model's shapes, and how fast memory is read."""
+"""The machine's limits, and what a model needs of them.
+
+A prompt needs floating point operations, a decoded token needs bytes from memory. Counted are products with weights,
+attention over the tokens before, the recurrence as its formula stands, states, keys and values. Norms, activations and
+sampling are left out. So a share of the machine's rate is a share of what is possible.
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.work import product_shapes, vision_shapes
+from benchmarks.frame import synchronize
+from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, VISION_PREFIX, Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
+from qwen35mm.model.weights import bytes_read_per_token
 
-# Rows of a product: more bring nothing, and where bfloat16 is emulated each shape takes a second.
+# Rows of a measured product. More are no faster, and where bfloat16 is emulated each shape takes a second.
 MAX_TOKENS = 512
-# More than any cache holds.
+# Larger than any cache.
 READ_BYTES = 1 << 30
 _MAX_RUNS, _RUNS_S = 5, 0.2
+# Operations for each number of a recurrent state and each token: the decay, and two each for S^T k, the update, S^T q.
+_RECURRENCE_FLOPS = 7
+
+Shapes = Counter[tuple[int, int]]
+
+
+def product_shapes(config: ModelConfig) -> Shapes:
+    """(rows, columns) of the matrices that each token of a prompt is multiplied with, and how often.
+
+    Matrices with the same input count as one, stacked. The output head is left out: a prompt needs it once.
+    """
+    stacked: dict[str, list[Target]] = {}
+    for target in _text_targets(config):
+        if target.name not in (EMBEDDING, LM_HEAD) and len(target.shape) > 1 and "conv1d" not in target.name:
+            stacked.setdefault(target.parameter, []).append(target)
+    shapes: Shapes = Counter()
+    for members in stacked.values():
+        *experts, _, columns = members[0].shape
+        rows = sum(member.shape[-2] for member in members)
+        shapes[rows, columns] += config.text.moe.num_experts_per_tok if experts and config.text.moe else 1
+    return shapes
+
+
+def prefill_flops(config: ModelConfig, length: int) -> float:
+    """Floating point operations of a prompt of `length` tokens, with the logits of the last one."""
+    text = config.text
+    products = sum(2 * rows * columns * count for (rows, columns), count in product_shapes(config).items())
+    conv = 2 * text.conv_dim * text.linear_conv_kernel_dim
+    state = _RECURRENCE_FLOPS * text.value_dim * text.linear_key_head_dim
+    # q . k and p . v, of each query with itself and the tokens before it.
+    attention = 4 * text.num_attention_heads * text.head_dim * (length + 1) / 2
+    mixers = len(text.linear_layers) * (conv + state) + len(text.attention_layers) * attention
+    return length * (products + mixers) + 2 * text.vocab_size * text.hidden_size
+
+
+def weight_bytes(
+    config: ModelConfig, dtype: torch.dtype, integers: str | None = None, devices: Sequence[torch.device] = ()
+) -> float:
+    """Bytes of weights that decoding a token reads; `integers` as for `load_model`."""
+    targets = {target.name: target for target in _text_targets(config)}
+    return bytes_read_per_token(config, targets, dtype, integers, devices)
+
+
+def cache_bytes(config: ModelConfig, num_tokens: float, kv_dtype: torch.dtype, conv_dtype: torch.dtype) -> float:
+    """Bytes of states, keys and values that decoding a token reads behind `num_tokens` tokens."""
+    return config.state_bytes(conv_dtype) + num_tokens * config.kv_bytes_per_token(kv_dtype)
+
+
+def _text_targets(config: ModelConfig) -> list[Target]:
+    targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
+    return [target for target in targets if not target.name.startswith(VISION_PREFIX)]
 
 
 class Limits:
-    """Measured in turns with the engines, so that a machine that slows down does so for its limits too."""
+    """Measures the machine. It takes turns with the engines, as they do among themselves."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         config = ModelConfig.from_pretrained(arguments.model)
-        self._shapes, self._vision_shapes = product_shapes(config), vision_shapes(config)
-        self._patch_size = config.vision.patch_size
+        self._shapes = product_shapes(config)
         self._device = torch.device(arguments.device)
         self._data = torch.ones(READ_BYTES // 4, device=self._device)
 
     @torch.inference_mode()
     def measure(self, length: int) -> dict[str, float]:
-        """Operations a second of a prompt's products, and bytes a second that are read."""
-        # Sums were the fastest of twenty ways to read. That of 64-bit integers reads several places at once, as a
-        # processor's prefetchers like it, that of floats only one; which is faster differs.
+        """Rates by title: of PyTorch's products at a prompt's shapes, in GFLOP/s, and of a sum's reads, in GB/s."""
+        # These two sums were the fastest of twenty ways to read. Which of them is faster depends on the processor.
         seconds = min(self._best_s(values.sum) for values in (self._data, self._data.view(torch.int64)))
-        return {**self._both(self._shapes, length), "read_bytes_per_s": READ_BYTES / seconds}
+        rates = {f"{name}, GFLOP/s": self._products(min(length, MAX_TOKENS), DTYPES[name]) / 1e9 for name in DTYPES}
+        return {**rates, "reads, GB/s": READ_BYTES / seconds / 1e9}
 
-    @torch.inference_mode()
-    def measure_tower(self, side: int) -> dict[str, float]:
-        """Operations a second of the vision tower's products, for a picture of so many pixels a side."""
-        return self._both(self._vision_shapes, (side // self._patch_size) ** 2)
-
-    def _both(self, shapes: Counter[tuple[int, int]], num_rows: int) -> dict[str, float]:
-        num_tokens = min(num_rows, MAX_TOKENS)
-        return {f"{name}_flops_per_s": self._products(shapes, num_tokens, dtype) for name, dtype in DTYPES.items()}
-
-    def _products(self, shapes: Counter[tuple[int, int]], num_tokens: int, dtype: torch.dtype) -> float:
-        """Each product the fastest way that torch has."""
-        flops, seconds = 0.0, 0.0
-        for (rows, columns), count in shapes.items():
+    def _products(self, num_tokens: int, dtype: torch.dtype) -> float:
+        """Operations a second of all products, each the fastest way that PyTorch has."""
+        flops = seconds = 0.0
+        for (rows, columns), count in self._shapes.items():
             weight = torch.randn(rows, columns, device=self._device).to(dtype)
             x = torch.randn(num_tokens, columns, device=self._device).to(dtype)
             flops += count * 2 * num_tokens * rows * columns
@@ -59,24 +107,23 @@ class Limits:
         return flops / seconds
 
     def _best_s(self, run: Callable[[], object]) -> float:
-        """Seconds of the fastest of some runs, after one that isn't counted."""
+        """Seconds of the fastest run after a first one that isn't counted."""
         seconds = []
-        for round_number in range(1 + _MAX_RUNS):
+        for number in range(1 + _MAX_RUNS):
             started_s = time.perf_counter()
             run()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            seconds += [time.perf_counter() - started_s] if round_number else []
+            synchronize(self._device)
+            seconds += [time.perf_counter() - started_s] if number else []
             if sum(seconds) > _RUNS_S:
                 break
         return min(seconds)
 
 
 def products(x: torch.Tensor, weight: torch.Tensor) -> Iterator[Callable[[], object]]:
-    """The ways that torch has for x [T, columns] and weight [rows, columns]: as they are, in float32, and packed."""
+    """The ways that PyTorch has to multiply x [T, columns] with weight [rows, columns]."""
     yield lambda: F.linear(x, weight)
     if weight.dtype != torch.float32:
-        # Where a processor only emulates the dtype, far more.
+        # Faster where a processor only emulates the dtype.
         yield lambda: F.linear(x.float(), weight.float())
     if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
         try:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B --dtype bfloat16 --seed 0
 
-Sizes are those of the family's table. The tokenizer, the chat template and the processors are the bundled demo
-model's, and so are the special tokens' ids; the vocabulary has its real size. One shard is in memory at a time.
+Tokenizer, chat template, processors and the special tokens' ids are the bundled model's. The vocabulary has its real
+size. One shard is in memory at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ SHARD_BYTES = 1 << 30
 
 
 def make_config(size: str, dtype: str) -> dict[str, Any]:
-    """The config.json of a size, with the demo tokenizer's ids."""
+    """The config.json of a size, with the bundled tokenizer's ids."""
     demo = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
     config = family_config(size, dtype)
     config["text_config"]["eos_token_id"] = demo["eos_token_id"]
@@ -41,7 +40,7 @@ def make_config(size: str, dtype: str) -> dict[str, Any]:
 
 
 def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Values of a trained model's kind: decays of 0.94 to 0.997, matrices of 1 / sqrt(fan_in), norms near one."""
+    """Values as in trained models: decays of 0.94 to 0.997, matrices of 1 / sqrt(fan_in), norms near one."""
     name = target.name
     values = torch.empty(target.shape, dtype=dtype)
     if name.endswith("A_log"):
@@ -54,9 +53,7 @@ def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator
         return values.uniform_(-0.5, 0.5, generator=generator)
     if "norm" in name and name.endswith("weight"):
         plain = "linear_attn.norm" in name or ".visual." in name
-        return (
-            values.uniform_(0.6, 1.4, generator=generator) if plain else values.uniform_(-0.4, 0.4, generator=generator)
-        )
+        return values.uniform_(0.6 if plain else -0.4, 1.4 if plain else 0.4, generator=generator)
     if name.endswith("bias"):
         return values.normal_(0, 0.1, generator=generator)
     fan_in = math.prod(target.shape[1:]) if len(target.shape) != 3 else math.prod(target.shape[2:])
@@ -64,28 +61,16 @@ def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator
 
 
 def favour_digits(head: torch.Tensor) -> None:
-    """Changes an output head, [ids, hidden], so that digits are the likeliest tokens whatever stands before them.
+    """Changes an output head, [ids, hidden], so that digits are always the likeliest tokens.
 
-    Most ids of a random checkpoint have no text, and servers have nothing to send then. Each digit is one token, and
-    text of digits has the same tokens when it comes back in the next turn's prompt.
+    Most ids of a random checkpoint have no text, so servers would have nothing to send. Text of digits has the same
+    tokens when it comes back in the next prompt.
     """
     ids = Tokenizer.from_pretrained(DEMO).encode_plain("0123456789")
     some = head[ids[:5]].clone()
-    # Not zero: with tied embeddings these are the prompt's values, too, which are normed first.
+    # Not zero: with tied embeddings these are the prompt's values too, and a norm divides by their size.
     head.mul_(0.01)
     head[ids[:5]], head[ids[5:]] = some, -some
-
-
-def shards(targets: list[Target], itemsize: int) -> Iterator[list[Target]]:
-    """Cuts the tensors into groups of about SHARD_BYTES."""
-    group: list[Target] = []
-    for target in targets:
-        group.append(target)
-        if sum(member.numel for member in group) * itemsize >= SHARD_BYTES:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) -> int:
@@ -93,7 +78,12 @@ def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) 
     data = make_config(size, dtype)
     config = ModelConfig.from_dict(data)
     targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
-    groups = list(shards(targets, DTYPES[dtype].itemsize))
+    groups: list[list[Target]] = [[]]
+    for target in targets:
+        groups[-1].append(target)
+        if sum(member.numel for member in groups[-1]) * DTYPES[dtype].itemsize >= SHARD_BYTES:
+            groups.append([])
+    groups = [group for group in groups if group]
     generator = torch.Generator().manual_seed(seed)
     weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, start=1):
@@ -111,7 +101,7 @@ def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) 
     for path in DEMO.glob("*"):
         if path.suffix in (".json", ".jinja") and path.name != "config.json":
             shutil.copy(path, out)
-    # Last: it says that all is there.
+    # Last: with it, the checkpoint is complete.
     (out / "config.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
     return num_parameters
 
@@ -119,10 +109,10 @@ def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="0.8B")
-    parser.add_argument("--out", type=Path, required=True, help="a folder that doesn't exist yet, or is empty")
+    parser.add_argument("--out", type=Path, required=True, help="a new or empty folder")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--digits", action="store_true", help="one that writes digits, for servers' benchmarks")
+    parser.add_argument("--digits", action="store_true", help="make it write digits, for `serving`")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if any(arguments.out.iterdir()):

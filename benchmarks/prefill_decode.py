@@ -1,370 +1,242 @@
-"""Prefill and decode speed and peak memory: ours, transformers' and llama.cpp's, beside what the machine can.
+"""Prefill and decode speed and peak memory: ours, transformers' and llama.cpp's, beside the machine's limits.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
     python -m benchmarks.prefill_decode --model /tmp/random-0.8B --peer transformers
-    python -m benchmarks.prefill_decode --model /tmp/random-0.8B --weights bf16,int8,int4 --peer transformers \\
-        --peer llama.cpp --llama-bench build/bin/llama-bench --gguf bf16.gguf --gguf q8_0.gguf --gguf q4_0.gguf
+    python -m benchmarks.prefill_decode --model /tmp/random-0.8B --weights bf16,int8,int4 --peer llama.cpp \\
+        --llama-bench build/bin/llama-bench --gguf bf16.gguf --gguf q8_0.gguf
 
-Prefill multiplies large matrices and is bound by arithmetic; decode reads every weight for one token and is bound by
-memory bandwidth. So the rate of torch's products at the model's shapes and the rate of reading memory are measured
-too, and each engine's share of the highest that were seen is told: of the products a prompt needs, and of the weights,
-states, keys and values that a token needs (`work`). Each engine lives in a process of its own; they and the machine
-are measured in turns, one length after the other, so that a machine that slows down does so for all.
-What is known after each round stands on the standard error, whole tables on the standard output.
-
-The prompt is random text in one piece, ending in the logits of its last token; then tokens are decoded greedily. A
-run's rate is its tokens over its time. On a GPU ours decodes as the engine does, by CUDA graphs and one step ahead of
-the host; transformers takes flash-linear-attention and causal-conv1d where they are installed, and where it takes each
-operation of a Gated DeltaNet layer from is told. `--steps 65536` has the engine, with its cache, read one prompt of
-that length and tells at every depth how long its steps were: whoever is being answered waits for each of them. Their
-CPU time for each thread stands beside it, which a busy machine changes less. How to make the GGUFs and llama-bench, and
-what else to do on a busy machine: docs/performance.md.
+Prefill is bound by arithmetic and decode by memory bandwidth. So the machine's rates of both are measured too, and the
+table shows each engine's share of the highest rate that was seen (`limits`). An engine that computes in int8 may pass
+100 %. The prompt is random text, up to the logits of its last token. Then tokens are decoded greedily. On a GPU ours
+decodes as the engine does: by CUDA graphs and one step ahead of the host.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import llama_cpp
-from benchmarks.engines import print_operations
-from benchmarks.forward import Ours, Transformers
-from benchmarks.limits import Limits
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table
-from benchmarks.work import cache_bytes, prefill_flops, vision_flops, weight_bytes
-from benchmarks.worker import Worker, numbers, parser, rounds, set_threads
+from benchmarks import peers
+from benchmarks.frame import Rows, Sample, Spread, Worker, ask_in_turns, numbers, parse, parser, report
+from benchmarks.limits import Limits, cache_bytes, prefill_flops, weight_bytes
+from benchmarks.peers import LLAMA_CPP, TRANSFORMERS, LlamaCpp, Transformers, peak_bytes, random_ids
+from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.shards import GGUF_NOTE
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine import EngineSettings
+from qwen35mm.engine.batches import prefill_batch
+from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.settings import piece_tokens_at
+from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.errors import ConfigError
+from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES, choose_integers, weights_name
 from qwen35mm.model.weight_formats import AS_STORED
 from qwen35mm.model.weights import as_stored, bytes_read_per_token
 
-MACHINE, OURS, TRANSFORMERS, LLAMA_CPP = "the machine", "qwen35mm", "transformers", "llama.cpp"
-Runs = list[dict[str, Any]]
+MACHINE, OURS = "the machine", "qwen35mm"
+# Tokens before each sequence of a batch.
+SLOT_TOKENS = 64
+
+
+class Ours:
+    """The model in one format of weights, its cache and its decode step, without an engine around them."""
+
+    def __init__(self, arguments: argparse.Namespace, weights: str) -> None:
+        self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
+        loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device, weights=weights)
+        self.model, self._config = loaded.model, loaded.config
+        self._piece_tokens = EngineSettings().piece_tokens_on(self.model.device)
+        num_slots = max(arguments.slots)
+        most = max(*arguments.lengths, SLOT_TOKENS) + self._num_decoded
+        num_tokens = most + num_slots * (SLOT_TOKENS + self._num_decoded + DEFAULT_BLOCK_SIZE)
+        devices = self.model.layer_devices
+        self._pools = CachePools(self._config, num_slots=num_slots, num_tokens=num_tokens, dtype=dtype, device=devices)
+        # Without a request in a slot, the sampler takes the likeliest token.
+        sampler = Sampler(num_slots, self._config.text.vocab_size, [], self.model.head_device)
+        max_blocks = self._pools.kv.blocks_for(most)
+        self._graphs = {size: StepGraph(self.model, self._pools, sampler, size, max_blocks) for size in arguments.slots}
+
+    def measure(self, length: int) -> Sample:
+        """Seconds of a prompt's prefill and of the tokens after it, and this process's peak memory."""
+        started_s = time.perf_counter()
+        cache, token_id = self._prefill(random_ids(length))
+        prefill_s = time.perf_counter() - started_s
+        decode_s = self._decode([cache], [token_id])
+        return {"prefill_s": prefill_s, "decode_s": decode_s, "peak_bytes": peak_bytes(self.model.device)}
+
+    def measure_slots(self, num_slots: int) -> Sample:
+        """Seconds of decoding so many sequences in one batch."""
+        caches, token_ids = zip(*(self._prefill(random_ids(SLOT_TOKENS)) for _ in range(num_slots)), strict=True)
+        return {"decode_s": self._decode(list(caches), list(token_ids))}
+
+    def _prefill(self, token_ids: torch.Tensor) -> tuple[SequenceCache, int]:
+        cache = self._pools.new_sequence()
+        positions = torch.arange(len(token_ids)).expand(3, -1)
+        token_ids, positions = token_ids.to(self.model.device), positions.to(self.model.device)
+        while cache.length < len(token_ids):
+            stop = cache.length + piece_tokens_at(cache.length, self._piece_tokens, self.model.device)
+            ids, places = token_ids[cache.length : stop], positions[:, cache.length : stop]
+            cache.prepare(len(ids))
+            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(ids), places))
+            cache.advance(len(ids))
+        return cache, int(self.model.logits(hidden[-1:]).argmax())
+
+    def _decode(self, caches: list[SequenceCache], token_ids: list[int]) -> float:
+        """Seconds; frees the caches. On a GPU a step is launched before the one before it is read."""
+        graph, ahead = self._graphs[len(caches)], self.model.device.type != "cpu"
+        started_s = time.perf_counter()
+        for step in range(self._num_decoded):
+            inputs = graph.inputs(step % 2)
+            for row, cache in enumerate(caches):
+                cache.prepare(1)
+                inputs.set(row, cache, token_id=None if step and ahead else token_ids[row], step=step + 1)
+            graph.run(step % 2)
+            for cache in caches:
+                cache.advance(1)
+            if not ahead:
+                token_ids = graph.token_ids(step % 2)
+            elif step:
+                graph.token_ids(1 - step % 2)
+        graph.token_ids((self._num_decoded - 1) % 2)
+        seconds = time.perf_counter() - started_s
+        for cache in caches:
+            cache.free()
+        return seconds
 
 
 @dataclass(frozen=True)
-class Measured:
-    """An engine in a process of its own, or what measures the machine.
-
-    Attributes:
-        weight_bytes: that decoding a token reads.
-    """
+class Engine:
+    """An engine's worker, the format of its weights, and the bytes of weights that decoding a token reads."""
 
     name: str
     weights: str
     worker: Worker
     weight_bytes: float = 0.0
 
-    @property
-    def key(self) -> str:
-        return f"{self.name} {self.weights}"
-
 
 class Bench:
-    """The engines and the machine, asked in turns; results are yielded as they stand after each round."""
+    """The machine and the engines."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, stack: ExitStack) -> None:
         self._arguments, self._config = arguments, ModelConfig.from_pretrained(arguments.model)
         self._dtype = DTYPES[arguments.dtype]
-        self.measured = [Measured(MACHINE, "", Worker(Limits, arguments)), *self._engines()]
+        plain = weights_name(self._dtype)
 
-    def close(self) -> None:
-        for measured in self.measured:
-            measured.worker.close()
+        def add(name: str, weights: str, num_bytes: float, make: Any, *options: Any) -> None:
+            worker = stack.enter_context(Worker(make, arguments, *options))
+            self.engines.append(Engine(name, weights, worker, num_bytes))
 
-    def operations(self) -> dict[str, str]:
-        """See `TransformersPeer.operations`; {} without it."""
-        found = [measured.worker.ask("operations") for measured in self.measured if measured.name == TRANSFORMERS]
-        return found[0] if found else {}
+        self.engines: list[Engine] = []
+        self.limits: Rows = []
+        add(MACHINE, "", 0, Limits)
+        for weights in arguments.weights:
+            integers, num_bytes = self._own_weights(weights)
+            add(OURS, integers or plain, num_bytes, Ours, weights)
+        if TRANSFORMERS in arguments.peer:
+            add(TRANSFORMERS, plain, weight_bytes(self._config, self._dtype), Transformers)
+        for path in arguments.gguf:
+            add(LLAMA_CPP, path.stem, peers.gguf_bytes_read(self._config, path), LlamaCpp, path)
 
-    def length(self, length: int) -> Iterator[Runs]:
-        """What the machine can, and then what each engine does with a prompt of this length."""
+    def length(self, length: int) -> Rows:
+        """A prompt of `length` tokens: each engine's speed."""
         flops = prefill_flops(self._config, length) / length
-        for (_, runs), *engines in self._ask([MACHINE, OURS, TRANSFORMERS, LLAMA_CPP], "measure", length):
-            limits = spreads(runs)
-            result = {"engine": MACHINE, "weights": "", "length": length, **limits, "flops_per_prompt_token": flops}
-            yield [result, *(self._rates(engine, length, runs, flops, limits) for engine, runs in engines)]
+        (_, limits), *runs = self._ask("measure", length)
+        rates = {name: Spread.of(run[name] for run in limits) for name in limits[0]}
+        self.limits.append({"prompt": length, "GFLOP a token": flops / 1e9, **rates})
+        # A product may be computed in any precision.
+        fastest = 1e9 * max(rates[f"{name}, GFLOP/s"].high for name in DTYPES)
+        reads = 1e9 * rates["reads, GB/s"].high
+        rows: Rows = []
+        for engine, samples in runs:
+            num_decoded, is_llama = self._arguments.decode_tokens, engine.name == LLAMA_CPP
+            prefill = Spread.of(length / run["prefill_s"] for run in samples)
+            decode = Spread.of(num_decoded / run["decode_s"] for run in samples)
+            kept = (LlamaCpp.KV_DTYPE, LlamaCpp.CONV_DTYPE) if is_llama else (self._dtype, self._dtype)
+            # On average, half of the decoded tokens are in the cache.
+            read = engine.weight_bytes + cache_bytes(self._config, length + num_decoded / 2, *kept)
+            row = {"engine": engine.name, "weights": engine.weights, "prompt": length, "prefill, tok/s": prefill}
+            row |= {"of products, %": 100 * prefill.median * flops / fastest, "decode, tok/s": decode}
+            row |= {"read a token, MB": read / 1e6, "of reads, %": 100 * decode.median * read / reads}
+            row["peak memory, GiB"] = max(run["peak_bytes"] for run in samples) / 2**30
+            # llama-bench loads the model for every measurement, outside of what it measures.
+            rows.append({**row, "load, s": None if is_llama else engine.worker.load_s})
+        return rows
 
-    def slots(self) -> Runs:
-        """Ours with several sequences in one batch: tokens a second of all together, and how many times one's."""
-        results: Runs = []
+    def slots(self) -> Rows:
+        """Ours with several sequences in one batch."""
+        rows: Rows = []
         ones: dict[str, float] = {}
-        for num_slots in self._arguments.slots:
-            *_, samples = self._ask([OURS], "measure_slots", num_slots)
-            for engine, runs in samples:
-                rate = Spread.of([num_slots * self._arguments.decode_tokens / run["decode_s"] for run in runs])
-                multiple = rate.median / ones.setdefault(engine.key, rate.median)
-                result = {"weights": engine.weights, "num_slots": num_slots, "tokens_per_s": rate}
-                results.append({**result, "multiple": multiple})
-        return results
+        for num_slots in self._arguments.slots if len(self._arguments.slots) > 1 else ():
+            for engine, samples in self._ask("measure_slots", num_slots, only=(OURS,)):
+                rate = Spread.of(num_slots * self._arguments.decode_tokens / run["decode_s"] for run in samples)
+                times = rate.median / ones.setdefault(engine.weights, rate.median)
+                row = {"sequences": num_slots, "weights": engine.weights, "all together, tok/s": rate}
+                rows.append({**row, "times one's": times})
+        return rows
 
-    def steps(self, length: int) -> Runs:
-        """The engine's steps of one long prompt, by eighths of it."""
-        results: Runs = []
-        for measured in self.measured:
-            if measured.name == OURS:
-                steps = measured.worker.ask("measure_steps", length)
-                for part in range(8):
-                    low, high = part * length // 8, (part + 1) * length // 8
-                    found = [step for step in steps if low < step["stop"] <= high]
-                    result: dict[str, Any] = {"weights": measured.weights, "stop": high, "num_steps": len(found)}
-                    result["peak_bytes"] = found[-1]["peak_bytes"]
-                    result["tokens_per_s"] = (high - low) / sum(step["step_s"] for step in found)
-                    seconds = {name: Spread.of([step[name] for step in found]) for name in ("step_s", "cpu_s")}
-                    results.append(result | seconds)
-        return results
+    def _ask(self, method: str, value: int, only: tuple[str, ...] = ()) -> list[tuple[Engine, list[Sample]]]:
+        asked = {f"{engine.name} {engine.weights}": engine for engine in self.engines if engine.name in (only or _ALL)}
+        warm = [key for key, engine in asked.items() if engine.name == LLAMA_CPP]
+        workers = {key: engine.worker for key, engine in asked.items()}
+        samples = ask_in_turns(workers, self._arguments.repeats, method, value, warm=warm)
+        return [(engine, samples[key]) for key, engine in asked.items()]
 
-    def tower(self, side: int) -> Iterator[Runs]:
-        """What the machine can at the vision tower's shapes, and then each engine's time for a picture."""
-        rows = side // self._config.vision.patch_size
-        flops = vision_flops(self._config, rows, rows)
-        for (_, runs), *engines in self._ask([MACHINE, OURS, TRANSFORMERS], "measure_tower", side):
-            limits = spreads(runs)
-            results: Runs = [{"engine": MACHINE, "weights": "", **limits, "flops": flops}]
-            for engine, runs in engines:
-                seconds = Spread.of([run["tower_s"] for run in runs])
-                share = flops / seconds.median / fastest_products(limits)
-                results.append({"engine": engine.name, "weights": engine.weights, "tower_s": seconds, "share": share})
-            yield results
-
-    def _rates(
-        self, engine: Measured, length: int, runs: Runs, flops: float, limits: dict[str, Spread]
-    ) -> dict[str, Any]:
-        num_decoded = self._arguments.decode_tokens
-        prefill = Spread.of([length / run["prefill_s"] for run in runs])
-        decode = Spread.of([num_decoded / run["decode_s"] for run in runs])
-        kept = (llama_cpp.KV_DTYPE, llama_cpp.CONV_DTYPE) if engine.name == LLAMA_CPP else (self._dtype, self._dtype)
-        # In the middle of what is decoded the sequence is half of it longer.
-        read = engine.weight_bytes + cache_bytes(self._config, length + num_decoded / 2, *kept)
-        return {
-            "engine": engine.name,
-            "weights": engine.weights,
-            "length": length,
-            "prefill_tokens_per_s": prefill,
-            "prefill_share": prefill.median * flops / fastest_products(limits),
-            "decode_tokens_per_s": decode,
-            "decode_share": decode.median * read / limits["read_bytes_per_s"].high,
-            "bytes_read_per_token": read,
-            "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
-            "load_s": engine.worker.load_s,
-            "build": runs[0].get("build"),
-        }
-
-    def _ask(self, names: list[str], method: str, value: int) -> Iterator[list[tuple[Measured, Runs]]]:
-        asked = {measured.key: measured for measured in self.measured if measured.name in names}
-        workers = {key: measured.worker for key, measured in asked.items()}
-        warm = [key for key, measured in asked.items() if measured.name == LLAMA_CPP]
-        for samples in rounds(workers, self._arguments.repeats, method, value, warm=warm):
-            yield [(measured, samples[key]) for key, measured in asked.items()]
-
-    def _as_stored(self, plain_bytes: float) -> tuple[str | None, float]:
-        """What a quantised checkpoint is kept as, and the bytes of it that a token reads; else these bytes."""
-        folder = Path(self._arguments.model)
-        if self._config.quantization is None and not (folder / GGUF_NOTE).is_file():
-            return None, plain_bytes
-        stored = read_checkpoint(folder, self._config.quantization)
+    def _own_weights(self, weights: str) -> tuple[str | None, float]:
+        """What `--weights` means for this checkpoint, and the bytes that a token reads."""
+        integers, folder = choose_integers(weights, self._dtype), Path(self._arguments.model)
         devices = [torch.device(self._arguments.device)]
+        if integers != AS_STORED:
+            return integers, weight_bytes(self._config, self._dtype, integers, devices)
+        if self._config.quantization is None and not (folder / GGUF_NOTE).is_file():
+            return None, weight_bytes(self._config, self._dtype, None, devices)
+        stored = read_checkpoint(folder, self._config.quantization)
         integers = as_stored(stored, self._dtype, devices)
         return integers, bytes_read_per_token(self._config, stored, self._dtype, integers, devices)
 
-    def _engines(self) -> Iterator[Measured]:
-        arguments, plain = self._arguments, weights_name(self._dtype)
-        for weights in arguments.weights:
-            integers = choose_integers(weights, self._dtype)
-            devices = [torch.device(arguments.device)]
-            num_bytes = weight_bytes(self._config, self._dtype, None if integers == AS_STORED else integers, devices)
-            if integers == AS_STORED:
-                integers, num_bytes = self._as_stored(num_bytes)
-            yield Measured(OURS, integers or plain, Worker(Ours, arguments, weights), num_bytes)
-        if TRANSFORMERS in arguments.peer:
-            num_bytes = weight_bytes(self._config, self._dtype)
-            yield Measured(TRANSFORMERS, plain, Worker(Transformers, arguments), num_bytes)
-        for path in arguments.gguf:
-            num_bytes = llama_cpp.weight_bytes(self._config, llama_cpp.gguf_tensors(path))
-            yield Measured(LLAMA_CPP, path.stem, Worker(llama_cpp.LlamaCpp, arguments, path), num_bytes)
+
+_ALL = (MACHINE, OURS, TRANSFORMERS, LLAMA_CPP)
 
 
-def spreads(runs: Runs) -> dict[str, Spread]:
-    return {name: Spread.of([run[name] for run in runs]) for name in runs[0]}
-
-
-def fastest_products(limits: dict[str, Spread]) -> float:
-    """Operations a second: a product may be computed in any precision, and what else runs makes no machine's limit."""
-    return max(limits[f"{name}_flops_per_s"].high for name in DTYPES)
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
+def main() -> None:
     options = parser(__doc__)
-    options.add_argument(
-        "--peer", choices=[TRANSFORMERS, LLAMA_CPP], action="append", default=[], help="measure this engine as well"
-    )
-    options.add_argument("--llama-bench", type=Path, metavar="BIN", help="llama.cpp's own benchmark")
-    options.add_argument(
-        "--gguf", type=Path, action="append", default=[], metavar="FILE", help="the model for llama.cpp"
-    )
-    options.add_argument(
-        "--weights", default="auto", help="ours in these formats, as bf16,int8; auto is the dtype's own"
-    )
-    options.add_argument("--lengths", type=numbers, default=[512], help="of prompts, as 512,8192")
+    peers.add_options(options, "llama-bench")
+    options.add_argument("--weights", default="auto", help="our formats, as bf16,int8")
+    options.add_argument("--lengths", type=numbers, default=[512], help="tokens of the prompts, as 512,8192")
     options.add_argument("--decode-tokens", type=int, default=16, help="after each prompt")
-    options.add_argument("--slots", type=numbers, default=[], help="sequences in one batch, ours alone, as 1,4")
-    options.add_argument("--steps", type=int, help="tokens of a prompt that the engine reads, ours alone, as 65536")
-    options.add_argument("--picture", type=int, help="pixels a side of a picture for the vision tower, as 1024")
-    options.add_argument("--repeats", type=int, default=3)
-    arguments = options.parse_args(argv)
+    options.add_argument("--slots", type=numbers, default=[], help="our sequences in one batch, as 1,4")
+    arguments = parse(options)
     arguments.weights = arguments.weights.split(",")
+    arguments.slots = sorted({1, *arguments.slots})
     try:
         for weights in arguments.weights:
             choose_integers(weights, DTYPES[arguments.dtype])
     except ConfigError as error:
         options.error(str(error))
-    if (LLAMA_CPP in arguments.peer) != bool(arguments.gguf and arguments.llama_bench):
-        options.error("--peer llama.cpp, --llama-bench and --gguf go together")
+    peers.check_options(options, arguments, "llama-bench")
     if arguments.gguf and arguments.device != "cpu":
-        options.error("llama.cpp is measured on the CPU alone")
-    for path in [*arguments.gguf, *([arguments.llama_bench] if arguments.llama_bench else [])]:
-        if not path.is_file():
-            options.error(f"{path} is no file")
+        options.error("llama.cpp is measured on the CPU only")
     if len({path.stem for path in arguments.gguf}) < len(arguments.gguf):
-        options.error("each --gguf needs a name of its own: the table has no folders")
-    if arguments.steps is not None and arguments.steps < 4096:
-        options.error("--steps must be at least 4096: each eighth of it needs a step")
-    if arguments.slots:
-        # What the others are multiples of comes first.
-        arguments.slots = sorted({1, *arguments.slots})
-    if arguments.picture is not None and (arguments.picture < 32 or arguments.picture % 32):
-        options.error("--picture must be a multiple of 32")
-    return arguments
-
-
-def main() -> None:
-    arguments = parse(sys.argv[1:])
-    set_threads(arguments)
-    info = machine()
-    bench = Bench(arguments)
-    operations = bench.operations()
-    print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
-    print_machine(info)
-    print_operations(operations)
-    results: Runs = []
-    for length in arguments.lengths:
-        results += shown(bench.length(length), arguments.repeats, print_length)
-    slots = bench.slots()
-    print_slots(slots)
-    steps = bench.steps(arguments.steps) if arguments.steps else []
-    print_steps(steps)
-    towers = shown(bench.tower(arguments.picture), arguments.repeats, print_tower) if arguments.picture else []
-    bench.close()
-    values = {"results": results, "slots_results": slots, "steps_results": steps, "tower_results": towers}
-    print_json("prefill_decode", arguments, machine=info, peer_operations=operations, **values)
-
-
-def shown(results: Iterator[Runs], num_rounds: int, show: Callable[[Runs], None]) -> Runs:
-    """Shows results after each round, before the last one where progress is told."""
-    found: Runs = []
-    for round_number, found in enumerate(results, 1):
-        with contextlib.redirect_stdout(sys.stdout if round_number == num_rounds else sys.stderr):
-            show(found)
-            sys.stdout.flush()
-    return found
-
-
-def print_length(results: Runs) -> None:
-    """The machine's limits in words, and the engines' table."""
-    limits, *engines = results
-    print(
-        f"\n{limits['length']} tokens, {limits['flops_per_prompt_token'] / 1e9:.2f} GFLOP each. {limits_text(limits)}"
-    )
-    print_table(
-        [
-            "engine",
-            "weights",
-            "prefill, tok/s",
-            "of products",
-            "decode, tok/s",
-            "read a token, MB",
-            "of reads",
-            "peak memory, GiB",
-            "load, s",
-        ],
-        [
-            [
-                result["engine"],
-                result["weights"],
-                result["prefill_tokens_per_s"].text(),
-                f"{result['prefill_share']:.0%}",
-                result["decode_tokens_per_s"].text(2),
-                f"{result['bytes_read_per_token'] / 1e6:,.0f}",
-                f"{result['decode_share']:.0%}",
-                f"{result['peak_gib']:.2f}",
-                # llama-bench loads the model each time, outside of what it measures.
-                "" if result["engine"] == LLAMA_CPP else f"{result['load_s']:.1f}",
-            ]
-            for result in engines
-        ],
-    )
-
-
-def limits_text(limits: dict[str, Any]) -> str:
-    """What the machine can, in words."""
-    rates = [f"{limits[f'{name}_flops_per_s'].scaled(1e-9).text(0)} GFLOP/s in {name}" for name in DTYPES]
-    reads = limits.get("read_bytes_per_s")
-    memory = f", its reads {reads.scaled(1e-9).text()} GB/s" if reads else ""
-    return f"This machine's products reach {' and '.join(rates)}{memory}."
-
-
-def print_slots(results: Runs) -> None:
-    """Decode of several sequences in one batch."""
-    if results:
-        print("\nSequences decoded in one batch, ours:")
-        print_table(
-            ["sequences", "weights", "all together, tok/s", "times one's"],
-            [
-                [result["num_slots"], result["weights"], result["tokens_per_s"].text(2), f"{result['multiple']:.2f}"]
-                for result in results
+        options.error("each --gguf needs a different file name: the table has no folders")
+    with ExitStack() as stack:
+        bench = Bench(arguments, stack)
+        operations = [engine.worker.ask("operations") for engine in bench.engines if engine.name == TRANSFORMERS]
+        tables = {
+            "The machine": bench.limits,
+            "Prompts, and tokens decoded behind them": [
+                row for each in arguments.lengths for row in bench.length(each)
             ],
-        )
-
-
-def print_steps(results: Runs) -> None:
-    """The engine's steps at the depths of one long prompt."""
-    if results:
-        print("\nSteps of a long prompt's prefill by the engine, ours:")
-        print_table(
-            ["up to token", "weights", "steps", "tok/s", "a step, s", "its CPU, s", "peak memory, GiB"],
-            [
-                [
-                    f"{r['stop']:,}",
-                    r["weights"],
-                    r["num_steps"],
-                    f"{r['tokens_per_s']:.0f}",
-                    r["step_s"].text(2),
-                    r["cpu_s"].text(2),
-                    f"{r['peak_bytes'] / 2**30:.2f}",
-                ]
-                for r in results
-            ],
-        )
-
-
-def print_tower(results: Runs) -> None:
-    """The vision tower."""
-    limits, *engines = results
-    print(f"\nThe picture, {limits['flops'] / 1e12:.2f} TFLOP in the tower. {limits_text(limits)}")
-    print_table(
-        ["engine", "weights", "tower, s", "of products"],
-        [[r["engine"], r["weights"], r["tower_s"].text(2), f"{r['share']:.0%}"] for r in engines],
-    )
+            "Sequences decoded in one batch, ours": bench.slots(),
+        }
+    report("prefill_decode", arguments, tables, peer_operations="\n".join(operations))
 
 
 if __name__ == "__main__":

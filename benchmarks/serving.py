@@ -5,15 +5,14 @@
     python -m benchmarks.serving --model /tmp/digits-0.8B --peer transformers \\
         --peer llama.cpp --llama-server build/bin/llama-server --gguf /tmp/digits-bf16.gguf
 
-Each client has a conversation of two turns, streamed: a prompt of random words, and behind the reply a short question.
-All clients begin at one time, and each begins its second turn when its first has ended. The first token is there when
-the first event with text is. The second turn's time shows what a server keeps of a conversation.
+Each client has a conversation of two turns, streamed: a prompt of random words, and a short question behind the reply.
+All clients begin together. The first token is there with the first event that has text. The second turn's time shows
+what a server keeps of a conversation.
 
-Servers are `qwen35mm serve`, `transformers serve` and llama.cpp's `llama-server`, each in a process of its own, started
-for as many requests at one time as there are clients at most (transformers answers one after the other), and asked in
-turns, so that a machine that slows down does so for all. All see the same prompts, each of them once, and decode
-greedily. A checkpoint made with `--digits` is needed: of others, most tokens have no text. transformers gets the
-language model alone: for the whole it takes torchvision. What is known after each round stands on the standard error.
+`qwen35mm serve` and `llama-server` run with as many slots as there are clients at most; `transformers serve` answers
+one request after the other. All see the same prompts, each of them once, and decode greedily. The checkpoint must be
+made with `--digits`: most tokens of others have no text. transformers serves the language model only, since the whole
+model needs torchvision.
 """
 
 from __future__ import annotations
@@ -30,22 +29,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table
-from benchmarks.worker import numbers, parser, set_threads
+from benchmarks import peers
+from benchmarks.frame import Rows, Sample, Spread, numbers, parse, parser, report
+from benchmarks.peers import LLAMA_CPP, TRANSFORMERS
 from qwen35mm.assets import asset_path
 from qwen35mm.tokenizer import Tokenizer
 
-OURS, TRANSFORMERS, LLAMA_CPP = "qwen35mm", "transformers", "llama.cpp"
+OURS = "qwen35mm"
 QUESTION_TOKENS = 16
-# Of a prompt's template, and where a reply's text has other tokens in the next prompt.
+# Tokens for the template, and for a reply whose text has other tokens in the next prompt.
 _ROOM = 256
 _START_S = 600.0
 _TURN_S = 3600.0
@@ -53,7 +53,7 @@ _TURN_S = 3600.0
 
 @dataclass(frozen=True)
 class Turn:
-    """What a client saw of one turn; `num_cached` is None where the server doesn't say."""
+    """What a client saw of one turn; `num_cached` is None where the server doesn't report it."""
 
     first_s: float
     num_prompt: int
@@ -61,40 +61,27 @@ class Turn:
     num_written: int
 
 
-@dataclass
-class Runs:
-    """What all clients of some rounds saw: seconds of each round, and turns, first ones and second ones."""
-
-    seconds: list[float] = field(default_factory=list)
-    turns: tuple[list[Turn], list[Turn]] = field(default_factory=lambda: ([], []))
-    num_written: list[int] = field(default_factory=list)
-
-
 class Server:
     """A server in a process of its own, ready.
 
     Args:
-        name: what to call it.
-        command: starts it on the port that `{port}` stands for.
+        name: what the table calls it.
+        command: starts it on the port that replaces `{port}`.
         model: what it calls its model.
     """
 
-    def __init__(self, name: str, command: Sequence[str], model: str, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], model: str) -> None:
         self.name, self.model = name, model
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
-        # A pipe that nobody empties would stop it.
+        # A pipe that nobody reads would block it.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         started = [part.replace("{port}", str(port)) for part in command]
         begun_s = time.perf_counter()
-        self._process = subprocess.Popen(
-            started,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
+        files: Any = {"stdin": subprocess.DEVNULL, "stdout": self._output, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(started, env=environment, **files)
         try:
             self._wait(begun_s + _START_S)
         except BaseException:
@@ -112,9 +99,7 @@ class Server:
         self._output.close()
 
     def _wait(self, deadline_s: float) -> None:
-        while time.perf_counter() < deadline_s:
-            if self._process.poll() is not None:
-                break
+        while time.perf_counter() < deadline_s and self._process.poll() is None:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.address}/health", timeout=5).status_code == 200:
                     return
@@ -125,7 +110,7 @@ class Server:
 
 
 def commands(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, list[str], str]]:
-    """Name, command and the model's name of each server; files that a command needs are written to the folder."""
+    """Name, command and the model's name of each server. `folder` takes the files that a command needs."""
     most, threads = max(arguments.clients), str(torch.get_num_threads())
     length = arguments.prompt_tokens + QUESTION_TOKENS + 2 * arguments.reply_tokens + _ROOM
     ours = [sys.executable, "-m", "qwen35mm", "serve", "--model", str(arguments.model), "--port", "{port}"]
@@ -141,14 +126,14 @@ def commands(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, lis
         theirs = [sys.executable, "-m", "transformers.cli.transformers", "serve", text, "--port", "{port}"]
         found.append((TRANSFORMERS, [*theirs, "--device", arguments.device, "--dtype", arguments.dtype], text))
     if LLAMA_CPP in arguments.peer:
-        llama = [str(arguments.llama_server), "--model", str(arguments.gguf), "--port", "{port}", "--threads", threads]
+        llama = [str(arguments.program), "--model", str(arguments.gguf[0]), "--port", "{port}", "--threads", threads]
         llama += ["--parallel", str(most), "--ctx-size", str(most * length), "--no-webui"]
         found.append((LLAMA_CPP, llama, "default"))
     return found
 
 
 def language_model(checkpoint: Path, folder: Path) -> Path:
-    """A checkpoint's language model as one of its own: links to its files, and its part of the config."""
+    """A folder with a checkpoint's language model: links to its files, and its part of the config."""
     out = folder / "language-model"
     out.mkdir()
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
@@ -170,10 +155,10 @@ class Script:
         self._num_tokens = (arguments.prompt_tokens, QUESTION_TOKENS)
 
     def words(self, *name: int) -> str:
-        """Text of about as many tokens as the turn has that the name ends with, 0 or 1."""
-        chosen = random.Random(str(name)).choices(self._words, k=self._num_tokens[name[-1]])
-        tokens = self._tokenizer.encode_plain(" ".join(chosen))[: self._num_tokens[name[-1]]]
-        return self._tokenizer.decode(tokens).strip("\ufffd ")
+        """A text by its name. The last number is the turn, 0 or 1, which gives the length."""
+        count = self._num_tokens[name[-1]]
+        chosen = random.Random(str(name)).choices(self._words, k=count)
+        return self._tokenizer.decode(self._tokenizer.encode_plain(" ".join(chosen))[:count]).strip("\ufffd ")
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, Turn]:
@@ -215,125 +200,68 @@ async def converse(server: Server, script: Script, reply_tokens: int, *name: int
     return turns
 
 
-async def measure(server: Server, script: Script, reply_tokens: int, num_clients: int, number: int, runs: Runs) -> None:
-    """One round: all clients at one time."""
+async def one_round(
+    server: Server, script: Script, reply_tokens: int, num_clients: int, number: int
+) -> tuple[float, list[list[Turn]]]:
+    """All clients together: tokens a second, and each client's turns."""
     begun_s = time.perf_counter()
     clients = [converse(server, script, reply_tokens, num_clients, number, each) for each in range(num_clients)]
     found = await asyncio.gather(*clients)
-    runs.seconds.append(time.perf_counter() - begun_s)
-    runs.num_written.append(sum(turn.num_written for turns in found for turn in turns))
-    for turns in found:
-        for kept, turn in zip(runs.turns, turns, strict=True):
-            kept.append(turn)
+    seconds = time.perf_counter() - begun_s
+    print(f"{server.name}, {num_clients} clients, round {number}: {seconds:.1f} s", file=sys.stderr, flush=True)
+    return sum(turn.num_written for turns in found for turn in turns) / seconds, found
 
 
-def one_round(
-    servers: Sequence[Server],
-    script: Script,
-    arguments: argparse.Namespace,
-    num_clients: int,
-    number: int,
-    runs: Mapping[str, Runs] | None = None,
-) -> None:
-    """A round of each server after the other; what was seen is added to its runs."""
+def measure(servers: Sequence[Server], arguments: argparse.Namespace) -> Rows:
+    """Rounds of each server in turn. A first round warms up and isn't counted."""
+    script, rows = Script(arguments), []
     for server in servers:
-        kept = Runs() if runs is None else runs[server.name]
-        asyncio.run(measure(server, script, arguments.reply_tokens, num_clients, number, kept))
-        text = f"{server.name}, {num_clients} clients, round {number}: {kept.seconds[-1]:.1f} s"
-        print(text, file=sys.stderr, flush=True)
+        asyncio.run(one_round(server, script, arguments.reply_tokens, 1, 0))
+    for num_clients in arguments.clients:
+        rounds = range(1, math.ceil(arguments.conversations / num_clients) + 1)
+        runs = {server.name: [] for server in servers}
+        for number in rounds:
+            for server in servers:
+                found = asyncio.run(one_round(server, script, arguments.reply_tokens, num_clients, number))
+                runs[server.name].append(found)
+        rows += [row_of(server, num_clients, runs[server.name]) for server in servers]
+    return rows
+
+
+def row_of(server: Server, num_clients: int, runs: list[tuple[float, list[list[Turn]]]]) -> Sample:
+    row: Sample = {"server": server.name, "clients": num_clients, "tok/s": Spread.of(rate for rate, _ in runs)}
+    for number, name in enumerate(("first turn", "second turn")):
+        turns = [client[number] for _, clients in runs for client in clients]
+        cached = [turn.num_cached for turn in turns if turn.num_cached is not None]
+        seconds = [turn.first_s for turn in turns]
+        row |= {f"{name}: first token, s": percentile(seconds, 0.5), f"{name}: 95 %": percentile(seconds, 0.95)}
+        row[f"{name}: prompt"] = percentile([turn.num_prompt for turn in turns], 0.5)
+        row[f"{name}: cached"] = percentile(cached, 0.5) if cached else None
+    return {**row, "load, s": server.load_s}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that so many of them don't exceed."""
+    """The smallest value that is no smaller than such a share of them."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
-def result_of(server: Server, num_clients: int, runs: Runs) -> dict[str, Any]:
-    """What a row of the table tells."""
-    rates = [written / seconds for written, seconds in zip(runs.num_written, runs.seconds, strict=True)]
-    result: dict[str, Any] = {"server": server.name, "clients": num_clients, "tokens_per_s": Spread.of(rates)}
-    for name, turns in zip(("first", "second"), runs.turns, strict=True):
-        seconds = [turn.first_s for turn in turns]
-        cached = [turn.num_cached for turn in turns if turn.num_cached is not None]
-        result[name] = {
-            "median_s": percentile(seconds, 0.5),
-            "p95_s": percentile(seconds, 0.95),
-            "num_prompt_tokens": percentile([turn.num_prompt for turn in turns], 0.5),
-            "num_cached_tokens": percentile(cached, 0.5) if cached else None,
-        }
-    return {**result, "load_s": server.load_s}
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    options = parser(__doc__)
-    options.add_argument(
-        "--peer", choices=[TRANSFORMERS, LLAMA_CPP], action="append", default=[], help="measure this server as well"
-    )
-    options.add_argument("--llama-server", type=Path, metavar="BIN", help="llama.cpp's server")
-    options.add_argument("--gguf", type=Path, metavar="FILE", help="the model for llama.cpp")
+def main() -> None:
+    options = parser(__doc__, repeats=None)
+    peers.add_options(options, "llama-server")
     options.add_argument("--ray", type=int, metavar="N", help="ours with N engines on a local Ray cluster as well")
     options.add_argument("--clients", type=numbers, default=[1, 4, 16], help="at one time, as 1,4,16")
     options.add_argument("--prompt-tokens", type=int, default=512, help="of a conversation's first message")
     options.add_argument("--reply-tokens", type=int, default=32)
-    options.add_argument(
-        "--conversations", type=int, default=6, help="of each server at least, for each number of clients"
-    )
-    arguments = options.parse_args(argv)
-    if (LLAMA_CPP in arguments.peer) != bool(arguments.gguf and arguments.llama_server):
-        options.error("--peer llama.cpp, --llama-server and --gguf go together")
-    for path in (arguments.gguf, arguments.llama_server):
-        if path is not None and not path.is_file():
-            options.error(f"{path} is no file")
-    return arguments
-
-
-def main() -> None:
-    arguments = parse(sys.argv[1:])
-    set_threads(arguments)
-    info, script = machine(), Script(arguments)
-    results: list[dict[str, Any]] = []
+    options.add_argument("--conversations", type=int, default=6, help="least for each server and number of clients")
+    arguments = parse(options)
+    peers.check_options(options, arguments, "llama-server")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         servers: list[Server] = []
-        environment = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
-        for name, command, model in commands(arguments, Path(folder)):
-            servers.append(Server(name, command, model, environment))
+        for each in commands(arguments, Path(folder)):
+            servers.append(Server(*each))
             stack.callback(servers[-1].close)
-        one_round(servers, script, arguments, 1, 0)  # warms up
-        for num_clients in arguments.clients:
-            runs = {server.name: Runs() for server in servers}
-            for number in range(1, math.ceil(arguments.conversations / num_clients) + 1):
-                one_round(servers, script, arguments, num_clients, number, runs)
-            results += [result_of(server, num_clients, runs[server.name]) for server in servers]
-    print(
-        f"{arguments.model}, {arguments.dtype} on {arguments.device}; conversations of two turns, "
-        f"replies of {arguments.reply_tokens} tokens; median and 95%, in seconds"
-    )
-    print_machine(info)
-    print_report(results)
-    print_json("serving", arguments, machine=info, results=results)
-
-
-def print_report(results: list[dict[str, Any]]) -> None:
-    header = ["server", "clients", "all together, tok/s", "first token", "95%", "prompt"]
-    header += ["second turn's first token", "95%", "prompt, of it cached"]
-    rows = []
-    for result in results:
-        first, second = result["first"], result["second"]
-        cached = "?" if second["num_cached_tokens"] is None else second["num_cached_tokens"]
-        rows.append(
-            [
-                result["server"],
-                result["clients"],
-                result["tokens_per_s"].text(),
-                f"{first['median_s']:.2f}",
-                f"{first['p95_s']:.2f}",
-                first["num_prompt_tokens"],
-                f"{second['median_s']:.2f}",
-                f"{second['p95_s']:.2f}",
-                f"{second['num_prompt_tokens']}, {cached}",
-            ]
-        )
-    print_table(header, rows)
+        rows = measure(servers, arguments)
+    report("serving", arguments, {"Conversations of two turns": rows})
 
 
 if __name__ == "__main__":

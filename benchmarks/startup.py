@@ -1,16 +1,15 @@
-"""How long each surface takes from its command to an answer's first token, and where the time goes.
+"""How long each command takes from its start to an answer's first token.
 
     python -m benchmarks.startup [--model DIR] [--surfaces ask,caption,serve,chat] [--repeats 3]
 
-Starts the command in a process of its own each time. `ask` is asked for text, and its first word counts; `caption` gets
-one small picture and one token, and the caption's file counts; `serve` is asked over HTTP, and its first word counts;
-`chat` is opened in a headless Chromium that runs already, and the first word of its answer to a typed question counts.
-A first round, not counted, compiles Python's files and has the system read the weights from the disk.
+Each measurement starts the command in a new process with empty caches. `ask` ends with its first word, `caption` with
+the file of a caption of one token, `serve` with the first word over HTTP. `chat` is opened in a headless Chromium that
+runs already, and ends with the first word of an answer to a typed question. A first round isn't counted: it compiles
+Python's files and reads the weights into the system's cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -26,41 +25,27 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table
+from benchmarks.frame import Spread, parse, parser, report
 from qwen35mm.assets import asset_path, demo_model_path
 from tests.web.browser import FLAGS, find_chromium
 
 _QUESTION = "Which shapes are there?"
-# A start that has said nothing by then has gone wrong.
 _PATIENCE_S = 300.0
 _POLL_S = 0.005
-_IMPORTS = (
-    "torch",
-    "gradio",
-    "av",
-    "numpy",
-    "PIL",
-    "typer",
-    "qwen35mm.backends.local",
-    "qwen35mm.prompt",
-    "qwen35mm.web",
-)
 
 Times = dict[str, float]
 
 
 def ask(model: str, folder: Path) -> Times:
-    """Seconds from the command to the answer's first word, and to its end after four tokens."""
+    """Seconds to the answer's first word."""
     with _started(folder, "ask", _QUESTION, "--no-think", "--max-tokens", "4", "--model", model) as (process, began):
         assert process.stdout is not None
         assert process.stdout.read(1), "no answer was printed"
-        times = {"first token": time.perf_counter() - began}
-        process.wait()
-        return times | {"the command's end": time.perf_counter() - began}
+        return {"first token": time.perf_counter() - began}
 
 
 def caption(model: str, folder: Path) -> Times:
-    """Seconds from the command to the caption, of one token, of a picture."""
+    """Seconds to a picture's caption of one token."""
     shutil.copy(asset_path("samples") / "one-shape.png", folder / "picture.png")
     limits = ("--max-tokens", "1", "--keep-unfinished", "--attempts", "1", "--preset", "plain", "--model", model)
     with _started(folder, "caption", "picture.png", *limits) as (process, began):
@@ -68,13 +53,11 @@ def caption(model: str, folder: Path) -> Times:
             assert process.poll() is None, "no caption was written"
             assert time.perf_counter() - began < _PATIENCE_S, "no caption was written"
             time.sleep(_POLL_S)
-        times = {"first token": time.perf_counter() - began}
-        process.wait()
-        return times | {"the command's end": time.perf_counter() - began}
+        return {"first token": time.perf_counter() - began}
 
 
 def serve(model: str, folder: Path) -> Times:
-    """Seconds from the command to its address, to an answer to `/ready`, and to the first word of a reply."""
+    """Seconds to an answer of `/ready` and to the first word of a reply."""
     with _started(folder, "serve", "--port", "0", "--model", model) as (process, began):
         address = _address(process)
         httpx.get(f"{address}/ready").raise_for_status()
@@ -87,8 +70,8 @@ def serve(model: str, folder: Path) -> Times:
         raise AssertionError("no answer came")
 
 
-def chat(browser: Browser, model: str, folder: Path) -> Times:
-    """Seconds from the command to its address, to the page's box, and to the first word of an answer."""
+def chat(model: str, folder: Path, browser: Browser) -> Times:
+    """Seconds to the address, to the page's text field, and to the first word of an answer."""
     with _started(folder, "chat", "--port", "0", "--model", model) as (process, began):
         address = _address(process)
         times = {"the server answers": time.perf_counter() - began}
@@ -132,58 +115,33 @@ def _address(process: subprocess.Popen[bytes]) -> str:
     return found[1].decode()
 
 
-def import_times() -> list[tuple[float, str]]:
-    """Seconds that the heaviest imports of the page take, with what they import, as a command imports them."""
-    code = (
-        "from qwen35mm.cli.quick_imports import quick_imports\n"
-        "with quick_imports():\n import qwen35mm.backends.local, qwen35mm.web"
-    )
-    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
-    found = []
-    for line in done.stderr.splitlines():
-        parts = line.split("|")
-        if len(parts) == 3 and parts[2].strip() in _IMPORTS and parts[1].strip().isdigit():
-            found.append((int(parts[1]) / 1e6, parts[2].strip()))
-    return sorted(found, reverse=True)
+SURFACES: dict[str, Callable[..., Times]] = {"ask": ask, "caption": caption, "serve": serve, "chat": chat}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=demo_model_path(), help="a checkpoint's folder; the bundled demo")
-    parser.add_argument("--surfaces", default="ask,caption,serve,chat", help="which of ask, caption, serve and chat")
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    model = str(options.model.resolve())
+    options = parser(__doc__, model=False)
+    options.add_argument("--model", type=Path, default=demo_model_path(), help="a checkpoint's folder; the bundled one")
+    options.add_argument("--surfaces", default=",".join(SURFACES), help=f"some of {', '.join(SURFACES)}")
+    arguments = parse(options)
+    names = arguments.surfaces.split(",")
+    if unknown := set(names) - SURFACES.keys():
+        options.error(f"--surfaces takes {', '.join(SURFACES)}; got {', '.join(sorted(unknown))}")
+    rounds: dict[tuple[str, str], list[float]] = {}
     with contextlib.ExitStack() as stack:
-        surfaces: dict[str, Callable[[Path], Times]] = {}
-        commands = {"ask": ask, "caption": caption, "serve": serve}
-        for name in options.surfaces.split(","):
-            if name == "chat":
-                playwright = stack.enter_context(sync_playwright())
-                browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
-                stack.callback(browser.close)
-                surfaces[name] = lambda folder, browser=browser: chat(browser, model, folder)
-            elif name in commands:
-                surfaces[name] = lambda folder, measure=commands[name]: measure(model, folder)
-            else:
-                parser.error(f"--surfaces takes ask, caption, serve and chat, with commas between; got '{name}'.")
-        rounds: dict[tuple[str, str], list[float]] = {}
-        for number in range(options.repeats + 1):
-            for name, measure in surfaces.items():
+        more: dict[str, tuple[Browser, ...]] = {}
+        if "chat" in names:
+            playwright = stack.enter_context(sync_playwright())
+            browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
+            stack.callback(browser.close)
+            more["chat"] = (browser,)
+        for number in range(arguments.repeats + 1):
+            for name in names:
                 with tempfile.TemporaryDirectory() as folder:
-                    for what, seconds in measure(Path(folder)).items():
-                        if number:
-                            rounds.setdefault((name, what), []).append(seconds)
-    results = [
-        {"surface": name, "until": what, "seconds": Spread.of(seconds)} for (name, what), seconds in rounds.items()
-    ]
-    imports = import_times()
-    info = machine()
-    print_machine(info)
-    rows = [(each["surface"], each["until"], each["seconds"].text(2)) for each in results]
-    print_table(("surface", "until", "seconds from the command"), rows)
-    print("imports, each with what it imports: " + ", ".join(f"{name} {s:.2f} s" for s, name in imports))
-    print_json("startup", options, machine=info, results=results, imports={name: s for s, name in imports})
+                    times = SURFACES[name](str(arguments.model.resolve()), Path(folder), *more.get(name, ()))
+                for until, seconds in times.items():
+                    rounds.setdefault((name, until), []).extend([seconds] if number else [])
+    rows = [{"command": name, "until": until, "s": Spread.of(seconds)} for (name, until), seconds in rounds.items()]
+    report("startup", arguments, {"From the command": rows})
 
 
 if __name__ == "__main__":

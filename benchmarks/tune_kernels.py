@@ -1,52 +1,152 @@
-"""Writes the table of kernel configurations of this card, kernels/qwen35mm_kernels/gpu/configs/<card>.json.
+"""Writes this card's table of kernel configurations, kernels/qwen35mm_kernels/gpu/configs/<card>.json.
 
     python -m benchmarks.tune_kernels                    every kernel at the shapes of Qwen3.5
     python -m benchmarks.tune_kernels --only gdn --models 9B,27B
-    python -m benchmarks.tune_kernels --dry-run          what would be tried; needs no card
+    python -m benchmarks.tune_kernels --dry-run          counts what would be tried; needs no card
 
-Each kernel is tuned inside the public operations that take it, at several sizes, from cold caches and as CUDA graphs.
-What is tried, and on what, is in tuning_spaces.py, and how it is chosen in tuning.py. A result that
-isn't the reference's is told and never chosen. The table is written after every shape, and entries that this run
-doesn't tune stay: it may be stopped at any time and run again. Commit the table afterwards: it decides how kernels
-round, and is part of the cache's fingerprint.
+Each kernel is tuned inside the public operations that launch it, at several sizes, from cold caches and as CUDA graphs.
+`tuning` says what is tried. A candidate replaces the default where it is at least 2 % faster in the geometric mean over
+the sizes and at most 5 % slower at each, since one entry holds for all lengths of a prompt and all sizes of a batch.
+The fastest of many candidates is partly luck, so it must win a second measurement too. A wrong result is never chosen.
+
+The table is written after every shape, and entries that this run doesn't tune stay. So it may be stopped at any time
+and run again. Commit the table: it decides how kernels round, and is part of the cache's fingerprint.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import functools
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_cases import SHAPES, Shapes
+from benchmarks.frame import Sample, parse, parser, report
+from benchmarks.kernel_cases import SHAPES, Case, Shapes, relative_error, tensors
 from benchmarks.kernels import time_ms
-from benchmarks.report import machine, print_json, print_machine, print_table
-from benchmarks.tuning import Checked, Configs, Outcome, Refused, Wrong, tune
-from benchmarks.tuning_compile import compile_workloads, processes
-from benchmarks.tuning_spaces import SPACES, Workload, workloads_of
+from benchmarks.tuning import SPACES, Workload, compile_workloads, compiler_processes, workloads_of
 from qwen35mm_kernels import gpu
 from qwen35mm_kernels.backend import why_not_triton
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path, write_table
 
-# No kernel and shape has more candidates that could be compiled side by side.
+MIN_GAIN = 0.02
+MAX_LOSS = 0.05
+MAX_RELATIVE_ERROR = 1e-2
 _NUM_PROCESSES = min(12, os.cpu_count() or 1)
-# For the estimate: to compile a candidate for all models on one core, and a guess of checking and timing it at a size.
-_COMPILE_S = 3.0
-_TIME_S = 0.1
+
+Key = tuple[str, str]
+Configs = Mapping[Key, Config]
+
+
+class Refused(Exception):
+    """A configuration that can't be chosen, with the reason."""
+
+
+def choose(
+    default_ms: Sequence[float], candidates_ms: Sequence[tuple[Config, Sequence[float]]]
+) -> tuple[Config | None, float]:
+    """The best candidate and its ratio to the default; None and 1 where none is enough better.
+
+    Args:
+        default_ms: the default's time at each size.
+        candidates_ms: each candidate's. Of equally fast ones the first is taken.
+    """
+    best, best_ratio = None, 1.0
+    for config, times_ms in candidates_ms:
+        ratios = [time / default for time, default in zip(times_ms, default_ms, strict=True)]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        if mean <= 1 - MIN_GAIN and max(ratios) <= 1 + MAX_LOSS and mean < best_ratio:
+            best, best_ratio = config, mean
+    return best, best_ratio
+
+
+def tune(
+    key: Key,
+    default: Config,
+    candidates: Sequence[Config],
+    context: Configs,
+    measures: Sequence[Callable[[Configs], float]],
+) -> tuple[Config | None, float, list[tuple[Config, Refused]]]:
+    """The configuration of one kernel and shape, or None for the default; its ratio; and who was refused.
+
+    Args:
+        context: the configurations of the other kernels.
+        measures: one for each size. It takes configurations and gives an operation's milliseconds, or raises Refused.
+
+    Raises:
+        Refused: by the default itself.
+    """
+    default_ms = [measure({**context, key: default}) for measure in measures]
+    timed: list[tuple[Config, Sequence[float]]] = []
+    refused: list[tuple[Config, Refused]] = []
+    for config in candidates:
+        times: list[float] = []
+        try:
+            for measure, most in zip(measures, default_ms, strict=True):
+                times.append(measure({**context, key: config}))
+                if times[-1] > most * (1 + MAX_LOSS):
+                    raise Refused(f"slower by {times[-1] / most - 1:.0%} at one size")
+            timed.append((config, times))
+        except Refused as reason:
+            refused.append((config, reason))
+    chosen, ratio = choose(default_ms, timed)
+    if chosen is not None:
+        # In turns: a card that warms up slows both.
+        again = [(measure({**context, key: default}), measure({**context, key: chosen})) for measure in measures]
+        chosen, ratio = choose([first for first, _ in again], [(chosen, [second for _, second in again])])
+    return chosen, ratio, refused
+
+
+class Checked:
+    """A case, the reference's results for it, and what the default leaves in the tensors that it changes."""
+
+    def __init__(self, case: Case, configs: Configs) -> None:
+        self.case = case
+        self._before = [tensor.clone() for tensor in case.changed]
+        self._expected = tensors(case.expected())
+        self.check(configs)
+        self._expected += [tensor.clone() for tensor in case.changed]
+
+    def check(self, configs: Configs) -> None:
+        """Runs once. Integers, such as token ids, must be equal.
+
+        Raises:
+            Refused: the result is wrong, or the card can't run it.
+        """
+        from triton.runtime.errors import OutOfResources
+
+        for tensor, before in zip(self.case.changed, self._before, strict=True):
+            tensor.copy_(before)
+        try:
+            with trial(configs):
+                results = [*tensors(self.case.run(gpu)), *self.case.changed]
+        except OutOfResources as error:
+            raise Refused(f"doesn't fit this card: {error}".splitlines()[0]) from error
+        # Without the changed tensors at first, when they aren't known.
+        for ours, expected in zip(results, self._expected, strict=False):
+            if not expected.is_floating_point():
+                off = float(not torch.equal(ours, expected))
+            else:
+                off = relative_error(ours, expected)
+            if not off <= MAX_RELATIVE_ERROR:
+                raise Refused(f"WRONG: {self.case.operation}, {self.case.shape} is off by a relative {off:.1e}")
+
+    def milliseconds(self, repeats: int, configs: Configs) -> float:
+        self.check(configs)
+        with trial(configs):
+            return time_ms(lambda: self.case.run(gpu), graph=True, repeats=repeats).median
 
 
 def asked_by(workload: Workload, configs: Configs, device: str) -> Table:
-    """The defaults of what a workload asks for. Nothing is launched."""
+    """The defaults of the kernels that a workload launches. Launches nothing."""
     with trial(configs, lambda *arguments, **constants: None) as asked:
         workload.case(device).run(gpu)
     return asked
@@ -55,7 +155,7 @@ def asked_by(workload: Workload, configs: Configs, device: str) -> Table:
 def by_shape(
     kernel: str, models: Sequence[Shapes], configs: Configs, device: str
 ) -> dict[str, tuple[Config, list[Workload]]]:
-    """The shapes that a kernel is asked for, each with its default and its workloads."""
+    """The shapes of a kernel's launches, each with its default and its workloads."""
     found: dict[str, tuple[Config, list[Workload]]] = {}
     for workload in workloads_of(kernel, models):
         for (asked, shape), default in asked_by(workload, configs, device).items():
@@ -65,49 +165,17 @@ def by_shape(
 
 
 def compile_all(
-    pool: ProcessPoolExecutor,
-    key: tuple[str, str],
-    candidates: Sequence[Config],
-    workloads: Sequence[Workload],
-    context: Configs,
+    pool: ProcessPoolExecutor, key: Key, candidates: Sequence[Config], workloads: Sequence[Workload], context: Configs
 ) -> tuple[list[Config], list[tuple[Config, Refused]]]:
     """The candidates that compile, and the others."""
     jobs = [pool.submit(compile_workloads, workloads, {**context, key: config}) for config in candidates]
-    reasons = [job.result() for job in jobs]
-    pairs = list(zip(candidates, reasons, strict=True))
-    return (
-        [config for config, reason in pairs if reason is None],
-        [(config, Refused(f"doesn't compile: {reason}")) for config, reason in pairs if reason is not None],
-    )
-
-
-def tune_shape(
-    key: tuple[str, str],
-    default: Config,
-    workloads: Sequence[Workload],
-    context: Configs,
-    pool: ProcessPoolExecutor,
-    repeats: int,
-    device: str,
-) -> Outcome:
-    """Compiles, checks and times every candidate for one kernel and shape."""
-    candidates = SPACES[key[0]].candidates(key[1], default)
-    # The default first: what the operation launches besides is then compiled once, not in every process.
-    compile_all(pool, key, [default], workloads, context)
-    compiled, failed = compile_all(pool, key, candidates, workloads, context)
-    cases = [Checked(workload.case(device), {**context, key: default}) for workload in workloads]
-
-    def milliseconds(checked: Checked, configs: Configs) -> float:
-        checked.check(configs)
-        with trial(configs):
-            return time_ms(lambda: checked.case.run(gpu), graph=True, repeats=repeats).median
-
-    outcome = tune(key, default, compiled, context, [functools.partial(milliseconds, checked) for checked in cases])
-    return dataclasses.replace(outcome, num_candidates=len(candidates), refused=[*failed, *outcome.refused])
+    reasons = [(config, job.result()) for config, job in zip(candidates, jobs, strict=True)]
+    failed = [(config, Refused(f"doesn't compile: {reason}")) for config, reason in reasons if reason is not None]
+    return [config for config, reason in reasons if reason is None], failed
 
 
 def known_entries(table: Table) -> Table:
-    """A table without what kernels no longer ask for."""
+    """A table without entries that no kernel asks for."""
     known = {
         (kernel, shape): config
         for (kernel, shape), config in table.items()
@@ -118,8 +186,8 @@ def known_entries(table: Table) -> Table:
     return known
 
 
-def compiles(kernel: str, capability: int) -> bool:
-    """Whether a card of a compute capability (89 is 8.9) can have it: eight-bit floats came with 8.9."""
+def has_kernel(kernel: str, capability: int) -> bool:
+    """Whether a card of a compute capability (89 is 8.9) can run it: FP8 needs 8.9."""
     return capability >= 89 or not kernel.startswith("fp8")
 
 
@@ -131,25 +199,38 @@ def tune_all(
     repeats: int,
     budget_s: float,
     device: str = "cuda",
-) -> Iterator[Outcome]:
-    """Tunes one kernel after the other and writes the table after each shape, until the time is over."""
+) -> Iterator[Sample]:
+    """Tunes kernel after kernel and writes the table after each shape, until the time is over. Yields rows."""
     stop_at = time.monotonic() + budget_s
     table = known_entries(read_table(path))
     major, minor = torch.cuda.get_device_capability()
-    with processes(10 * major + minor, _NUM_PROCESSES) as pool:
+    with compiler_processes(10 * major + minor, _NUM_PROCESSES) as pool:
         for kernel in kernels:
-            if not compiles(kernel, 10 * major + minor):
+            if not has_kernel(kernel, 10 * major + minor):
                 continue
-            # Asked for as the kernels before it were chosen: they decide whether, and for what, it runs.
+            # The configurations of kernels before it decide whether it runs, and at which shapes.
             for shape, (default, workloads) in by_shape(kernel, models, table, device).items():
                 if time.monotonic() > stop_at:
-                    print(f"The time is over: {kernel} {shape} and what follows stay as they were.", file=sys.stderr)
+                    print(f"Out of time: {kernel} {shape} and the rest stay as they were.", file=sys.stderr)
                     return
-                others = {key: config for key, config in table.items() if key != (kernel, shape)}
-                outcome = tune_shape((kernel, shape), default, workloads, others, pool, repeats, device)
-                table = others if outcome.chosen is None else {**others, (kernel, shape): outcome.chosen}
+                key = (kernel, shape)
+                others = {each: config for each, config in table.items() if each != key}
+                candidates = SPACES[kernel].candidates(shape, default)
+                # The default first: then what else the operation launches is compiled only once.
+                compile_all(pool, key, [default], workloads, others)
+                compiled, failed = compile_all(pool, key, candidates, workloads, others)
+                cases = [Checked(workload.case(device), {**others, key: default}) for workload in workloads]
+                measures = [partial(case.milliseconds, repeats) for case in cases]
+                chosen, ratio, refused = tune(key, default, compiled, others, measures)
+                table = others if chosen is None else {**others, key: chosen}
                 write_table(path, table, origin)
-                yield outcome
+                for config, reason in [*failed, *refused]:
+                    print(f"  {kernel} {shape}, {text_of(config)}: {reason}", file=sys.stderr)
+                row: Sample = {"kernel": kernel, "shape": shape, "default": text_of(default)}
+                row |= {"chosen instead": None if chosen is None else text_of(chosen), "of its time": ratio}
+                row |= {"candidates": len(candidates), "refused": len(failed) + len(refused)}
+                print(row, file=sys.stderr, flush=True)
+                yield row
 
 
 def text_of(config: Config) -> str:
@@ -157,31 +238,18 @@ def text_of(config: Config) -> str:
     return f"{blocks} warps={config.num_warps} stages={config.num_stages}"
 
 
-def log(outcome: Outcome) -> None:
-    for config, reason in outcome.refused:
-        loud = "!!! " if isinstance(reason, Wrong) else ""
-        print(f"  {loud}{outcome.kernel} {outcome.shape}, {text_of(config)}: {reason}", file=sys.stderr)
-    found = "the default stays" if outcome.chosen is None else text_of(outcome.chosen)
-    tried = outcome.num_candidates - len(outcome.refused)
-    counts = f"{tried} of {outcome.num_candidates} candidates timed at every size, {len(outcome.refused)} out"
-    print(f"{outcome.kernel} {outcome.shape}: {found} (x{outcome.ratio:.3f}; {counts})", file=sys.stderr, flush=True)
-
-
-def print_spaces(kernels: Sequence[str], models: Sequence[Shapes]) -> None:
-    """What would be tried, and about how long that takes."""
-    rows, compiles, timings = [], 0, 0
-    for kernel in kernels:
-        for shape, (default, workloads) in by_shape(kernel, models, {}, "meta").items():
-            count = len(SPACES[kernel].candidates(shape, default))
-            rows.append([kernel, shape, text_of(default), count, len(workloads)])
-            compiles += count
-            timings += count * len(workloads)
-    print_table(["kernel", "shape", "default", "candidates", "workloads"], rows)
-    minutes = (compiles * _COMPILE_S / _NUM_PROCESSES + timings * _TIME_S) / 60
-    print(
-        f"{compiles} candidates and {timings} timings: with {_NUM_PROCESSES} processes about {minutes:.0f} minutes, "
-        "by reckoning. Kernels that only run where another configuration is chosen come in addition."
-    )
+def to_try(kernel: str, models: Sequence[Shapes]) -> list[Sample]:
+    """What would be tried for a kernel. Kernels that only other configurations launch are missing."""
+    return [
+        {
+            "kernel": kernel,
+            "shape": shape,
+            "default": text_of(default),
+            "candidates": len(SPACES[kernel].candidates(shape, default)),
+            "workloads": len(workloads),
+        }
+        for shape, (default, workloads) in by_shape(kernel, models, {}, "meta").items()
+    ]
 
 
 def origin_of() -> dict[str, str | None]:
@@ -192,57 +260,36 @@ def origin_of() -> dict[str, str | None]:
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    return {
-        "card": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "driver": driver,
-        "torch": str(torch.__version__),
-        "triton": triton.__version__,
-    }
+    card, versions = torch.cuda.get_device_name(), {"torch": str(torch.__version__), "triton": triton.__version__}
+    return {"card": card, "cuda": torch.version.cuda, "driver": driver, **versions}
 
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(SHAPES))
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--budget", type=float, default=25, metavar="MINUTES", help="no new shape begins after that")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be tried")
-    arguments = parser.parse_args()
+    options = parser(__doc__, model=False, repeats=30)
+    options.add_argument("--only", default="", help="kernels whose name contains this")
+    options.add_argument("--models", type=lambda text: text.split(","), default=list(SHAPES))
+    options.add_argument("--budget", type=float, default=25, metavar="MINUTES", help="no new shape begins after that")
+    options.add_argument("--dry-run", action="store_true", help="show what would be tried")
+    arguments = parse(options)
     kernels = [kernel for kernel in SPACES if arguments.only in kernel]
-    unknown = set(arguments.models) - SHAPES.keys()
-    if unknown or not kernels:
-        parser.error(f"--models are {', '.join(SHAPES)}; --only is a part of one of {', '.join(SPACES)}.")
+    if set(arguments.models) - SHAPES.keys() or not kernels:
+        options.error(f"--models takes {', '.join(SHAPES)}; --only takes a part of one of {', '.join(SPACES)}.")
     models = [SHAPES[name] for name in arguments.models]
     if arguments.dry_run:
-        print_spaces(kernels, models)
-        return
+        rows = [row for kernel in kernels for row in to_try(kernel, models)]
+        return report("tune_kernels", arguments, {"Candidates": rows})
     if not torch.cuda.is_available():
-        sys.exit("Tuning needs an NVIDIA card. Without one: --dry-run prints what would be tried.")
-    why_not = why_not_triton("cuda")
-    if why_not is not None:
+        sys.exit("Tuning needs an NVIDIA card. Without one, --dry-run shows what would be tried.")
+    if (why_not := why_not_triton("cuda")) is not None:
         sys.exit(f"There is nothing to tune: {why_not}.")
     torch.manual_seed(0)
-    path, origin, outcomes = table_path(torch.cuda.get_device_name()), origin_of(), []
+    path, origin = table_path(torch.cuda.get_device_name()), origin_of()
     try:
-        for outcome in tune_all(kernels, models, path, origin, arguments.repeats, 60 * arguments.budget):
-            log(outcome)
-            outcomes.append(outcome)
+        rows = list(tune_all(kernels, models, path, origin, arguments.repeats, 60 * arguments.budget))
     except Refused as reason:
         sys.exit(f"A default configuration doesn't work on this card, so nothing else can be tuned: {reason}")
-    info = machine()
-    print_machine(info)
-    rows = [
-        [o.kernel, o.shape, text_of(o.default), "-" if o.chosen is None else text_of(o.chosen), f"{o.ratio:.3f}"]
-        for o in outcomes
-    ]
-    print_table(["kernel", "shape", "default", "chosen instead", "of the default's time"], rows)
-    print(f"The table is in {path}.")
-    results = [
-        {"kernel": o.kernel, "shape": o.shape, "tuned": o.chosen is not None, "ratio": o.ratio} for o in outcomes
-    ]
-    print_json("tune_kernels", arguments, machine=info, origin=origin, results=results)
+    return report("tune_kernels", arguments, {f"The table is in {path}": rows}, origin=origin)
 
 
 if __name__ == "__main__":

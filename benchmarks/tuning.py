@@ -1,159 +1,285 @@
-"""How a configuration is chosen: from times relative to the default's, over all sizes that share it, twice.
-
-A configuration replaces the default only where it is faster by at least 2% in the geometric mean over the sizes, and
-slower by more than 5% at none of them: a table has one entry for a prompt's every length and every size of a batch, and
-must not trade one user for another. The fastest of many candidates is partly the luckiest, so it must win once more
-against the default in a second measurement.
-"""
+"""What `tune_kernels` tries for each kernel that asks `launch.config_for`, on which operations, and how it compiles."""
 
 from __future__ import annotations
 
-import math
+import concurrent.futures
+import itertools
+import multiprocessing
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.kernel_cases import Case, relative_error, tensors
+from benchmarks.kernel_cases import Case, Cases, Shapes
 from qwen35mm_kernels import gpu
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Config
 
-MIN_GAIN = 0.02
-MAX_LOSS = 0.05
-MAX_RELATIVE_ERROR = 1e-2
-
-Configs = Mapping[tuple[str, str], Config]
-
-
-class Refused(Exception):
-    """A configuration that can't be chosen, with the reason."""
-
-
-class Wrong(Refused):
-    """A configuration whose result isn't the reference's."""
+# Of block sizes with num_warps, the numbers in the shape's name, and num_warps: whether the kernel can be cut so.
+Sizes = Mapping[str, int]
+Rule = Callable[[Sizes, Sizes, int], bool]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What tuning one kernel for one shape has found.
+class Space:
+    """The candidates for one kernel: all combinations that `is_legal`. Some may not fit a card's shared memory.
 
     Attributes:
-        chosen: None where the default stays.
-        ratio: geometric mean of the chosen's time over the default's, in the second measurement; 1 for the default.
-        refused: candidates that are out, with the reasons.
+        blocks: block sizes, each with the values to try.
+        num_stages: for a kernel with a pipelined loop; None keeps the default's.
     """
 
-    kernel: str
-    shape: str
-    default: Config
-    chosen: Config | None
-    ratio: float
-    num_candidates: int
-    refused: Sequence[tuple[Config, Refused]]
+    blocks: Mapping[str, Sequence[int]]
+    num_warps: Sequence[int]
+    num_stages: Sequence[int] | None = None
+    is_legal: Rule = lambda blocks, sizes, num_warps: True
+
+    def candidates(self, shape: str, default: Config) -> list[Config]:
+        """All but the default, in a fixed order."""
+        sizes, found = sizes_of(shape), []
+        stages = (default.num_stages,) if self.num_stages is None else self.num_stages
+        for *values, num_warps, num_stages in itertools.product(*self.blocks.values(), self.num_warps, stages):
+            blocks = dict(zip(self.blocks, values, strict=True))
+            config = Config(blocks, num_warps, num_stages)
+            if config != default and self.is_legal(blocks, sizes, num_warps):
+                found.append(config)
+        return found
 
 
-def choose(
-    default_ms: Sequence[float], candidates_ms: Sequence[tuple[Config, Sequence[float]]]
-) -> tuple[Config | None, float]:
-    """The best candidate and its ratio to the default; None and 1 where none is enough better.
+def sizes_of(shape: str) -> dict[str, int]:
+    """ "Hk16_Hv32_K128_16" -> {"Hk": 16, "Hv": 32, "K": 128}."""
+    return {name: int(number) for name, number in re.findall(r"([A-Za-z]+)(\d+)", shape)}
 
-    Args:
-        default_ms: the default's time at each size.
-        candidates_ms: each candidate's, at the same sizes. Of equally fast ones the first is taken.
+
+def _each(numbers: int, num_warps: int) -> float:
+    """Numbers of a tile for each thread."""
+    return numbers / (32 * num_warps)
+
+
+def _tile(rows: str, columns: str, least: int, most: int) -> Rule:
+    """Tiles of so many numbers to a thread. `columns` is a block size, or the shape's rounded up to a power of 2."""
+
+    def is_legal(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
+        width = blocks[columns] if columns in blocks else 1 << (sizes[columns] - 1).bit_length()
+        return least <= _each(blocks[rows] * width, num_warps) <= most
+
+    return is_legal
+
+
+def _scan(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
+    """As many columns to a warp as its registers hold, and enough for the matrix units. 128 columns spill on Hopper."""
+    block_v = blocks["BLOCK_V"]
+    return block_v <= min(sizes["K"], sizes["V"]) and num_warps in {16: (4,), 32: (4, 8), 64: (8,)}[block_v]
+
+
+def _decode_step(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
+    """With fewer than four numbers a thread the kernel is wrong, see `gdn_step._default`; more than 64 spill."""
+    return blocks["BLOCK_V"] <= sizes["V"] and 4 <= _each(sizes["K"] * blocks["BLOCK_V"], num_warps) <= 64
+
+
+def _experts(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
+    """Tiles of 16 rows wait for memory, so 4 warps suffice. Larger ones are bound by registers for their sums."""
+    rows, columns = sizes["M"], blocks["BLOCK_N"]
+    if rows == 16:
+        return num_warps == 4
+    return columns >= 64 and rows * columns <= 2048 * num_warps and (blocks["BLOCK_K"] == 64 or columns == 64)
+
+
+def _fp8_tiles(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
+    """The registers hold the sums twice: of a group, and of all."""
+    return num_warps == 4 if sizes["M"] == 16 else 32 <= _each(sizes["M"] * blocks["BLOCK_N"], num_warps) <= 64
+
+
+_EXPERTS = Space({"BLOCK_N": (32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _experts)
+
+# In the order of tuning: a kernel comes before those whose work its configuration decides.
+SPACES: Mapping[str, Space] = {
+    "gdn_scan": Space({"BLOCK_V": (16, 32, 64)}, (4, 8), (2, 3, 4), _scan),
+    # A program's value heads share a key head.
+    "gdn_prepare": Space({"HEADS": (1, 2, 3, 4)}, (4, 8), None, lambda b, s, _: s["Hv"] // s["Hk"] % b["HEADS"] == 0),
+    "gdn_decode_step": Space({"BLOCK_V": (16, 32, 64, 128)}, (4, 8, 16), None, _decode_step),
+    # Four and six stages compile to the code of three and five.
+    "paged_attention_decode": Space({"BLOCK_N": (16, 32, 64)}, (4, 8), (3, 5)),
+    "paged_attention_combine": Space(
+        {"BLOCK_D": (32, 64, 128, 256)}, (4, 8), None, lambda b, s, _: b["BLOCK_D"] <= s["D"]
+    ),
+    # With 4 warps the sums of 128 rows spill.
+    "paged_attention_prefill": Space(
+        {"BLOCK_M": (64, 128), "BLOCK_N": (32, 64)},
+        (4, 8),
+        (2, 3),
+        lambda b, _, warps: b["BLOCK_M"] == 64 or warps == 8,
+    ),
+    "moe_gate_up": _EXPERTS,
+    "moe_down": _EXPERTS,
+    # A thread asks for 32 or 64 bytes of weights before it works with them.
+    "fp8_vectors": Space(
+        {"BLOCK_N": (4, 8, 16, 32), "GROUPS": (4, 8, 16)},
+        (4, 8),
+        None,
+        lambda b, _, warps: 32 <= _each(b["BLOCK_N"] * b["GROUPS"] * 128, warps) <= 64,
+    ),
+    "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
+    # Four words to a thread: otherwise x goes through shared memory at every step.
+    "integer_vector": Space(
+        {"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), None, lambda b, _, warps: b["WORDS"] == 128 * warps
+    ),
+    # A tile of weights needs registers beside the sums.
+    "integer_tiles": Space(
+        {"BLOCK_N": (16, 32, 64), "BLOCK_K": (64, 128)},
+        (4,),
+        (3, 4),
+        lambda b, s, _: b["BLOCK_N"] <= 64 if s["M"] == 16 else b["BLOCK_N"] >= 32,
+    ),
+    # Eight columns to a thread, 16 bytes: its sums and x meet in its registers.
+    "norm_linear": Space(
+        {"BLOCK_N": (4, 8, 16), "BLOCK_K": (512, 1024, 2048)},
+        (2, 4, 8),
+        None,
+        lambda b, _, warps: b["BLOCK_K"] == 256 * warps,
+    ),
+    "moe_combine": Space(
+        {"BLOCK_N": (256, 512, 1024, 2048)},
+        (4, 8),
+        None,
+        lambda b, s, warps: _each(b["BLOCK_N"], warps) >= 2 and b["BLOCK_N"] < 2 * s["K"],
+    ),
+    "qk_norm_rope_write": Space({"BLOCK_T": (2, 4, 8, 16)}, (2, 4, 8), None, _tile("BLOCK_T", "D", 4, 32)),
+    "causal_conv1d": Space(
+        {"BLOCK_T": (16, 32, 64), "BLOCK_C": (64, 128, 256)}, (4, 8), None, _tile("BLOCK_T", "BLOCK_C", 8, 32)
+    ),
+    "rms_norm": Space({"BLOCK_ROWS": (1, 2, 4)}, (4, 8, 16), None, _tile("BLOCK_ROWS", "D", 4, 64)),
+    "gated_rms_norm": Space({"BLOCK_ROWS": (4, 8, 16, 32, 64)}, (2, 4, 8), None, _tile("BLOCK_ROWS", "D", 4, 32)),
+    # Draws don't depend on these sizes. Fewer kept candidates would send more rows to the slow search, which random
+    # logits don't show: so no block keeps a smaller share than the default's.
+    "sampling": Space(
+        {"BLOCK": (2048, 4096, 8192), "CAPACITY": (64, 128)},
+        (8, 16),
+        None,
+        lambda b, *_: b["CAPACITY"] == max(64, b["BLOCK"] // 64),
+    ),
+    "apply_partial_rope": Space({"BLOCK_ROWS": (8, 16, 32, 64)}, (2, 4, 8), None, _tile("BLOCK_ROWS", "D", 4, 32)),
+    "mrope_cos_sin": Space({"BLOCK_T": (2, 4, 8, 16)}, (1, 2, 4), None, _tile("BLOCK_T", "R", 1, 16)),
+}
+
+
+class Operation(NamedTuple):
+    """A public operation in which kernels are tuned, with all that runs before and after them.
+
+    Attributes:
+        kernels: those that ask for a configuration in it.
+        sizes: arguments of its method of `Cases`.
+        models: "all", "mixtures", or "one" where the checkpoint's sizes don't matter.
     """
-    best, best_ratio = None, 1.0
-    for config, times_ms in candidates_ms:
-        ratios = [time / default for time, default in zip(times_ms, default_ms, strict=True)]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        if mean <= 1 - MIN_GAIN and max(ratios) <= 1 + MAX_LOSS and mean < best_ratio:
-            best, best_ratio = config, mean
-    return best, best_ratio
+
+    kernels: tuple[str, ...]
+    sizes: Sequence[tuple[int, ...]]
+    models: str = "all"
 
 
-def tune(
-    key: tuple[str, str],
-    default: Config,
-    candidates: Sequence[Config],
-    context: Configs,
-    measures: Sequence[Callable[[Configs], float]],
-) -> Outcome:
-    """Chooses one kernel's configuration for one shape.
+def _sizes(*numbers: int) -> list[tuple[int, ...]]:
+    return [(number,) for number in numbers]
 
-    Args:
-        context: the configurations of the other kernels.
-        measures: one for each size: milliseconds of an operation with these configurations. Raises Refused.
 
-    Raises:
-        Refused: by the default itself.
+# The engine passes pieces of up to 2,048 tokens, behind any number of others.
+_PROMPTS, _STEPS, _BOTH = _sizes(128, 512, 2048), _sizes(1, 8, 32), _sizes(1, 32, 128, 2048)
+_BEHIND = [(128, 32768), (512, 512), (512, 8192), (2048, 2048), (2048, 32768)]
+_SLOTS = [(1, 4096), (1, 32768), (8, 4096), (32, 4096)]
+
+OPERATIONS: Mapping[str, Operation] = {
+    "gated_delta_prefill": Operation(("gdn_prepare", "gdn_scan"), _PROMPTS),
+    "gdn_decode_step": Operation(("gdn_decode_step",), _STEPS),
+    "paged_attention_decode": Operation(("paged_attention_decode", "paged_attention_combine"), _SLOTS),
+    "paged_attention_prefill": Operation(("paged_attention_prefill", "paged_attention_combine"), _BEHIND),
+    "moe_experts": Operation(
+        ("moe_gate_up", "moe_down", "moe_combine"), _sizes(1, 8, 64, 512, 2048, 8192), models="mixtures"
+    ),
+    "fp8_linear": Operation(("fp8_vectors", "fp8_tiles"), _sizes(1, 4, 16, 64, 512, 2048)),
+    "integer_linear": Operation(
+        ("integer_vector", "integer_tiles"), [(rows, bits) for rows in (1, 4, 16, 64) for bits in (4, 8)]
+    ),
+    "norm_linear": Operation(("norm_linear",), _sizes(1, 4)),
+    "qk_norm_rope_write": Operation(("qk_norm_rope_write",), _BOTH),
+    "causal_conv1d": Operation(("causal_conv1d",), _PROMPTS),
+    "add_rms_norm": Operation(("rms_norm",), _BOTH),
+    "rms_norm": Operation(("rms_norm",), _BOTH),
+    "gated_rms_norm": Operation(("gated_rms_norm",), _PROMPTS),
+    "sample": Operation(("sampling",), _STEPS, models="one"),
+    "apply_partial_rope": Operation(("apply_partial_rope",), _sizes(1024, 8192)),
+    "mrope_cos_sin": Operation(("mrope_cos_sin",), _BOTH, models="one"),
+}
+
+
+class Workload(NamedTuple):
+    """An operation, a model and a size, which name a case to another process."""
+
+    operation: str
+    shapes: Shapes
+    size: tuple[int, ...]
+
+    def case(self, device: str) -> Case:
+        return getattr(Cases(self.shapes, device), self.operation)(*self.size)
+
+
+def workloads_of(kernel: str, models: Sequence[Shapes]) -> list[Workload]:
+    """Every operation, model and size that may launch a kernel."""
+    chosen = {"all": models, "one": models[:1], "mixtures": [each for each in models if each.experts is not None]}
+    return [
+        Workload(name, shapes, size)
+        for name, operation in OPERATIONS.items()
+        if kernel in operation.kernels
+        for shapes in chosen[operation.models]
+        for size in operation.sizes
+    ]
+
+
+class TargetDriver:
+    """Stands in for Triton's driver. It knows what to compile for (80, 90, 100, ...), and can't launch."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiler_processes(capability: int, count: int) -> concurrent.futures.ProcessPoolExecutor:
+    """Processes for `compile_workloads`. They need no card, and a crash of the compiler ends only one of them.
+
+    What they compile stays in Triton's cache for the process that measures.
     """
-
-    def times_ms(config: Config, at_most: Sequence[float] = ()) -> list[float]:
-        times: list[float] = []
-        for index, measure in enumerate(measures):
-            times.append(measure({**context, key: config}))
-            if at_most and times[-1] > at_most[index]:
-                raise Refused(f"slower by {times[-1] / at_most[index] * (1 + MAX_LOSS) - 1:.0%} at one size")
-        return times
-
-    default_ms = times_ms(default)
-    at_most = [time * (1 + MAX_LOSS) for time in default_ms]
-    timed: list[tuple[Config, Sequence[float]]] = []
-    refused: list[tuple[Config, Refused]] = []
-    for config in candidates:
-        try:
-            timed.append((config, times_ms(config, at_most)))
-        except Refused as reason:
-            refused.append((config, reason))
-    chosen, ratio = choose(default_ms, timed)
-    if chosen is not None:
-        # In turns: a card that warms up slows both.
-        again = [(measure({**context, key: default}), measure({**context, key: chosen})) for measure in measures]
-        chosen, ratio = choose([first for first, _ in again], [(chosen, [second for _, second in again])])
-    return Outcome(*key, default, chosen, ratio, len(candidates), refused)
+    # CUDA doesn't survive a fork.
+    spawn = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(count, spawn, _compile_for, (capability,))
 
 
-class Checked:
-    """A case whose results are known: the reference's, and what the default leaves in the tensors it changes.
+def _compile_for(capability: int) -> None:
+    from triton.runtime import driver
 
-    Args:
-        configs: what it runs with for the first time, the defaults.
+    driver.set_active(TargetDriver(capability))  # pyright: ignore[reportArgumentType]
 
-    Raises:
-        Refused: see `check`.
-    """
 
-    def __init__(self, case: Case, configs: Configs) -> None:
-        self.case = case
-        self._before = [tensor.clone() for tensor in case.changed]
-        self._expected = tensors(case.expected())
-        self._after: list[torch.Tensor] = []
-        self.check(configs)
-        self._after = [tensor.clone() for tensor in case.changed]
+def _warm_up(kernel: Any, grid: Sequence[int], *args: Any, **kwargs: Any) -> None:
+    kernel.warmup(*args, grid=tuple(grid), **kwargs)
 
-    def check(self, configs: Configs) -> None:
-        """Runs once. Whole numbers, such as token ids, must be equal.
 
-        Raises:
-            Wrong: the result isn't the reference's, or what was changed isn't as the default leaves it.
-            Refused: the card can't run it.
-        """
-        from triton.runtime.errors import OutOfResources
-
-        for tensor, before in zip(self.case.changed, self._before, strict=True):
-            tensor.copy_(before)
-        try:
-            with trial(configs):
-                results = tensors(self.case.run(gpu))
-        except OutOfResources as error:
-            raise Refused(f"doesn't fit this card: {error}".splitlines()[0]) from error
-        pairs = [*zip(results, self._expected, strict=True)]
-        if self._after:
-            pairs += zip(self.case.changed, self._after, strict=True)
-        name = f"{self.case.operation}, {self.case.shape}"
-        for ours, expected in pairs:
-            if not expected.is_floating_point():
-                if not torch.equal(ours, expected):
-                    raise Wrong(f"wrong: {name} differs from the reference")
-            elif not (off := relative_error(ours, expected)) <= MAX_RELATIVE_ERROR:
-                raise Wrong(f"wrong: {name} is off by a relative {off:.1e}")
+@torch.inference_mode()
+def compile_workloads(workloads: Sequence[Workload], configs: Mapping[tuple[str, str], Config]) -> str | None:
+    """Compiles what workloads launch. Returns why that fails, or None."""
+    try:
+        for workload in workloads:
+            with trial(configs, _warm_up):
+                workload.case("meta").run(gpu)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return None

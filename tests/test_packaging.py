@@ -45,7 +45,6 @@ EXTRAS_OF = {
     "qwen35mm/engine/grammar": ["schema"],
     "examples/": ["chat"],
     "benchmarks/": ["dev"],
-    "benchmarks/media_corpora": ["corpora"],
     "tests/": ["dev", "eval", "chat", "serve", "schema", "datasets", "gguf", "ray"],
 }
 # Packages that are imported by another name than they are installed by.

@@ -1,11 +1,11 @@
-"""Servers side by side: every one is asked the same, and the table tells what their clients saw."""
+"""Servers side by side: all are asked the same, and the table has what their clients saw."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,18 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import EngineSettings
 from qwen35mm.server.app import create_app
-from tests.benchmarks.conftest import Report
+from tests.benchmarks.conftest import RunHere
 from tests.server.conftest import serving as serving_app
 
 
 class Served:
-    """In place of `Server`: one application for all, and what they were to be started with."""
+    """In place of `Server`: one application for all of them, and their commands."""
 
     load_s = 0.5
     commands: dict[str, list[str]]
     address: str
 
-    def __init__(self, name: str, command: list[str], model: str, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, command: list[str], model: str) -> None:
         self.name, self.model = name, "default"
         self.commands[name] = command
 
@@ -55,18 +55,20 @@ def asked(demo: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str,
         yield bodies
 
 
-def test_clients_of_every_server_see_the_same(asked: list[dict[str, Any]], run_here: Callable[..., Report]) -> None:
+def test_clients_of_every_server_see_the_same(asked: list[dict[str, Any]], on_demo: RunHere) -> None:
     options = ["--clients", "1,2", "--prompt-tokens", "300", "--reply-tokens", "3", "--conversations", "2"]
-    report = run_here("serving", *options, "--peer", "transformers", "--peer", "llama.cpp", *LLAMA)
+    data = on_demo("serving", *options, "--peer", "transformers", "--peer", "llama.cpp", *LLAMA)
+    (rows,) = data["tables"].values()
     names = ["qwen35mm", "transformers", "llama.cpp"]
-    assert [row[:2] for row in report.rows] == [[name, clients] for clients in "12" for name in names]
-    for result in report.data["results"]:
-        first, second = result["first"], result["second"]
-        assert 0 < first["median_s"] <= first["p95_s"]
-        assert 0 < second["median_s"] <= second["p95_s"]
-        assert result["tokens_per_s"]["count"] == 2 / result["clients"]
-        assert 290 < first["num_prompt_tokens"] < second["num_prompt_tokens"] < 400
-        assert second["num_cached_tokens"] > 250
+    assert [(row["server"], row["clients"]) for row in rows] == [
+        (name, clients) for clients in (1, 2) for name in names
+    ]
+    for row in rows:
+        for turn in ("first turn", "second turn"):
+            assert 0 < row[f"{turn}: first token, s"] <= row[f"{turn}: 95 %"]
+        assert row["tok/s"]["count"] == 2 / row["clients"]
+        assert 290 < row["first turn: prompt"] < row["second turn: prompt"] < 400
+        assert row["second turn: cached"] > 250
     # One to warm up, two one after the other, two at one time: two turns each, for every server.
     assert len(asked) == (1 + 2 + 2) * 2 * 3
     firsts = [body["messages"][0]["content"] for body in asked if len(body["messages"]) == 1]
@@ -83,7 +85,7 @@ LLAMA = ["--llama-server", __file__, "--gguf", __file__]
 def test_each_server_is_started_for_all_clients(tmp_path: Path) -> None:
     values = {"model": str(demo_model_path()), "device": "cpu", "dtype": "bfloat16", "clients": [1, 8], "ray": 2}
     values |= {"prompt_tokens": 100, "reply_tokens": 10, "peer": ["transformers", "llama.cpp"]}
-    arguments = Namespace(**values, gguf=Path("some.gguf"), llama_server=Path("llama-server"))
+    arguments = Namespace(**values, gguf=[Path("some.gguf")], program=Path("llama-server"))
     found = {name: command for name, command, _ in serving.commands(arguments, tmp_path)}
     assert list(found) == ["qwen35mm", "qwen35mm --replicas 2", "transformers", "llama.cpp"]
     assert found["qwen35mm"][found["qwen35mm"].index("--slots") + 1] == "8"
@@ -103,7 +105,7 @@ def test_each_server_is_started_for_all_clients(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_start_is_quoted() -> None:
     with pytest.raises(SystemExit, match=r"some server isn't ready \(status 3\):\nno model on port \d+"):
-        serving.Server("some server", ["sh", "-c", "echo no model on port {port}; exit 3"], "m", {})
+        serving.Server("some server", ["sh", "-c", "echo no model on port {port}; exit 3"], "m")
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.95, 4), (0.0, 1)])

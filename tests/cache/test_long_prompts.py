@@ -4,15 +4,76 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from dataclasses import replace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.bookkeeping import TURN_TOKENS, Conversation
+from benchmarks.make_random import make_config
+from qwen35mm.cache import CachePools, PrefixCache
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine import CachedPrompt
+from qwen35mm.engine.prefill import Prefill
+from qwen35mm.engine.runtime import InlineExecutor
+from qwen35mm.prompt import Prompt, cut_segments
 
+TURN_TOKENS, PIECE_TOKENS = 130, 512
 COUNTED = ("/qwen35mm/cache/", "/qwen35mm/engine/", "/qwen35mm/prompt/")
+
+
+class Identity:
+    """In place of a model: gives back what it gets."""
+
+    device = torch.device("cpu")
+
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(token_ids), 1)
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        return batch.embeds
+
+
+class Conversation:
+    """A conversation of turns of `TURN_TOKENS`, and its caches: one layer of each kind, a few bytes a token."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._most = num_tokens + 8 * TURN_TOKENS
+        config = ModelConfig.from_dict(make_config("0.8B", "bfloat16"))
+        kinds = ("linear_attention", "full_attention")
+        sizes = {"num_key_value_heads": 1, "head_dim": 4, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
+        config = replace(config, text=replace(config.text, layer_types=kinds, **sizes))
+        self._pools = CachePools(config, num_slots=2, num_tokens=self._most, dtype=torch.bfloat16)
+        self._prefixes = PrefixCache(self._pools, state_bytes=1 << 24)
+
+    def prompt(self, num_tokens: int) -> Prompt:
+        """Its first `num_tokens`."""
+        ids = np.random.default_rng(0).integers(0, 900, self._most)[:num_tokens]
+        segments, tail_start = cut_segments(num_tokens, range(0, num_tokens, TURN_TOKENS), ())
+        positions = np.broadcast_to(np.arange(num_tokens), (3, num_tokens)).copy()
+        return Prompt(ids, (), positions, 0, segments, tail_start)
+
+    def prefill(self, prompt: Prompt) -> Prefill:
+        """Brings a prompt into the caches."""
+        parts: dict[str, Any] = {
+            **{"root": b"0" * 32, "reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
+            **{"model": Identity(), "piece_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
+        }
+        runtime: Any = SimpleNamespace(**parts)
+        work = Prefill(runtime, CachedPrompt(prompt))
+        while not work.done:
+            work.step()
+        return work
+
+    def evict(self) -> None:
+        """Evicts everything, a piece's blocks at a time, as another long prompt would."""
+        allocator = self._pools.kv.allocator
+        while allocator.num_free < allocator.num_blocks:
+            before = allocator.num_free
+            self._prefixes.reclaim(PIECE_TOKENS // 64)
+            assert allocator.num_free > before, "everything can be evicted"
 
 
 def num_lines(work: Callable[[], object]) -> int:

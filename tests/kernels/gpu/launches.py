@@ -64,7 +64,7 @@ def _record(runs: Runs, capability: int) -> dict[str, list[dict[str, Any]]]:
     """Each run's variants, every one once and in one order; nothing is compiled."""
     from triton import knobs, runtime
 
-    from benchmarks.tuning_compile import TargetDriver
+    from benchmarks.tuning import TargetDriver
     from qwen35mm_kernels import backend
     from qwen35mm_kernels.gpu import launch
 

@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = "qwen35mm|kernels|preprocess|assets|tests|benchmarks|examples|docs"
-# The log tells of what was there once.
-HISTORY = {"log.md", "CHANGELOG.md"}
+# It tells of what was there once.
+HISTORY = {"CHANGELOG.md"}
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name not in HISTORY], ids=lambda path: path.name)

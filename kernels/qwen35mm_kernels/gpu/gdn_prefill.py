@@ -46,7 +46,7 @@ def gated_delta_prefill(
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (q, k, v, a, b, A_log, dt_bias, state))
     if q.dtype != torch.float32:
         # What can't be read 16 bytes at a time Triton doesn't read ahead, and then, as 3.6 compiles it for Hopper
-        # cards, the scan's sums are wrong and it reads past its shared memory (docs/log.md).
+        # cards, the scan's sums are wrong and it reads past its shared memory (docs/decisions.md).
         q, k, v = (aligned(x) for x in (q, k, v))
     prepared = prepare(q, k, a, b, A_log, dt_bias)
     out = v.new_empty(v.shape)

@@ -1,4 +1,4 @@
-"""The recipes of docs/captioning.md, as they stand there."""
+"""The recipes of docs/captions.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backends.remote.server import running_server
 from tests.children import ROOT
 from tests.forked import run
 
-TEXT = (ROOT / "docs" / "captioning.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "captions.md").read_text("utf-8")
 RECIPES = re.findall(r"```sh\n(qwen35mm caption .*)\n```", TEXT.split("## Recipes")[1].split("## Sources")[0])
 SCHEMA = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""Options made from dataclasses, and what they hold, read from their texts. Nothing here needs a model's libraries."""
+"""Command-line options from dataclasses, and parsers of their values. Imports no library of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
-# Twelve digits and three after the point say all that is of use, and are quickly read.
+# At most twelve digits and three decimals, so that parsing stays quick.
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 
 
@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
     """Bytes of "8GiB", "8G" (the same), "8GB" (of 1,000 MB), "0.5 GiB", "1000000" or "0".
 
     Raises:
-        typer.BadParameter: it is no such size.
+        typer.BadParameter: it is no size.
     """
     found = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(found[2].lower()) if found else None
@@ -34,14 +34,14 @@ def parse_size(text: str) -> int:
 
 
 class Logins(tuple[tuple[str, str], ...]):
-    """Names and passwords; a class, since typer takes no nested types."""
+    """Names and passwords. A class, because typer takes no nested types."""
 
 
 def parse_logins(text: str) -> Logins:
-    """Names and passwords of `name:password` pairs, one a line or with commas between.
+    """Names and passwords of `name:password` pairs, separated by lines or commas.
 
     Raises:
-        typer.BadParameter: they are no such pairs; the message repeats none of them.
+        typer.BadParameter: a pair is malformed. The message repeats no pair.
     """
     pairs = []
     for entry in re.split(r"[\n,]", text):
@@ -50,23 +50,23 @@ def parse_logins(text: str) -> Logins:
         name, colon, password = entry.strip().partition(":")
         if not (name and colon and password):
             raise typer.BadParameter(
-                f"expected name:password pairs, one a line or with commas between them; pair {len(pairs) + 1} is none. "
-                "A password can hold colons, but no commas."
+                f"expected name:password pairs, separated by lines or commas; pair {len(pairs) + 1} is none. "
+                "A password may contain colons, but no commas."
             )
         pairs.append((name, password))
     if text.strip() and not pairs:
-        raise typer.BadParameter("it holds no name:password pair; empty it to let everybody in.")
+        raise typer.BadParameter("it has no name:password pair; leave it empty to let everybody in.")
     if len({name for name, _ in pairs}) < len(pairs):
-        raise typer.BadParameter("it names a person twice; give each a name of their own.")
+        raise typer.BadParameter("a name appears twice; give each person another name.")
     return Logins(pairs)
 
 
 class Names(tuple[str, ...]):
-    """Texts without commas; a class, since typer takes no tuples of any length."""
+    """Texts without commas. A class, because typer takes no tuples of any length."""
 
 
 def parse_names(text: str) -> Names:
-    """The texts between commas or white space."""
+    """The texts that are separated by commas or white space."""
     return Names(re.split(r"[\s,]+", text.strip(" ,\n"))) if text.strip(" ,\n") else Names()
 
 
@@ -74,7 +74,7 @@ def parse_token(text: str) -> str:
     """A token of the page's address; "" for "none".
 
     Raises:
-        typer.BadParameter: it can't be one; the message doesn't repeat it.
+        typer.BadParameter: it is no valid token. The message doesn't repeat it.
     """
     if text == "none":
         return ""
@@ -84,7 +84,7 @@ def parse_token(text: str) -> str:
 
 
 def parse_folder(text: str) -> Path:
-    """A folder; in a variable no shell has replaced its "~"."""
+    """A folder. Expands "~", which no shell does in a variable."""
     folder = Path(text)
     try:
         return folder.expanduser()
@@ -93,9 +93,9 @@ def parse_folder(text: str) -> Path:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command, in place of each parameter whose type is a dataclass of options, an option for each field.
+    """Replaces each parameter of a command whose type is a dataclass of options by one option a field.
 
-    Of a class with an ENVIRONMENT, each option is a variable with that prefix, too.
+    If the class has an ENVIRONMENT, each option is also a variable with that prefix.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {

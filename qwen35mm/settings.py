@@ -1,7 +1,7 @@
-"""Every setting of a model and of the chat page, once: its name, type, limits and words.
+"""The settings of a model and of the chat page: name, type, limits and help.
 
-The command line and the environment are both made from these classes: `max_frames` is the option `--max-frames` and the
-variable QWEN35MM_MAX_FRAMES. The option wins, and an empty variable counts as not set.
+The command line and the environment come from these classes: `max_frames` is the option `--max-frames` and the variable
+QWEN35MM_MAX_FRAMES. The option wins. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEMO_NOTE = (
     "This is the bundled demo model: it knows coloured shapes and nothing else. For a real one: --model Qwen/Qwen3.5-2B"
 )
 
-# The help shows them under these headings.
+# Headings of the help.
 _model = functools.partial(typer.Option, rich_help_panel="Model")
 _media = functools.partial(typer.Option, rich_help_panel="Media")
 _cache = functools.partial(typer.Option, rich_help_panel="Cache")
@@ -55,33 +55,33 @@ _folder = functools.partial(typer.Option, parser=parse_folder, metavar="FOLDER")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model, what it may use, and what is kept of its work; None leaves a choice to the model or the machine."""
+    """A model, its limits and its cache. None leaves the choice to the model or the machine."""
 
     ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
     model: Annotated[
-        str | None, _model(help="A folder, a GGUF file, ollama:NAME or a Hugging Face id; the demo without it.")
+        str | None, _model(help="A folder, a GGUF file, ollama:NAME or a Hugging Face id; by default the bundled demo.")
     ] = None
     dtype: Annotated[str, _model(help="auto, bfloat16 or float32.")] = "auto"
     weights: Annotated[
         str,
         _model(
-            help="auto, bf16, int8 or int4: what the weights are kept as. int8 takes half the memory and int4 a "
-            "quarter; auto takes the checkpoint's own, or on a processor where they don't fit int8, else int4."
+            help="Format of the weights: auto, bf16, int8 or int4. int8 takes half the memory and int4 a quarter. auto "
+            "keeps the checkpoint's format; on a processor it takes int8, then int4, if that doesn't fit."
         ),
     ] = "auto"
     device: Annotated[
         str,
         _model(
-            help="auto, cpu, cuda or cuda:N. cuda:0,cuda:1 splits the layers over cards; with cuda:0,cpu the processor "
-            "computes those that don't fit, slowly."
+            help="auto, cpu, cuda or cuda:N. cuda:0,cuda:1 splits the layers over two cards. With cuda:0,cpu the "
+            "processor computes the layers that don't fit on the card, slowly."
         ),
     ] = "auto"
     context_length: Annotated[
         int | None,
         _model(
-            help="Most tokens of a conversation; the model's limit, up to 32,768, without it. On a processor, one that "
-            "memory doesn't hold has its keys and values in a file in the disk cache's folder: slower.",
+            help="Most tokens of a conversation; by default the model's limit, at most 32,768. On a processor, keys "
+            "and values that don't fit into memory go to a file in the disk cache's folder, which is slower.",
             min=1,
         ),
     ] = None
@@ -89,89 +89,87 @@ class ModelOptions:
         str | None,
         _model(
             metavar="yarn,factor=N",
-            help="N times as many positions by YaRN, for contexts beyond the model's own; short ones suffer a little.",
+            help="N times as many positions by YaRN, for contexts beyond the model's own. Short ones get a bit worse.",
         ),
     ] = None
     max_memory: Annotated[
         int | None,
         _size(
             rich_help_panel="Model",
-            help="Most memory that the program may take, on a processor: weights, context and slots are chosen to fit.",
+            help="Most memory of the program on a processor: weights, context and slots are chosen to fit.",
         ),
     ] = None
     slots: Annotated[
-        int | None, _model(help="Most replies at one time. Without it 4; more for captions, by the machine.", min=1)
+        int | None, _model(help="Most replies at one time; by default 4, for captions up to 16.", min=1)
     ] = None
     batch_invariant: Annotated[
         bool | None,
         _model(
             "--batch-invariant/--no-batch-invariant",
-            help="A reply's bits don't depend on what is written beside it, which costs a GPU a little speed.",
+            help="Give a reply the same bits whatever else runs in its batch. Costs a GPU a little speed.",
         ),
     ] = None
 
     threads: Annotated[
         int | None,
-        _model(
-            help="Threads on the processor; without it one for each core that it may use, or OMP_NUM_THREADS.", min=1
-        ),
+        _model(help="Threads on the processor; by default OMP_NUM_THREADS, or one for each core it may use.", min=1),
     ] = None
 
     max_image_tokens: Annotated[int | None, _media(help="Most tokens of one image.", min=1)] = None
     max_video_tokens: Annotated[int | None, _media(help="Most tokens of one video.", min=1)] = None
     max_frames: Annotated[int | None, _media(help="Most frames of one video.", min=1)] = None
-    fps: Annotated[float | None, _media(help="Frames a second taken from a video.", min=0.001)] = None
+    fps: Annotated[float | None, _media(help="Frames a second that are read from a video.", min=0.001)] = None
     max_pixels: Annotated[
-        int | None, _media(help="Most pixels of a picture, or of a video's frame; 100000000 without it.", min=1)
+        int | None, _media(help="Most pixels of an image or a video's frame; by default 100000000.", min=1)
     ] = None
     max_image_size: Annotated[
-        int | None, _size(rich_help_panel="Media", help="Most bytes of a picture's file; 64MiB without it.")
+        int | None, _size(rich_help_panel="Media", help="Largest image file; by default 64MiB.")
     ] = None
     max_video_size: Annotated[
-        int | None, _size(rich_help_panel="Media", help="Most bytes of a video's file; 512MiB without it.")
+        int | None, _size(rich_help_panel="Media", help="Largest video file; by default 512MiB.")
     ] = None
     max_seconds: Annotated[
-        float | None, _media(help="Most seconds of a video; 14400, four hours, without it.", min=0.001)
+        float | None, _media(help="Longest video in seconds; by default 14400 (four hours).", min=0.001)
     ] = None
     color: Annotated[
         str,
         _media(
             metavar="MODE",
-            help="srgb: colours as a viewer shows them; checkpoint: a file's numbers, as transformers takes them.",
+            help="srgb: colours as a viewer shows them. checkpoint: the file's numbers, as transformers reads them.",
         ),
     ] = "srgb"
 
     kv_memory: Annotated[
         int | None,
-        _size(rich_help_panel="Cache", help="Memory for keys and values, of replies at work and of kept prompts."),
+        _size(rich_help_panel="Cache", help="Memory for keys and values, of running replies and of cached prompts."),
     ] = None
     kv_dtype: Annotated[
         str,
         _cache(
             metavar="TYPE",
-            help="What keys and values are kept as: auto (the model's own type), bf16, f16, fp8, fp8_e5m2, int8, int4; "
-            "rotated, on a processor: int4r, tq4, tq3; apart: k=int8,v=int4. int8 holds nearly twice as many tokens, "
-            "int4 more than three times.",
+            help="Type of keys and values: auto (the model's own), bf16, f16, fp8, fp8_e5m2, int8, int4; rotated, on a "
+            "processor: int4r, tq4, tq3; separate types: k=int8,v=int4. int8 holds nearly twice as many tokens, int4 "
+            "more than three times.",
         ),
     ] = "auto"
     kept_states: Annotated[
         str,
         _cache(
             metavar="TYPE",
-            help="What recurrent states of kept prompts are kept as: float32, or bf16, which takes half the memory.",
+            help="Type of the cached recurrent states: float32, or bf16, which takes half the memory.",
         ),
     ] = "float32"
     state_memory: Annotated[
-        int | None, _size(rich_help_panel="Cache", help="Memory for the recurrent states of kept prompts.")
+        int | None, _size(rich_help_panel="Cache", help="Memory for the recurrent states of cached prompts.")
     ] = None
     cache_dir: Annotated[
-        Path | None, _folder(rich_help_panel="Cache", help="The folder of the disk cache, which outlives the program.")
+        Path | None, _folder(rich_help_panel="Cache", help="Folder of the disk cache, which outlives the program.")
     ] = None
     no_disk_cache: Annotated[
-        bool, _cache("--no-disk-cache", help="Keep nothing on disk, whatever else names a folder.")
+        bool, _cache("--no-disk-cache", help="Don't use a disk cache, even if a folder is named.")
     ] = False
     cache_size: Annotated[
-        int | None, _size(rich_help_panel="Cache", help="Most that the disk cache may take; 8GiB without it.")
+        int | None, _size(rich_help_panel="Cache", help="Largest size of the disk cache; by default 8GiB.")
     ] = None
 
     @property
@@ -181,12 +179,12 @@ class ModelOptions:
 
     @property
     def name(self) -> str:
-        """What to call it: its folder's name, its file's, or the Hub id."""
+        """The model's name: that of its folder or file, or the Hub id."""
         return model_name(self.source)
 
     @property
     def limits(self) -> MediaLimits:
-        """What media may be at most. Raises MediaConfigError."""
+        """The limits of media. Raises MediaConfigError."""
         from qwen35mm_preprocess import MediaLimits
 
         return MediaLimits(
@@ -199,9 +197,10 @@ class ModelOptions:
         )
 
     def load(self, *, for_many: bool = False) -> LocalBackend:
-        """Loads the model in the format that fits and starts its engine, with a disk cache only where one is named.
+        """Loads the model in the format that fits and starts its engine; the disk cache needs a named folder.
 
-        `for_many` is said where there are always requests enough; see `with_slots_for_many`.
+        Args:
+            for_many: whether requests always wait, so that more slots help; see `with_slots_for_many`.
 
         Raises:
             Qwen35mmError: the model or a setting can't be used.
@@ -214,7 +213,7 @@ class ModelOptions:
         return options.load(folder, name=self.name)
 
     def for_another_folder(self) -> ModelOptions:
-        """The same for a process that is started in another folder, as those of a cluster are."""
+        """The same with absolute paths, for a process that starts in another folder, for example on a cluster."""
         changes: dict[str, Any] = {}
         if self.model is not None and Path(self.model).exists():
             changes["model"] = str(Path(self.model).absolute())
@@ -223,11 +222,11 @@ class ModelOptions:
         return replace(self, **changes)
 
     def backend_options(self, default_cache_dir: Path | None = None) -> BackendOptions:
-        """What a backend is made with, apart from its checkpoint; sets this process's number of threads.
+        """The options of a backend, without its checkpoint. Sets this process's number of threads.
 
         Args:
-            default_cache_dir: the disk cache's folder where none is named; None is no disk cache. When it can't be
-                used, the log says so and there is no disk cache; a folder that was named is an error.
+            default_cache_dir: the disk cache's folder if none is named; None means no disk cache. If it can't be used,
+                a warning is logged and there is no disk cache. A named folder that can't be used is an error.
 
         Raises:
             ConfigError: a setting can't be used.
@@ -253,7 +252,7 @@ class ModelOptions:
         )
 
     def _kv_directory(self, default_directory: Path | None) -> Path | None:
-        """Where keys and values may lie of a context that somebody asked for; no other is worth a disk's space."""
+        """The folder for keys and values that don't fit into memory; None unless a context length was asked for."""
         if self.no_disk_cache or self.context_length is None:
             return None
         return self.cache_dir or default_directory or user_folder("cache")
@@ -263,7 +262,7 @@ class ModelOptions:
 
         directory = None if self.no_disk_cache else self.cache_dir or default_directory
         if directory is None and self.cache_size is not None:
-            raise typer.BadParameter("--cache-size is for the disk cache, and there is none.")
+            raise typer.BadParameter("--cache-size limits the disk cache, and there is none.")
         kv_dtype = self.kv_dtype or "auto"
         chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
         kept_states = self.kept_states or "float32"
@@ -271,7 +270,7 @@ class ModelOptions:
         if directory is None:
             return cache
         try:
-            # Tried here, because a model may take minutes to load.
+            # Tried before the model is loaded, which may take minutes.
             DiskStore(directory, max_bytes=cache.disk_bytes)
         except ConfigError as error:
             if directory == self.cache_dir:
@@ -298,8 +297,7 @@ class ModelOptions:
 
 data_dir_option = _folder(
     rich_help_panel="Page",
-    help="The folder that keeps conversations; without it your user's data folder, and none where strangers share the "
-    "page.",
+    help="Folder of the conversations; by default your user's data folder, or none where strangers share the page.",
     envvar="QWEN35MM_DATA_DIR",
 )
 
@@ -308,44 +306,44 @@ auth_file_option = typer.Option(
     parser=parse_folder,
     metavar="FILE",
     rich_help_panel="Page",
-    help="Who may log in: a file with names and hashes of passwords, which `qwen35mm account add` writes.",
+    help="File with names and password hashes of those who may log in; `qwen35mm account add` writes it.",
     envvar="QWEN35MM_AUTH_FILE",
 )
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """The chat page: where it is, for whom, and what they may ask for."""
+    """The chat page: its address, its users and their limits."""
 
     ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
     host: Annotated[
-        str, _page(help="The address. Any but this machine's own, or a Space's, is one that strangers share.")
+        str, _page(help="Address to listen on. Any but this machine's own, or a Space's, is shared by strangers.")
     ] = "127.0.0.1"
-    port: Annotated[int, _page(help="The port; 0 takes a free one.", min=0, max=65_535)] = 7860
+    port: Annotated[int, _page(help="Port; 0 takes a free one.", min=0, max=65_535)] = 7860
     ui: Annotated[
-        str, _page(metavar="PAGE", help="own, or gradio: the plain page of examples/gradio_chat.py, for one person.")
+        str, _page(metavar="PAGE", help="own, or gradio: the page of examples/gradio_chat.py, for one person.")
     ] = "own"
     auth: Annotated[
         Logins | None,
         _page(
             parser=parse_logins,
             metavar="PAIRS",
-            help="Who may log in: name:password, one a line or with commas between; everybody without it. The variable "
-            "keeps it out of the list of processes.",
+            help="Who may log in: name:password pairs, separated by lines or commas; by default everybody may enter. "
+            "The variable keeps it out of the process list.",
         ),
     ] = None
     auth_file: Annotated[Path | None, auth_file_option] = None
     guests: Annotated[
-        bool, _page("--guests", help="Let in those who don't log in, too, each with conversations of their own.")
+        bool, _page("--guests", help="Also let people in without a login, each with their own conversations.")
     ] = False
     token: Annotated[
         str | None,
         _page(
             parser=parse_token,
             metavar="TOKEN",
-            help="What the address of one's own page ends with, which other users of the machine must not know; a new "
-            "one at each start without it, and 'none' lets all of them in.",
+            help="Secret in the address of your own page, against other users of the machine; by default a new one at "
+            "each start. 'none' lets all of them in.",
         ),
     ] = None
     data_dir: Annotated[Path | None, data_dir_option] = None
@@ -354,67 +352,58 @@ class PageOptions:
         _page(
             parser=parse_folder,
             metavar="FILE",
-            help="Keys for programs, one a line: they may then use the model as with `qwen35mm serve`. On one's own "
-            "page its token is a key already.",
+            help="File with API keys, one a line: programs with a key use the model as with `qwen35mm serve`. On your "
+            "own page the token is a key already.",
         ),
     ] = None
-    no_api: Annotated[
-        bool, _page("--no-api", help="Answer no programs beside the page, not Gradio's clients either.")
-    ] = False
-    mcp: Annotated[
-        bool, _page("--mcp", help="Offer the endpoint /chat as a tool, too, to programs that speak MCP.")
-    ] = False
+    no_api: Annotated[bool, _page("--no-api", help="Answer only the page: no programs, no Gradio clients.")] = False
+    mcp: Annotated[bool, _page("--mcp", help="Offer the endpoint /chat as an MCP tool.")] = False
     backend: Annotated[
         str | None,
-        _server(metavar="URL", help="An OpenAI-compatible server that answers; no model is loaded here then."),
+        _server(metavar="URL", help="An OpenAI-compatible server that answers instead of a model on this machine."),
     ] = None
-    backend_model: Annotated[str | None, _server(metavar="NAME", help="The server's model, where it has several.")] = (
-        None
-    )
+    backend_model: Annotated[str | None, _server(metavar="NAME", help="The server's model, if it has several.")] = None
     backend_key_file: Annotated[
-        Path | None, _server(parser=parse_folder, metavar="FILE", help="A file that holds the server's key.")
+        Path | None, _server(parser=parse_folder, metavar="FILE", help="File with the server's key.")
     ] = None
     backend_key: Annotated[
-        str | None, _server(metavar="KEY", help="The key itself. The variable keeps it out of the list of processes.")
+        str | None, _server(metavar="KEY", help="The server's key. The variable keeps it out of the process list.")
     ] = None
     max_upload: Annotated[
         int | None,
         _size(
             rich_help_panel="Page",
-            help="As --max-video-size, and before it; 100MB where strangers share.",
+            help="Largest video file, instead of --max-video-size; 100MB where strangers share the page.",
         ),
     ] = None
-    max_queue: Annotated[
-        int | None, _page(help="Requests that may wait for the model; 16 without it.", min=1, max=10_000)
-    ] = None
-    max_gpu_seconds: Annotated[int, _page(help="Most seconds that one call on ZeroGPU asks for.", min=15, max=600)] = 60
+    max_queue: Annotated[int | None, _page(help="Most requests in the queue; by default 16.", min=1, max=10_000)] = None
+    max_gpu_seconds: Annotated[int, _page(help="Most seconds of one call on ZeroGPU.", min=15, max=600)] = 60
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How a front is reached: see `HttpSettings`. Several values have commas between."""
+    """How the server is reached: see `HttpSettings`. Several values are separated by commas."""
 
     ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
-    allowed_host: Annotated[
-        Names | None, _names(metavar="NAME", help="Names besides this machine's own that it answers to.")
-    ] = None
+    allowed_host: Annotated[Names | None, _names(metavar="NAME", help="Host names that it also answers to.")] = None
     cors_origin: Annotated[
-        Names | None, _names(metavar="ORIGIN", help="Websites whose scripts may call it, such as https://example.org.")
+        Names | None,
+        _names(metavar="ORIGIN", help="Websites whose scripts may call it, for example https://example.org."),
     ] = None
     embed_origin: Annotated[
-        Names | None, _names(metavar="ORIGIN", help="Websites that may show its page in a frame.")
+        Names | None, _names(metavar="ORIGIN", help="Websites that may show the page in a frame.")
     ] = None
     trust_proxy: Annotated[
         Names | None,
-        _names(metavar="ADDRESS", help="Reverse proxies that are believed for whom they ask: addresses or networks."),
+        _names(metavar="ADDRESS", help="Reverse proxies that are trusted about the client: addresses or networks."),
     ] = None
-    base_path: Annotated[str | None, _http(metavar="PATH", help="The path that a proxy has it under: /chat.")] = None
+    base_path: Annotated[str | None, _http(metavar="PATH", help="Path under which a proxy serves it: /chat.")] = None
     tls_cert: Annotated[
-        Path | None, _folder(rich_help_panel="Network", help="A certificate (chain) in PEM: serve HTTPS.")
+        Path | None, _folder(rich_help_panel="Network", help="Certificate (chain) in PEM: serve HTTPS.")
     ] = None
     tls_key: Annotated[
-        Path | None, _folder(rich_help_panel="Network", help="Its private key, if it is in a file of its own.")
+        Path | None, _folder(rich_help_panel="Network", help="The certificate's private key, if it is in another file.")
     ] = None
 
     def settings(self) -> HttpSettings:
@@ -433,5 +422,5 @@ class HttpOptions:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """The values that aren't None: the others are left to somebody else's default."""
+    """The values that aren't None; the others keep their default."""
     return {name: value for name, value in values.items() if value is not None}

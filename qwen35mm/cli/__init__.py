@@ -1,4 +1,4 @@
-"""The command line: one file a command. Heavy imports wait until a command runs, so `--help` is quick."""
+"""The command line, one file a command. Heavy imports wait until a command runs, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ app.add_typer(account)
 @app.callback(invoke_without_command=True)
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say on stderr what is chosen and why."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what is chosen, and why, to stderr."),
 ) -> None:
     """Options that every command shares."""
     logging.basicConfig(
@@ -54,10 +54,10 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line; an error that is ours becomes one line and exit code 1.
+    """Runs the command line. An error of ours becomes one line and exit code 1.
 
     Args:
-        arguments: None takes the program's own.
+        arguments: None takes those of the process.
     """
     try:
         app(arguments)

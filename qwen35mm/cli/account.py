@@ -1,4 +1,4 @@
-"""`qwen35mm account`: who may log in to a page that several people use."""
+"""`qwen35mm account`: the people who may log in to a shared page."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import typer
 from qwen35mm.errors import ConfigError
 from qwen35mm.settings import auth_file_option
 
-account = typer.Typer(name="account", help="Say who may log in to the chat page.", no_args_is_help=True)
+account = typer.Typer(name="account", help="Manage who may log in to the chat page.", no_args_is_help=True)
 
 AuthFile = Annotated[Path, auth_file_option]
 
 
 @account.command()
-def add(name: Annotated[str, typer.Argument(help="What they are called.")], auth_file: AuthFile) -> None:
-    """Add somebody, or give them another password; a page that is served lets them in at once.
+def add(name: Annotated[str, typer.Argument(help="The person's name.")], auth_file: AuthFile) -> None:
+    """Add a person, or change their password. A running page lets them in at once.
 
-    The password is asked for. Where this doesn't run in a terminal, it is the first line of the standard input.
+    It asks for the password. Without a terminal, the password is the first line of standard input.
     """
     from qwen35mm.chat.accounts import AccountFile, checked_name, checked_password
 
     checked_name(name)
     is_new = AccountFile(auth_file).add(name, checked_password(_ask_for_password()))
-    typer.echo(f"{name} may log in now." if is_new else f"{name} has another password now, and is logged out.")
+    typer.echo(f"{name} may log in now." if is_new else f"{name} has a new password and is logged out.")
 
 
 @account.command()
-def remove(name: Annotated[str, typer.Argument(help="What they are called.")], auth_file: AuthFile) -> None:
-    """Take somebody out, who is logged out by that; their conversations stay."""
+def remove(name: Annotated[str, typer.Argument(help="The person's name.")], auth_file: AuthFile) -> None:
+    """Remove a person and log them out. Their conversations stay."""
     from qwen35mm.chat.accounts import AccountFile
 
     if not AccountFile(auth_file).remove(name):
         raise ConfigError(f"Nobody in {auth_file} is called {name!r}.")
-    typer.echo(f"{name} can't log in any more.")
+    typer.echo(f"{name} can no longer log in.")
 
 
 @account.command("list")
@@ -54,5 +54,5 @@ def _ask_for_password() -> str:
         return sys.stdin.readline().rstrip("\r\n")
     password = getpass.getpass("Password: ")
     if getpass.getpass("Again: ") != password:
-        raise ConfigError("The two differ. Nothing was changed.")
+        raise ConfigError("The passwords differ. Nothing was changed.")
     return password

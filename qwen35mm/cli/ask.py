@@ -1,4 +1,4 @@
-"""`qwen35mm ask`: one question, its media, one streamed answer."""
+"""`qwen35mm ask`: one question with its media, and one streamed answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PHASES = {
-    "wait": "Waiting in line",
+    "wait": "Waiting in the queue",
     "read": "Reading media",
     "encode": "Encoding media",
     "prefill": "Reading the prompt",
@@ -35,21 +35,20 @@ def ask(
     options: ModelOptions,
     sampling: SamplingChoices,
     question: Annotated[str, typer.Argument(help="The question; '-' reads it from standard input.")],
-    image: Annotated[list[Path] | None, typer.Option(help="An image; may be given several times.")] = None,
-    video: Annotated[list[Path] | None, typer.Option(help="A video; may be given several times.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="An image; may be repeated.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A video; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the reply.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes a sampled reply repeatable.", min=0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Make a sampled reply repeatable.", min=0)] = None,
     think: Annotated[
-        bool | None, typer.Option("--think/--no-think", help="The checkpoint's default without it.")
+        bool | None,
+        typer.Option("--think/--no-think", help="Think before the answer; by default as the checkpoint does."),
     ] = None,
     thinking_budget: Annotated[int | None, typer.Option(help="Most tokens of thinking; 0 is none.", min=0)] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="A file with a JSON schema; the answer is JSON that satisfies it.")
-    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answer satisfies.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Ask one question about images and videos, or about nothing at all."""
+    """Ask one question, with or without images and videos."""
     with quick_imports():
         import qwen35mm.backends.local
         import qwen35mm.model_library  # noqa: F401
@@ -83,18 +82,18 @@ def ask(
     if as_json:
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif result.finish_reason == "length":
-        typer.echo("(The reply was cut off: it reached the limit of its tokens.)", err=True)
+        typer.echo("(The reply was cut off at its limit of tokens.)", err=True)
 
 
 def _file(path: Path) -> Path:
-    """Checked before a model is loaded for it."""
+    """The path, if it is a file. Checked before the model is loaded."""
     if not path.is_file():
         raise typer.BadParameter(f"there is no file '{path}'.")
     return path
 
 
 def _read_schema(path: Path) -> str:
-    """The schema's text, checked before a model is loaded for it."""
+    """The schema's text, checked before the model is loaded."""
     from qwen35mm.captioning.texts.json_schema import JsonSchema
     from qwen35mm.engine import check_json_schema
 
@@ -126,7 +125,7 @@ async def _answer(
 
 def _describe_cache(num_prompt_tokens: int, cache: CacheReport) -> str:
     tiers = "".join(f", {count:,} from {tier}" for tier, count in cache.cached_from.items() if count)
-    missed = f", no more because of: {cache.miss}" if cache.miss else ""
+    missed = f", no more because of {cache.miss}" if cache.miss else ""
     return (
         f"{cache.num_cached_tokens:,} of {num_prompt_tokens:,} prompt tokens were in the cache{tiers}{missed}; "
         f"{cache.num_encoded_units} vision units encoded, {cache.num_cached_units} in the cache; "
@@ -136,7 +135,7 @@ def _describe_cache(num_prompt_tokens: int, cache: CacheReport) -> str:
 
 
 class _Terminal:
-    """Answer on stdout, everything else on stderr; a progress line only where a person looks."""
+    """Writes the answer to stdout and all else to stderr; a progress line only to a terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet

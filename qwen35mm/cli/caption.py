@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 @with_options
 def caption(
     sources: Annotated[
-        list[str], typer.Argument(help="Files, folders, @LISTS of files, datasets, parquet files and tars.")
+        list[str], typer.Argument(help="Files, folders, @LISTS of files, datasets, parquet files, tars.")
     ],
     model: ModelOptions,
     options: CaptionOptions,
     sampling: SamplingChoices,
 ) -> None:
-    """Caption images and videos. What is interrupted goes on where it was, with the same command."""
+    """Caption images and videos. After an interruption, the same command resumes."""
     if options.backend is not None and options.ray is not None:
-        raise typer.BadParameter("--backend and --ray are two places for one model: give one of them.")
+        raise typer.BadParameter("--backend and --ray both say where the model runs: give one of them.")
     local = options.backend is None and options.ray is None
     if local and not options.dry_run:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
         job = options.job(sources, model, sampling)
-    # A run in a log is watched, too.
+    # Progress also goes to a log.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
     raise typer.Exit(asyncio.run(_caption(job, model, options)))
 
@@ -84,7 +84,7 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 async def open_captioner(
     job: Job, model: ModelOptions, options: CaptionOptions, *, for_many: bool = False
 ) -> AsyncIterator[Captioner]:
-    """A server that answers, whose name for its model `--model` is then, or a model in this process.
+    """A captioner with a server (`--model` is then its name for the model) or a model in this process.
 
     Args:
         for_many: as for `ModelOptions.load`.
@@ -92,7 +92,7 @@ async def open_captioner(
     from qwen35mm.captioning.captioner import Captioner
 
     if options.backend is None:
-        # In a thread: a page goes on meanwhile.
+        # In a thread, so that the review page stays responsive.
         with contextlib.closing(await asyncio.to_thread(model.load, for_many=for_many)) as backend:
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
@@ -107,12 +107,12 @@ async def open_captioner(
         limits=model.limits,
         max_concurrent=job.run.slots,
         video=options.remote_video,
-        # A caption is of use when it is complete, so that one that breaks off can be asked for again.
+        # Only a complete caption is useful, so one that breaks off is asked for again.
         whole=True,
     )
     async with contextlib.aclosing(server):
         await server.connect()
-        # Else each medium would be refused by itself.
+        # Otherwise the server would refuse each medium by itself.
         params = SamplingParams(thinking_budget=options.thinking_budget)
         server.check(GenerationRequest(params=params, enable_thinking=options.think))
         captioner = Captioner(
@@ -123,13 +123,13 @@ async def open_captioner(
             processor=server.media,
             form=options.remote_video,
         )
-        # What captions were kept under before the address meant nothing.
+        # The key of captions from versions in which the address was part of it.
         before = replace(captioner, identity={**captioner.identity, "server": server.fingerprint})
         yield replace(captioner, others=[before.describe()])
 
 
 def _asked(model: ModelOptions) -> set[str]:
-    """What a device would choose by itself and a person has set."""
+    """The options that a person set and that the device would choose otherwise."""
     asked = {name for name in ("max_image_tokens", "max_video_tokens") if getattr(model, name) is not None}
     return asked | {name for name in ("dtype", "weights") if getattr(model, name) != "auto"}
 
@@ -152,12 +152,12 @@ def _open_cluster(
 
 @contextlib.contextmanager
 def _stopped_by_signals(run: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM let what is at work end; a second one doesn't."""
+    """Ctrl-C and SIGTERM let work in progress finish; a second one doesn't."""
     loop = asyncio.get_running_loop()
 
     def stop(*_: object) -> None:
         if run.stopped in (None, "limit"):
-            typer.echo("\nFinishing what is at work; once more to leave that, too.", err=True)
+            typer.echo("\nFinishing the work in progress. Press again to stop at once.", err=True)
         loop.call_soon_threadsafe(run.stop, "interrupted")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -183,13 +183,13 @@ def _report(outcome: Outcome, job: Job) -> None:
     typer.echo("; ".join(parts) + ".", err=True)
     if not (counts.num_found or outcome.num_failures):
         typer.echo(
-            "Nothing to caption: there is no image and no video in the sources that --include, --exclude and --shard "
-            "leave. Beside media, tars and zips aren't opened: name them.",
+            "Nothing to caption: the sources have no image and no video that passes --include, --exclude and --shard. "
+            "Tars and zips beside media aren't opened: name them.",
             err=True,
         )
     elif counts.num_kept and not counts.num_done:
         typer.echo(
-            f"Nothing to do for {counts.num_kept:,}: somebody's own captions stay. --mode overwrite replaces them, and "
+            f"Nothing to do for {counts.num_kept:,}: somebody's own captions stay. --mode overwrite replaces them; "
             "--output sidecar:.caption writes beside them.",
             err=True,
         )
@@ -201,14 +201,14 @@ def _report(outcome: Outcome, job: Job) -> None:
         )
     if outcome.num_pruned:
         typer.echo(
-            f"The captions of {outcome.num_pruned:,} media that were moved or deleted were taken out of the outputs.",
+            f"Removed the captions of {outcome.num_pruned:,} moved or deleted media from the outputs.",
             err=True,
         )
     if outcome.num_gone:
         why = (
-            "somebody has changed them, or they are of other sources"
+            "somebody has changed them, or they belong to other sources"
             if outcome.num_pruned or (job.run.prune and counts.num_found)
-            else "--prune takes them out where any media are left"
+            else "--prune removes them from sources that still have media"
         )
         typer.echo(
             f"{outcome.num_gone:,} media were moved or deleted since they were captioned; their captions stay in the "
@@ -218,9 +218,9 @@ def _report(outcome: Outcome, job: Job) -> None:
     if outcome.flagged:
         typer.echo(f"Captions with flags: {by_count(outcome.flagged)}; see {job.problems_path}.", err=True)
     if outcome.stopped == "interrupted":
-        typer.echo("Stopped. The same command goes on where this ended.", err=True)
+        typer.echo("Stopped. The same command resumes.", err=True)
     elif isinstance(outcome.stopped, Exception):
-        typer.echo(f"Stopped: {outcome.stopped} The same command goes on where this ended.", err=True)
+        typer.echo(f"Stopped: {outcome.stopped} The same command resumes.", err=True)
 
 
 def _describe_estimate(found: Estimate) -> str:
@@ -233,7 +233,7 @@ def _describe_estimate(found: Estimate) -> str:
         for label, number in (
             ("Captioned before", found.num_known),
             ("Of these to judge", found.num_to_judge),
-            ("Kept as they are, with somebody's own text", found.num_kept),
+            ("Kept, with somebody's own text", found.num_kept),
             ("Failed before", found.num_failed_before),
             ("Can't be read", found.num_unreadable),
         )
@@ -242,7 +242,7 @@ def _describe_estimate(found: Estimate) -> str:
     lines += [f"  {one_line(name)}: {one_line(text)}" for name, text in found.examples]
     if found.remaining_s is not None:
         lines.append(
-            f"Time: {clock(found.remaining_s)} one after the other, {found.tokens_per_item:,.0f} tokens a caption; "
-            f"from {found.num_tried} that were tried. Several slots take less."
+            f"Time: {clock(found.remaining_s)} one after the other, {found.tokens_per_item:,.0f} tokens a caption, "
+            f"estimated from {found.num_tried}. Several slots take less."
         )
     return "\n".join(lines)

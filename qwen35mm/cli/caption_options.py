@@ -1,4 +1,4 @@
-"""What `qwen35mm caption` takes besides the model, under the headings of its help."""
+"""The options of `qwen35mm caption` besides the model's, under the headings of its help."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.texts.trainers import Trainer
     from qwen35mm.settings import ModelOptions
 
-# The engine's own number.
+# The engine's default.
 DEFAULT_SLOTS = 4
-# What the model rather denies.
+# Below it, the model rather denies the sentence.
 DEFAULT_JUDGE_BELOW = 0.5
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
@@ -40,70 +40,75 @@ Many = list[str] | None
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """What is captioned, what is asked, what a caption has to be, where it goes, and what computes it."""
+    """Sources, prompt, reply, caption, outputs, run, and what computes the captions."""
 
-    include: Annotated[Many, _sources(help="Only names like this, such as '*.png'; may be given several times.")] = None
-    exclude: Annotated[Many, _sources(help="No names like this; wins over --include.")] = None
-    recursive: Annotated[bool, _sources(help="Also the folders in a folder.")] = True
-    image_column: Annotated[str | None, _sources(help="Of parquet files; needed where there are several.")] = None
-    shard: Annotated[
-        str | None, _sources(help="i/n: the i-th of n equal parts, for as many machines.", metavar="I/N")
+    include: Annotated[Many, _sources(help="Only names like this, for example '*.png'; may be repeated.")] = None
+    exclude: Annotated[Many, _sources(help="No names like this; stronger than --include.")] = None
+    recursive: Annotated[bool, _sources(help="Read subfolders too.")] = True
+    image_column: Annotated[
+        str | None, _sources(help="Image column of parquet files; needed if there are several.")
     ] = None
+    shard: Annotated[str | None, _sources(help="I/N: part I of N equal parts, for N machines.", metavar="I/N")] = None
 
     preset: Annotated[
         Many,
-        _prompt(help="short, detailed, tags, alt-text, ocr, events or plain; NAME:WEIGHT among several prompts."),
+        _prompt(help="short, detailed, tags, alt-text, ocr, events or plain; with several prompts NAME:WEIGHT."),
     ] = None
-    prompt: Annotated[Many, _prompt(help="Your own text; {name}, {sidecar} and others stand for what is known.")] = None
-    prompt_file: Annotated[list[Path] | None, _prompt(help="A file with one prompt, or several between '---'.")] = None
-    system: Annotated[str, _prompt(help="A system prompt; the cache computes it once.")] = ""
+    prompt: Annotated[Many, _prompt(help="Your own text, with placeholders such as {name} and {sidecar}.")] = None
+    prompt_file: Annotated[list[Path] | None, _prompt(help="File with one prompt, or several between '---'.")] = None
+    system: Annotated[str, _prompt(help="A system prompt, computed once.")] = ""
 
     max_tokens: Annotated[int, _reply(help="Most tokens of a reply.", min=1)] = 512
     seed: Annotated[int, _reply(help="The same seed gives the same prompts and samples.", min=0)] = 0
     think: Annotated[bool, _reply("--think/--no-think", help="Let the model think first.")] = False
     thinking_budget: Annotated[int | None, _reply(help="Most tokens of thinking.", min=0)] = None
-    schema: Annotated[Path | None, _reply(help="A file with a JSON schema that every caption satisfies.")] = None
+    schema: Annotated[Path | None, _reply(help="File with a JSON schema that every caption satisfies.")] = None
 
-    prefix: Annotated[str, _caption(help="Before each caption.")] = ""
-    suffix: Annotated[str, _caption(help="After each caption.")] = ""
-    trigger: Annotated[str, _caption(help="A word that goes first where the caption doesn't have it.")] = ""
-    require: Annotated[Many, _caption(help="A word that must be there, or re:PATTERN.")] = None
-    forbid: Annotated[Many, _caption(help="A word that must not be there, or re:PATTERN.")] = None
-    attempts: Annotated[int, _caption(help="Replies until one is taken with a flag.", min=1)] = 3
+    prefix: Annotated[str, _caption(help="Text before each caption.")] = ""
+    suffix: Annotated[str, _caption(help="Text after each caption.")] = ""
+    trigger: Annotated[str, _caption(help="A word that is put first if the caption lacks it.")] = ""
+    require: Annotated[Many, _caption(help="A word, or re:PATTERN, that a caption must have; may be repeated.")] = None
+    forbid: Annotated[Many, _caption(help="A word, or re:PATTERN, that a caption must not have; may be repeated.")] = (
+        None
+    )
+    attempts: Annotated[int, _caption(help="Most replies before one is taken with a flag.", min=1)] = 3
     one_line: Annotated[
         bool | None,
         _caption(
             "--one-line/--keep-lines",
-            help="Line ends become spaces everywhere, or stay. Without it they do in text files alone, but for the "
-            "presets ocr and events.",
+            help="Replace line ends by spaces everywhere, or keep them. By default only text files replace them, "
+            "except for the presets ocr and events.",
         ),
     ] = None
     clean: Annotated[
-        bool, _caption("--clean/--no-clean", help="Take away lead-ins, fences, quotes and loops; of ocr it never is.")
+        bool,
+        _caption(
+            "--clean/--no-clean", help="Remove lead-ins, fences, quotes and repetitions; never for the preset ocr."
+        ),
     ] = True
     trainer: Annotated[
         str | None,
         _caption(
             "--for",
-            help="The trainer that reads the text files, by its suffix, length and separator: sd-scripts, kohya-sdxl, "
-            "flux, wan, hunyuan, musubi or onetrainer.",
+            help="Trainer whose suffix, length and separator the text files get: sd-scripts, kohya-sdxl, flux, wan, "
+            "hunyuan, musubi or onetrainer.",
             metavar="TRAINER",
         ),
     ] = None
     caption_tokens: Annotated[
-        int | None, _caption(help="Most tokens of a caption for --for; the trainer's own number without it.", min=1)
+        int | None, _caption(help="Most tokens of a caption for --for; by default the trainer's.", min=1)
     ] = None
     keep_unfinished: Annotated[
         bool, _caption("--keep-unfinished", help="Keep a last sentence that the limit cut off.")
     ] = False
 
     judge: Annotated[
-        bool, _caption("--judge", help="Ask the model whether each sentence holds; what it doubts is flagged.")
+        bool, _caption("--judge", help="Ask the model whether each sentence holds; flag what it doubts.")
     ] = False
     judge_below: Annotated[
         float | None,
         _caption(
-            help="A sentence is doubted whose score, the probability of yes, is less; 0.5 with --judge alone.",
+            help="Doubt a sentence if its score, the probability of yes, is lower; 0.5 with --judge alone.",
             min=0,
             max=1,
         ),
@@ -112,60 +117,59 @@ class CaptionOptions:
     output: Annotated[
         Many,
         _output(
-            help="sidecar[:.EXT], jsonl:FILE, parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER; may be given "
-            "several times."
+            help="sidecar[:.EXT], jsonl:FILE, parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER; may be repeated."
         ),
     ] = None
-    output_dir: Annotated[Path | None, _output(help="For text files; beside their media without it.")] = None
+    output_dir: Annotated[Path | None, _output(help="Folder of the text files; by default beside their media.")] = None
     mode: Annotated[
         Literal["skip", "overwrite", "append", "prepend"],
-        _output(help="What happens to captions that are there and aren't ours."),
+        _output(help="What to do with existing captions that aren't ours."),
     ] = "skip"
     separator: Annotated[
         str | None,
-        _output(help="Between a text that is there and ours: a space, with --keep-lines a line end, --for's own."),
+        _output(
+            help="Between an existing text and ours; by default a space, a line end with --keep-lines, or --for's."
+        ),
     ] = None
     link_media: Annotated[
         bool,
-        _output("--link-media", help="Link media into dataset folders, without copies; to change one changes both."),
+        _output("--link-media", help="Hard-link media into dataset folders instead of copying; an edit changes both."),
     ] = False
-    embed_media: Annotated[bool, _output("--embed-media", help="Put the pictures into parquet files, too.")] = False
-    records_per_shard: Annotated[int, _output(help="Of parquet files and tars.", min=1)] = 1000
+    embed_media: Annotated[bool, _output("--embed-media", help="Put the media into parquet files too.")] = False
+    records_per_shard: Annotated[int, _output(help="Records in a parquet file or tar.", min=1)] = 1000
     compact: Annotated[bool, _output("--compact", help="Merge parquet files and tars that aren't full.")] = False
 
     dry_run: Annotated[bool, _run("--dry-run", help="Say what would be done and what it costs; write nothing.")] = False
-    limit: Annotated[int | None, _run(help="Caption so many items at most.", min=1)] = None
+    limit: Annotated[int | None, _run(help="Most items to caption.", min=1)] = None
     retry_failed: Annotated[bool, _run("--retry-failed", help="Try again what failed before.")] = False
-    prune: Annotated[
-        bool, _run("--prune", help="At the end of a whole run, take out captions of media that were deleted.")
-    ] = False
+    prune: Annotated[bool, _run("--prune", help="At the end of a whole run, remove captions of deleted media.")] = False
     share_similar: Annotated[
         int | None,
         _run(
-            help="Media that look the same to within so many of 64 bits share a caption; 4 is careful.", min=0, max=32
+            help="Share a caption between media whose hashes differ in at most this many of 64 bits; 4 is careful.",
+            min=0,
+            max=32,
         ),
     ] = None
     media_workers: Annotated[int | None, _run(help="Processes that read media ahead.", min=1)] = None
     state_dir: Annotated[
-        Path | None, _run(help="The folder of the manifest; .qwen35mm in --output-dir or the first source.")
+        Path | None, _run(help="Folder of the manifest; by default .qwen35mm in --output-dir or the first source.")
     ] = None
 
-    backend: Annotated[str | None, _remote(help="The address of an OpenAI-compatible server.", metavar="URL")] = None
-    api_key: Annotated[str | None, _remote(help="Its key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
-    remote_video: Annotated[
-        Literal["frames", "video_url"], _remote(help="How videos are sent: as pictures, or whole.")
-    ] = "frames"
+    backend: Annotated[str | None, _remote(help="Address of an OpenAI-compatible server.", metavar="URL")] = None
+    api_key: Annotated[str | None, _remote(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
+    remote_video: Annotated[Literal["frames", "video_url"], _remote(help="Send videos as images, or whole.")] = "frames"
 
     ray: Annotated[
         str | None,
         _ray(help="local, auto (the cluster of this machine) or HOST:PORT; needs the extra 'ray'.", metavar="ADDRESS"),
     ] = None
     ray_actors: Annotated[
-        int | None, _ray(help="Engines on the cluster; one a GPU, or one a machine, without it.", min=1)
+        int | None, _ray(help="Engines on the cluster; by default one a GPU, or without GPUs one a machine.", min=1)
     ] = None
 
     def job(self, sources: list[str], model: ModelOptions, sampling: SamplingChoices | None = None) -> Job:
-        """The work. What a person got wrong is said now, before a model is loaded, except about outputs that are there.
+        """The job. Wrong options are refused before a model is loaded, except those that depend on existing outputs.
 
         Raises:
             CaptioningError, MissingExtraError, RequestError, ConfigError: an option can't be used.
@@ -239,7 +243,7 @@ class CaptionOptions:
 
         if self.trainer is None:
             if self.caption_tokens is not None:
-                raise CaptioningError("--caption-tokens are those of --for's trainer: name it.")
+                raise CaptioningError("--caption-tokens needs a trainer: give --for.")
             return None
         if self.output_dir is not None:
             raise CaptioningError(f"{self.trainer} reads text files beside their media: leave --output-dir out.")

@@ -1,4 +1,4 @@
-"""`qwen35mm chat`: the chat page, for the person at this machine or, on another address or a Space, for strangers."""
+"""`qwen35mm chat`: the chat page, for one person on this machine or, on another address or a Space, for strangers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from qwen35mm.web.serving.programs import ProgramAccess
     from qwen35mm_preprocess import MediaBudget, MediaLimits
 
-# Where strangers share the page, what isn't set is tight.
+# Tight defaults where strangers share the page.
 _FOR_STRANGERS: dict[str, Any] = {
     **{"slots": 2, "max_image_tokens": 1_280, "max_video_tokens": 4_096, "max_frames": 64},
     **{"max_pixels": 50_000_000, "max_image_size": 20 << 20, "max_video_size": 100 * 10**6, "max_seconds": 600.0},
 }
 _STRANGERS_CONTEXT = 16_384
-# A disk cache that lives as long as the program has only the Space's own disk.
+# A temporary disk cache has only the Space's own disk.
 _TEMPORARY_DISK_BYTES = 4 << 30
 
 
@@ -49,10 +49,10 @@ def chat(
     http: HttpOptions,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Open the chat page; it runs until Ctrl-C."""
+    """Open the chat page. Runs until Ctrl-C."""
     settings = http.settings()
     if "*" in settings.cors_origins:
-        raise ConfigError("--cors-origin '*' would let every website use the page: name those that may.")
+        raise ConfigError("--cors-origin '*' would let every website use the page: name the websites that may.")
     _check_ui(page, http)
     with open_page(model, page) as (backend, how):
         if page.ui == "gradio":
@@ -67,13 +67,13 @@ def chat(
 
 
 def _check_ui(page: PageOptions, http: HttpOptions) -> None:
-    """Raises ConfigError for a page that there isn't, and for what Gradio's can't do."""
+    """Raises ConfigError for an unknown page, and for options that Gradio's page can't take."""
     if page.ui not in ("own", "gradio"):
         raise ConfigError(f"--ui must be own or gradio; got {page.ui!r}.")
     if page.ui == "own":
         return
     if is_shared(page.host):
-        raise ConfigError("--ui gradio is for the person at this machine: leave --host out, or name 127.0.0.1.")
+        raise ConfigError("--ui gradio is for one person on this machine: leave out --host, or give 127.0.0.1.")
     lacking = {
         page: ("auth", "auth_file", "guests", "data_dir", "api_key_file", "no_api", "mcp"),
         http: ("cors_origin", "embed_origin", "base_path"),
@@ -81,7 +81,7 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
     for name in (name for options, names in lacking.items() for name in names if getattr(options, name)):
         raise ConfigError(
             f"--{name.replace('_', '-')} can't be used with --ui gradio: that page is for one person, keeps no chats "
-            "on disk and has nothing for other programs and sites. Leave one of them out."
+            "on disk and serves no other programs or sites. Leave out one of them."
         )
 
 
@@ -89,11 +89,10 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
 def open_page(
     model: ModelOptions, page: PageOptions
 ) -> Iterator[tuple[LocalBackend | BackendSwitch | RemoteBackend | ZeroGpuBackend, dict[str, Any]]]:
-    """Loads the model; gives what answers, closed at the end, and the other arguments of `qwen35mm.web.serve`.
+    """Loads the model. Gives a backend, closed at the end, and the other arguments of `qwen35mm.web.serve`.
 
-    One person's page keeps its cache and its conversations, and can change its model. What strangers say is nobody's
-    to keep, and their caches can't be found again once their pages are gone. On ZeroGPU each reply is a GPU call.
-    Where a server answers, no model is loaded.
+    One person's page keeps its cache and conversations, and can change its model. A page of strangers keeps neither.
+    On ZeroGPU each reply is a GPU call. With a server, no model is loaded.
 
     Raises:
         Qwen35mmError: the model, the server or a setting can't be used.
@@ -102,13 +101,13 @@ def open_page(
         with _open_server(page.backend, model, page) as opened:
             yield opened
         return
-    # `spaces` comes before everything that might touch CUDA.
+    # Imports `spaces` before anything might touch CUDA.
     gpu = zero_gpu()
     shared = is_shared(page.host)
     if gpu is None and not shared:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if gpu is None else contextlib.nullcontext():
-        import qwen35mm.web  # noqa: F401 - what it lacks is told before a model is loaded
+        import qwen35mm.web  # noqa: F401 - reports a missing extra before a model is loaded
         from qwen35mm.backends.zero_gpu import ZeroGpuBackend
         from qwen35mm.config import ModelConfig
         from qwen35mm.decoding import Decoders
@@ -119,7 +118,7 @@ def open_page(
         if shared:
             model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
         if gpu is not None and model.cache_dir is None and not model.no_disk_cache:
-            # Calls have nothing else in common.
+            # GPU calls share nothing else.
             folder = stack.enter_context(_own_folder())
             model = replace(model, cache_dir=folder, cache_size=model.cache_size or _TEMPORARY_DISK_BYTES)
         options = model.backend_options(None if shared else user_folder("cache"))
@@ -159,11 +158,11 @@ def _open_server(
 ) -> Iterator[tuple[BackendSwitch | RemoteBackend, dict[str, Any]]]:
     shared = is_shared(page.host)
     if model.model is not None:
-        raise ConfigError("--model and --backend are two places for one model: give one of them.")
+        raise ConfigError("--model and --backend both name the model: give one of them.")
     if shared and page.api_key_file is not None:
-        raise ConfigError("--api-key-file is for a model of this machine; programs can ask the server of --backend.")
+        raise ConfigError("--api-key-file needs a model on this machine; programs can ask the server of --backend.")
     with quick_imports():
-        import qwen35mm.web  # noqa: F401 - what it lacks is told first
+        import qwen35mm.web  # noqa: F401 - reports a missing extra first
         from qwen35mm.decoding import Decoders
         from qwen35mm.model_library import BackendSwitch
         from qwen35mm.model_library.switch import CONNECT_S
@@ -187,7 +186,7 @@ def _open_server(
 
 
 def _how(page: PageOptions, shared: bool) -> dict[str, Any]:
-    """Where the page is, and for whom."""
+    """The address of the page, and its users."""
     data_dir = page.data_dir or (None if shared else user_folder("data"))
     address = {"host": page.host, "port": page.port, "token": page.token, "calls": not page.no_api, "mcp": page.mcp}
     who = {"auth": page.auth or (), "auth_file": page.auth_file, "guests": page.guests}
@@ -198,14 +197,14 @@ def _backend_key(page: PageOptions) -> str | None:
     if page.backend_key_file is None:
         return page.backend_key
     if page.backend_key is not None:
-        raise ConfigError("--backend-key and --backend-key-file both hold the server's key: give one of them.")
+        raise ConfigError("--backend-key and --backend-key-file both give the server's key: give one of them.")
     try:
         key = page.backend_key_file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it isn't text"
         raise ConfigError(f"The key in {page.backend_key_file} can't be read ({reason}).") from None
     if not key:
-        raise ConfigError(f"{page.backend_key_file} holds no key: write the server's key into it, and nothing else.")
+        raise ConfigError(f"{page.backend_key_file} has no key: write the server's key into it, nothing else.")
     return key
 
 
@@ -235,13 +234,13 @@ def zero_gpu() -> Callable[..., Any] | None:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "SPACES_ZERO_GPU is set, and the package `spaces` isn't installed (Hugging Face installs it on every "
-            f"Gradio Space; missing here: {error.name}). Install it, or take the variable away."
+            f"Gradio Space; missing here: {error.name}). Install it, or unset the variable."
         ) from None
 
 
 def _programs(page: PageOptions, shared: bool, on_zero_gpu: bool, engine: EngineSettings) -> ProgramAccess | None:
-    """Which programs may use the model beside the page: on one's own those that have its token, elsewhere none that
-    wasn't given a key."""
+    """The programs that may use the model beside the page: on your own page those with its token, else those with a
+    key."""
     from qwen35mm.server.keys import Keys
     from qwen35mm.web.serving.programs import ProgramAccess
 
@@ -249,8 +248,8 @@ def _programs(page: PageOptions, shared: bool, on_zero_gpu: bool, engine: Engine
         return None
     if on_zero_gpu:
         raise ConfigError(
-            "On ZeroGPU each reply is paid for by whoever asks on the page, so --api-key-file can't be used. Programs "
-            "can call the endpoint /chat with gradio_client."
+            "On ZeroGPU the person at the page pays for each reply, so --api-key-file can't be used. Programs can call "
+            "the endpoint /chat with gradio_client."
         )
     keys = Keys([]) if page.api_key_file is None else Keys.read(page.api_key_file)
     data_dir = _how(page, shared)["data_dir"]
@@ -264,7 +263,7 @@ def _limits(model: ModelOptions, page: PageOptions) -> MediaLimits:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A private folder that ends with this process: a forked child that ends on its own leaves it alone."""
+    """A private folder that is removed when this process ends, not when a forked child does."""
     owner, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="qwen35mm-cache-"))
     try:
         yield folder

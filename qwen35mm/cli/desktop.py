@@ -1,4 +1,4 @@
-"""`qwen35mm desktop`: the chat page in a window of its own."""
+"""`qwen35mm desktop`: the chat page in its own window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option
 
 @with_options
 def desktop(model: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
-    """Open the chat in a window of its own; closing it ends the program."""
+    """Open the chat in its own window. Closing the window ends the program."""
     with quick_imports():
         from qwen35mm.web import launch
         from qwen35mm.web.desktop.window import has_display, run_window, window_problem
@@ -27,7 +27,7 @@ def desktop(model: ModelOptions, data_dir: Annotated[Path | None, data_dir_optio
             folder = user_folder("data")
             run_window(backend, storage=folder / "window" if folder else None, data_dir=how["data_dir"])
             return
-        # Without a display the browser would be one that takes the terminal.
+        # Without a display, a text browser would take over the terminal.
         opens = has_display()
         instead = "The page opens in your browser instead." if opens else "Open this address in a browser instead."
         typer.echo(f"{problem} {instead}", err=True)

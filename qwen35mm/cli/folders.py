@@ -1,4 +1,4 @@
-"""Where a program of this person keeps what can be made again."""
+"""The user's cache folder for the commands."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from qwen35mm.settings import ModelOptions
 
 
 def cache_folder(model: ModelOptions) -> Path | None:
-    """Where what can be made again is kept, of a program that only this person uses; None for nowhere."""
+    """The cache folder of a program that only this person uses; None for none."""
     return None if model.no_disk_cache else model.cache_dir or user_folder("cache")

@@ -1,4 +1,4 @@
-"""`qwen35mm plan`: what a model takes of this machine's memory, before a byte of its weights is there."""
+"""`qwen35mm plan`: the memory that a model needs on this machine, before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qwen35mm.model_library.plan import Forecast, FormatPlan
 
 _BAR_WIDTH = 48
-# Signs, too: a bar is read without colours.
+# With signs, so that a bar can be read without colours.
 _PARTS = (
     ("weights", "█", "blue", ("weights_bytes",)),
     ("KV", "▓", "green", ("kv_memory_bytes",)),
@@ -31,21 +31,21 @@ _PARTS = (
 
 def plan(
     model: Annotated[str, typer.Argument(help="A checkpoint's folder, a GGUF file or a Hugging Face id.")],
-    context: Annotated[int | None, typer.Option(help="Most tokens of a conversation; as chat's without it.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Replies that are written at one time; 4 without it.")] = None,
+    context: Annotated[int | None, typer.Option(help="Most tokens of a conversation; by default as for chat.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Replies at one time; by default 4.")] = None,
     weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8 or int4.")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="auto (all that make sense), or as for chat.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="auto (all useful types), or as for chat.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="As for chat.")] = "auto",
     rope_scaling: Annotated[str | None, typer.Option(metavar="yarn,factor=N", help="As for chat.")] = None,
     max_image_tokens: Annotated[int | None, typer.Option(help="Most tokens of one image.")] = None,
     max_video_tokens: Annotated[int | None, typer.Option(help="Most tokens of one video.")] = None,
     max_memory: Annotated[
-        int | None, typer.Option(parser=parse_size, metavar="SIZE", help="Plan for this much; what is free without it.")
+        int | None, typer.Option(parser=parse_size, metavar="SIZE", help="Memory to plan for; by default what is free.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in bytes and tokens.")] = False,
 ) -> None:
-    """Tell what a model takes of memory, in each format of weights, and which context fits."""
+    """Show the memory that a model needs in each format of weights, and the context that fits."""
     with quick_imports():
         from qwen35mm.model_library.plan import forecast
     options = ModelOptions(
@@ -75,7 +75,7 @@ def _show(console: Console, found: Forecast) -> None:
 
     first = found.formats[0].needed
     console.print(
-        f"[bold]{found.name}[/] on {found.device}, {_mib(found.memory_bytes)} MiB to be had; a context of "
+        f"[bold]{found.name}[/] on {found.device}, {_mib(found.memory_bytes)} MiB available; a context of "
         f"{first.context_length:,} tokens, {first.num_slots} slots. Weights by {found.weights_from}. In MiB:",
         highlight=False,
     )
@@ -102,18 +102,18 @@ def _show(console: Console, found: Forecast) -> None:
     for each in found.formats:
         console.print(f"{_label(each):>10} ", _bar(each.most or each.needed, widest, found.memory_bytes), sep="")
     legend = "  ".join(f"[{colour}]{sign * 2}[/] {name}" for name, sign, colour, _ in _PARTS)
-    console.print(f"{'':>10} {legend}  | had", highlight=False)
+    console.print(f"{'':>10} {legend}  | available", highlight=False)
     for each in found.formats:
         if (folder := each.needed.kv_directory) is not None:
             console.print(
-                f"{_label(each)}: keys and values of {each.needed.num_kv_tokens:,} tokens lie in a file of "
-                f"{_mib(each.needed.kv_bytes)} MiB in {folder}: slower where the memory left doesn't hold them.",
+                f"{_label(each)}: keys and values of {each.needed.num_kv_tokens:,} tokens are in a file of "
+                f"{_mib(each.needed.kv_bytes)} MiB in {folder}, which is slower if the free memory can't hold them.",
                 highlight=False,
             )
     states, recurrent = found.state_bytes, found.recurrent_bytes
     console.print(
         f"KV: {first.kv_token_bytes / 1024:g} KiB a token. States: {_mib(states)} MiB a sequence, {_mib(recurrent)} of "
-        f"them recurrent in float32, {_mib(states - recurrent)} of the convolution; one sequence more is for commits.",
+        f"them recurrent in float32, {_mib(states - recurrent)} of the convolution; one more sequence is for commits.",
         highlight=False,
     )
     media = Table("medium", box=None, pad_edge=False)
@@ -144,7 +144,7 @@ def _numbers(each: FormatPlan) -> list[str]:
 
 
 def _bar(plan: MemoryPlan, widest: int, memory_bytes: int) -> str:
-    """A line as long as all of it, with a mark where the memory ends."""
+    """A bar of all parts, with a mark where the memory ends."""
     drawn, end, shown = "", 0, 0
     mark = round(memory_bytes / widest * _BAR_WIDTH)
     for _, sign, colour, names in _PARTS:

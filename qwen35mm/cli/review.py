@@ -1,4 +1,4 @@
-"""`qwen35mm review`: a page on which a person goes through the captions of a folder or a file, one after the other."""
+"""`qwen35mm review`: a page to review the captions of a folder or a file."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ _again = functools.partial(typer.Option, rich_help_panel="Asking again")
 
 @dataclass(frozen=True)
 class ReviewOptions:
-    """Where the captions are, where the page is, and how the model is asked for other captions."""
+    """The captions, the page, and how the model is asked for new captions."""
 
     output: Annotated[
-        str, typer.Option(help="What the captions are: sidecar, sidecar:.EXT, jsonl:FILE or dataset:FOLDER.")
+        str, typer.Option(help="Where the captions are: sidecar, sidecar:.EXT, jsonl:FILE or dataset:FOLDER.")
     ] = "sidecar"
     output_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the text files; beside their media without it.")
+        Path | None, typer.Option(help="Folder of the text files; by default beside their media.")
     ] = None
     state_dir: Annotated[
         Path | None,
-        typer.Option(help="The folder of the manifest; .qwen35mm in --output-dir, in the folder or near the file."),
+        typer.Option(
+            help="Folder of the manifest; by default .qwen35mm in --output-dir, in the folder or near the file."
+        ),
     ] = None
     port: Annotated[int, typer.Option(help="The page's port; 0 takes a free one.", min=0, max=65_535)] = 7861
     open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False
 
     system: Annotated[str, _again(help="A system prompt.")] = ""
     max_tokens: Annotated[int, _again(help="Most tokens of a reply.", min=1)] = 512
-    prefix: Annotated[str, _again(help="Before each caption.")] = ""
-    suffix: Annotated[str, _again(help="After each caption.")] = ""
-    trigger: Annotated[str, _again(help="A word that goes first where the caption doesn't have it.")] = ""
-    one_line: Annotated[bool, _again("--one-line", help="Line ends become spaces.")] = False
+    prefix: Annotated[str, _again(help="Text before each caption.")] = ""
+    suffix: Annotated[str, _again(help="Text after each caption.")] = ""
+    trigger: Annotated[str, _again(help="A word that is put first if the caption lacks it.")] = ""
+    one_line: Annotated[bool, _again("--one-line", help="Replace line ends by spaces.")] = False
     backend: Annotated[
-        str | None, _again(help="The address of an OpenAI-compatible server that is asked.", metavar="URL")
+        str | None, _again(help="Address of an OpenAI-compatible server that answers.", metavar="URL")
     ] = None
-    api_key: Annotated[str | None, _again(help="Its key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
+    api_key: Annotated[str | None, _again(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
 
 
 @with_options
 def review(
-    source: Annotated[
-        Path, typer.Argument(help="The folder of the pictures and clips, or a JSONL file that caption wrote.")
-    ],
+    source: Annotated[Path, typer.Argument(help="Folder of images and videos, or a JSONL file that caption wrote.")],
     model: ModelOptions,
     options: ReviewOptions,
     sampling: SamplingChoices,
 ) -> None:
-    """Go through captions in the browser: read, edit, accept, ask again; it runs until Ctrl-C."""
+    """Review captions in the browser: read, edit, accept, ask again. Runs until Ctrl-C."""
     try:
         from qwen35mm.captioning.outputs import parse_output
         from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
@@ -79,7 +79,7 @@ def review(
     spec = parse_output(options.output)
     if spec.kind not in ("sidecar", "jsonl", "dataset"):
         raise CaptioningError(
-            "What can be reviewed is text files, JSONL and dataset folders: sidecar, sidecar:.EXT, jsonl:FILE or "
+            "Only text files, JSONL and dataset folders can be reviewed: sidecar, sidecar:.EXT, jsonl:FILE or "
             f"dataset:FOLDER; got {options.output!r}."
         )
     asked = CaptionOptions(

@@ -1,4 +1,4 @@
-"""`qwen35mm serve`: the model for other programs, in OpenAI's protocol."""
+"""`qwen35mm serve`: the model for other programs, in OpenAI's and Anthropic's protocols."""
 
 from __future__ import annotations
 
@@ -33,48 +33,50 @@ _ray = functools.partial(typer.Option, rich_help_panel="Ray cluster")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where the server is, for whom, and what they may ask for."""
+    """The server: its address, its users and their limits."""
 
     ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
-    host: Annotated[str, typer.Option(help="The address. Any but this machine's own needs --api-key-file.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65_535)] = 8000
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any but this machine's own needs --api-key-file.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)] = 8000
     api_key_file: Annotated[
         Path | None,
-        typer.Option(parser=parse_folder, metavar="FILE", help="The keys that open it, one a line; open without it."),
+        typer.Option(
+            parser=parse_folder, metavar="FILE", help="File with API keys, one a line; by default no key is needed."
+        ),
     ] = None
     media_root: Annotated[
         Path | None,
         typer.Option(
-            parser=parse_folder, metavar="FOLDER", help="Where `file:` addresses may name media; none without it."
+            parser=parse_folder, metavar="FOLDER", help="Folder that `file:` addresses may read; by default none."
         ),
     ] = None
     allow_urls: Annotated[
-        bool, typer.Option("--allow-urls", help="Fetch media from `https:` and `http:` addresses of the internet.")
+        bool, typer.Option("--allow-urls", help="Fetch media from public `https:` and `http:` addresses.")
     ] = False
     responses_dir: Annotated[
         Path | None,
         typer.Option(
             parser=parse_folder,
             metavar="FOLDER",
-            help="Where responses are kept for /v1/responses; a folder of yours without it.",
+            help="Folder of stored responses (/v1/responses); by default in your user's data folder.",
         ),
     ] = None
     no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep responses in memory alone: after a restart there are none.")
+        bool, typer.Option("--no-store", help="Keep responses in memory only, until the program ends.")
     ] = False
     served_model_name: Annotated[
         Names | None,
-        typer.Option(parser=parse_names, metavar="NAME", help="Names that the model has besides its own."),
+        typer.Option(parser=parse_names, metavar="NAME", help="More names for the model."),
     ] = None
-    max_queue: Annotated[int, typer.Option(help="Requests that may wait for the model.", min=1, max=10_000)] = 64
+    max_queue: Annotated[int, typer.Option(help="Most requests in the queue.", min=1, max=10_000)] = 64
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Engines on a Ray cluster, where one machine or card isn't enough."""
+    """Engines on a Ray cluster, if one machine or card isn't enough."""
 
     ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
@@ -83,32 +85,31 @@ class ClusterOptions:
         _ray(help="local, auto (the cluster of this machine) or HOST:PORT; needs the extra 'ray'.", metavar="ADDRESS"),
     ] = None
     replicas: Annotated[
-        int | None, _ray(help="Engines at least; as many as the GPUs suffice for, or one a machine, without it.", min=1)
+        int | None,
+        _ray(help="Fewest engines; by default as many as the GPUs allow, or without GPUs one a machine.", min=1),
     ] = None
-    max_replicas: Annotated[
-        int | None, _ray(help="Engines at most: further ones are started while requests wait.", min=1)
-    ] = None
-    gpus_per_replica: Annotated[int, _ray(help="GPUs that an engine's model is split over.", min=1)] = 1
+    max_replicas: Annotated[int | None, _ray(help="Most engines: more are started while requests wait.", min=1)] = None
+    gpus_per_replica: Annotated[int, _ray(help="GPUs that one engine's model is split over.", min=1)] = 1
     cpus_per_replica: Annotated[
-        int | None, _ray(help="Processors of an engine; its share of a machine's without it.", min=1)
+        int | None, _ray(help="Processors of one engine; by default its share of the machine.", min=1)
     ] = None
 
 
 @with_options
 def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster: ClusterOptions) -> None:
-    """Serve the model to other programs, in OpenAI's protocol; it runs until Ctrl-C."""
+    """Serve the model to other programs, in OpenAI's and Anthropic's protocols. Runs until Ctrl-C."""
     if is_shared(server.host) and server.api_key_file is None:
         raise ConfigError(
-            f"Other machines may reach {server.host}: name a file with API keys, one a line, by --api-key-file."
+            f"Other machines may reach {server.host}: give --api-key-file, a file with one API key a line."
         )
     settings = http.settings()
     if "*" in settings.cors_origins and server.api_key_file is None:
-        raise ConfigError("--cors-origin '*' lets every website call it: name a file with API keys by --api-key-file.")
+        raise ConfigError("--cors-origin '*' lets every website call it: give --api-key-file.")
     if cluster.ray is None:
         begin_digest(model.source, cache_folder(model))
     with quick_imports():
         try:
-            import qwen35mm.server.app  # noqa: F401 - with all that it needs
+            import qwen35mm.server.app  # noqa: F401 - with its dependencies
             from qwen35mm.http.run import run
             from qwen35mm.server.keys import Keys
         except ModuleNotFoundError as error:
@@ -134,7 +135,7 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
 def _load(
     model: ModelOptions, server: ServerOptions, keys: Keys | None, settings: HttpSettings | None, stack: ExitStack
 ) -> FastAPI:
-    """The application; `stack` closes what it has."""
+    """The application; `stack` closes what it opens."""
     with quick_imports():
         from qwen35mm.decoding import Decoders
         from qwen35mm.model_library import fit_source
@@ -146,7 +147,7 @@ def _load(
     data = user_folder("data")
     responses = server.responses_dir or (None if data is None else data / "responses")
     options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
-    # What clients send is decoded in processes of its own.
+    # Media of clients are decoded in separate processes.
     options = replace(options, decoders=stack.enter_context(contextlib.closing(Decoders(options.limits))))
     backend = options.load(folder, name=model.name)
     stack.callback(backend.close)
@@ -165,7 +166,7 @@ def _load(
 
 
 def _load_app(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> FastAPI:
-    # The front has the guards. What it has ends with its process.
+    # The front has the guards. Everything here ends with its process.
     return _load(model, server, keys, None, ExitStack())
 
 

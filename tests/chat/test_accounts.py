@@ -144,9 +144,9 @@ def test_the_command_line_asks_without_an_echo(
 
     assert "ann may log in now" in run("add", "ann")
     assert AccountFile(path).check("ann", "secret words")
-    assert "The two differ" in run("add", "bob")
+    assert "The passwords differ" in run("add", "bob")
     monkeypatch.setenv("QWEN35MM_AUTH_FILE", str(path))
     assert run("list") == "ann\n"
     assert "Nobody" in run("remove", "bob")
-    assert "can't log in any more" in run("remove", "ann")
+    assert "can no longer log in" in run("remove", "ann")
     assert AccountFile(path).names() == []

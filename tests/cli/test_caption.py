@@ -125,7 +125,7 @@ def test_ctrl_c_lets_what_is_at_work_end(caption: Caption, tmp_path: Path) -> No
     stopped = caption(folder, "--preset", "plain", "--max-tokens", "4")
     presser.join()
     assert stopped.returncode == 130, stopped.stderr
-    assert "The same command goes on where this ended." in stopped.stderr
+    assert "The same command resumes." in stopped.stderr
     assert 0 < len(list(folder.glob("*.txt"))) < 60
 
 
@@ -138,7 +138,7 @@ def test_text_files_are_for_a_trainer(caption: Caption, folder: Path) -> None:
     assert second.count("\n") == 1
     for options, words in (
         (("--for", "nobody"), "--for takes sd-scripts"),
-        (("--caption-tokens", "9"), "name it"),
+        (("--caption-tokens", "9"), "give --for"),
         (("--for", "flux", "--output-dir", "x"), "beside their media"),
     ):
         done = caption(folder, "--preset", "plain", *options)

@@ -82,7 +82,7 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
     ("arguments", "words"),
     [
         (["--ui", "other"], "--ui must be own or gradio; got 'other'."),
-        (["--ui", "gradio", "--host", "0.0.0.0"], "--ui gradio is for the person at this machine"),
+        (["--ui", "gradio", "--host", "0.0.0.0"], "--ui gradio is for one person on this machine"),
         (["--ui", "gradio", "--auth", "ann:x"], "--auth can't be used with --ui gradio"),
         (["--ui", "gradio", "--auth-file", "people"], "--auth-file can't be used with --ui gradio"),
         (["--ui", "gradio", "--guests"], "--guests can't be used with --ui gradio"),

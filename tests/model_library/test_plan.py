@@ -161,7 +161,7 @@ def test_a_context_beyond_memory_is_planned_in_a_file(
     assert in_file.largest_context == 262_144
     _show(Console(width=200), short)
     shown = capsys.readouterr().out
-    assert f"keys and values of 262,144 tokens lie in a file of 5,120.0 MiB in {config_alone}" in shown
+    assert f"keys and values of 262,144 tokens are in a file of 5,120.0 MiB in {config_alone}" in shown
     assert " file " in shown
     # One that nobody asked for, and one that the disk doesn't hold either.
     default = options.with_context(None)

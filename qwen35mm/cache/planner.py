@@ -25,7 +25,7 @@ _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
 # The newest cuts of as many conversations, or fewer cuts of more.
 _DEVICE_STATES = 16
-# Measured: see docs/memory.md. Modules that only a model's work imports, threads with their temporaries, and what the
+# Measured: see docs/models.md. Modules that only a model's work imports, threads with their temporaries, and what the
 # allocator keeps between two pieces of work.
 STARTED_BYTES = 72 << 20
 # What checkpoints keep recurrent states as.

@@ -17,7 +17,7 @@ _MOST_TOKENS = 16_384
 # Temporal patches of the shortest video.
 _FEWEST_FRAMES = 2
 # What reading a prompt takes of the host, a token: its text, ids and offsets in the tokenizer, which lets go of them
-# while the allocator doesn't. Measured: see docs/memory.md.
+# while the allocator doesn't. Measured: see docs/models.md.
 PROMPT_TOKEN_BYTES = 704
 
 

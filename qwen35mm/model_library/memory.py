@@ -28,7 +28,7 @@ from qwen35mm_preprocess.say import said_of, say
 
 # For the rest of the machine.
 RESERVE_BYTES = 512 << 20
-# Measured with tokenizers 0.22: see docs/memory.md.
+# Measured with tokenizers 0.22: see docs/models.md.
 _TOKENIZER_TIMES, _TOKEN_BYTES = 15, 1024
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
 from qwen35mm.model.load import load
 from qwen35mm_kernels.cpu.native.library import find_library
 
-pytestmark = pytest.mark.skipif(find_library() is None, reason="torch's own operations take more: see docs/memory.md")
+pytestmark = pytest.mark.skipif(find_library() is None, reason="torch's own operations take more: see docs/models.md")
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from qwen35mm.model import LoadedModel, load
     from qwen35mm_preprocess import MediaBudget, MediaError, MediaLimits, MediaPlan, VideoClip
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "BatchError": "qwen35mm.errors",

@@ -29,7 +29,7 @@ CLANG_FORMAT := $(PY) -c "from clang_format import clang_format; clang_format()"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-gpu test-space pytest lint format type pyright tsc scripts bench clean
+.PHONY: help chat ask test test-quick test-slow test-gpu test-space pytest lint format type pyright tsc scripts bench docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -110,6 +110,13 @@ bench: $(STAMP)  ## prefill and decode speed, us, transformers and the machine's
 	test -f build/random-0.8B/config.json || { rm -rf build/random-0.8B; \
 	  $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B; }
 	$(PY) -m benchmarks.prefill_decode --model build/random-0.8B --peer transformers $(ARGS)
+
+# Copied as they lie in the repository, so that their links hold; a broken one ends the build.
+docs: $(STAMP)  ## the documents as a searchable site in build/site
+	rm -rf build/site-source && mkdir -p build/site-source/assets/demo
+	cp -r README.md CHANGELOG.md docs build/site-source
+	cp assets/demo/README.md assets/demo/training_info.json build/site-source/assets/demo
+	$(PY) -m zensical build --clean --strict
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) node_modules build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -33,6 +33,11 @@ def test_links_lead_somewhere(path: Path) -> None:
     ] == []
 
 
+def test_the_site_shows_every_document() -> None:
+    nav = re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"))
+    assert sorted(nav) == sorted([*(str(path.relative_to(ROOT)) for path in DOCUMENTS), "assets/demo/README.md"])
+
+
 def anchors_of(path: Path) -> set[str]:
     """Where links into a document may lead: its headings as GitHub names them, and ids."""
     text = path.read_text("utf-8")

@@ -1,8 +1,9 @@
-"""Every example of docs/python.md runs, on the bundled model; each section by itself."""
+"""Every Python example of the documents runs, on the bundled model; each section of the guide by itself."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import shutil
@@ -17,21 +18,29 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
+from qwen35mm.web import serve
+from tests.chat.fake_backend import FakeBackend
 from tests.server.conftest import serving
 
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "python.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Elsewhere an example goes on from the one before.
+BY_SECTION = {"README.md", "python.md"}
 ADDRESS = "http://127.0.0.1:8000"
+PAGE = "http://127.0.0.1:7860/t/my-long-token/"
 FILES = {"photo.jpg": "wide.jpg", "a.jpg": "two-shapes.jpg", "b.jpg": "wide.jpg", "clip.mp4": "moves-right.mp4"}
 
 
 def sections() -> dict[str, list[tuple[int, str]]]:
     """The examples of each section, with the lines that they begin at."""
-    text = GUIDE.read_text("utf-8")
     found: dict[str, list[tuple[int, str]]] = {}
-    for example in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        before = text[: example.start(1)]
-        title = re.findall(r"^#+ (.+)", before, re.MULTILINE)[-1]
-        found.setdefault(title, []).append((before.count("\n"), example[1]))
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        for example in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            before = text[: example.start(1)]
+            title = re.findall(r"^#+ (.+)", before, re.MULTILINE)[-1]
+            name = f"{path.name}: {title}" if path.name in BY_SECTION else path.name
+            found.setdefault(name, []).append((before.count("\n"), example[1]))
     return found
 
 
@@ -54,7 +63,7 @@ def test_there_is_an_example_of_each_way_in() -> None:
 
 @pytest.mark.parametrize("title", sections())
 async def test_examples_run(title: str, model: LocalBackend) -> None:
-    names: dict[str, Any] = {"model": model, "__name__": "example"}
+    names: dict[str, Any] = {"model": model, "__name__": "example", "__file__": title}
     examples = [(line, code.replace("Qwen/Qwen3.5-2B", str(demo_model_path()))) for line, code in sections()[title]]
     if any("asyncio.run(" in code for _, code in examples):
         # As a program of its own, which has no loop yet.
@@ -63,17 +72,21 @@ async def test_examples_run(title: str, model: LocalBackend) -> None:
         thread.start()
         thread.join()
         assert not failed, failed
-    elif any(ADDRESS in code for _, code in examples):
-        with serving(create_app(model)) as address:
-            await run([(line, code.replace(ADDRESS, address)) for line, code in examples], names)
     else:
-        await run(examples, names)
+        with contextlib.ExitStack() as stack:
+            if any(ADDRESS in code for _, code in examples):
+                address = stack.enter_context(serving(create_app(model)))
+                examples = [(line, code.replace(ADDRESS, address)) for line, code in examples]
+            if any(PAGE in code for _, code in examples):
+                page = stack.enter_context(contextlib.closing(serve(FakeBackend(), port=0)))
+                examples = [(line, code.replace(PAGE, page.address)) for line, code in examples]
+            await run(examples, names)
 
 
 async def run(examples: list[tuple[int, str]], names: dict[str, Any]) -> None:
     """As cells of a notebook: a loop runs, and `await` may stand anywhere."""
     for line, code in examples:
-        made = compile("\n" * line + code, GUIDE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        made = compile("\n" * line + code, names["__file__"], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         awaited = eval(made, names)
         if inspect.isawaitable(awaited):
             await awaited
@@ -82,6 +95,6 @@ async def run(examples: list[tuple[int, str]], names: dict[str, Any]) -> None:
 def run_alone(examples: list[tuple[int, str]], names: dict[str, Any], failed: list[BaseException]) -> None:
     try:
         for line, code in examples:
-            exec(compile("\n" * line + code, GUIDE, "exec"), names)
+            exec(compile("\n" * line + code, names["__file__"], "exec"), names)
     except BaseException as error:
         failed.append(error)

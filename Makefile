@@ -87,7 +87,7 @@ lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome fo
 	$(PY) -m ruff format --check .
 	$(BIOME) check --error-on-warnings
 	$(CLANG_FORMAT) --dry-run --Werror $(NATIVE)/*
-	! grep -nsE '^.{121,}' assets/web/*.[jt]s assets/web/styles/*.css tests/*/scripts/*.js
+	! grep -nsE '^.{121,}' assets/web/*.js assets/web/*/*.[jt]s assets/web/styles/*.css tests/*/scripts/*.js
 
 format: $(STAMP) $(NODE_STAMP)  ## rewrite the sources in the project's format
 	$(PY) -m ruff check --fix .

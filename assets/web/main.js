@@ -1,31 +1,32 @@
 // The page: its parts, and what passes between them.
 
-/** @import { Chat, Message, ModelChange, News, Offer, Preferences, Settings, Start, Tone } from "./types.d.ts" */
-/** @import { View } from "./state.js" */
+/** @import { Chat, Message, ModelChange, News, Offer } from "./shared/types.d.ts" */
+/** @import { Preferences, Settings, Start, Tone } from "./shared/types.d.ts" */
+/** @import { View } from "./chat/state.js" */
 
-import { keepFor } from "./account.js";
-import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./api.js";
-import { Comparison } from "./compare.js";
-import { Composer } from "./composer.js";
-import { isAway } from "./connection.js";
-import { ContextGauge } from "./context.js";
-import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./dom.js";
-import { TEMPORARY } from "./drafts.js";
-import { takeDrops } from "./drops.js";
-import { Link } from "./link.js";
-import { showLogin } from "./login.js";
-import { Models } from "./models.js";
-import { holdingAfter, withOffer } from "./once.js";
-import { Player } from "./player.js";
-import { beginSession } from "./session.js";
-import { SettingsPanel } from "./settings.js";
-import { Sidebar } from "./sidebar.js";
-import { PageState } from "./state.js";
-import { DemoBanner, Switcher } from "./switcher.js";
-import { Toasts } from "./toasts.js";
-import { Transcript } from "./transcript.js";
-import { temporaryWords } from "./welcome.js";
-import { said, t, useLanguage } from "./words.js";
+import { keepFor } from "./chat/account.js";
+import { Comparison } from "./chat/compare.js";
+import { isAway } from "./chat/connection.js";
+import { ContextGauge } from "./chat/context.js";
+import { Link } from "./chat/link.js";
+import { showLogin } from "./chat/login.js";
+import { SettingsPanel } from "./chat/settings.js";
+import { Sidebar } from "./chat/sidebar.js";
+import { PageState } from "./chat/state.js";
+import { Transcript } from "./chat/transcript.js";
+import { temporaryWords } from "./chat/welcome.js";
+import { Composer } from "./compose/composer.js";
+import { TEMPORARY } from "./compose/drafts.js";
+import { takeDrops } from "./compose/drops.js";
+import { holdingAfter, withOffer } from "./compose/once.js";
+import { Player } from "./media/player.js";
+import { Models } from "./model/models.js";
+import { DemoBanner, Switcher } from "./model/switcher.js";
+import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./shared/api.js";
+import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./shared/dom.js";
+import { beginSession } from "./shared/session.js";
+import { Toasts } from "./shared/toasts.js";
+import { said, t, useLanguage } from "./shared/words.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
 

@@ -125,7 +125,7 @@ def texts_said(file: str, source: str) -> set[str]:
 
 @functools.cache
 def all_texts() -> frozenset[str]:
-    asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
+    asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.rglob("*.js")]
     said = [
         texts_said(path.name, path.read_text("utf-8")) for part in (PYTHON, PREPROCESS) for path in part.rglob("*.py")
     ]
@@ -180,7 +180,7 @@ def read_table(path: Path) -> dict[str, str]:
 
 
 def test_the_page_offers_the_languages_there_are() -> None:
-    listed = re.search(r"LANGUAGES = \{(.*?)\}", (WEB / "words.js").read_text("utf-8"))
+    listed = re.search(r"LANGUAGES = \{(.*?)\}", (WEB / "shared/words.js").read_text("utf-8"))
     assert listed
     assert sorted(re.findall(r"(\w+):", listed[1])) == sorted(["en", *(path.stem for path in TABLES)])
 

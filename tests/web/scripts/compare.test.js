@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { differing } from "../../../assets/web/compare.js";
+import { differing } from "../../../assets/web/chat/compare.js";
 
 test("what two answers were made with differently", () => {
   assert.deepEqual(differing({ seed: 1, top_k: 20 }, { seed: 2, top_k: 20, system: "Hi" }), ["seed", "system"]);

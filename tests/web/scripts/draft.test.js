@@ -1,12 +1,12 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
-import { amountAt, positionOf } from "../../../assets/web/limits.js";
-import { holdingAfter, onceOf, withOffer, withoutLimit } from "../../../assets/web/once.js";
+import { amountAt, positionOf } from "../../../assets/web/compose/limits.js";
+import { holdingAfter, onceOf, withOffer, withoutLimit } from "../../../assets/web/compose/once.js";
 import { DraftBench, idle, makeMessage, picture } from "./helpers.js";
 
-/** @import { Draft } from "../../../assets/web/draft.js" */
-/** @import { Offer } from "../../../assets/web/types.d.ts" */
+/** @import { Draft } from "../../../assets/web/compose/draft.js" */
+/** @import { Offer } from "../../../assets/web/shared/types.d.ts" */
 
 /** @type {DraftBench} */
 let bench;

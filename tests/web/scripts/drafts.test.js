@@ -3,7 +3,7 @@ import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
 import { DraftBench, makeMessage, picture } from "./helpers.js";
 
-/** @import { Draft } from "../../../assets/web/draft.js" */
+/** @import { Draft } from "../../../assets/web/compose/draft.js" */
 
 /** @type {DraftBench} */
 let bench;

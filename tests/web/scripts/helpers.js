@@ -1,12 +1,12 @@
 // Stand-ins for the program and for what draws.
 
-import { Problem, Requests } from "../../../assets/web/api.js";
-import { Draft } from "../../../assets/web/draft.js";
-import { PageState } from "../../../assets/web/state.js";
+import { PageState } from "../../../assets/web/chat/state.js";
+import { Draft } from "../../../assets/web/compose/draft.js";
+import { Problem, Requests } from "../../../assets/web/shared/api.js";
 
-/** @import { Attachment, Chat, Message } from "../../../assets/web/types.d.ts" */
-/** @import { Desk } from "../../../assets/web/draft.js" */
-/** @import { View } from "../../../assets/web/state.js" */
+/** @import { Attachment, Chat, Message } from "../../../assets/web/shared/types.d.ts" */
+/** @import { Desk } from "../../../assets/web/compose/draft.js" */
+/** @import { View } from "../../../assets/web/chat/state.js" */
 
 /**
  * A request that a test answers.

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 
-import { between, gripAt, moved, pulled } from "../../../assets/web/rectangle.js";
+import { between, gripAt, moved, pulled } from "../../../assets/web/media/rectangle.js";
 
 const BOX = { left: 0.25, top: 0.25, right: 0.5, bottom: 0.75 };
 const REACH = { x: 0.02, y: 0.02 };

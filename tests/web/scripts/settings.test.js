@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
-import { withSetting } from "../../../assets/web/values.js";
+import { withSetting } from "../../../assets/web/shared/values.js";
 import { FakeProgram, idle, makeChat, makeNews, makeState } from "./helpers.js";
 
-/** @import { PageState } from "../../../assets/web/state.js" */
+/** @import { PageState } from "../../../assets/web/chat/state.js" */
 
 /** @type {FakeProgram} */
 let program;

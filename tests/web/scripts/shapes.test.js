@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 
-import { colourOf, saved, shares, unitsOf } from "../../../assets/web/shapes.js";
+import { colourOf, saved, shares, unitsOf } from "../../../assets/web/media/shapes.js";
 
-/** @import { Grounding } from "../../../assets/web/types.d.ts" */
+/** @import { Grounding } from "../../../assets/web/shared/types.d.ts" */
 
 /** @type {Grounding} */
 const GROUNDING = {

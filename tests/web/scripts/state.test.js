@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { beforeEach, suite, test } from "node:test";
 
-import { NO_CHAT } from "../../../assets/web/state.js";
+import { NO_CHAT } from "../../../assets/web/chat/state.js";
 import { FakeProgram, idle, makeChat, makeMessage, makeNews, makeState } from "./helpers.js";
 
-/** @import { PageState } from "../../../assets/web/state.js" */
+/** @import { PageState } from "../../../assets/web/chat/state.js" */
 
 /** @type {FakeProgram} */
 let program;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 
-import { findTimes, meantAt, secondsOf, timeOf } from "../../../assets/web/times.js";
+import { findTimes, meantAt, secondsOf, timeOf } from "../../../assets/web/media/times.js";
 
 suite("a time is written", () => {
   test("as a clock shows it", () => {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 
-import { Viewport } from "../../../assets/web/viewport.js";
+import { Viewport } from "../../../assets/web/media/viewport.js";
 
 const STAGE = { width: 1000, height: 500 };
 const large = () => new Viewport({ width: 4000, height: 1000 }, STAGE);

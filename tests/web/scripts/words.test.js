@@ -2,12 +2,12 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { afterEach, mock, suite, test } from "node:test";
 
-import { endingOf } from "../../../assets/web/message.js";
-import { isWithin } from "../../../assets/web/settings.js";
-import { categoriesOf, LANGUAGES, said, t, useLanguage } from "../../../assets/web/words.js";
+import { endingOf } from "../../../assets/web/chat/message.js";
+import { isWithin } from "../../../assets/web/chat/settings.js";
+import { categoriesOf, LANGUAGES, said, t, useLanguage } from "../../../assets/web/shared/words.js";
 import { makeNews } from "./helpers.js";
 
-/** @import { Field, Said } from "../../../assets/web/types.d.ts" */
+/** @import { Field, Said } from "../../../assets/web/shared/types.d.ts" */
 
 afterEach(() => {
   mock.restoreAll();

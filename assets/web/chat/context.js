@@ -1,0 +1,88 @@
+// How much of the context is taken, and by what.
+
+/** @import { Chat, Cost } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { estimated } from "../model/servers.js";
+import { h, redraw } from "../shared/dom.js";
+import { number, said, t } from "../shared/words.js";
+
+// Of the context; from here on it warns.
+const NEARLY_FULL = 0.85;
+const PARTS = "qwen35mm-context";
+
+export class ContextGauge {
+  /** What the conversation takes, as far as its last answer knows. */
+  #used = 0;
+  /** What the next prompt takes. @type {Cost["tokens"] | null} */
+  #next = null;
+  #memory = "";
+
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.numbers = h("span", { "aria-hidden": "true" });
+    this.words = h("span.unseen");
+    this.fill = h("span.fill");
+    const meter = h("span.meter", { "aria-hidden": "true" }, this.fill);
+    // Not a button: it does nothing, but its parts are seen where it has the focus.
+    this.number = h("span.numbers.quiet", { tabindex: "0", role: "note", "aria-describedby": PARTS }, [
+      this.numbers,
+      this.words,
+      meter,
+    ]);
+    this.parts = h("div.parts.card", { id: PARTS, role: "tooltip" });
+    this.element = h("div.gauge", this.number, this.parts);
+    this.number.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      this.number.blur();
+    });
+  }
+
+  drawChat(/** @type {Chat} */ { context }) {
+    this.#used = context?.used ?? 0;
+    this.draw();
+  }
+
+  drawCost(/** @type {Cost | null} */ cost) {
+    this.#next = cost?.tokens ?? null;
+    this.draw();
+  }
+
+  async look() {
+    const isLate = this.page.requests.begin("memory");
+    // That the program can't be reached is said elsewhere.
+    const memory = await this.page.requests.call("memory", { conversation: this.page.state.chat.id }).catch(() => null);
+    if (isLate()) return;
+    this.#memory = memory ? said(memory.words) : "";
+    this.draw();
+  }
+
+  draw() {
+    const { context_length: length, answer_reserve: reserve } = this.page.app;
+    const history = this.#next?.history ?? this.#used;
+    const used = this.#next?.all ?? this.#used;
+    const share = used / length;
+    const isExact = this.#next?.exact ?? true;
+    this.numbers.textContent = `${isExact ? "" : "≈ "}${number(used)} / ${number(length)}`;
+    this.words.textContent = t("{u} of {l} tokens of context", { u: number(used), l: number(length) });
+    this.fill.style.width = `${Math.min(100 * share, 100).toFixed(1)}%`;
+    this.fill.classList.toggle("full", share > NEARLY_FULL);
+    const rows = [
+      [t("What was said"), history],
+      [t("This message"), used - history],
+      [t("Kept for the answer"), reserve],
+      [t("Free"), Math.max(length - used - reserve, 0)],
+    ];
+    redraw(
+      this.parts,
+      h("b", this.words.textContent),
+      h(
+        "dl",
+        rows.map(([name, tokens]) => [h("dt", String(name)), h("dd", number(Number(tokens)))]),
+      ),
+      !isExact && h("p.quiet", estimated()),
+      this.#memory && h("p.quiet", this.#memory),
+    );
+  }
+}

@@ -1,0 +1,89 @@
+// The box that takes an answer's place while a person changes its words.
+
+/** @import { Answer } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { browserStorage } from "../compose/drafts.js";
+import { button, h, isComposing } from "../shared/dom.js";
+import { t } from "../shared/words.js";
+
+const KEPT = "qwen35mm-edit:";
+const MOST_OF_SCREEN = 0.6;
+
+/** What was written of an answer and not saved, by its id; a reload, or a look at another chat, costs nothing of it. */
+const written = {
+  /** @type {Map<string, string>} */
+  here: new Map(),
+  get(/** @type {string} */ id) {
+    return this.here.get(id) ?? browserStorage()?.getItem(KEPT + id) ?? null;
+  },
+  set(/** @type {string} */ id, /** @type {string} */ text, isKept = true) {
+    this.here.set(id, text);
+    if (!isKept) return;
+    try {
+      browserStorage()?.setItem(KEPT + id, text);
+    } catch {
+      // Full: it is there as long as the page.
+    }
+  },
+  forget(/** @type {string} */ id) {
+    this.here.delete(id);
+    browserStorage()?.removeItem(KEPT + id);
+  },
+};
+
+/** Whether an answer is being changed. */
+export const isEdited = (/** @type {string} */ id) => written.get(id) !== null;
+
+/**
+ * The box, for what stands in the answer's place; `close` is called when it isn't needed any more.
+ * @param {Page} page
+ * @param {Answer} answer
+ * @param {() => void} close
+ */
+export function answerEditor(page, { id, text }, close) {
+  const box = h("textarea", { "aria-label": t("Answer"), spellcheck: true });
+  box.value = written.get(id) ?? text;
+  const isKept = !page.state.chat.temporary;
+  written.set(id, box.value, isKept);
+  const grow = () => {
+    box.style.height = "auto";
+    box.style.height = `${Math.min(box.scrollHeight + 2, MOST_OF_SCREEN * window.innerHeight)}px`;
+  };
+  const leave = () => {
+    written.forget(id);
+    close();
+  };
+  const save = async () => {
+    if (!box.value.trim() || saveButton.disabled) return;
+    saveButton.disabled = true;
+    const isSaved = await page.state.editAnswer(id, box.value);
+    saveButton.disabled = false;
+    if (!isSaved) return;
+    leave();
+    page.composer.text.focus();
+  };
+  const saveButton = button("strong", t("Save"), save);
+  box.addEventListener("input", () => {
+    written.set(id, box.value, isKept);
+    saveButton.disabled = !box.value.trim();
+    grow();
+  });
+  box.addEventListener("keydown", (event) => {
+    if (isComposing(event)) return;
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save();
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    leave();
+  });
+  const words = t("Your words become another branch, and the next answer builds on them.");
+  const buttons = h("div.row", h("span.quiet", words), button("plain", t("Cancel"), leave), saveButton);
+  const element = h("div.answer-editor", box, buttons);
+  const begin = () => {
+    grow();
+    box.focus();
+    box.setSelectionRange(0, 0);
+    box.scrollTop = 0;
+  };
+  return { element, begin };
+}

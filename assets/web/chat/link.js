@@ -1,0 +1,154 @@
+// The page's link with the program: what comes of its being lost and back, and the line that says so.
+
+/** @import { News, Start } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { post } from "../shared/api.js";
+import { button, h } from "../shared/dom.js";
+import { said, t } from "../shared/words.js";
+import { personKept } from "./account.js";
+import { Connection } from "./connection.js";
+import { askToLogIn } from "./login.js";
+import { AnswerStream } from "./stream.js";
+
+// How long it says that the connection is back.
+const SHOWN_MS = 2500;
+const TICK_MS = 250;
+const LOOK_AFTER_ANSWERS_MS = 2000;
+const LOOK_AFTER_STREAM_MS = 5000;
+
+export class Link {
+  /** When the program said last how things are. */
+  #reachedMs = 0;
+  /** Why it doesn't send answers. */
+  #refusal = "";
+  /** @type {ReturnType<typeof setInterval> | undefined} */
+  #ticking;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #leaving;
+
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.connection = new Connection(this, post);
+    this.stream = new AnswerStream(this, () => page.app.through_gradio);
+    this.words = h("span", { role: "status" });
+    // It changes each second: nothing to be read out.
+    this.countdown = h("span.countdown");
+    this.logIn = button("plain", t("Log in"), () => this.#logIn());
+    this.reload = button("plain", t("Load the page again"), () => location.reload());
+    this.tryNow = button("plain", t("Try now"), () => this.connection.check());
+    const buttons = [this.logIn, this.reload, this.tryNow];
+    // There from the beginning, so that a screen reader hears what comes into it.
+    this.element = h("div.connection.row.gone", this.words, this.countdown, buttons);
+  }
+
+  /** Begins to look after the connection. */
+  keep() {
+    setInterval(() => this.page.state.isSilent && this.connection.check(), LOOK_AFTER_ANSWERS_MS);
+    // The program may be on this very machine, and need no network.
+    for (const event of ["online", "offline"]) window.addEventListener(event, () => this.connection.check());
+    // The person comes back from where the program was started again.
+    window.addEventListener("focus", () => this.connection.problem && this.connection.check());
+  }
+
+  get isLost() {
+    return this.connection.problem !== null;
+  }
+
+  // What the connection tells
+
+  changed() {
+    this.#draw();
+    this.page.transcript.connectionChanged();
+    this.page.composer.draw();
+  }
+
+  /** The program answers, again perhaps, and has told how things are now. */
+  reached(/** @type {Start} */ now) {
+    const { page } = this;
+    this.#reachedMs = Date.now();
+    page.state.resume(now.running);
+    page.sidebar.load();
+    page.context.look();
+    page.composer.draft.measureSoon();
+    if (JSON.stringify(now.app) === JSON.stringify(page.app)) return;
+    Object.assign(page.app, now.app);
+    page.say(t("The program was started again in another way: load the page again to see how."), "note");
+  }
+
+  // What the stream of answers tells
+
+  news(/** @type {Record<string, News>} */ answers, /** @type {string[]} */ asked) {
+    this.#refusal = "";
+    this.page.state.news(answers, asked);
+  }
+
+  lost() {
+    // One that is lost at once is looked after when its answers are silent.
+    if (Date.now() - this.#reachedMs > LOOK_AFTER_STREAM_MS) this.connection.check();
+  }
+
+  /** It is asked again, and says it once. */
+  refused(/** @type {string} */ words) {
+    if (words !== this.#refusal) this.page.say(said(words));
+    this.#refusal = words;
+  }
+
+  // Drawing
+
+  #draw() {
+    const { problem } = this.connection;
+    clearTimeout(this.#leaving);
+    clearInterval(this.#ticking);
+    const kind = problem?.kind;
+    this.element.classList.toggle("back", !problem);
+    this.element.classList.remove("gone");
+    this.#say(kind ? wordsOf(kind) : t("Connected again"));
+    this.logIn.hidden = kind !== "login";
+    this.reload.hidden = kind !== "unknown person";
+    this.tryNow.hidden = kind !== "lost" && kind !== "token";
+    this.#count();
+    if (problem) this.#ticking = setInterval(() => this.#count(), TICK_MS);
+    else this.#leaving = setTimeout(() => this.#leave(), SHOWN_MS);
+    if (!problem && this.element.contains(document.activeElement)) this.page.composer.text.focus();
+  }
+
+  /** Somebody did what can't be done now: it is seen, and said again. */
+  insist() {
+    this.element.animate({ scale: [1, 1.04, 1] }, 250);
+    const words = this.words.textContent ?? "";
+    this.#say("");
+    this.#say(words);
+  }
+
+  #leave() {
+    this.element.classList.add("gone");
+    this.#say("");
+  }
+
+  #say(/** @type {string} */ words) {
+    if (this.words.textContent !== words) this.words.textContent = words;
+  }
+
+  #count() {
+    const { problem, nextMs } = this.connection;
+    const seconds = nextMs === null ? 0 : Math.max(Math.ceil((nextMs - Date.now()) / 1000), 1);
+    const words = nextMs === null ? t("Connecting") : t("Trying again in {s} s", { s: seconds });
+    this.countdown.textContent = problem?.kind === "lost" ? words : "";
+    this.tryNow.disabled = nextMs === null;
+  }
+
+  async #logIn() {
+    if (await askToLogIn(personKept())) await this.connection.check();
+  }
+}
+
+function wordsOf(/** @type {string} */ kind) {
+  if (kind === "login") return t("You are logged out. What you typed is still here.");
+  if (kind === "unknown person") return t("This browser isn't known here any more.");
+  if (kind === "lost") return t("The connection to the program is lost.");
+  return t(
+    "The program was started again with another address. Open the one that it has printed, in this browser: " +
+      "then this page goes on.",
+  );
+}

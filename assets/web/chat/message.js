@@ -1,0 +1,297 @@
+// A message of the conversation: what was asked or answered, and what can be done with it.
+
+/** @import { Answer, AnswerView, Attachment, Child, Message, Question, Said, Work } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { Groundings } from "../media/grounding.js";
+import { itemOf } from "../media/items.js";
+import { withTools } from "../media/medium.js";
+import { ShownStrip } from "../media/strip.js";
+import { textCard } from "../media/texts.js";
+import { lookAt, sentFiles } from "../media/viewer.js";
+import { button, h, icon, iconButton, redraw, setProgress } from "../shared/dom.js";
+import { number, said, t } from "../shared/words.js";
+import { Blocks, copy } from "./blocks.js";
+import { answerEditor, isEdited } from "./editor.js";
+
+/**
+ * Shows a message; drawn again only where it has changed.
+ * @template {Message} M
+ */
+export class Row {
+  #drawn = "";
+
+  /**
+   * @param {M} message
+   * @param {Page} page
+   */
+  constructor({ id, role }, page) {
+    this.page = page;
+    this.id = id;
+    this.body = h("div.body");
+    this.tools = h("div.tools.row.quiet");
+    const label = role === "user" ? t("You") : t("Answer");
+    this.element = h("article.message", { class: role, "data-id": id, "aria-label": label }, this.body, this.tools);
+  }
+
+  show(/** @type {M} */ message) {
+    this.element.classList.toggle("left-out", !message.kept);
+    const drawn = JSON.stringify(message);
+    if (drawn === this.#drawn) return;
+    this.#drawn = drawn;
+    this.draw(message);
+  }
+
+  draw(/** @type {M} */ _message) {}
+
+  /** What can be done with any message, around what can be done with this kind. */
+  drawTools(/** @type {M} */ message, /** @type {Child[]} */ ...own) {
+    redraw(
+      this.tools,
+      this.branches(message),
+      iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text)),
+      own,
+    );
+  }
+
+  branches(/** @type {M} */ { branch: { at, of, previous, next } }) {
+    if (of < 2) return null;
+    const go = (/** @type {string | null} */ node) => node && this.page.state.showBranch(node);
+    return h(
+      "span.branches.row",
+      { role: "group", "aria-label": t("Branches") },
+      iconButton("left", t("The branch before"), () => go(previous), { disabled: !previous }),
+      h("span.count", `${at}/${of}`),
+      iconButton("right", t("The next branch"), () => go(next), { disabled: !next }),
+    );
+  }
+
+  deleteButton(/** @type {M} */ message) {
+    return iconButton("trash", t("Delete"), () => this.page.remove(message));
+  }
+}
+
+/** @extends {Row<Question>} */
+export class QuestionRow extends Row {
+  /** By the places of their videos. @type {Map<number, { of: string, strip: ShownStrip }>} */
+  #strips = new Map();
+
+  /** @override */
+  draw(/** @type {Question} */ message) {
+    const files = message.attachments.map((each, at) => this.file(each, at));
+    redraw(
+      this.body,
+      files.length > 0 && h("div.files.row", files),
+      message.text && h("div.bubble", message.text),
+      leftOut(message.left_out),
+    );
+    const answer = () => this.page.state.answer(message.id);
+    this.drawTools(
+      message,
+      message.unanswered && button("plain", [icon("goOn"), t("Answer this question")], answer),
+      iconButton("edit", t("Edit"), () => this.page.composer.edit(message)),
+      this.deleteButton(message),
+    );
+  }
+
+  file(/** @type {Attachment} */ file, /** @type {number} */ at) {
+    const { digest, name, size } = file;
+    if (file.kind === "text") return textCard(this.page, file);
+    const { kind, src, poster } = itemOf(file);
+    const labels = { title: name, "aria-label": name };
+    if (kind === "video") {
+      const video = h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
+      return this.withStrip(withTools(this.page, video, file), file, at);
+    }
+    const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
+    // Known before it is loaded, so that nothing jumps.
+    if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
+    const onclick = () => lookAt(this.page, sentFiles(this.page), digest);
+    const picture = withTools(this.page, h("button.picture", { type: "button", onclick, ...labels }, image), file);
+    return file.kind === "video" ? this.withStrip(picture, file, at) : picture;
+  }
+
+  /** A video, and what the model was shown of it, which stays open while the message is drawn again. */
+  withStrip(/** @type {HTMLElement} */ shown, /** @type {Attachment} */ file, /** @type {number} */ at) {
+    const [of, before] = [JSON.stringify(file), this.#strips.get(at)];
+    if (before?.of === of) return h("div.video", { "data-at": String(at) }, shown, before.strip.element);
+    const seek = (/** @type {number} */ from_s) => this.page.player.play({ node: this.id, at, file }, from_s);
+    const strip = new ShownStrip(this.page, this.id, at, file, seek);
+    // What it left out is known once it was read.
+    strip.element.open = before?.strip.element.open ?? false;
+    this.#strips.set(at, { of, strip });
+    return h("div.video", { "data-at": String(at) }, shown, strip.element);
+  }
+}
+
+/** @extends {Row<Answer>} */
+export class AnswerRow extends Row {
+  /** The person opened or folded the thinking. */
+  #wasToggled = false;
+  #isToggling = false;
+  #notes = "";
+  /** What is going on for it. @type {Work} */
+  #work = { label: "", share: null };
+
+  /**
+   * @param {Answer} message
+   * @param {Page} page
+   */
+  constructor(message, page) {
+    super(message, page);
+    this.notes = h("details.fold.quiet.notes", { hidden: true });
+    this.thoughtTitle = h("span");
+    this.thoughtText = h("div.prose");
+    this.thought = h(
+      "details.fold.quiet.thinking",
+      { hidden: true },
+      h("summary", this.thoughtTitle),
+      this.thoughtText,
+    );
+    this.thought.addEventListener("toggle", () => {
+      if (!this.#isToggling) this.#wasToggled = true;
+      this.#isToggling = false;
+    });
+    const linkTimes = (/** @type {Element} */ block) => page.player.link(block, this.id);
+    this.thoughtBlocks = new Blocks(this.thoughtText, page.requests, linkTimes);
+    this.answer = h("div.prose.answer");
+    this.blocks = new Blocks(this.answer, page.requests, linkTimes);
+    this.groundings = new Groundings(page);
+    this.problem = h("div.problem", { hidden: true });
+    this.bar = h("progress", { "aria-hidden": "true" });
+    this.label = h("span");
+    // Many times a second another number: nothing to be read out.
+    this.pace = h("small.pace", { "aria-live": "off" });
+    this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label, this.pace);
+    this.body.append(this.notes, this.thought, this.answer, this.groundings.element, this.problem, this.work);
+  }
+
+  /** @override */
+  draw(/** @type {Answer} */ message) {
+    this.update(message);
+    if (message.status === "running") return this.tools.replaceChildren();
+    if (isEdited(message.id)) this.edit(message);
+    const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);
+    const canGoOn = isCutOff && this.page.app.server?.continues !== false;
+    this.drawTools(
+      message,
+      message.edited && h("span.edited", t("Edited")),
+      iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
+      iconButton("again", t("Answer again"), () => this.page.state.answer(message.parent)),
+      message.branch.of < 2 && this.compareButton(message),
+      canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
+      this.deleteButton(message),
+      this.cost(message),
+    );
+  }
+
+  /** Puts a box with its words in its place; nothing where it stands there already. */
+  edit(/** @type {Answer} */ message) {
+    if (this.element.classList.contains("is-edited")) return null;
+    const editor = answerEditor(this.page, message, () => {
+      this.element.classList.remove("is-edited");
+      editor.element.remove();
+      /** @type {HTMLElement | null} */ (this.tools.querySelector(".edit-answer"))?.focus();
+    });
+    this.element.classList.add("is-edited");
+    this.answer.after(editor.element);
+    return editor;
+  }
+
+  /** @override */
+  branches(/** @type {Answer} */ message) {
+    const branches = super.branches(message);
+    branches?.append(this.compareButton(message));
+    return branches;
+  }
+
+  compareButton(/** @type {Answer} */ message) {
+    return iconButton("columns", t("Compare"), () => this.page.comparison.open(message));
+  }
+
+  /** Draws what is new of it. */
+  update(/** @type {AnswerView} */ view) {
+    const isRunning = view.status === "running";
+    this.element.classList.toggle("running", isRunning);
+    this.blocks.draw(view.blocks, isRunning);
+    this.groundings.show(view.groundings);
+    this.drawThinking(view, isRunning);
+    this.drawNotes(view.notes);
+    this.work.hidden = !isRunning;
+    this.#work = view.work ?? { label: t("Getting ready"), share: null };
+    if (isRunning) this.drawWork();
+    const words = endingOf(view);
+    this.problem.hidden = !words;
+    this.problem.classList.toggle("mild", !view.error && !view.unsaved);
+    setText(this.problem, words);
+  }
+
+  drawThinking(/** @type {AnswerView} */ { reasoning, thinking_s: seconds, blocks }, /** @type {boolean} */ isRunning) {
+    this.thought.hidden = !reasoning.length;
+    if (!reasoning.length) return;
+    this.thoughtBlocks.draw(reasoning, isRunning && !blocks.length);
+    const isLive = isRunning && !blocks.length;
+    const done = seconds === null ? t("Thought") : t("Thought for {s} s", { s: number(seconds, 1) });
+    setText(this.thoughtTitle, isLive ? t("Thinking") : done);
+    this.thought.classList.toggle("live", isLive);
+    // Open while it is written, then folded, unless the person decided otherwise.
+    if (!this.#wasToggled && this.thought.open !== isLive) {
+      this.#isToggling = true;
+      this.thought.open = isLive;
+    }
+  }
+
+  drawNotes(/** @type {Said[]} */ notes) {
+    this.notes.hidden = !notes.length;
+    const drawn = JSON.stringify(notes);
+    if (drawn === this.#notes) return;
+    this.#notes = drawn;
+    const lines = notes.map((note) => h("li", said(note)));
+    redraw(this.notes, h("summary", t("What the model was shown")), h("ul", lines));
+  }
+
+  drawWork() {
+    const paused = { label: t("Paused until the connection is back"), share: 0, pace: [] };
+    const { label, share, pace = [] } = this.page.link.isLost ? paused : this.#work;
+    setProgress(this.bar, share);
+    setText(this.label, said(label));
+    setText(this.pace, pace.map(said).join(" · "));
+  }
+
+  cost(/** @type {Answer} */ { stats, model }) {
+    if (!stats) return null;
+    const rows = model ? [...stats.rows, [t("Model"), model]] : stats.rows;
+    return h(
+      "details.cost",
+      h("summary", { title: t("What this answer cost") }, stats.line.map(said).join(" · ")),
+      h(
+        "dl",
+        rows.map(([name, value]) => [h("dt", said(name)), h("dd", said(value))]),
+      ),
+    );
+  }
+}
+
+/** What a question's prompt didn't hold, where that was said for it alone. */
+function leftOut(/** @type {number} */ n) {
+  if (!n) return null;
+  const words =
+    n === 1 ? t("Asked without the oldest message") : t("Asked without the oldest {n} messages", { n: number(n) });
+  return h("p.asked-without.quiet", words);
+}
+
+/** What is to be said of how an answer ended; nothing where it is all there. */
+export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsaved }) {
+  if (unsaved) return t("This answer isn't stored: {why}", { why: said(unsaved) });
+  if (error) return said(error);
+  if (status === "length") return t("The answer ended at its limit. It can be continued.");
+  if (status === "interrupted") return t("The program ended in the middle of this answer.");
+  if (blocks.length) return "";
+  if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
+  return status === "finished" ? t("The model answered nothing.") : "";
+}
+
+/** What is the same stays untouched: a selection in it too. */
+function setText(/** @type {Element} */ element, /** @type {string} */ words) {
+  if (element.textContent !== words) element.textContent = words;
+}

@@ -1,0 +1,210 @@
+// What can be set: how to answer, what media may cost, language and colours.
+
+/** @import { Child, Field, Presets, Settings, Start } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { askText, button, h, iconButton, redraw, select } from "../shared/dom.js";
+import { isSame, withSetting } from "../shared/values.js";
+import { LANGUAGES, said, t } from "../shared/words.js";
+import { copy } from "./blocks.js";
+
+// A field of no more values than that has a slider.
+const MAX_SLIDER = 200;
+
+export class SettingsPanel {
+  /** Those that differ from the defaults. @type {Settings} */
+  values = {};
+
+  /**
+   * @param {Page} page
+   * @param {Pick<Start, "app" | "presets" | "preferences">} start
+   */
+  constructor(page, { app, presets, preferences }) {
+    this.page = page;
+    this.requests = page.requests;
+    this.models = app.models ? page.models : null;
+    this.fields = app.settings.fields;
+    this.defaults = app.settings.defaults;
+    this.presets = presets;
+    this.preferences = preferences;
+    this.body = h("div.settings-body");
+    this.presetRow = h("div.presets.row");
+    this.element = h(
+      "aside.settings",
+      { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
+      h(
+        "header.row",
+        h("h2", t("Settings")),
+        iconButton("close", t("Close the settings"), () => page.toggleSettings(false)),
+      ),
+      this.body,
+    );
+  }
+
+  show(/** @type {Settings} */ values) {
+    this.values = values;
+    this.draw();
+  }
+
+  set(/** @type {string} */ name, /** @type {number | string | boolean | null} */ value) {
+    this.values = withSetting(this.values, this.defaults, name, value);
+    this.drawPresets();
+    this.changed();
+  }
+
+  take(/** @type {Settings} */ values) {
+    this.show(values);
+    this.changed();
+  }
+
+  changed() {
+    this.page.changeSettings(this.values);
+  }
+
+  draw() {
+    this.models?.load();
+    this.drawPresets();
+    const groups = Object.entries({
+      sampling: t("How words are chosen"),
+      length: t("Lengths"),
+      media: t("Pictures and videos"),
+    });
+    redraw(
+      this.body,
+      this.models?.element,
+      this.presetRow,
+      this.systemPrompt(),
+      this.thinking(),
+      groups.map(([group, title]) => {
+        const fields = Object.entries(this.fields).filter(([, field]) => field.group === group);
+        return fieldset(
+          title,
+          fields.map(([name, field]) => this.number(name, field)),
+        );
+      }),
+      button("plain reset", t("Back to the model's own settings"), () => this.take({})),
+      fieldset(t("Page"), [
+        this.choice("language", t("Language"), { "": t("As the browser"), ...LANGUAGES }),
+        this.choice("colours", t("Colours"), { "": t("As the system"), light: t("Light"), dark: t("Dark") }),
+        this.page.app.titles && this.titles(),
+      ]),
+      this.client(),
+    );
+  }
+
+  /** How a program asks the page's model. */
+  client() {
+    const { client } = this.page.app;
+    if (client === null) return null;
+    const code = `gradio_client.Client("${new URL(client, document.baseURI)}")`;
+    const box = h("input", { readOnly: true, value: code, "aria-label": t("From Python") });
+    const take = iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, code));
+    return fieldset(t("From Python"), [h("div.row", box, take)]);
+  }
+
+  systemPrompt() {
+    const text = h("textarea", { rows: 4, placeholder: t("How the model should behave; empty for none") });
+    text.value = String(this.values.system ?? "");
+    text.addEventListener("input", () => this.set("system", text.value));
+    return h("label.block-field", h("span", t("System prompt")), text);
+  }
+
+  thinking() {
+    if (this.page.app.server?.thinking === false) return null;
+    const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
+    box.addEventListener("change", () => this.set("thinking", box.checked));
+    const hint = h("small", t("Slower, and better at hard questions."));
+    return h("label.check.row", box, h("span", t("Think first"), hint));
+  }
+
+  titles() {
+    const box = h("input", { type: "checkbox", checked: this.preferences.titles ?? true });
+    box.addEventListener("change", () => this.page.changePreferences({ titles: box.checked }));
+    const hint = h("small", t("After the first answer, while nobody asks for anything."));
+    return h("label.check.row", box, h("span", t("Let the model write titles"), hint));
+  }
+
+  /** A field, and a slider beside it where the range is small. */
+  number(/** @type {string} */ name, /** @type {Field} */ field) {
+    const { low, high, step, label, hint } = field;
+    const standard = this.defaults[name];
+    const range = { min: String(low), max: String(high) };
+    const placeholder = String(standard ?? (name === "seed" ? t("random") : t("no limit")));
+    const box = h("input", { type: "number", ...range, step: step < 1 ? "any" : String(step), placeholder });
+    box.value = String(this.values[name] ?? "");
+    const hidden = { tabindex: "-1", "aria-hidden": "true" };
+    const slider = high <= MAX_SLIDER ? h("input", { type: "range", ...range, step: String(step), ...hidden }) : null;
+    const place = () => String(this.values[name] ?? standard ?? low);
+    if (slider) slider.value = place();
+    box.addEventListener("input", () => {
+      const value = box.value === "" ? null : Number(box.value);
+      const isValid = value === null || isWithin(value, field);
+      box.setCustomValidity(isValid ? "" : t("From {low} to {high}", { low, high }));
+      if (!isValid) return;
+      this.set(name, value);
+      if (slider) slider.value = place();
+    });
+    slider?.addEventListener("input", () => {
+      box.setCustomValidity("");
+      box.value = slider.value;
+      this.set(name, Number(slider.value));
+    });
+    return h("label.number", h("span", said(label), hint !== null && h("small", said(hint))), box, slider);
+  }
+
+  choice(
+    /** @type {"language" | "colours"} */ name,
+    /** @type {string} */ label,
+    /** @type {Record<string, string>} */ words,
+  ) {
+    const chosen = this.preferences[name] ?? "";
+    const options = Object.entries(words).map(([value, each]) =>
+      h("option", { value, selected: value === chosen }, each),
+    );
+    const change = (/** @type {string} */ value) => this.page.changePreferences({ [name]: value });
+    return h("label.number", h("span", label), select({}, change, options));
+  }
+
+  drawPresets() {
+    const names = Object.keys(this.presets);
+    // The one that all is set as, which may be deleted.
+    const chosen = names.find((name) => isSame(this.presets[name], this.values));
+    const none = h("option", { value: "" }, names.length ? t("Take a preset") : t("No presets yet"));
+    const presets = select({ "aria-label": t("Take a preset") }, (name) => name && this.take(this.presets[name]), [
+      none,
+      names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
+    ]);
+    redraw(
+      this.presetRow,
+      presets,
+      button("plain", t("Save as preset"), () => this.savePreset()),
+      chosen !== undefined && iconButton("trash", t("Delete the chosen preset"), () => this.deletePreset(chosen)),
+    );
+  }
+
+  async savePreset() {
+    const field = { "aria-label": t("Name"), placeholder: t("Name"), maxlength: "100" };
+    const name = await askText(t("Save these settings"), null, field, t("Save"));
+    if (name) await this.#keep(this.requests.ask("save_preset", { name, settings: this.values }, "presets"));
+  }
+
+  deletePreset(/** @type {string} */ name) {
+    return this.#keep(this.requests.ask("delete_preset", { name }, "presets"));
+  }
+
+  async #keep(/** @type {Promise<{ presets: Presets } | null>} */ answer) {
+    const kept = await answer;
+    if (!kept) return;
+    this.presets = kept.presets;
+    this.page.composer.quick.draw();
+    if (this.page.areSettingsOpen) this.draw();
+  }
+}
+
+/** Whether a number is one that a field takes. */
+export function isWithin(/** @type {number} */ value, /** @type {Field} */ { low, high, step }) {
+  return value >= low && value <= high && (step < 1 || Number.isInteger(value));
+}
+
+const fieldset = (/** @type {string} */ title, /** @type {Child[]} */ fields) =>
+  h("fieldset", h("legend", title), fields);

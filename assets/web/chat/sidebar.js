@@ -1,0 +1,287 @@
+// The conversations: found, renamed, deleted, taken out and in.
+
+/** @import { Account, ChatLine, Listing } from "../shared/types.d.ts" */
+/** @import { Requests } from "../shared/api.js" */
+/** @import { Page } from "../main.js" */
+
+import { debounce, exportUrl, takeIn } from "../shared/api.js";
+import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../shared/dom.js";
+import { t } from "../shared/words.js";
+import { accountButton } from "./account.js";
+import { groupOf } from "./dates.js";
+import { menu } from "./menu.js";
+
+const SEARCH_AFTER_MS = 180;
+// Lines that come at one time; the next ones are asked for when the end is this near.
+const LISTED = 100;
+const NEARLY_AT_END = "600px";
+// The model writes titles when it has nothing else to do: they are looked for less and less often.
+const TITLE_AFTER_MS = 1500;
+const LOOK_AGAIN = 1.5;
+const MAX_PATIENCE_MS = 60000;
+
+export class Sidebar {
+  /** The conversation that is shown. @type {string | null} */
+  #current = null;
+  /** What is known of the list, from its beginning on. @type {ChatLine[]} */
+  #lines = [];
+  /** What it was searched for. */
+  #query = "";
+  /** What is drawn of it, by the conversations' ids. @type {Map<string, { drawn: string, element: HTMLElement }>} */
+  #rows = new Map();
+  /** By their words. @type {Map<string, HTMLElement>} */
+  #headings = new Map();
+  #nearEnd;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #later;
+  #patienceMs = TITLE_AFTER_MS;
+
+  /**
+   * @param {Page} page
+   * @param {Account | null} account
+   */
+  constructor(page, account) {
+    this.page = page;
+    this.requests = page.requests;
+    const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations") };
+    this.search = h("input", { ...search, oninput: debounce(SEARCH_AFTER_MS, () => this.load()) });
+    this.list = h("ul.chats", { role: "list", "aria-label": t("Conversations") });
+    const more = button("plain", t("Show more"), () => this.loadMore());
+    this.end = h("li.hint", { hidden: true }, more);
+    const isNear = (/** @type {IntersectionObserverEntry[]} */ [entry]) => entry.isIntersecting && this.loadMore();
+    this.#nearEnd = new IntersectionObserver(isNear, { root: this.list, rootMargin: NEARLY_AT_END });
+    this.picker = h("input", { type: "file", accept: ".zip", hidden: true, onchange: () => this.import() });
+    const controls = { "aria-controls": "qwen35mm-settings", "aria-expanded": "false" };
+    this.settingsButton = h(
+      "button.plain",
+      { type: "button", onclick: () => page.toggleSettings(true), ...controls },
+      icon("settings"),
+      t("Settings"),
+    );
+    this.newButton = h(
+      "button.new-chat.row.card",
+      { type: "button", onclick: () => page.newChat() },
+      icon("plus"),
+      t("New chat"),
+    );
+    this.element = h(
+      "aside.sidebar",
+      { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
+      h("div.brand.row", h("img", { src: "icon.svg", alt: "" }), h("span", "qwen35mm")),
+      h(
+        "div.row",
+        this.newButton,
+        iconButton("hourglass", t("Temporary chat"), () => page.newChat(true), { class: "card" }),
+      ),
+      h("div.search", icon("search"), this.search),
+      this.list,
+      h(
+        "div.side-foot.row",
+        iconButton("upload", t("Take in an archive"), () => this.picker.click()),
+        iconButton("download", t("Save all conversations"), () => download(this.requests, "zip", [])),
+        account && accountButton(account),
+        this.settingsButton,
+      ),
+      this.picker,
+    );
+  }
+
+  /** Looks how the list is now, as far as it is drawn; of another search, at its beginning. */
+  async load() {
+    const query = this.search.value;
+    const isSame = query === this.#query;
+    const limit = isSame ? Math.max(this.#lines.length, LISTED) : LISTED;
+    const found = await this.requests.ask("list", { query, limit }, "list");
+    if (!found) return;
+    this.#query = query;
+    this.show(found);
+    if (!isSame) this.list.scrollTop = 0;
+  }
+
+  /** Goes on with the list. */
+  async loadMore() {
+    const last = this.#lines.at(-1);
+    if (!last || this.end.hidden) return;
+    const { id, pinned, updated_s } = last;
+    const args = { query: this.#query, after: { id, pinned, updated_s }, limit: LISTED };
+    const found = await this.requests.ask("list", args, "list");
+    if (!found) return;
+    const known = new Set(this.#lines.map((line) => line.id));
+    const fresh = found.conversations.filter((line) => !known.has(line.id));
+    const hadFocus = this.end.contains(document.activeElement);
+    this.show({ conversations: [...this.#lines, ...fresh], more: found.more, titling: found.titling });
+    if (hadFocus && fresh[0]) this.#rows.get(fresh[0].id)?.element.querySelector("a")?.focus();
+  }
+
+  show(/** @type {Listing} */ { conversations, more, titling }) {
+    clearTimeout(this.#later);
+    this.#patienceMs = titling ? Math.min(LOOK_AGAIN * this.#patienceMs, MAX_PATIENCE_MS) : TITLE_AFTER_MS;
+    if (titling) this.#later = setTimeout(() => this.load(), this.#patienceMs);
+    this.#lines = conversations;
+    this.end.hidden = !more;
+    const shown = conversations.find((line) => line.id === this.#current);
+    if (shown) this.page.retitled(shown.title);
+    this.draw();
+    // Where there is still room, it says so again.
+    this.#nearEnd.unobserve(this.end);
+    this.#nearEnd.observe(this.end);
+  }
+
+  /** Draws the lines under their headings; a line that hasn't changed stays as it is. */
+  draw(now = new Date()) {
+    const rows = new Map();
+    const elements = [];
+    let above = "";
+    for (const chat of this.#lines) {
+      const group = groupOf(chat, now);
+      if (group !== above) elements.push(this.#heading(group));
+      above = group;
+      const row = this.#rowOf(chat);
+      rows.set(chat.id, row);
+      elements.push(row.element);
+    }
+    this.#rows = rows;
+    const none = this.search.value ? t("Nothing found") : t("Your conversations will be here.");
+    if (!this.#lines.length) elements.push(h("li.hint.quiet", none));
+    arrange(this.list, [...elements, this.end]);
+    this.mark(this.#current);
+  }
+
+  #heading(/** @type {string} */ words) {
+    const element = this.#headings.get(words) ?? h("li.group.quiet", h("h2", words));
+    this.#headings.set(words, element);
+    return element;
+  }
+
+  #rowOf(/** @type {ChatLine} */ chat) {
+    const drawn = JSON.stringify(chat);
+    const known = this.#rows.get(chat.id);
+    const isRenamed = known?.element.querySelector(".rename");
+    return known && (isRenamed || known.drawn === drawn) ? known : { drawn, element: this.line(chat) };
+  }
+
+  /** Marks the conversation that is shown; its answers are seen by that. */
+  mark(/** @type {string | null} */ id) {
+    this.#current = id;
+    const shown = this.#lines.find((line) => line.id === id);
+    if (shown?.unseen) {
+      shown.unseen = false;
+      // Nor need other tabs say so any more.
+      this.page.changed(id);
+    }
+    for (const link of this.list.querySelectorAll("a")) {
+      const isCurrent = link.hash === `#${id}`;
+      link.parentElement?.classList.toggle("current", isCurrent);
+      link.setAttribute("aria-current", isCurrent ? "page" : "false");
+      if (isCurrent) link.querySelector(".unseen-answer")?.remove();
+    }
+  }
+
+  line(/** @type {ChatLine} */ chat) {
+    const { id, title, node, snippet, pinned, running, unseen } = chat;
+    const open = (/** @type {MouseEvent} */ event) => {
+      event.preventDefault();
+      this.page.open(id, node);
+    };
+    const hits = (snippet ?? []).map(([text, isHit]) => (isHit ? h("mark", text) : h("span", text)));
+    const name = h("span.name", title || t("Untitled"));
+    const mark = running
+      ? h("span.mark.breathing", { role: "img", "aria-label": t("Is being answered") })
+      : unseen && h("span.mark.unseen-answer", { role: "img", "aria-label": t("Has a new answer") });
+    const words = [h("span.line.row", name, mark), hits.length > 0 && h("span.snippet.quiet", hits)];
+    const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, words));
+    line.append(
+      menu(t("More about {title}", { title }), [
+        ["pin", pinned ? t("Unpin") : t("Pin"), () => this.pin(chat)],
+        ["edit", t("Rename"), () => this.rename(chat, line)],
+        ["download", t("Save as Markdown"), () => download(this.requests, "md", [id])],
+        ["download", t("Save with its files"), () => download(this.requests, "zip", [id])],
+        ["trash", t("Delete"), () => this.remove(chat)],
+      ]),
+    );
+    return line;
+  }
+
+  rename(/** @type {ChatLine} */ chat, /** @type {HTMLElement} */ line) {
+    const input = h("input.rename", { "aria-label": t("Title") });
+    let isDone = false;
+    const finish = async (/** @type {boolean} */ keep) => {
+      if (isDone) return;
+      isDone = true;
+      const title = input.value.trim();
+      if (keep && title && title !== chat.title)
+        if (await this.requests.ask("rename", { conversation: chat.id, title })) {
+          for (const line of this.#lines) if (line.id === chat.id) line.title = title;
+          if (chat.id === this.page.state.chat.id) this.page.drawTitle(title);
+        }
+      const hadFocus = line.contains(document.activeElement);
+      input.remove();
+      this.#rows.delete(chat.id);
+      this.draw();
+      if (hadFocus) this.#rows.get(chat.id)?.element.querySelector("a")?.focus();
+    };
+    input.addEventListener("keydown", (event) => {
+      if (isComposing(event)) return;
+      if (event.key === "Enter") finish(true);
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      finish(false);
+    });
+    input.addEventListener("blur", () => finish(true));
+    redraw(line, input);
+    input.value = chat.title;
+    input.select();
+  }
+
+  async pin(/** @type {ChatLine} */ { id, pinned }) {
+    if (!(await this.requests.ask("pin", { conversation: id, pinned: !pinned }))) return;
+    await this.load();
+    this.#rows.get(id)?.element.querySelector("a")?.focus();
+  }
+
+  /** Deletes a conversation with what is written for it; for some seconds both can be had back. */
+  async remove(/** @type {ChatLine} */ { id, title }) {
+    const at = this.#lines.findIndex((line) => line.id === id);
+    if (!(await this.requests.ask("delete", { conversation: id }))) return;
+    const { drafts } = this.page.composer.draft;
+    const sheet = drafts.of(id);
+    drafts.forget(id);
+    const wasShown = id === this.page.state.chat.id;
+    if (wasShown) this.page.newChat();
+    await this.load();
+    const next = this.#lines[Math.min(at, this.#lines.length - 1)];
+    (this.#rows.get(next?.id)?.element.querySelector("a") ?? this.newButton).focus();
+    this.page.changed(id);
+    const run = async () => {
+      if (!(await this.requests.ask("restore", { conversation: id }))) return;
+      drafts.putBack(id, sheet);
+      await this.load();
+      this.page.changed(id);
+      if (wasShown && !this.page.state.chat.id) await this.page.open(id);
+    };
+    const words = t("“{title}” was deleted.", { title: title || t("Untitled") });
+    this.page.toasts.say(words, "note", { label: t("Undo"), run });
+  }
+
+  async import() {
+    const [file] = this.picker.files ?? [];
+    this.picker.value = "";
+    const taken = file && (await this.requests.told(takeIn(file)));
+    if (!taken) return;
+    this.page.say(
+      t("{n} {n|conversation was|conversations were} taken in.", { n: taken.conversations.length }),
+      "good",
+    );
+    this.search.value = "";
+    await this.load();
+  }
+}
+
+async function download(
+  /** @type {Requests} */ requests,
+  /** @type {"md" | "zip"} */ form,
+  /** @type {string[]} */ ids,
+) {
+  const opened = await requests.ask("download", {});
+  if (opened) h("a", { href: exportUrl(form, ids, opened.code), download: "" }).click();
+}

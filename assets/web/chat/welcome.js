@@ -1,0 +1,44 @@
+// What an empty conversation shows.
+
+/** @import { Page } from "../main.js" */
+/** @import { Example } from "../shared/types.d.ts" */
+
+import { h } from "../shared/dom.js";
+import { t } from "../shared/words.js";
+
+export const temporaryWords = () =>
+  t("Nothing of this chat is stored. It ends when you close or reload the page, or begin or open another chat.");
+
+export function welcome(/** @type {Page} */ page) {
+  const drawn = page.app.examples.map((example, number) =>
+    h(
+      "button.example.card",
+      { type: "button", onclick: () => page.sendExample(number) },
+      h("span.shot", shot(example)),
+      h("span.words", { lang: "en" }, example.text),
+    ),
+  );
+  return h(
+    "div.welcome",
+    page.state.chat.temporary
+      ? [h("h2", t("Temporary chat")), h("p.quiet", temporaryWords())]
+      : [h("h2", t("Ask about pictures and videos")), h("p.quiet", t("Add one below, or try an example."))],
+    h("div.examples", drawn),
+  );
+}
+
+function shot(/** @type {Example} */ { kind, url, poster }) {
+  const src = new URL(url, document.baseURI).href;
+  if (kind !== "video") return h("img", { src, alt: "" });
+  const autoplay = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const looks = {
+    poster: new URL(poster, document.baseURI).href,
+    muted: true,
+    autoplay,
+    // One that stands still is its poster.
+    preload: autoplay ? "auto" : "none",
+    loop: true,
+    playsInline: true,
+  };
+  return [h("video", { src, ...looks }), h("span.badge", t("clip"))];
+}

@@ -1,0 +1,332 @@
+// Where the message is written: draws the draft, and tells it what the person does.
+
+/** @import { Cost, Offer, Outgoing, Question, Tone } from "../shared/types.d.ts" */
+/** @import { Desk, DraftFile, Waiting } from "./draft.js" */
+/** @import { Page } from "../main.js" */
+
+import { ClipEditor } from "../media/strip.js";
+import { textTools } from "../media/texts.js";
+import { lookAt } from "../media/viewer.js";
+import { estimated } from "../model/servers.js";
+import { pdfPages, thumbnailUrl } from "../shared/api.js";
+import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../shared/dom.js";
+import { number, said, t } from "../shared/words.js";
+import { takePicture } from "./camera.js";
+import { Draft } from "./draft.js";
+import { Offers } from "./offers.js";
+import { Quick } from "./quick.js";
+import { Sliders } from "./sliders.js";
+
+// Systems know few of these by their types; formats.py has the list.
+const CLIPS =
+  ".3g2,.3gp,.asf,.avi,.dv,.flv,.m2ts,.m2v,.m4v,.mkv,.mov,.mp4,.mpeg,.mpg,.mts,.mxf,.ogv,.qt,.ts,.vob,.webm,.wmv";
+const ACCEPTED = `image/*,video/*,${CLIPS},.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml`;
+
+// Enter on a screen's keyboard begins a line: there is no Shift+Enter.
+const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
+
+/** @implements {Desk} */
+export class Composer {
+  #isRunning = false;
+  /** What is drawn of each file. @type {WeakMap<DraftFile, { drawn: string, element: HTMLElement }>} */
+  #thumbnails = new WeakMap();
+  /** What is chosen of each video. @type {WeakMap<DraftFile, ClipEditor>} */
+  #editors = new WeakMap();
+
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.draft = new Draft(this, page.requests);
+    this.text = h("textarea", {
+      rows: 1,
+      placeholder: t("Ask about a picture or a video"),
+      "aria-label": t("Message"),
+      "aria-describedby": "qwen35mm-room",
+      autofocus: true,
+      spellcheck: true,
+      oninput: () => this.typed(),
+      onkeydown: (event) => this.key(event),
+    });
+    this.picker = h("input", { type: "file", multiple: true, hidden: true, accept: ACCEPTED });
+    this.picker.addEventListener("change", () => {
+      this.attach(this.picker.files ?? []);
+      this.picker.value = "";
+    });
+    this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
+    this.films = h("div.films");
+    this.sliders = new Sliders(this);
+    this.quick = new Quick(page);
+    this.banner = h(
+      "div.editing.row",
+      { hidden: true },
+      h("span", t("You are changing an earlier message: a new branch begins there.")),
+      iconButton("close", t("Leave it as it was"), () => this.draft.stopEditing()),
+    );
+    this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Messages to be sent") });
+    this.offers = new Offers(page);
+    this.room = h("span.room.quiet", { id: "qwen35mm-room" });
+    this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
+    this.stopButton = iconButton("stop", t("Stop"), () => page.state.stop(), { class: "round stop", hidden: true });
+    const bar = h(
+      "div.bar.row",
+      iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "attach" }),
+      iconButton("camera", t("Take a picture or a clip"), () => this.shoot(), { class: "shoot" }),
+      this.quick.more,
+      this.quick.element,
+      this.room,
+      this.sendButton,
+      this.stopButton,
+    );
+    this.element = h("form.composer", { "aria-label": t("Message"), onsubmit: (event) => event.preventDefault() }, [
+      this.outbox,
+      this.banner,
+      this.offers.element,
+      this.strip,
+      this.films,
+      this.sliders.element,
+      this.text,
+      bar,
+      this.picker,
+    ]);
+  }
+
+  // What the draft needs: see its Desk
+
+  place() {
+    return this.page.state.place;
+  }
+
+  begin() {
+    return this.page.state.begin();
+  }
+
+  answered(/** @type {string[]} */ ids) {
+    return this.page.state.answered(ids);
+  }
+
+  whenThere() {
+    return this.page.link.connection.whenThere();
+  }
+
+  send(/** @type {Outgoing} */ message, /** @type {() => boolean} */ isLate) {
+    return this.page.state.send(message, isLate);
+  }
+
+  say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
+    this.page.say(words, tone);
+  }
+
+  // What the person does
+
+  typed() {
+    this.draft.text = this.text.value;
+    this.draft.measureSoon();
+    this.drawText();
+  }
+
+  key(/** @type {KeyboardEvent} */ event) {
+    if (isComposing(event)) return;
+    const { draft } = this;
+    if (event.key === "Enter" && !event.shiftKey && !IS_PHONE.matches) {
+      event.preventDefault();
+      this.submit();
+    } else if (event.key === "ArrowUp" && !draft.text && !draft.files.length && !draft.editing) {
+      event.preventDefault();
+      this.editLast();
+    } else if (event.key === "Escape" && draft.editing) {
+      event.stopPropagation();
+      draft.stopEditing();
+    }
+  }
+
+  /** Takes what is pasted anywhere: files, and a text unless another field is there for it. */
+  paste(/** @type {ClipboardEvent} */ event) {
+    const { clipboardData: data, target } = event;
+    if (!data || document.querySelector("dialog[open]")) return;
+    const isInField = target instanceof Element && target.matches("input, textarea");
+    const text = data.getData("text/plain");
+    if (data.files.length && !isText(data) && !(isInField && target !== this.text && text)) {
+      event.preventDefault();
+      this.attach(data.files);
+    } else if (text && !isInField) {
+      event.preventDefault();
+      this.text.setRangeText(text, this.text.selectionStart, this.text.selectionEnd, "end");
+      this.typed();
+      this.text.focus();
+    }
+  }
+
+  attach(/** @type {Iterable<File>} */ files) {
+    this.draft.attach(files);
+    this.text.focus();
+  }
+
+  async shoot() {
+    const file = await takePicture();
+    if (file) this.attach([file]);
+  }
+
+  submit() {
+    if (document.activeElement === this.sendButton) this.text.focus();
+    return this.draft.submit();
+  }
+
+  /** Puts an earlier message into the box. */
+  edit(/** @type {Question} */ message) {
+    this.draft.edit(message);
+    this.text.focus();
+    this.text.setSelectionRange(message.text.length, message.text.length);
+  }
+
+  editLast() {
+    const last = this.page.state.chat.messages.findLast((message) => message.role === "user");
+    if (last) this.edit(last);
+  }
+
+  setRunning(/** @type {boolean} */ isRunning) {
+    this.#isRunning = isRunning;
+    this.drawButtons();
+  }
+
+  // Drawing
+
+  draw() {
+    const { files, editing, waiting } = this.draft;
+    redraw(
+      this.outbox,
+      waiting.map((message) => this.toBeSent(message)),
+    );
+    this.banner.hidden = !editing;
+    arrange(
+      this.strip,
+      files.map((file) => this.thumbnail(file)),
+    );
+    this.drawFilms();
+    this.sliders.draw();
+    // Limits of media that it hasn't mean nothing.
+    this.offers.drawTaken(this.draft.taken.filter(({ kind }) => kind !== "media" || this.draft.limits.length));
+    this.drawText();
+  }
+
+  drawText() {
+    const { style } = this.text;
+    if (this.text.value !== this.draft.text) this.text.value = this.draft.text;
+    style.height = "auto";
+    style.height = `${Math.min(this.text.scrollHeight, window.innerHeight * 0.35)}px`;
+    this.drawButtons();
+  }
+
+  /** During an answer a message can be sent too: it waits for the answer's end. */
+  drawButtons() {
+    const { isEmpty } = this.draft;
+    const { sendButton, stopButton } = this;
+    const held = document.activeElement;
+    stopButton.hidden = !this.#isRunning;
+    sendButton.hidden = this.#isRunning && isEmpty;
+    sendButton.disabled = isEmpty;
+    if (held === stopButton && stopButton.hidden) (isEmpty ? this.text : sendButton).focus();
+    if (held === sendButton && sendButton.hidden) stopButton.focus();
+  }
+
+  /** A message that waits: what it says, what it waits for, and a way back. */
+  toBeSent(/** @type {Waiting} */ message) {
+    const { text, files, isOnItsWay } = message;
+    const isUploading = files.some(({ digest }) => digest === null);
+    const waits = isUploading ? t("Waits for its files") : t("Waits for the answer");
+    const state = this.page.link.isLost ? t("Waits for the connection") : isOnItsWay ? t("Sending") : waits;
+    const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
+    return h(
+      "li.row",
+      h("span.words", { title: words }, words),
+      h("span.quiet", state),
+      !isOnItsWay &&
+        iconButton("edit", t("Take it back"), () => {
+          this.draft.takeBack(message);
+          this.text.focus();
+        }),
+    );
+  }
+
+  /** Only its words change with its cost: it keeps the focus, and what is open at it. */
+  thumbnail(/** @type {DraftFile} */ file) {
+    const { name, kind, digest, share, label, error, notes = [], encoding, raw } = file;
+    const drawn = JSON.stringify([kind, digest, encoding, raw]);
+    const before = this.#thumbnails.get(file);
+    const element = before?.drawn === drawn ? before.element : this.drawThumbnail(file);
+    this.#thumbnails.set(file, { drawn, element });
+    const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
+    const words = error || digest ? said(error ?? label ?? "") : uploading;
+    element.classList.toggle("bad", Boolean(error));
+    element.title = [name, words, ...notes.map(said)].join("\n");
+    const cost = element.querySelector(".label");
+    if (cost && cost.textContent !== words) cost.textContent = words;
+    return element;
+  }
+
+  drawThumbnail(/** @type {DraftFile} */ file) {
+    const { name, kind, digest, pdf } = file;
+    const isSeen = digest && kind !== "text";
+    const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
+    const badge = kind === "video" && h("span.badge", t("clip"));
+    const look = () => lookAt(this.page, this.draft.message.attachments, digest ?? "");
+    return h(
+      "div.thumbnail.row.card",
+      isSeen
+        ? h(
+            "button.shot",
+            { type: "button", "aria-label": t("Look at {name}", { name }), onclick: look },
+            picture,
+            badge,
+          )
+        : h("div.shot", picture),
+      h(
+        "div.about",
+        h("span.name", name),
+        digest && (kind === "image" || kind === "video") ? this.sliders.trigger(kind) : h("span.label.quiet"),
+        kind === "text" && textTools(this.page, file),
+        pdf && button("link", t("Use its pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
+      ),
+      iconButton("close", t("Remove {name}", { name }), () => {
+        this.draft.remove(file);
+        this.text.focus();
+      }),
+    );
+  }
+
+  /** What the model will see of each video. */
+  drawFilms() {
+    const editors = this.draft.files.flatMap((file) => {
+      if (file.kind !== "video" || !file.digest) return [];
+      const editor = this.#editors.get(file) ?? new ClipEditor(this.page, this.draft, file, file.digest);
+      this.#editors.set(file, editor);
+      return [editor];
+    });
+    arrange(
+      this.films,
+      editors.map(({ element }) => element),
+    );
+    for (const editor of editors) editor.refresh();
+  }
+
+  drawCost(/** @type {Cost | null} */ cost) {
+    this.room.textContent = "";
+    this.offers.drawCost(cost);
+    this.page.context.drawCost(cost);
+    if (!cost) return;
+    const { all, history, room, context, exact } = cost.tokens;
+    const [a, c] = [number(all), number(context)];
+    const words = t("{n} {n|token|tokens}, room for {r}", { n: all - history, r: room });
+    this.room.textContent = exact ? words : `≈ ${words}`;
+    this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a, c });
+    if (!exact) this.room.title += `. ${estimated()}`;
+  }
+
+  drawTrouble(/** @type {string} */ words, /** @type {Offer[]} */ offers) {
+    this.offers.drawTrouble(words, offers);
+  }
+}
+
+/** Whether what is pasted is a text, such as a table, that only comes with a picture of itself. */
+function isText(/** @type {DataTransfer} */ data) {
+  const html = new DOMParser().parseFromString(data.getData("text/html"), "text/html");
+  return Boolean(data.getData("text/plain").trim() && html.body.textContent?.trim());
+}

@@ -1,0 +1,70 @@
+// What would make a message fit, and what was taken of it for this message alone.
+
+/** @import { Cost, Offer } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { button, h, iconButton, redraw } from "../shared/dom.js";
+import { number, said, t } from "../shared/words.js";
+
+export class Offers {
+  /** What the trouble says and offers; drawn anew, an alert is read out anew. */
+  #trouble = "";
+  #taken = "";
+
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
+    this.taken = h("ul.taken", { role: "list", "aria-label": t("For this message alone"), hidden: true });
+    this.element = h("div.offers", this.taken, this.trouble);
+  }
+
+  drawCost(/** @type {Cost | null} */ cost) {
+    if (!cost || cost.fits) return this.drawTrouble("", []);
+    const { all, context, reserve } = cost.tokens;
+    const [a, c, r] = [number(all), number(context), number(reserve)];
+    const words = t("This won't fit: it takes {a} tokens. The context holds {c}, and {r} are kept for the answer.", {
+      a,
+      c,
+      r,
+    });
+    this.drawTrouble(words, cost.offers);
+  }
+
+  drawTrouble(/** @type {string} */ words, /** @type {Offer[]} */ offers) {
+    this.trouble.hidden = !words;
+    const drawn = words && JSON.stringify([words, offers]);
+    if (drawn === this.#trouble) return;
+    this.#trouble = drawn;
+    redraw(
+      this.trouble,
+      words && h("span", words),
+      words && offers.map((offer) => button("plain", said(offer.label), () => this.page.take(offer))),
+    );
+  }
+
+  drawTaken(/** @type {Offer[]} */ offers) {
+    this.taken.hidden = !offers.length;
+    const drawn = JSON.stringify(offers);
+    if (drawn === this.#taken) return;
+    this.#taken = drawn;
+    redraw(
+      this.taken,
+      offers.map((offer) => this.line(offer)),
+    );
+  }
+
+  line(/** @type {Offer} */ offer) {
+    const what = said(offer.label);
+    const { draft, text } = this.page.composer;
+    const labels = { title: t("For later messages, too"), "aria-label": `${t("Make default")}: ${what}` };
+    return h(
+      "li.row",
+      h("span", t("For this message alone: {what}", { what })),
+      button("plain", t("Make default"), () => this.page.makeDefault(offer), labels),
+      iconButton("close", t("Not for this message: {what}", { what }), () => {
+        draft.taken = draft.taken.filter((each) => each !== offer);
+        text.focus();
+      }),
+    );
+  }
+}

@@ -1,0 +1,64 @@
+// Asks the model to point at things in a picture, as Qwen's own examples ask it.
+
+/** @import { Item } from "./items.js" */
+/** @import { Page } from "../main.js" */
+
+import { ask, h } from "../shared/dom.js";
+import { t } from "../shared/words.js";
+import { cutOut } from "./closer.js";
+
+/** Qwen's words, in the language that it knows them in. @type {Record<string, (what: string) => string>} */
+const PROMPTS = {
+  boxes: (what) => `${locate(what)} Report bbox coordinates in JSON format.`,
+  points: (what) =>
+    `${locate(what)} Report point coordinates in JSON format like this: {"point_2d": [x, y], "label": "category"}`,
+};
+const locate = (/** @type {string} */ what) =>
+  `Locate every instance that belongs to the following categories: "${what}".`;
+const WHOLE = { left: 0, top: 0, right: 1, bottom: 1 };
+
+/** Asks for what to find, and sends the question; whether it was sent. */
+export async function askToFind(/** @type {Page} */ page, /** @type {Item} */ item) {
+  const what = h("input", { required: true, placeholder: t("cat, red car"), "aria-label": t("What to find") });
+  const shape = h(
+    "select",
+    { "aria-label": t("How it is shown") },
+    h("option", { value: "boxes" }, t("with boxes")),
+    h("option", { value: "points" }, t("with points")),
+  );
+  const words = h("p.quiet", t("The model is asked where each of them is, and the answer is drawn on the picture."));
+  const text = await ask(
+    t("Find in this picture"),
+    [words, h("div.find.row", what, shape)],
+    [
+      { label: t("Cancel"), value: () => null },
+      {
+        label: t("Find"),
+        kind: "strong",
+        value: () => {
+          const named = what.value.replaceAll('"', "'").trim();
+          return named && PROMPTS[shape.value](named);
+        },
+      },
+    ],
+  );
+  if (!text) return false;
+  const files = await filesFor(page, item);
+  if (!files) return false;
+  page.composer.draft.queue({ text, files, editing: null, taken: [] });
+  return true;
+}
+
+/** What goes along: nothing where it is the last that the model was shown, and a frame of a video as a picture. */
+async function filesFor(/** @type {Page} */ page, /** @type {Item} */ item) {
+  const { digest = "", name = item.label, time_s = null } = item;
+  if (time_s !== null) {
+    const frame = await cutOut(page, item, WHOLE, time_s);
+    return frame && [frame];
+  }
+  const { messages } = page.state.chat;
+  const kept = messages.filter((message) => message.role === "user" && message.kept);
+  const shown = kept.flatMap((message) => (message.role === "user" ? message.attachments : []));
+  const last = shown.findLast(({ kind }) => kind !== "text");
+  return last?.digest === digest ? [] : [{ digest, name, kind: /** @type {const} */ ("image") }];
+}

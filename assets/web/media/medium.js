@@ -1,0 +1,60 @@
+// What stands with a picture or a video of a message: what can be asked of it, and where it was cut out.
+
+/** @import { Attachment, Crop, Grounding } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { h, iconButton } from "../shared/dom.js";
+import { t } from "../shared/words.js";
+import { canCut } from "./closer.js";
+import { askToFind } from "./find.js";
+import { itemOf, pictureOf } from "./items.js";
+import { lookAt, sentFiles, Viewer } from "./viewer.js";
+
+/**
+ * A picture or a video with its tools, and with its place in another one.
+ * @param {Page} page
+ * @param {HTMLElement} shown
+ * @param {Attachment} file
+ */
+export function withTools(page, shown, file) {
+  const item = itemOf(file);
+  if (!canCut(item)) return shown;
+  const closer = () => {
+    const video = shown instanceof HTMLVideoElement ? shown : null;
+    video?.pause();
+    lookAt(page, sentFiles(page), file.digest, { closer: true, time_s: video?.currentTime });
+  };
+  const tools = h("div.medium-tools.row", [
+    iconButton("crop", t("Look closer"), closer),
+    item.kind === "image" && iconButton("find", t("Find something in this picture"), () => askToFind(page, item)),
+  ]);
+  return h("div.medium", shown, tools, file.crop_of && placeOf(page, file.crop_of, file.name));
+}
+
+/** The source of a part, small, with the part's place in it; gone where the source is. */
+function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {string} */ label) {
+  const { digest, name, box, size, time_s } = crop;
+  /** @type {Grounding} */
+  const grounding = {
+    ...{ digest, name, time_s, size, shown_size: null, kind: "image", unit: "pixel" },
+    marks: [{ label, box, point: null, details: [] }],
+  };
+  const source = pictureOf(grounding);
+  const marked = { grounding, unit: grounding.unit, lit: 0 };
+  const look = () => new Viewer(page, [{ ...source, marked }], 0).open();
+  const [height, width] = size;
+  const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
+  const spot = h("span.cut");
+  Object.assign(spot.style, {
+    left: percent(box[0] / width),
+    top: percent(box[1] / height),
+    width: percent((box[2] - box[0]) / width),
+    height: percent((box[3] - box[1]) / height),
+  });
+  const image = h("img", { src: source.poster ?? source.src, alt: "", loading: "lazy" });
+  image.style.aspectRatio = `${width} / ${height}`;
+  const words = t("Where it was cut out of {name}", { name: source.label });
+  const button = h("button.place", { type: "button", title: words, "aria-label": words, onclick: look }, image, spot);
+  image.addEventListener("error", () => button.remove());
+  return button;
+}

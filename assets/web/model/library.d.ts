@@ -1,0 +1,93 @@
+// What is told of models. Only for tsc.
+
+import type { Said, Work } from "../shared/types.d.ts";
+
+export interface Model {
+  name: string;
+  source: string;
+  size: Said;
+  /** Why it can't be used, or not with the settings that there are. */
+  reason: Said | null;
+  /** Whether its files are such that it can be. */
+  usable: boolean;
+  current: boolean;
+  is_demo: boolean;
+}
+
+/** A model that can be downloaded. */
+export interface Download {
+  source: string;
+  size: Said;
+  fit: Said;
+  /** The one that is worth it here. */
+  suggested: boolean;
+}
+
+/** A model behind a server. */
+export interface Server {
+  id: string;
+  name: string;
+  host: string;
+  has_key: boolean;
+  current: boolean;
+  /** Not the one that the program was started with. */
+  kept: boolean;
+}
+
+/** Where a server's model answers, and what it can't do; null is what nobody knows before it was tried. */
+export interface ServerInfo {
+  host: string;
+  notes: Said[];
+  thinking: boolean | null;
+  continues: boolean | null;
+}
+
+export interface ModelsFound {
+  models: Model[];
+  servers: Server[];
+  /** Why their file can't be read. */
+  servers_problem: Said | null;
+  downloads: Download[];
+  /** What the model in the program runs with. */
+  taken: Said | null;
+}
+
+/** A value of a setting. */
+export interface Choice {
+  value: string;
+  label: Said;
+  chosen: boolean;
+}
+
+/** What a change would take, in bytes and tokens. */
+export interface PlanFound {
+  parts: Record<"weights" | "kv" | "states" | "work" | "program" | "kept", number>;
+  /** What there is. */
+  memory: number;
+  fits: boolean;
+  slots: number;
+  context_length: number;
+  /** Of what fits; null where nothing does. */
+  largest_context: number | null;
+  /** The most tokens of a context, whatever the memory. */
+  num_positions: number;
+  /** None of a setting that can't be chosen. */
+  weights: Choice[];
+  kv_types: Choice[];
+  /** What would fit. */
+  suggestion: { label: Said; context_length: number; weights: string; kv_dtype: string } | null;
+}
+
+export interface ModelChange {
+  source?: string;
+  context_length?: number;
+  weights?: string;
+  kv_dtype?: string;
+  is_new?: boolean;
+  server?: string;
+}
+
+export interface ChangeState extends Work {
+  busy: boolean;
+  error: Said | null;
+}

@@ -1,0 +1,125 @@
+// Which model answers: those of this machine, and others by their Hugging Face id.
+
+/** @import { ChangeState, ModelChange, ModelsFound, Said } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { askText, button, h, redraw, select, setProgress, showDialog } from "../shared/dom.js";
+import { said, t } from "../shared/words.js";
+import { askSettings } from "./plan.js";
+import { addServer, serverNotes } from "./servers.js";
+
+const LOOK_MS = 400;
+// What stands before a server's id, among folders and Hugging Face ids, and in place of one that is to be added.
+const SERVER = "server:";
+
+/** The options of a choice among all models: `changeTo` says what each value means. */
+export const modelOptions = (/** @type {ModelsFound} */ { models, servers }) => [
+  models.map(({ source, current, reason, usable, name, size }) =>
+    h(
+      "option",
+      { value: source, selected: current, disabled: !usable, title: said(reason ?? "") },
+      `${name} (${usable ? said(size) : t("not usable")})`,
+    ),
+  ),
+  servers.map(({ id, name, host, current }) =>
+    h("option", { value: SERVER + id, selected: current }, `${name} (${host})`),
+  ),
+];
+
+/** The change that takes what was chosen; null where it answers now. @returns {ModelChange | null} */
+export function changeTo(/** @type {string} */ chosen, /** @type {ModelsFound} */ { models, servers }) {
+  const server = servers.find(({ id }) => SERVER + id === chosen);
+  if (server) return server.current ? null : { server: server.id };
+  return models.find(({ source }) => source === chosen)?.current ? null : { source: chosen };
+}
+
+export class Models {
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.requests = page.requests;
+    this.element = h("div.models");
+  }
+
+  async load() {
+    const found = await this.requests.ask("models", {}, "models");
+    if (!found) return;
+    const another = h("option", { value: "" }, t("Another one from Hugging Face"));
+    const onServer = h("option", { value: SERVER }, t("One on a server"));
+    const choose = (/** @type {string} */ chosen) => this.choose(chosen, found);
+    const options = [modelOptions(found), another, onServer];
+    // The context stays as it is.
+    const { context_length } = this.page.app;
+    redraw(
+      this.element,
+      h("label.block-field", h("span", t("Model")), select({}, choose, options)),
+      serverNotes(this.page),
+      found.taken !== null && h("small", said(found.taken)),
+      found.taken !== null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
+    );
+  }
+
+  /** Takes what was chosen, or asks for what isn't there yet; afterwards the old choice is shown, or the new one. */
+  async choose(/** @type {string} */ chosen, /** @type {ModelsFound} */ found) {
+    if (chosen === SERVER) {
+      addServer(this.page);
+      return this.load();
+    }
+    const change = chosen && changeTo(chosen, found);
+    if (!chosen) return this.getAnother();
+    return change && this.propose(change, found.models.find(({ source }) => source === chosen)?.name);
+  }
+
+  async getAnother() {
+    const field = { "aria-label": t("Hugging Face id"), placeholder: "Qwen/Qwen3.5-2B" };
+    const words = h("p", t("It is downloaded once, and kept."));
+    const id = await askText(t("Get a model from Hugging Face"), words, field, t("Continue"));
+    return id ? this.propose({ source: id, is_new: true }) : this.load();
+  }
+
+  /**
+   * Makes a change, if the person means it once they have seen what it takes of the memory; a server's takes nothing.
+   * @param {ModelChange} change
+   * @param {string} [name] of the model
+   * @param {Said} [size] of what is downloaded, where that is known
+   */
+  async propose(change, name = change.source ?? "", size) {
+    if (change.server) return this.change(change);
+    const stay = t("This chat and what is written stay.");
+    const kept = size === undefined ? "" : `${t("{size} are downloaded once, and kept.", { size: said(size) })} `;
+    const texts = change.is_new
+      ? { title: t("Get {name} from Hugging Face?", { name }), words: h("p", kept + stay), label: t("Download") }
+      : change.source
+        ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load it") }
+        : { title: t("Context and memory"), label: t("Apply") };
+    const meant = await askSettings(this.page, change, texts);
+    return meant ? this.change(meant) : this.load();
+  }
+
+  /** Has another model loaded, and shows how far that is; a download can be stopped. Whether the page begins anew. */
+  async change(/** @type {ModelChange} */ change) {
+    const bar = h("progress");
+    const label = h("p", { role: "status" });
+    const stop = button("plain", t("Stop the download"), () => this.requests.ask("cancel_change", {}));
+    const title = t("Another model");
+    const foot = change.is_new && h("div.dialog-buttons.row", stop);
+    const dialog = h("dialog.dialog.card", { "aria-label": title }, h("h2", title), label, bar, foot);
+    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    showDialog(dialog);
+    /** @type {ChangeState | null} */
+    let state = await this.requests.ask("change_model", change);
+    while (state?.busy) {
+      label.textContent = said(state.label);
+      setProgress(bar, state.share);
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+      state = await this.requests.ask("change_state", {});
+    }
+    dialog.close();
+    if (state && !state.error) {
+      location.reload();
+      return true;
+    }
+    this.page.say(said(state?.error ?? ""));
+    await this.load();
+    return false;
+  }
+}

@@ -1,0 +1,163 @@
+// What a model will take of the machine's memory, told before it is loaded, and the settings that decide that.
+
+/** @import { Choice, ModelChange, PlanFound } from "./library.d.ts" */
+/** @import { Child } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { ask, button, cancel, h, redraw, select } from "../shared/dom.js";
+import { number, said, t } from "../shared/words.js";
+
+const WAIT_MS = 300;
+// Fewer tokens hold no conversation.
+const SHORTEST = 256;
+
+const size = (/** @type {number} */ bytes) => said({ bytes });
+const sum = (/** @type {number[]} */ values) => values.reduce((all, each) => all + each, 0);
+
+/** The plan of a change: drawn, and in words. */
+export class Plan {
+  /**
+   * @param {Page} page
+   * @param {(plan: PlanFound | null) => unknown} onPlan told of each, and that none is known for now
+   * @param {(settings: ModelChange) => unknown} [take] what would fit; it isn't offered without this
+   */
+  constructor(page, onPlan, take) {
+    this.requests = page.requests;
+    this.onPlan = onPlan;
+    this.take = take;
+    this.drawing = h("div");
+    // Told again when it has changed.
+    this.words = h("div", { role: "status" });
+    this.element = h("div.plan", this.drawing, this.words);
+  }
+
+  async look(/** @type {ModelChange} */ change) {
+    this.onPlan(null);
+    this.element.classList.add("old");
+    try {
+      this.draw(await this.requests.call("plan", change, "plan"));
+    } catch (problem) {
+      if (!(problem instanceof Error)) throw problem;
+      // A later one is on its way.
+      if (!problem.message) return;
+      redraw(this.drawing);
+      redraw(this.words, h("p.refused", problem.message));
+    }
+    this.element.classList.remove("old");
+  }
+
+  draw(/** @type {PlanFound} */ plan) {
+    const { parts, memory, fits, largest_context: longest, suggestion } = plan;
+    const names = {
+      weights: t("Weights"),
+      kv: t("Keys and values"),
+      states: t("States of {n} {n|reply|replies}", { n: plan.slots }),
+      work: t("Computing"),
+      program: t("Tokenizer and texts"),
+      kept: t("Kept for later turns"),
+    };
+    const kinds = /** @type {(keyof typeof names)[]} */ (Object.keys(names)).filter((kind) => parts[kind] > 0);
+    const all = sum(Object.values(parts));
+    const widest = Math.max(all, memory);
+    const width = (/** @type {HTMLElement} */ element, /** @type {number} */ bytes) => {
+      element.style.width = `${(100 * bytes) / widest}%`;
+      return element;
+    };
+    const end = width(h("span.memory-end", { hidden: fits }), memory);
+    const segments = kinds.map((kind) => width(h("span", { class: `of-${kind}` }), parts[kind]));
+    const legend = kinds.map((kind) =>
+      h("li.row", h("span", { class: `sign of-${kind}` }), h("span", names[kind]), h("span.quiet", size(parts[kind]))),
+    );
+    redraw(
+      this.drawing,
+      h("div.memory-bar", { "aria-hidden": "true" }, segments, end),
+      h("ul.memory-parts", { role: "list" }, legend),
+    );
+    const [needed, had] = [size(all - parts.kept), size(memory)];
+    const furthest = longest !== null && t("The longest context that fits has {n} tokens.", { n: longest });
+    redraw(
+      this.words,
+      fits
+        ? h("p", t("Takes {size} of {memory} that can be had.", { size: needed, memory: had }), " ", furthest)
+        : h("p.refused", t("It doesn't fit: it takes {size}, and {memory} can be had.", { size: needed, memory: had })),
+      !fits && suggestion && h("p", t("This fits: {settings}.", { settings: said(suggestion.label) })),
+      !fits && suggestion && this.take && button("plain", t("Take that"), () => this.take?.(suggestion)),
+      !fits && !suggestion && h("p", t("Nothing less fits, either: take a smaller model, or close other programs.")),
+    );
+    this.onPlan(plan);
+  }
+}
+
+/**
+ * Asks with which settings a change is to be made, and tells what that takes; null where it isn't meant.
+ * @param {Page} page
+ * @param {ModelChange} change
+ * @param {{ title: string, words?: Child, label: string }} texts
+ * @returns {Promise<ModelChange | null>}
+ */
+export function askSettings(page, change, { title, words, label }) {
+  let wanted = { ...change };
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  const length = h("input", { type: "number", min: String(SHORTEST), step: "1" });
+  length.value = String(change.context_length ?? "");
+  const plan = new Plan(page, onPlan, ({ context_length, weights, kv_dtype }) => {
+    wanted = { ...wanted, context_length, weights, kv_dtype };
+    length.value = String(context_length);
+    plan.look(wanted);
+  });
+
+  const choice = (/** @type {"weights" | "kv_dtype"} */ name, /** @type {string} */ label) => {
+    /** What is chosen before anything is, which isn't asked for again. @type {string | undefined} */
+    let first;
+    const take = (/** @type {string} */ value) => {
+      wanted = { ...wanted, [name]: value === first ? undefined : value };
+      plan.look(wanted);
+    };
+    const values = select({}, take, []);
+    const element = h("label.number", { hidden: true }, h("span", label), values);
+    const draw = (/** @type {Choice[]} */ choices) => {
+      first ??= choices.find(({ chosen }) => chosen)?.value;
+      element.hidden = choices.length < 2;
+      redraw(
+        values,
+        choices.map(({ value, label, chosen }) => h("option", { value, selected: chosen }, said(label))),
+      );
+    };
+    return { element, draw };
+  };
+  const weights = choice("weights", t("Weights"));
+  const kvTypes = choice("kv_dtype", t("Keys and values"));
+  const hint = h("small", { hidden: true }, t("Fewer bits take less memory; answers lose a little of their accuracy."));
+  const context = h("label.number", h("span", t("Context, in tokens")), length);
+  const body = h("div.model-settings", words, context, weights.element, kvTypes.element, hint, plan.element);
+  const asked = ask(title, body, [cancel(), { label, kind: "strong", value: () => wanted }]);
+
+  function onPlan(/** @type {PlanFound | null} */ found) {
+    allow(body, Boolean(found?.fits));
+    if (!found) return;
+    length.max = String(found.num_positions);
+    length.placeholder = number(found.context_length);
+    weights.draw(found.weights);
+    kvTypes.draw(found.kv_types);
+    hint.hidden = weights.element.hidden && kvTypes.element.hidden;
+  }
+
+  length.addEventListener("input", () => {
+    clearTimeout(timer);
+    onPlan(null);
+    timer = setTimeout(() => {
+      if (!length.reportValidity()) return;
+      wanted = { ...wanted, context_length: length.value ? Number(length.value) : undefined };
+      plan.look(wanted);
+    }, WAIT_MS);
+  });
+  plan.look(wanted);
+  return asked;
+}
+
+/** Whether the last button of the dialog that something stands in can be pressed. */
+export function allow(/** @type {Element} */ inside, /** @type {boolean} */ isAllowed) {
+  const go = inside.closest("form")?.querySelector("button[type=submit]");
+  if (go instanceof HTMLButtonElement) go.disabled = !isAllowed;
+}

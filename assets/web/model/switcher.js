@@ -1,0 +1,150 @@
+// Another model, from the name of the one that answers: those of this machine, and those that can be downloaded.
+
+/** @import { Server } from "./library.d.ts" */
+/** @import { Child, Download, Model, ModelsFound } from "../shared/types.d.ts" */
+/** @import { Page } from "../main.js" */
+
+import { button, h, icon, iconButton, redraw } from "../shared/dom.js";
+import { popover } from "../shared/popover.js";
+import { said, t } from "../shared/words.js";
+import { addServer, forgetButton } from "./servers.js";
+
+export class Switcher {
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    const { model, models, server } = page.app;
+    this.element = h("div.switcher");
+    const name = [h("span", model), server && h("small", server.host)];
+    if (models) {
+      const trigger = h("button.model.card.quiet", { type: "button", title: t("Choose another model") }, name);
+      this.content = popover(trigger, t("Models"), (content) => this.draw(content));
+      this.element.append(trigger, this.content);
+    } else this.element.append(h("span.model.card.quiet", { title: t("The model that answers") }, name));
+  }
+
+  async draw(/** @type {HTMLElement} */ content) {
+    redraw(content, h("p.quiet", t("Looking for models")));
+    // By a name of its own: the settings ask for the same, and whoever asks later takes it from the other.
+    const found = await this.page.requests.ask("models", {}, "switcher");
+    if (!found) return content.hidePopover();
+    const hadFocus = content.contains(document.activeElement) || document.activeElement === document.body;
+    redraw(
+      content,
+      section(
+        t("On this machine"),
+        found.models.map((model) => this.installed(model)),
+      ),
+      section(t("On servers"), [
+        found.servers_problem !== null && h("p.refused", said(found.servers_problem)),
+        ...found.servers.map((server) => this.server(server)),
+        button("link", t("Add a server"), () => this.#close(() => addServer(this.page))),
+      ]),
+      section(
+        t("To download"),
+        found.downloads.map((model) => this.downloadable(model)),
+      ),
+      button("link", t("Another one from Hugging Face"), () => this.#close(() => this.page.models.getAnother())),
+    );
+    if (hadFocus) content.querySelector("button")?.focus();
+  }
+
+  installed(/** @type {Model} */ { name, source, size, reason, usable, current }) {
+    const note = current ? t("Answers now") : said(reason ?? "");
+    const choose = () => this.#close(() => current || this.page.models.propose({ source }, name));
+    return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
+  }
+
+  server(/** @type {Server} */ server) {
+    const { id, name, host, current, kept } = server;
+    const choose = () => this.#close(() => current || this.page.models.change({ server: id }));
+    const note = current ? t("Answers now") : "";
+    const attributes = { "aria-current": current && "true" };
+    return h("div.server", line(name, host, note, choose, attributes), kept && forgetButton(this.page, server));
+  }
+
+  downloadable(/** @type {Download} */ download) {
+    const { source, size, fit } = download;
+    const choose = () => this.#close(() => this.page.models.propose({ source, is_new: true }, source, size));
+    return line(source, said(size), said(fit), choose, {});
+  }
+
+  #close(/** @type {() => unknown} */ then) {
+    this.content?.hidePopover();
+    then();
+  }
+}
+
+const section = (/** @type {string} */ title, /** @type {Child[]} */ lines) =>
+  lines.length > 0 && h("section", { "aria-label": title }, h("h3.quiet", title), lines);
+
+/**
+ * A model, with its size and what is to be said of it.
+ * @param {string} name
+ * @param {string} size
+ * @param {string} note
+ * @param {() => unknown} onclick
+ * @param {object} attributes
+ */
+function line(name, size, note, onclick, attributes) {
+  const words = h("span.words", h("span.name", name), note && h("small", note));
+  return h("button.row", { type: "button", onclick, ...attributes }, words, h("span.quiet", size));
+}
+
+/** What is to be known of the demo model, with a better one; dismissed, it stays away. */
+export class DemoBanner {
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.offer = h("span.offer");
+    this.element = h(
+      "div.banner.row",
+      { hidden: !page.app.is_demo || page.state.preferences.demo_banner === false },
+      about(),
+      this.offer,
+      iconButton("close", t("Don't show this again"), () => this.dismiss()),
+    );
+    if (page.app.models && !this.element.hidden) this.look();
+  }
+
+  /** Offers a model of this machine, else one that is worth its download. */
+  async look() {
+    /** @type {ModelsFound | null} */
+    const found = await this.page.requests.call("models", {}).catch(() => null);
+    const here = found?.models.findLast((model) => !model.is_demo && !model.reason);
+    const there = found?.downloads.find((model) => model.suggested);
+    if (here) {
+      const change = () => this.page.models.propose({ source: here.source }, here.name);
+      redraw(this.offer, button("plain", t("Use {name}", { name: here.name }), change));
+    } else if (there) {
+      const { source, size } = there;
+      const words = t("Get {name}, {size}", { name: source, size: said(size) });
+      const get = () => this.page.models.propose({ source, is_new: true }, source, size);
+      redraw(this.offer, button("plain", [icon("download"), words], get));
+    }
+  }
+
+  dismiss() {
+    this.element.hidden = true;
+    this.page.composer.text.focus();
+    this.page.state.changePreferences({ demo_banner: false });
+  }
+}
+
+const about = () =>
+  h(
+    "details",
+    h(
+      "summary",
+      h("b", t("Demo model.")),
+      " ",
+      t("It knows coloured shapes in drawn pictures and short clips, and nothing else."),
+    ),
+    h(
+      "p",
+      t(
+        "The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that " +
+          "everything can be tried without a download. It names shapes, their colours, places and number, and says " +
+          "how a shape moves or changes its colour. It doesn't know photographs, people, writing, or the world.",
+      ),
+    ),
+    h("p", t("For a real one, end this with Ctrl-C and start:"), " ", h("code", "make chat MODEL=Qwen/Qwen3.5-2B")),
+  );

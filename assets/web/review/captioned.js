@@ -1,0 +1,237 @@
+// A picture or a clip with its caption, which is written on in its place.
+
+/** @import { Item, Proposal } from "./review.d.ts" */
+
+import { button, h, isComposing, redraw } from "../shared/dom.js";
+import { said, t } from "../shared/words.js";
+import { fileUrl } from "./calls.js";
+
+const SAVE_AFTER_MS = 600;
+
+/**
+ * @typedef {object} Doing what the pane has the page do
+ * @property {(item: Item, text: string, editing: string) => Promise<Item | null>} save null where it couldn't be
+ * @property {() => unknown} takeBack
+ * @property {() => unknown} accept
+ * @property {(item: Item, proposal: Proposal) => unknown} take
+ * @property {(item: Item) => unknown} leave
+ * @property {(item: Item) => unknown} stop asking
+ */
+
+/** A button's key, which isn't part of its name. */
+export const key = (/** @type {string} */ name) => h("kbd", { "aria-hidden": "true" }, name);
+
+/** @param {Item} item */
+const addressOf = (item) => fileUrl("media", item);
+
+export class Captioned {
+  /** @type {Item | null} */
+  #item = null;
+  /** What is being written, and what was there. @type {{ name: string, item: Item, saved: boolean } | null} */
+  #editing = null;
+  #later = 0;
+  /** @type {Promise<unknown>} */
+  #saving = Promise.resolve();
+
+  constructor(/** @type {Doing} */ doing) {
+    this.doing = doing;
+    this.figure = h("figure.medium");
+    this.name = h("h2");
+    this.facts = h("p.quiet.facts");
+    this.text = h("p.caption", { onclick: () => getSelection()?.isCollapsed && this.edit() });
+    this.area = h("textarea", {
+      "aria-label": t("Caption"),
+      rows: "8",
+      oninput: () => this.#wrote(),
+      onkeydown: (event) => this.#onKey(event),
+    });
+    const row = [
+      button("strong", t("Save"), () => this.finish()),
+      button("plain", t("Leave it as it was"), () => this.abandon()),
+    ];
+    const keys = t("Enter saves, Shift+Enter is a new line, Escape leaves it as it was.");
+    this.editor = h("div.editing", { hidden: true }, this.area, h("div.row", row), h("p.quiet", keys));
+    this.changed = h("div.card.changed", { hidden: true, role: "alert" });
+    this.proposal = h("div.card.proposal", { hidden: true });
+    this.words = h("section.words", this.name, this.facts, this.text, this.editor, this.changed, this.proposal);
+    addEventListener("pagehide", () => this.flush());
+  }
+
+  get isEditing() {
+    return this.#editing !== null;
+  }
+
+  /** Shows an item, or how it is now. */
+  show(/** @type {Item | null} */ item) {
+    const before = this.#item;
+    this.#item = item;
+    if (before?.number !== item?.number || before?.version !== item?.version) this.#drawMedium();
+    if (before?.number !== item?.number) this.changed.hidden = true;
+    if (this.isEditing && before?.number !== item?.number) this.#end();
+    this.#drawText();
+  }
+
+  /** What the model proposes; "asking" while it is at it. */
+  propose(/** @type {Proposal | "asking" | null} */ proposal) {
+    const item = this.#item;
+    this.proposal.hidden = !proposal || !item;
+    if (!proposal || !item) return;
+    if (proposal === "asking") {
+      const words = t("The model is asked. The first time, it is loaded, too.");
+      redraw(
+        this.proposal,
+        h("p", { role: "status" }, words),
+        button("plain", t("Stop"), () => this.doing.stop(item)),
+      );
+      return;
+    }
+    const row = [
+      button("strong", [t("Take it"), key("t")], () => this.doing.take(item, proposal)),
+      button("plain", t("Leave it as it was"), () => this.doing.leave(item)),
+    ];
+    const flags = proposal.flags.map((flag) => h("span.flag", flag));
+    redraw(
+      this.proposal,
+      h("h3", t("Another caption")),
+      h("p.caption", proposal.text),
+      h("p", flags),
+      h("div.row", row),
+    );
+  }
+
+  edit() {
+    if (!this.#item || this.#item.problem || this.isEditing) return;
+    this.#editing = { name: `${Date.now()} ${Math.random()}`, item: this.#item, saved: false };
+    this.area.value = this.#item.text;
+    this.#drawText();
+    this.area.focus();
+    this.area.setSelectionRange(this.area.value.length, this.area.value.length);
+  }
+
+  /** Saves what was written. Resolves to whether it is on the disk. */
+  async finish() {
+    if (!this.#editing) return true;
+    await this.#save();
+    if (this.#editing && trimmed(this.#editing.item.text) !== trimmed(this.area.value)) return false;
+    this.#end();
+    this.#drawText();
+    return true;
+  }
+
+  /** Leaves the caption as it was before. */
+  async abandon() {
+    const editing = this.#editing;
+    if (!editing) return;
+    this.#end();
+    this.changed.hidden = true;
+    await this.#saving;
+    if (editing.saved) await this.doing.takeBack();
+    this.#drawText();
+  }
+
+  /** What waits to be saved is saved at once. */
+  flush() {
+    if (this.#editing && this.#later) this.#save();
+  }
+
+  /** Somebody else has changed the caption meanwhile: shows theirs, and both can be chosen. */
+  conflict(/** @type {Item} */ theirs, /** @type {string} */ mine) {
+    const keep = async () => {
+      this.changed.hidden = true;
+      if (this.#editing) {
+        this.#editing.item = theirs;
+        await this.finish();
+      } else await this.doing.save(theirs, mine, "");
+    };
+    const take = () => {
+      this.changed.hidden = true;
+      this.#end();
+      this.show(theirs);
+    };
+    const row = [button("strong", t("Take theirs"), take), button("plain", t("Keep mine"), keep)];
+    this.changed.hidden = false;
+    const words = t("{name} was changed meanwhile. On the disk is now:", { name: theirs.file });
+    redraw(this.changed, h("p", words), h("p.caption", said(theirs.problem ?? theirs.text)), h("div.row", row));
+  }
+
+  #end() {
+    clearTimeout(this.#later);
+    this.#later = 0;
+    this.#editing = null;
+    if (this.editor.contains(document.activeElement)) this.area.blur();
+  }
+
+  #wrote() {
+    clearTimeout(this.#later);
+    this.#later = window.setTimeout(() => this.#save(), SAVE_AFTER_MS);
+  }
+
+  #save() {
+    clearTimeout(this.#later);
+    this.#later = 0;
+    const editing = this.#editing;
+    const text = trimmed(this.area.value);
+    if (!editing) return this.#saving;
+    // One after the other: each names the text that it takes the place of.
+    this.#saving = this.#saving.then(async () => {
+      if (text === trimmed(editing.item.text)) return;
+      const item = await this.doing.save(editing.item, text, editing.name);
+      if (item) [editing.item, editing.saved] = [item, true];
+    });
+    return this.#saving;
+  }
+
+  async #onKey(/** @type {KeyboardEvent} */ event) {
+    if (isComposing(event)) return;
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      await this.abandon();
+    } else if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      event.stopPropagation();
+      if ((await this.finish()) && (event.ctrlKey || event.metaKey)) this.doing.accept();
+    }
+  }
+
+  #drawMedium() {
+    const item = this.#item;
+    if (!item) return void redraw(this.figure);
+    const src = addressOf(item);
+    const failed = () => this.#tell(item);
+    if (item.kind === "image") {
+      const picture = h("img", { src, alt: item.name, onerror: failed });
+      redraw(this.figure, h("a", { href: src, target: "_blank", title: t("Open it in its own size") }, picture));
+      return;
+    }
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const how = { controls: true, loop: true, muted: true, autoplay: !still, playsInline: true };
+    redraw(this.figure, h("video", { src, ...how, "aria-label": item.name, onerror: failed }));
+  }
+
+  /** Says why a medium can't be seen; of a clip that the browser doesn't play, its first picture is left. */
+  async #tell(/** @type {Item} */ item) {
+    const answer = await fetch(addressOf(item)).catch(() => null);
+    const problem = answer?.ok ? null : await answer?.json().catch(() => null);
+    if (this.#item?.number !== item.number) return;
+    const words = problem ? said(problem.error.message) : t("This browser can't play it.");
+    const small = !problem && h("img", { src: fileUrl("small", item), alt: item.name });
+    redraw(this.figure, small, h("p", words));
+  }
+
+  #drawText() {
+    const item = this.#item;
+    this.text.hidden = this.isEditing || !item;
+    this.editor.hidden = !this.isEditing;
+    redraw(this.name, item?.name ?? "");
+    if (!item) return void redraw(this.facts);
+    const flags = item.flags.map((flag) => h("span.flag", flag === "edited" ? t("edited") : flag));
+    const length = t("{n} {n|character|characters}", { n: [...item.text].length });
+    redraw(this.facts, item.accepted && h("span.flag.good", t("Accepted")), flags, item.model, h("span", length));
+    this.facts.title = item.prompt ?? "";
+    this.text.classList.toggle("none", !item.text);
+    redraw(this.text, said(item.problem ?? (item.text || t("No caption"))));
+  }
+}
+
+/** As a field has it, and the program writes it. */
+const trimmed = (/** @type {string} */ text) => text.replace(/\r\n?/g, "\n").replace(/\n+$/, "");

@@ -1,0 +1,118 @@
+// The forms of the page of `qwen35mm review`: what is looked for, what the model is asked, and which keys there are.
+
+/** @import { Search } from "./review.d.ts" */
+
+import { ask, button, h, iconButton, isComposing, select } from "../shared/dom.js";
+import { t } from "../shared/words.js";
+
+const OWN_WORDS = "";
+const SIDECAR = "{sidecar}";
+
+/**
+ * What is looked for.
+ * @param {HTMLSelectElement} flags the flags that there are
+ * @param {(change: Partial<Search>) => unknown} filter
+ */
+export function searchForm(flags, filter) {
+  const field = h("input", {
+    type: "search",
+    placeholder: t("Words in captions and names"),
+    "aria-label": t("Search"),
+    oninput: ({ currentTarget }) => filter({ words: currentTarget.value }),
+  });
+  const shown = [
+    h("option", { value: "all" }, t("All")),
+    h("option", { value: "open" }, t("Not accepted yet")),
+    h("option", { value: "accepted" }, t("Accepted")),
+    h("option", { value: "empty" }, t("Without a caption")),
+    h("option", { value: "similar" }, t("Near-duplicates")),
+  ];
+  const show = select({ "aria-label": t("Which") }, (value) => filter({ show: asShow(value) }), shown);
+  const length = (/** @type {"min_chars" | "max_chars"} */ name, /** @type {string} */ label) =>
+    h("input", {
+      type: "number",
+      min: "0",
+      placeholder: label,
+      title: t("In characters"),
+      "aria-label": label,
+      oninput: ({ currentTarget: { valueAsNumber: n } }) => filter({ [name]: Number.isFinite(n) ? n : null }),
+    });
+  const lengths = [length("min_chars", t("Length from")), length("max_chars", t("Length to"))];
+  const help = iconButton("more", t("Keys"), () => showKeys());
+  const onsubmit = (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    field.blur();
+  };
+  return h("form.search.row", { role: "search", onsubmit }, field, show, flags, lengths, help);
+}
+
+/**
+ * What the model is asked; it is kept for the next time.
+ * @param {string[]} presets
+ * @param {(how: { prompt?: string, preset?: string }) => unknown} again
+ * @param {() => unknown} close
+ */
+export function askForm(presets, again, close) {
+  const kept = localStorage.getItem("review-prompt") ?? "";
+  const prompt = h("textarea", { rows: "3", "aria-label": t("Prompt"), placeholder: t("What the model is asked") });
+  prompt.value = kept;
+  const options = [h("option", { value: OWN_WORDS }, t("Own words"))];
+  options.push(...presets.map((each) => h("option", { value: each }, each)));
+  const preset = select({ "aria-label": t("Prompt") }, () => changed(), options);
+  preset.value = localStorage.getItem("review-preset") ?? (kept ? OWN_WORDS : (presets[0] ?? OWN_WORDS));
+  const changed = () => {
+    prompt.hidden = preset.value !== OWN_WORDS;
+  };
+  changed();
+  const onsubmit = (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    localStorage.setItem("review-prompt", prompt.value);
+    localStorage.setItem("review-preset", preset.value);
+    again(preset.value === OWN_WORDS ? { prompt: prompt.value } : { preset: preset.value });
+  };
+  const onkeydown = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Escape") close();
+    else if (event.key === "Enter" && !event.shiftKey && !isComposing(event)) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  };
+  const hint = h("p.quiet", t("{name} stands for the caption that is there.", { name: SIDECAR }));
+  const row = h(
+    "div.row",
+    button("strong", t("Ask"), () => {}, { type: "submit" }),
+  );
+  row.append(button("plain", t("Cancel"), () => close()));
+  const form = h("form.card.asking", { hidden: true, onsubmit, onkeydown }, preset, prompt, hint, row);
+  return form;
+}
+
+/** Says which keys there are; letters can be switched off, as some programs speak by them. */
+export function showKeys() {
+  const rows = [
+    ["j ↓ →", t("The next one")],
+    ["k ↑ ←", t("The one before")],
+    ["a Enter", t("Accept, and go on")],
+    ["A", t("Not accepted after all")],
+    ["e", t("Edit")],
+    ["r", t("Ask again")],
+    ["t", t("Take the model's caption")],
+    ["u", t("Take back")],
+    ["/", t("Search")],
+    ["Home End", t("The first one, the last one")],
+  ].map(([keys, words]) => [
+    h(
+      "dt",
+      keys.split(" ").map((key) => h("kbd", key)),
+    ),
+    h("dd", words),
+  ]);
+  const isOn = localStorage.getItem("review-keys") !== "off";
+  const onchange = (/** @type {Event & { currentTarget: HTMLInputElement }} */ { currentTarget }) =>
+    localStorage.setItem("review-keys", currentTarget.checked ? "on" : "off");
+  const letters = h("label.row", h("input", { type: "checkbox", checked: isOn, onchange }), t("Letters are keys"));
+  ask(t("Keys"), [h("dl.keys", rows), letters], [{ label: t("Close"), value: () => null }]);
+}
+
+/** @returns {Search["show"]} */
+const asShow = (/** @type {string} */ value) => /** @type {Search["show"]} */ (value);

@@ -1,0 +1,62 @@
+// What the page of `qwen35mm review` and the program tell each other: see qwen35mm/review/app.py.
+
+import type { Said } from "../shared/types.d.ts";
+
+/** A picture or a clip with its caption. */
+export interface Item {
+  number: number;
+  name: string;
+  kind: "image" | "video";
+  /** Of the file; empty where it is gone. */
+  version: string;
+  /** The name of the caption's file. */
+  file: string;
+  text: string;
+  /** Of the caption; empty where there is none. */
+  digest: string;
+  problem: Said | null;
+  accepted: boolean;
+  flags: string[];
+  prompt: string | null;
+  model: string | null;
+}
+
+export interface Counts {
+  all: number;
+  accepted: number;
+  changes: number;
+}
+
+export interface Search {
+  words: string;
+  show: "all" | "open" | "accepted" | "empty" | "similar";
+  flag: string;
+  min_chars: number | null;
+  max_chars: number | null;
+}
+
+export interface Found {
+  numbers: number[];
+  flags: Record<string, number>;
+  unread: number;
+  counts: Counts;
+}
+
+export interface Looked {
+  /** What a person calls what is gone through. */
+  title: string;
+  numbers: number[];
+  counts: Counts;
+  presets: string[];
+}
+
+export interface Changed {
+  item: Item;
+  counts: Counts;
+}
+
+/** The model's other caption; `error` in place of one. */
+export interface Proposal {
+  text: string;
+  flags: string[];
+}

@@ -1,0 +1,388 @@
+// The page of `qwen35mm review`: pictures and clips with their captions, one after the other, by keys.
+
+/** @import { Changed, Counts, Found, Item, Looked, Proposal, Search } from "./review.d.ts" */
+
+import { button, h, icon, isComposing, redraw, select } from "../shared/dom.js";
+import { beginSession } from "../shared/session.js";
+import { Toasts } from "../shared/toasts.js";
+import { number, t, useLanguage } from "../shared/words.js";
+import { call, fileUrl, Refused } from "./calls.js";
+import { Captioned, key } from "./captioned.js";
+import { askForm, searchForm, showKeys } from "./forms.js";
+import { Gallery } from "./gallery.js";
+
+const SEARCH_AFTER_MS = 250;
+const COMPARE_AGAIN_MS = 1500;
+const MAX_ASKED = 100;
+
+const named = (/** @type {string} */ label) => ({ "aria-label": label, title: label });
+
+class Review {
+  /** @type {number[]} */
+  numbers = [];
+  at = 0;
+  /** @type {Map<number, Item>} */
+  items = new Map();
+  /** @type {Set<number>} */
+  wanted = new Set();
+  /** @type {Map<number, Proposal | AbortController>} */
+  proposals = new Map();
+  /** @type {Search} */
+  search = { words: "", show: "all", flag: "", min_chars: null, max_chars: null };
+  num_searches = 0;
+  later = 0;
+
+  constructor(/** @type {Looked} */ looked) {
+    this.toasts = new Toasts();
+    this.said = h("div.unseen", { role: "status" });
+    this.count = h("p.quiet.count");
+    this.place = h("p.quiet.place");
+    this.flags = select({ "aria-label": t("Flag") }, (flag) => this.filter({ flag }), []);
+    this.gallery = new Gallery(
+      (each) => this.items.get(each),
+      (from, to) => this.fetchItems(this.numbers.slice(from, to)),
+      (at) => this.goTo(at),
+    );
+    this.pane = new Captioned({
+      save: (item, text, editing) => this.save(item, text, editing),
+      takeBack: () => this.undo(),
+      accept: () => this.accept(),
+      take: (item, proposal) => this.take(item, proposal),
+      leave: (item) => this.forget(item.number),
+      stop: (item) => this.forget(item.number),
+    });
+    this.acceptButton = button("strong", "", () => this.accept());
+    this.withdrawButton = button("plain", [t("Not accepted after all"), key("A")], () => this.withdraw());
+    this.undoButton = button("plain", [t("Take back"), key("u")], () => this.undo());
+    this.asking = askForm(
+      looked.presets,
+      (how) => this.again(how),
+      () => this.closeAsking(),
+    );
+    this.buttons = h(
+      "div.buttons",
+      button("plain", [icon("left"), key("k")], () => this.step(-1), named(t("The one before"))),
+      button("plain", [icon("right"), key("j")], () => this.step(1), named(t("The next one"))),
+      this.acceptButton,
+      this.withdrawButton,
+      button("plain", [t("Edit"), key("e")], () => this.pane.edit()),
+      button("plain", [t("Ask again"), key("r")], () => this.openAsking()),
+      this.undoButton,
+    );
+    this.pane.words.append(this.asking, this.buttons);
+    this.nothing = h("p.nothing", { hidden: true }, t("Nothing found"));
+    this.searching = searchForm(this.flags, (change) => this.filter(change));
+    this.element = h(
+      "div.app.review",
+      h("header.top", h("h1", looked.title), this.count, this.place, this.searching),
+      this.gallery.element,
+      h("main.pane", this.nothing, this.pane.figure, this.pane.words),
+      this.said,
+      this.toasts.element,
+    );
+    document.addEventListener("keydown", (event) => this.onKey(event));
+    addEventListener("focus", () => this.refresh());
+    this.draw(looked.counts);
+  }
+
+  /** @returns {Item | undefined} */
+  get item() {
+    return this.items.get(this.numbers[this.at]);
+  }
+
+  /** Shows what was found; the item that is looked at stays, if it is among it. */
+  show(/** @type {number[]} */ numbers) {
+    const current = this.numbers[this.at];
+    this.numbers = numbers;
+    this.at = Math.max(0, numbers.indexOf(current));
+    this.gallery.show(numbers, this.at);
+    this.nothing.hidden = numbers.length > 0;
+    this.draw();
+    this.refresh();
+  }
+
+  /** Looks for less, or for more. */
+  filter(/** @type {Partial<Search>} */ change) {
+    this.search = { ...this.search, ...change };
+    clearTimeout(this.later);
+    this.later = window.setTimeout(() => this.find(), "show" in change || "flag" in change ? 0 : SEARCH_AFTER_MS);
+  }
+
+  async find() {
+    const mine = ++this.num_searches;
+    /** @type {Found | null} */
+    const found = await this.tried(call("find", this.search));
+    if (!found || mine !== this.num_searches) return;
+    this.offer(found);
+    this.show(found.numbers);
+    const left = found.unread ? t("{n} still to be compared", { n: found.unread }) : "";
+    this.say([t("{n} found", { n: found.numbers.length }), left].filter(Boolean).join(", "));
+    this.place.textContent += left && `, ${left}`;
+    if (found.unread) this.later = window.setTimeout(() => this.find(), COMPARE_AGAIN_MS);
+  }
+
+  /** Offers the flags that there are. */
+  offer(/** @type {Found} */ { flags, counts }) {
+    const names = Object.keys(flags).sort();
+    if (this.search.flag && !names.includes(this.search.flag)) names.push(this.search.flag);
+    const options = names.map((flag) => {
+      const words = flag === "edited" ? t("edited") : flag;
+      return h("option", { value: flag }, `${words} (${number(flags[flag] ?? 0)})`);
+    });
+    redraw(this.flags, h("option", { value: "" }, t("Any flag")), options);
+    this.flags.value = this.search.flag;
+    this.flags.hidden = !names.length;
+    this.draw(counts);
+  }
+
+  /** Has items here, as they are now. */
+  async fetchItems(/** @type {number[]} */ numbers, again = false) {
+    const missing = numbers.filter((each) => again || !(this.items.has(each) || this.wanted.has(each)));
+    if (!missing.length) return;
+    for (const each of missing) this.wanted.add(each);
+    for (let from = 0; from < missing.length; from += MAX_ASKED) {
+      const part = missing.slice(from, from + MAX_ASKED);
+      /** @type {{ items: Item[] } | null} */
+      const reply = await this.tried(call("items", { numbers: part }));
+      for (const each of part) this.wanted.delete(each);
+      this.put(reply?.items ?? []);
+    }
+  }
+
+  /** Notes how items are now. */
+  put(/** @type {Item[]} */ items) {
+    for (const item of items) this.items.set(item.number, item);
+    if (items.length) this.gallery.draw();
+    // What is being written isn't drawn over: when it is saved, the program tells whether it was changed meanwhile.
+    if (items.some(({ number }) => number === this.numbers[this.at]) && !this.pane.isEditing) this.draw();
+  }
+
+  /** The item that is looked at as it is on the disk, and those that come next. */
+  async refresh() {
+    const { numbers, at } = this;
+    if (!numbers.length) return;
+    await Promise.all([
+      this.fetchItems([numbers[at]], true),
+      this.fetchItems(numbers.slice(Math.max(0, at - 2), at + 6)),
+    ]);
+    const next = this.items.get(numbers[at + 1]);
+    if (next?.kind === "image") new Image().src = fileUrl("media", next);
+  }
+
+  async goTo(/** @type {number} */ at) {
+    if (at < 0 || at >= this.numbers.length) {
+      this.say(at < 0 ? t("This is the first one.") : t("This is the last one."));
+      return;
+    }
+    if (!(await this.pane.finish())) return;
+    this.at = at;
+    this.closeAsking();
+    this.gallery.goTo(at);
+    this.draw();
+    const { item } = this;
+    const place = t("{n} of {m}", { n: at + 1, m: this.numbers.length });
+    if (item) this.say([item.name, place, item.accepted ? t("Accepted") : "", item.text].filter(Boolean).join(". "));
+    this.refresh();
+  }
+
+  step(/** @type {number} */ by) {
+    return this.goTo(this.at + by);
+  }
+
+  /** @returns {Promise<Item | null>} */
+  async save(/** @type {Item} */ item, /** @type {string} */ text, /** @type {string} */ editing) {
+    try {
+      const body = { number: item.number, digest: item.digest, text, editing };
+      return this.changed(await call("save", body));
+    } catch (error) {
+      if (error instanceof Refused && error.item) this.pane.conflict(error.item, text);
+      else this.toasts.say(String(/** @type {Error} */ (error).message));
+      return null;
+    }
+  }
+
+  /** Accepts and goes on; what was accepted is left so. */
+  async accept() {
+    if (!(await this.pane.finish())) return;
+    const { item } = this;
+    if (!item) return;
+    if (!item.digest) return this.toasts.say(t("There is no caption to accept."), "note");
+    const { number, digest } = item;
+    if (!item.accepted) {
+      // Shown at once; the program says so if it can't be.
+      this.put([{ ...item, accepted: true }]);
+      const accepted = this.tried(call("accept", { number, digest, accepted: true }), item);
+      accepted.then((reply) => reply && this.changed(reply));
+    }
+    if (this.at + 1 < this.numbers.length) await this.step(1);
+    else this.say(t("This is the last one."));
+  }
+
+  async withdraw() {
+    const { item } = this;
+    if (!item) return;
+    const body = { number: item.number, digest: item.digest, accepted: false };
+    const reply = await this.tried(call("accept", body), item);
+    if (reply) this.changed(reply);
+  }
+
+  /** @returns {Item} */
+  changed(/** @type {Changed} */ { item, counts }) {
+    this.put([item]);
+    this.draw(counts);
+    return item;
+  }
+
+  async undo() {
+    /** @type {{ items: Item[], counts: Counts } | null} */
+    const reply = await this.tried(call("undo"));
+    if (!reply) return;
+    this.put(reply.items);
+    this.draw(reply.counts);
+    const [item] = reply.items;
+    if (!item) return this.toasts.say(t("There is nothing to take back."), "note");
+    const at = this.numbers.indexOf(item.number);
+    if (at >= 0 && at !== this.at) await this.goTo(at);
+    this.say(t("The last change of {name} was taken back.", { name: item.name }));
+  }
+
+  async openAsking() {
+    if (!this.item || !(await this.pane.finish())) return;
+    this.asking.hidden = false;
+    /** @type {HTMLElement | null} */ (this.asking.querySelector(":is(textarea, select):not([hidden])"))?.focus();
+    const prompt = this.asking.querySelector("textarea");
+    if (prompt && !prompt.hidden) prompt.focus();
+  }
+
+  closeAsking() {
+    if (this.asking.contains(document.activeElement)) /** @type {HTMLElement} */ (document.activeElement).blur();
+    this.asking.hidden = true;
+  }
+
+  /** Asks the model for another caption; it is shown beside the one that is there. */
+  async again(/** @type {{ prompt?: string, preset?: string }} */ how) {
+    const { item } = this;
+    if (!item) return;
+    this.closeAsking();
+    this.forget(item.number);
+    const stop = new AbortController();
+    this.proposals.set(item.number, stop);
+    this.draw();
+    /** @type {Proposal | null} */
+    const proposal = await this.tried(call("ask", { number: item.number, ...how }, stop.signal));
+    if (this.proposals.get(item.number) !== stop) return;
+    if (proposal) this.proposals.set(item.number, proposal);
+    else this.proposals.delete(item.number);
+    this.draw();
+    if (!proposal) return;
+    const words = t("The model's caption of {name} is there.", { name: item.name });
+    if (this.item?.number === item.number) this.say(`${words} ${proposal.text}`);
+    else this.toasts.say(words, "good", { label: t("Show it"), run: () => this.goToItem(item.number) });
+  }
+
+  async take(/** @type {Item} */ item, /** @type {Proposal} */ { text }) {
+    if (await this.save(item, text, "")) this.forget(item.number);
+  }
+
+  forget(/** @type {number} */ number) {
+    const proposal = this.proposals.get(number);
+    this.proposals.delete(number);
+    if (proposal instanceof AbortController) proposal.abort();
+    this.draw();
+  }
+
+  goToItem(/** @type {number} */ number) {
+    const at = this.numbers.indexOf(number);
+    if (at >= 0) return this.goTo(at);
+    this.toasts.say(t("It isn't among what is shown now."), "note");
+  }
+
+  draw(/** @type {Counts | null} */ counts = null) {
+    const item = this.item ?? null;
+    this.pane.show(item);
+    const proposal = item && this.proposals.get(item.number);
+    this.pane.propose(proposal instanceof AbortController ? "asking" : (proposal ?? null));
+    const { length } = this.numbers;
+    this.place.textContent = length ? t("{n} of {m}", { n: this.at + 1, m: length }) : "";
+    redraw(this.acceptButton, item?.accepted ? t("Accepted: go on") : t("Accept"), key("a"));
+    this.withdrawButton.hidden = !item?.accepted;
+    this.buttons.hidden = !item;
+    if (!counts) return;
+    this.count.textContent = t("{n} of {m} accepted", { n: counts.accepted, m: counts.all });
+    this.undoButton.disabled = !counts.changes;
+  }
+
+  /** For a screen reader; the same words twice are said twice. */
+  say(/** @type {string} */ words) {
+    redraw(this.said, h("span", words));
+  }
+
+  /**
+   * What a request gives; null where it was refused, which is said.
+   * @param {Promise<any>} request
+   * @param {Item | null} item which it was about, and isn't looked at any more perhaps
+   */
+  async tried(request, item = null) {
+    try {
+      return await request;
+    } catch (error) {
+      if (!(error instanceof Refused)) return null;
+      if (item) this.put([error.item ?? item]);
+      const offer = item && { label: t("Show it"), run: () => this.goToItem(item.number) };
+      this.toasts.say(error.message, "bad", offer);
+      return null;
+    }
+  }
+
+  onKey(/** @type {KeyboardEvent} */ event) {
+    const { target, key } = event;
+    if (event.ctrlKey || event.metaKey || event.altKey || isComposing(event)) return;
+    if (!(target instanceof HTMLElement) || document.querySelector("dialog[open]")) return;
+    if (target.matches("input, textarea, select")) {
+      if (key === "Escape") target.blur();
+      return;
+    }
+    if (localStorage.getItem("review-keys") === "off" && key.length === 1) return;
+    if (key === "Enter" && target.matches("button, a, summary, video")) return;
+    if (key.startsWith("Arrow") && target.matches("video")) return;
+    const run = this.keys()[key];
+    if (!run) return;
+    event.preventDefault();
+    run();
+  }
+
+  /** @returns {Record<string, () => unknown>} */
+  keys() {
+    const next = () => this.step(1);
+    const before = () => this.step(-1);
+    const accept = () => this.accept();
+    const proposal = this.item && this.proposals.get(this.item.number);
+    return {
+      ...{ j: next, ArrowDown: next, ArrowRight: next, k: before, ArrowUp: before, ArrowLeft: before },
+      ...{ a: accept, Enter: accept, A: () => this.withdraw(), e: () => this.pane.edit() },
+      ...{
+        r: () => this.openAsking(),
+        u: () => this.undo(),
+        "/": () => this.searching.querySelector("input")?.focus(),
+      },
+      ...{ Home: () => this.goTo(0), End: () => this.goTo(this.numbers.length - 1), "?": () => showKeys() },
+      t: () => this.item && proposal && "text" in proposal && this.take(this.item, proposal),
+    };
+  }
+}
+
+document.documentElement.lang = await useLanguage(undefined);
+const root = document.querySelector("#qwen35mm");
+try {
+  await beginSession(new URL("session", document.baseURI));
+  /** @type {Looked} */
+  const looked = await call("look");
+  const review = new Review(looked);
+  root?.replaceChildren(review.element);
+  document.title = `${looked.title} · qwen35mm`;
+  review.show(looked.numbers);
+  // The captions are read meanwhile: their flags are known then.
+  call("find", review.search).then((found) => review.offer(found));
+} catch (error) {
+  root?.replaceChildren(h("p.nothing", String(/** @type {Error} */ (error).message)));
+}

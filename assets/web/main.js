@@ -61,7 +61,7 @@ export class Page {
     this.panel = new SettingsPanel(this, start);
     this.title = h("h1.title");
     this.spoken = h("div.unseen", { role: "status" });
-    this.menuButton = iconButton("menu", t("Conversations"), () => this.toggleSidebar(true), {
+    this.menuButton = iconButton("menu", t("Chats"), () => this.toggleSidebar(true), {
       class: "menu-button",
       "aria-controls": this.sidebar.element.id,
       "aria-expanded": "false",
@@ -94,7 +94,7 @@ export class Page {
       this.panel.element,
       this.toasts.element,
       this.spoken,
-      h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, texts or PDFs here")),
+      h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, text files or PDFs here")),
     );
     this.sidebar.show(start);
     takeDrops(this.element, (files) => this.composer.attach(files));
@@ -195,7 +195,7 @@ export class Page {
   /** Says that something doesn't fit, and takes what is chosen of what would. */
   async offer(/** @type {string} */ words, /** @type {Offer[]} */ offers) {
     const buttons = offers.map((offer) => ({ label: said(offer.label), value: () => offer }));
-    const leave = { label: t("Change the message"), value: () => null };
+    const leave = { label: t("Edit message"), value: () => null };
     const choice = await ask(t("This doesn't fit"), h("p", words), [...buttons, leave]);
     if (choice) this.take(choice);
   }
@@ -254,7 +254,7 @@ export class Page {
   }
 
   async remove(/** @type {Message} */ message) {
-    const words = t("What follows it on this branch goes with it.");
+    const words = t("The messages after it on this branch are deleted too.");
     if (await askToDelete(t("Delete this message?"), words)) this.state.deleteMessage(message);
   }
 

@@ -166,7 +166,7 @@ class AccountFile:
             if read_as == self._read_as:
                 return self._hashes
             if stat.st_size > _MAX_FILE_BYTES:
-                raise ConfigError(say("{name} is no file of accounts: it is too large.", name=self._path.name))
+                raise ConfigError(say("{name} isn't an accounts file: it is too large.", name=self._path.name))
             lines = self._path.read_text("utf-8").splitlines()
         except (OSError, UnicodeError) as error:
             raise ConfigError(
@@ -185,8 +185,8 @@ class AccountFile:
             if not name or name in hashes or _HASH.fullmatch(hashed) is None:
                 raise ConfigError(
                     say(
-                        "Line {n} of {name} is no account of its own: expected name:hash, as `qwen35mm account add` "
-                        "writes it.",
+                        "Line {n} of {name} isn't an account, or repeats one: expected name:hash, as `qwen35mm "
+                        "account add` writes it.",
                         n=number,
                         name=self._path.name,
                     )
@@ -224,7 +224,7 @@ def checked_name(name: str) -> str:
     name = _normal(name)
     if not name or len(name) > _MAX_NAME_CHARS or ":" in name or name.startswith("#") or not name.isprintable():
         raise ConfigError(
-            say("A name has 1 to {most} characters, none of them a colon, and begins with no #.", most=_MAX_NAME_CHARS)
+            say("A name has 1 to {most} characters, contains no colon and doesn't start with #.", most=_MAX_NAME_CHARS)
         )
     return name
 

@@ -109,14 +109,14 @@ def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[
                 conversation, tree = store.read(owner, conversation_id)
                 names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
                 if 2 * num_conversations + len(names) + 2 > MAX_FILES:
-                    raise ArchiveError(say("These are too many conversations and files for one archive. Export fewer."))
+                    raise ArchiveError(say("These are too many chats and files for one archive. Export fewer."))
                 archive.writestr(f"conversations/{conversation.id}.json", _to_json(conversation, tree))
                 text = markdown(tree.path(conversation.head), conversation.title, names)
                 archive.writestr(f"{_file_name(conversation.title, titles)}.md", text)
             for digest, name in names.items():
                 _write_media(store, digest, archive, name)
     except OSError as error:
-        raise StorageError(say("The archive can't be written: the disk is full or fails.")) from error
+        raise StorageError(say("The archive can't be written: the disk is full or failed.")) from error
 
 
 def import_zip(
@@ -153,8 +153,8 @@ def import_zip(
     if len(conversations) > max_conversations:
         raise ArchiveError(
             say(
-                "The archive holds {n} {n|conversation|conversations}; there is room for {room} here. Export fewer at "
-                "a time, or delete some that you don't need.",
+                "The archive has {n} {n|chat|chats}; there is room for {room} here. Export fewer at a time, "
+                "or delete some that you don't need.",
                 n=len(conversations),
                 room=max_conversations,
             )
@@ -171,7 +171,7 @@ def import_zip(
                 file = media.get(attachment.digest)
                 if file is None:
                     raise ArchiveError(
-                        say("The archive lacks the file {name} of a message.", name=_shown(attachment.name))
+                        say("A message's file is missing from the archive: {name}.", name=_shown(attachment.name))
                     )
                 if file.file_size != attachment.num_bytes:
                     raise ArchiveError(
@@ -207,7 +207,7 @@ def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
                 pickle.dump(value, file)
             except OSError as error:
                 raise StorageError(
-                    say("The disk is full or fails, so nothing was imported. Free some space.")
+                    say("The disk is full or failed, so nothing was imported. Free some space.")
                 ) from error
         end = file.tell()
         file.seek(0)
@@ -230,18 +230,18 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     try:
         values = load_json(text, max_bytes=entry.file_size)
     except JsonLimitError:
-        what = say("{name} in the archive holds more values than are read here, or nests them deeper.", name=name)
+        what = say("{name} in the archive has too many values, or nests them too deeply.", name=name)
         raise ArchiveError(what) from None
     except ValueError:
-        raise ArchiveError(say("{name} in the archive is no JSON file that was exported here.", name=name)) from None
+        raise ArchiveError(say("{name} in the archive isn't a JSON file that was exported here.", name=name)) from None
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        raise ArchiveError(say("{name} in the archive is no conversation that was exported here.", name=name))
+        raise ArchiveError(say("{name} in the archive isn't a chat that was exported here.", name=name))
     version = values.get("version")
     if version not in (_FIRST_VERSION, _VERSION) or isinstance(version, bool):
         raise ArchiveError(
             say(
-                "{name} in the archive is of another version than {first} and {last}, which are read here: import it "
-                "with the program that wrote it, or update this one.",
+                "{name} in the archive is of another version than {first} or {last}. Import it with "
+                "the program that wrote it, or update this one.",
                 name=name,
                 first=_FIRST_VERSION,
                 last=_VERSION,
@@ -252,13 +252,13 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     try:
         read = _File.model_validate_json(text)
         if read.model_dump(mode="json") != values:
-            raise ConversationDataError(say("A key is missing in it."))
+            raise ConversationDataError(say("A key is missing."))
         tree = Tree(read.messages)
         if not {read.head, read.first, *(node.first for node in read.messages)} <= {None, *tree.nodes}:
-            raise ConversationDataError(say("Its head or a first is no message of it."))
+            raise ConversationDataError(say("Its head or a first message is missing."))
     except ValidationError as error:
         raise ArchiveError(
-            say("{name} in the archive is damaged. Its {place} is of another form.", name=name, place=place_of(error))
+            say("{name} in the archive is damaged. Its {place} has the wrong form.", name=name, place=place_of(error))
         ) from None
     except ConversationDataError as error:
         raise ArchiveError(say("{name} in the archive is damaged. {error}", name=name, error=said_of(error))) from None
@@ -312,28 +312,26 @@ def _list(
             continue
         if entry.flag_bits & _IS_ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(
-                say("{name} in the archive is encrypted, or compressed in a way that isn't read.", name=_shown(name))
+                say("{name} in the archive is encrypted, or compressed in an unsupported way.", name=_shown(name))
             )
         if _CONVERSATION.fullmatch(name):
             if entry.file_size > max_json_bytes:
                 most = max_json_bytes >> 20
-                raise ArchiveError(
-                    say("{name} is larger than the {most} MiB that are read.", name=_shown(name), most=most)
-                )
+                raise ArchiveError(say("{name} is larger than the limit of {most} MiB.", name=_shown(name), most=most))
             conversations.append(entry)
         elif found := _MEDIA.fullmatch(name):
             if found[1] in media:
-                raise ArchiveError(say("The archive has one media file twice: {name}.", name=_shown(name)))
+                raise ArchiveError(say("The archive has a media file twice: {name}.", name=_shown(name)))
             media[found[1]] = entry
         elif not _READABLE.fullmatch(name):
             raise ArchiveError(
                 say(
-                    "The archive has a file that no export makes: {name}. Choose a ZIP file that was exported here.",
+                    "The archive has an unexpected file: {name}. Choose a ZIP file that was exported here.",
                     name=_shown(name),
                 )
             )
     if not conversations:
-        raise ArchiveError(say("The archive holds no conversation. Choose a ZIP file that was exported here."))
+        raise ArchiveError(say("The archive has no chat. Choose a ZIP file that was exported here."))
     return conversations, media
 
 
@@ -343,7 +341,7 @@ def _read_media(archive: zipfile.ZipFile, digest: str, entry: zipfile.ZipInfo, s
         try:
             store.media.add(cast(BinaryIO, file), max_bytes=entry.file_size, digest=digest)
         except ConversationDataError:
-            raise ArchiveError(say("{name} in the archive is damaged: its content is another.", name=name)) from None
+            raise ArchiveError(say("{name} in the archive is damaged: its content doesn't match.", name=name)) from None
 
 
 def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile, name: str) -> None:
@@ -355,7 +353,7 @@ def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile
             sha256.update(piece)
             out.write(piece)
     if sha256.hexdigest() != digest:
-        raise StorageError(say("A kept file is damaged on the disk, so the conversation with it can't be exported."))
+        raise StorageError(say("A stored file is damaged on the disk, so the chat with it can't be exported."))
 
 
 def _file_name(title: str, taken: dict[str, int]) -> str:
@@ -395,4 +393,4 @@ def _damage_in_words(what: Said) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise ArchiveError(say("{what} is damaged, or it is no ZIP file that was exported here.", what=what)) from error
+        raise ArchiveError(say("{what} is damaged, or isn't a ZIP file that was exported here.", what=what)) from error

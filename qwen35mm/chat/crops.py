@@ -66,7 +66,7 @@ def cut(
         RequestError, EngineError: see `read_by`.
     """
     if len(box) != 4 or not (0 <= box[0] < box[2] <= 1 and 0 <= box[1] < box[3] <= 1):
-        raise PromptError(say("A part of a picture is told by four numbers from 0 to 1: left, top, right and bottom."))
+        raise PromptError(say("A part of a picture is given by four numbers from 0 to 1: left, top, right and bottom."))
     asked, read = (tuple(box), time_s, media.limits), partial(_read_cut, media=media)
     data, where = read_by(asked_by(media, asker), path, _cut, *asked, read=read)
     return data, Crop(source.digest, source.name, *where)

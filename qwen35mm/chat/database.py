@@ -26,27 +26,28 @@ _BUSY_TIMEOUT_S = 10.0
 
 # What SQLite says, in its own fixed words, and what a person can do about it.
 _IN_WORDS: dict[str, Callable[[str], Said]] = {
-    "disk is full": lambda _: say("The disk is full, so this could not be kept. Free some space and try again."),
+    "disk is full": lambda _: say("The disk is full, so this could not be saved. Free some space and try again."),
     "readonly": lambda name: say(
         "The database {name} can't be written to. Make the file and its folder writable.", name=name
     ),
     "locked": lambda name: say(
-        "The database {name} is busy: another program holds it. Try again, or end that program.", name=name
+        "The database {name} is in use by another program. Try again, or close that program.", name=name
     ),
     "unable to open": lambda name: say(
         "The database {name} can't be opened. Check that its folder can be read and written to.", name=name
     ),
     "disk i/o": lambda name: say(
-        "The database {name} can't be read or written: the disk is full or fails. Nothing old was changed.", name=name
+        "The database {name} can't be read or written: the disk is full or failed. Existing data wasn't changed.",
+        name=name,
     ),
-    "too big": lambda _: say("This is too large to be kept: a text of up to 1 GB can be."),
+    "too big": lambda _: say("This is too large to be saved: a text can have up to 1 GB."),
 }
 
 
 def _damaged(name: str) -> Said:
     return say(
-        "The database {name} is damaged, or it is no database. It was left as it is: put a copy from a backup in its "
-        "place, or move it away to begin anew.",
+        "The database {name} is damaged, or isn't a database. It was left unchanged. Restore it from "
+        "a backup, or move it away to start fresh.",
         name=name,
     )
 
@@ -142,7 +143,7 @@ class Database:
             raise StorageError(words(self._name)) from error
         except UnicodeEncodeError as error:
             raise StorageError(
-                say("The text holds half of a surrogate pair, which is no character. Remove it.")
+                say("The text has half of a surrogate pair, which isn't a character. Remove it.")
             ) from error
 
     def _open(self) -> sqlite3.Connection:
@@ -180,8 +181,8 @@ class Database:
         if version > len(self._migrations):
             raise StorageError(
                 say(
-                    "The database {name} was written by a newer version (its format is {version}, this version knows "
-                    "{known}). It was left as it is: update the program.",
+                    "The database {name} was written by a newer version (its format is {version}, this version "
+                    "knows {known}). It was left unchanged: update the program.",
                     name=self._name,
                     version=version,
                     known=len(self._migrations),
@@ -191,7 +192,7 @@ class Database:
             # The first migration is one transaction, so a database of ours never has tables and no version.
             raise StorageError(
                 say(
-                    "The file {name} is another program's database. It was left as it is: choose another folder.",
+                    "The file {name} is another program's database. It was left unchanged: choose another folder.",
                     name=self._name,
                 )
             )
@@ -231,7 +232,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)  # raises where it is a file
     except OSError as error:
         needs_room = is_full(error)
-        reason = say("the disk is full") if needs_room else say("check that it is a folder that can be written to")
+        reason = say("the disk is full") if needs_room else say("check that the folder is writable")
         raise StorageError(
             say("The folder '{name}' can't be made: {reason}.", name=folder.name, reason=reason)
         ) from error

@@ -88,7 +88,7 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: 
     if len(data) > max_bytes:
         raise DocumentTooLargeError(
             say(
-                "{name} is larger than {most}, the most that fits. Send the part of it that matters.",
+                "{name} is larger than the limit of {most}. Send the part that matters.",
                 name=name,
                 most=size(max_bytes),
             )
@@ -97,8 +97,7 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: 
     if found is None:
         raise DamagedDocumentError(
             say(
-                "{name} isn't text: it has bytes that no text has, in any usual encoding. Save it as plain text in "
-                "UTF-8, or as PDF.",
+                "{name} isn't text in any common encoding. Save it as plain text in UTF-8, or as PDF.",
                 name=name,
             )
         )
@@ -214,7 +213,7 @@ def _answers(
     if num_bytes > MAX_PDF_BYTES:
         raise DocumentTooLargeError(
             say(
-                "{name} has {size}, and a PDF may have {most}. Send the pages that matter.",
+                "{name} has {size}; a PDF can have up to {most}. Send the pages that matter.",
                 name=name,
                 size=size(num_bytes),
                 most=size(MAX_PDF_BYTES),
@@ -268,8 +267,8 @@ def _error(code: str, name: str) -> DocumentError:
     if code in ("memory", "crashed"):
         return DamagedDocumentError(
             say(
-                "{name} can't be read: it is damaged, or needs more memory or time than a PDF is given. Save it anew "
-                "from the program that made it, or send pictures of its pages.",
+                "{name} can't be read: it is damaged, or needs more memory or time than a PDF may take. Save "
+                "it again from the program that made it, or send pictures of its pages.",
                 name=name,
             )
         )

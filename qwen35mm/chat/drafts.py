@@ -30,7 +30,7 @@ _LEAST_ANSWER = 128
 _LEAST_MEDIUM = 64
 # What a summary may take, with the answer after it.
 _SUMMARY = 512
-_BLIND = say("This model sees neither pictures nor videos: take this out, or choose another model.")
+_BLIND = say("This model can't see pictures or videos. Remove this, or choose another model.")
 # Any message: what stands before one is counted with it, and without.
 _NEXT = Node("0" * 32, None, "user", 0.0, "...")
 
@@ -256,10 +256,10 @@ def _alone(draft: Draft) -> Draft:
 
 def _limit_offer(kinds: Sequence[str], num_tokens: int) -> Said:
     if len(kinds) > 1:
-        return say("Take {n} tokens at most for each picture and clip", n=num_tokens)
+        return say("Limit each picture and clip to {n} tokens", n=num_tokens)
     if kinds[0] == "image":
-        return say("Take {n} tokens at most for the picture", n=num_tokens)
-    return say("Take {n} tokens at most for the clip", n=num_tokens)
+        return say("Limit the picture to {n} tokens", n=num_tokens)
+    return say("Limit the clip to {n} tokens", n=num_tokens)
 
 
 def _shorten_offer(num_messages: int) -> Said:

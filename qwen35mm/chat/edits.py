@@ -21,13 +21,13 @@ def edit_answer(store: ConversationStore, owner: str, conversation_id: str, node
         NotFoundError: no such message.
     """
     if not text.strip():
-        raise PromptError(say("An answer needs words. To take it away, delete it."))
+        raise PromptError(say("An answer can't be empty. To remove it, delete it."))
     if len(text) > MAX_TEXT_CHARS:
         raise PromptError(say("A message's text has at most {most} characters.", most=MAX_TEXT_CHARS))
     conversation, tree = store.read(owner, conversation_id)
     (*_, node) = tree.path(node_id)
     if node.role != "assistant":
-        raise PromptError(say("Only an answer can be changed so; a question is sent again."))
+        raise PromptError(say("Only an answer can be edited this way. A question is edited and sent again."))
     edited = Node(new_id(), node.parent, "assistant", time.time(), text.strip("\n"), model=node.model, edited=True)
     is_summary = conversation.first == node_id
     store.add(owner, conversation_id, edited, first=edited.id if is_summary else None)

@@ -77,7 +77,7 @@ class MediaStore:
                 with os.fdopen(descriptor, "wb") as file:
                     found, num_bytes = _copy(stream, file, max_bytes)
                     if digest not in (None, found):
-                        raise ConversationDataError(say("A file's content is not what its name says: it is damaged."))
+                        raise ConversationDataError(say("A file's content doesn't match its name: it is damaged."))
                     file.flush()
                     os.fsync(file.fileno())
                 self._put(temporary, self.path(found), num_bytes)
@@ -100,10 +100,10 @@ class MediaStore:
         try:
             return self.path(digest).open("rb")
         except FileNotFoundError:
-            raise NotFoundError(say("This file is not kept any more. Add it again.")) from None
+            raise NotFoundError(say("This file is no longer stored. Add it again.")) from None
         except OSError as error:
             raise StorageError(
-                say("A kept file can't be read: the disk fails, or it belongs to another user.")
+                say("A stored file can't be read: the disk failed, or it belongs to another user.")
             ) from error
 
     def delete(self, digest: str) -> bool:
@@ -123,7 +123,7 @@ class MediaStore:
         with self._database.writing() as connection:
             # Files are deleted in a writing transaction, so a file that is seen here stays.
             if digest not in self:
-                raise NotFoundError(say("This file is not kept any more. Add it again."))
+                raise NotFoundError(say("This file is no longer stored. Add it again."))
             connection.execute(
                 "INSERT OR REPLACE INTO held (owner, digest, since_s) VALUES (?, ?, ?)", (owner, digest, self._clock())
             )
@@ -244,7 +244,7 @@ def _copy(stream: BinaryIO, file: BinaryIO, max_bytes: int) -> tuple[str, int]:
         num_bytes += len(piece)
         if num_bytes > max_bytes:
             raise FileTooLargeError(
-                say("The file is larger than the {most} MiB that are allowed.", most=decimal(max_bytes / 2**20, 1))
+                say("The file is larger than the limit of {most} MiB.", most=decimal(max_bytes / 2**20, 1))
             )
         sha256.update(piece)
         file.write(piece)
@@ -279,6 +279,6 @@ def _disk_errors_in_words() -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise StorageError(
-                say("The disk is full, so the file was not kept. Free some space and try again.")
+                say("The disk is full, so the file was not saved. Free some space and try again.")
             ) from error
-        raise StorageError(say("The file can't be kept: the disk fails, or its folder can't be written to.")) from error
+        raise StorageError(say("The file can't be saved: the disk failed, or its folder isn't writable.")) from error

@@ -29,7 +29,7 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
         if attachment.num_bytes > MAX_KEPT_TEXT_BYTES:
             raise DocumentTooLargeError(
                 say(
-                    "The text file '{name}' has {n} MiB; at most {most} are taken.",
+                    "The text file '{name}' has {n} MiB; the limit is {most}.",
                     name=attachment.name,
                     n=decimal(attachment.num_bytes / 2**20, 1),
                     most=decimal(MAX_KEPT_TEXT_BYTES / 2**20, 1),
@@ -43,24 +43,21 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
             return replace(attachment, plan=None)
         if plan.kind != found.kind:
             raise ArchiveError(
-                say("The file '{name}' is kept as one kind with a plan for another.", name=attachment.name)
+                say("The file '{name}' is stored as one kind, with a plan for another.", name=attachment.name)
             )
         processor.check(plan, path)
     except MediaPlanError as error:
         raise ArchiveError(
-            say("The file '{name}' can't be taken: its plan is damaged, or of another version.", name=attachment.name)
+            say("The file '{name}' can't be used: its plan is damaged, or of another version.", name=attachment.name)
         ) from error
     except MediaError as error:
         raise type(error)(with_names(said_of(error), [attachment])) from None
     if attachment.clip is not None and not _is_within(plan, attachment.clip):
-        raise ArchiveError(
-            say("The file '{name}' has frames outside of the part that was chosen of it.", name=attachment.name)
-        )
+        raise ArchiveError(say("The file '{name}' has frames outside the chosen part.", name=attachment.name))
     if (plan.source_size, plan.source_frames) != (found.source_size, found.source_frames):
         raise ArchiveError(
             say(
-                "The file '{name}' is not the one that its record was made for: its size in pixels, or its number of "
-                "frames, is another.",
+                "The file '{name}' doesn't match its record: its size in pixels or its number of frames differs.",
                 name=attachment.name,
             )
         )

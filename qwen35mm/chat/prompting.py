@@ -22,8 +22,8 @@ class TooLongError(RequestError):
 
     def __init__(self, tokens: Mapping[str, int], offers: Sequence[dict[str, Any]]) -> None:
         words = say(
-            "This conversation would take {n} tokens. The context holds {context}, and {reserve} of them are kept for "
-            "the answer.",
+            "This chat would take {n} tokens. The context holds {context}, and {reserve} of them are "
+            "reserved for the answer.",
             n=tokens["all"],
             context=tokens["context"],
             reserve=tokens["reserve"],
@@ -60,7 +60,7 @@ def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> l
     """
     path = tree.path(parent)
     if path and path[-1].role == "user":
-        raise PromptError(say("The question before this one has no answer: have it answered first, or edit it."))
+        raise PromptError(say("The question before this one has no answer. Answer it first, or edit it."))
     kept = prompt_path(path, *firsts)
     # The last question is kept for its answer's sake; without one it is left out here.
     if kept and kept[-1].role == "assistant" and not kept[-1].text:

@@ -71,7 +71,7 @@ STRANGERS = Quotas(
 )
 # Of temporary conversations, beside those: texts are in memory.
 STRANGERS_TEMPORARY = replace(STRANGERS, num_bytes=100 * 10**6, total_bytes=10**9)
-_SHARED = say("Everybody at one internet address counts as one.")
+_SHARED = say("Everyone at one internet address counts as one person.")
 
 
 class Usage:
@@ -99,8 +99,8 @@ class Usage:
         if num_conversations and kept.num_conversations + num_conversations > quotas.conversations:
             raise QuotaError(
                 say(
-                    "You have {n} {n|conversation|conversations}, and one person may have {most} here. Delete some, "
-                    "after saving those that you need. {shared}",
+                    "You have {n} {n|chat|chats}, and one person can have {most} here. Delete some, after "
+                    "exporting those that you need. {shared}",
                     n=kept.num_conversations,
                     most=quotas.conversations,
                     shared=_SHARED,
@@ -109,8 +109,8 @@ class Usage:
         if num_files and kept.num_unsent + num_files > quotas.uploads:
             raise QuotaError(
                 say(
-                    "{n} of your files {n|is|are} in no message yet, and one person may have {most} such files here. "
-                    "Send some first; what is never sent is forgotten within a day. {shared}",
+                    "{n} of your files {n|is|are} in no message yet, and one person can have {most} such files "
+                    "here. Send some first; files that are never sent are deleted within a day. {shared}",
                     n=kept.num_unsent,
                     most=quotas.uploads,
                     shared=_SHARED,
@@ -122,8 +122,8 @@ class Usage:
             if total + num_bytes > quotas.total_bytes:
                 raise QuotaError(
                     say(
-                        "What is kept here for all people takes {total} of {most}, and this needs {size}. Delete "
-                        "conversations that you don't need, or come back later.",
+                        "The data of all people takes {total} of {most}, and this needs {size}. Delete chats that you"
+                        " don't need, or come back later.",
                         total=_mb(total),
                         most=_mb(quotas.total_bytes),
                         size=_mb(num_bytes),
@@ -148,7 +148,7 @@ class Usage:
         if sum(map(len, self._coming.values())) >= self.quotas.total_uploads:
             raise QuotaError(
                 say(
-                    "{n} files are coming here just now, which is the most at one time. Try again in a moment.",
+                    "{n} files are being uploaded already, the most at one time. Try again in a moment.",
                     n=self.quotas.total_uploads,
                 )
             )
@@ -177,8 +177,7 @@ class Usage:
         if self._watchers[account] >= self.quotas.watchers:
             raise QuotaError(
                 say(
-                    "{n} of your pages {n|watches|watch} answers, which is the most for one person. Close some. "
-                    "{shared}",
+                    "{n} of your pages {n|follows|follow} answers, the most for one person. Close some. {shared}",
                     n=self.quotas.watchers,
                     shared=_SHARED,
                 )
@@ -196,8 +195,8 @@ class Usage:
         if num_bytes and most is not None and kept.num_bytes + num_bytes > most:
             raise QuotaError(
                 say(
-                    "Your conversations and files take {total} of the {most} that one person may take here, and this "
-                    "needs {size}. Delete conversations that you don't need. {shared}",
+                    "Your chats and files take {total} of the {most} that one person can use here, and this needs"
+                    " {size}. Delete chats that you don't need. {shared}",
                     total=_mb(kept.num_bytes),
                     most=_mb(most),
                     size=_mb(num_bytes),

@@ -167,7 +167,7 @@ def checked_node(node: Node) -> Node:
         return _NODE.validate_python(node)
     except ValidationError as error:
         raise ConversationDataError(
-            say("A message's {place} can't be kept: it is of another form.", place=place_of(error))
+            say("A message's {place} can't be saved: it has the wrong form.", place=place_of(error))
         ) from None
 
 

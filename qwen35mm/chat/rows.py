@@ -71,7 +71,7 @@ def read_conversation(connection: sqlite3.Connection, owner: str, conversation_i
     """Raises NotFoundError, also for another owner's."""
     found = read_conversations(connection, "owner = :owner AND id = :id", {"owner": owner, "id": conversation_id})
     if not found:
-        raise NotFoundError(say("This conversation is not there any more."))
+        raise NotFoundError(say("This chat no longer exists."))
     return found[0]
 
 
@@ -82,13 +82,13 @@ def conversation_of(connection: sqlite3.Connection, owner: str, node_id: str) ->
         (node_id, owner),
     ).fetchone()
     if row is None:
-        raise NotFoundError(say("This message is not there any more."))
+        raise NotFoundError(say("This message no longer exists."))
     return row[0]
 
 
 def check_in(connection: sqlite3.Connection, owner: str, conversation_id: str, node_id: str) -> None:
     if conversation_of(connection, owner, node_id) != conversation_id:
-        raise NotFoundError(say("This message is not in the conversation."))
+        raise NotFoundError(say("This message isn't in the chat."))
 
 
 def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Node]:
@@ -158,7 +158,7 @@ def insert_row(connection: sqlite3.Connection, table: str, row: Mapping[str, Any
     try:
         connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", (*row.values(),))
     except sqlite3.IntegrityError:
-        raise ConversationDataError(say("A conversation or a message with this id is there already.")) from None
+        raise ConversationDataError(say("A chat or a message with this id already exists.")) from None
 
 
 def update_row(connection: sqlite3.Connection, table: str, identity: str, row: Mapping[str, Any]) -> None:

@@ -35,30 +35,26 @@ class Field:
 
 
 SAMPLING = {
-    "temperature": Field(0, 2, 0.05, say("Temperature"), say("0 always takes the likeliest word.")),
-    "top_p": Field(0.01, 1, 0.01, say("Top p"), say("Keeps the likeliest words up to this share.")),
-    "top_k": Field(0, 200, 1, say("Top k"), say("Keeps this many words; 0 keeps all.")),
-    "min_p": Field(0, 1, 0.01, say("Min p"), say("Drops words less likely than this share of the likeliest.")),
-    "presence_penalty": Field(-2, 2, 0.1, say("Presence penalty"), say("Above 0 avoids words that were said already.")),
+    "temperature": Field(0, 2, 0.05, say("Temperature"), say("0 always takes the most likely word.")),
+    "top_p": Field(0.01, 1, 0.01, say("Top p"), say("Keeps the most likely words up to this share.")),
+    "top_k": Field(0, 200, 1, say("Top k"), say("Keeps this many of the most likely words; 0 keeps all.")),
+    "min_p": Field(0, 1, 0.01, say("Min p"), say("Drops words less likely than this share of the most likely one.")),
+    "presence_penalty": Field(-2, 2, 0.1, say("Presence penalty"), say("Above 0 makes repeated words less likely.")),
     "repetition_penalty": Field(
-        0.5, 2, 0.05, say("Repetition penalty"), say("Above 1 avoids all words that are in the chat.")
+        0.5, 2, 0.05, say("Repetition penalty"), say("Above 1 makes all words of the chat less likely.")
     ),
 }
 LENGTHS = {
-    "max_tokens": Field(1, 10**9, 1, say("Longest answer"), say("In tokens, thinking included.")),
-    "thinking_budget": Field(
-        0, 10**9, 1, say("Longest thinking"), say("In tokens; then it is ended and the answer begins.")
-    ),
+    "max_tokens": Field(1, 10**9, 1, say("Longest answer"), say("In tokens, including thinking.")),
+    "thinking_budget": Field(0, 10**9, 1, say("Longest thinking"), say("In tokens; then the answer begins.")),
     "seed": Field(0, 2**53 - 1, 1, say("Seed"), say("The same seed repeats an answer.")),
 }
 MEDIA = {
-    "max_frames": Field(1, 100_000, 1, say("Frames of a video"), say("At most; fewer where the video is shorter.")),
-    "fps": Field(0.01, 60, 0.01, say("Frames a second")),
-    "max_image_tokens": Field(
-        3, 10**6, 1, say("Tokens of a picture"), say("At most; a larger picture is made smaller.")
-    ),
+    "max_frames": Field(1, 100_000, 1, say("Frames per video"), say("At most; fewer where the video is shorter.")),
+    "fps": Field(0.01, 60, 0.01, say("Frames per second")),
+    "max_image_tokens": Field(3, 10**6, 1, say("Tokens per picture"), say("At most; larger pictures are scaled down.")),
     "max_video_tokens": Field(
-        3, 10**7, 1, say("Tokens of a video"), say("At most; fewer frames first, then smaller ones.")
+        3, 10**7, 1, say("Tokens per video"), say("At most; fewer frames first, then smaller ones.")
     ),
 }
 assert {*SAMPLING, *LENGTHS} == {name for name, number in PARAMETERS.items() if number.on_page}, (
@@ -83,13 +79,13 @@ class Settings:
         """
         if not isinstance(values, Mapping):
             raise ConfigError(
-                say("Settings are an object of names and values; got {type}.", type=type(values).__name__)
+                say("Settings must be an object of names and values; got {type}.", type=type(values).__name__)
             )
         unknown = sorted(str(name) for name in values if name not in NAMES)
         if unknown:
             raise ConfigError(
                 say(
-                    "There is no setting {name}; known are {names}.",
+                    "There is no setting {name}. Known settings: {names}.",
                     name=_short(unknown[0]),
                     names=", ".join(sorted(NAMES)),
                 )
@@ -182,7 +178,7 @@ def _check(name: str, value: Any) -> Any:
         return value
     if name == "thinking":
         if not isinstance(value, bool):
-            raise ConfigError(say("Whether to think first is either true or false."))
+            raise ConfigError(say("“Think first” must be true or false."))
         return value
     field = NUMBERS[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

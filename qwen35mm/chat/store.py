@@ -146,15 +146,13 @@ class ConversationStore:
             for conversation, tree, rows in prepared:
                 for node_id in (conversation.head, conversation.first):
                     if node_id is not None and node_id not in tree.nodes:
-                        raise ConversationDataError(
-                            say("The conversation is damaged: a message that it names is missing.")
-                        )
+                        raise ConversationDataError(say("The chat is damaged: a message that it names is missing."))
                 insert_row(connection, "conversations", {"owner": owner, **conversation_row(vars(conversation))})
                 for node, row in zip(tree.nodes.values(), rows, strict=True):
                     insert_node(connection, conversation.id, node, row)
                     for attachment in node.attachments:
                         if attachment.digest not in self.media:
-                            raise NotFoundError(say("A message's file is not kept any more. Add it again."))
+                            raise NotFoundError(say("A message's file is no longer stored. Add it again."))
                     release_files(connection, owner, node.attachments)
 
     def change(self, owner: str, conversation_id: str, **values: Any) -> None:
@@ -198,7 +196,7 @@ class ConversationStore:
                 "UPDATE conversations SET deleted_s = NULL WHERE owner = ? AND id = ?", (owner, conversation_id)
             )
             if found.rowcount == 0:
-                raise NotFoundError(say("This conversation is not there any more."))
+                raise NotFoundError(say("This chat no longer exists."))
 
     def purge(self, min_age_s: float = 0.0) -> int:
         """Removes what was deleted at least this long ago, with its files; how many conversations these were.
@@ -325,7 +323,7 @@ class ConversationStore:
         """Raises NotFoundError where there is none of this name."""
         with self._database.writing() as connection:
             if connection.execute("DELETE FROM presets WHERE owner = ? AND name = ?", (owner, name)).rowcount == 0:
-                raise NotFoundError(say("This preset is not there any more."))
+                raise NotFoundError(say("This preset no longer exists."))
 
     def preferences(self, owner: str) -> dict[str, Any]:
         """The owner's preferences; empty before the first `change_preferences`."""

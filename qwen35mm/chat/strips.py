@@ -92,7 +92,7 @@ class Strips:
             kept, tree = self._store.read(person.owner, conversation)
             files = tree.nodes[node].attachments if node in tree.nodes else ()
             if not 0 <= at < len(files):
-                raise NotFoundError(say("This file is not there any more."))
+                raise NotFoundError(say("This file no longer exists."))
             alone = replace(tree.nodes[node], attachments=(files[at],))
             return self._turns.drafts.plan(Draft(Past(), alone, Settings.kept(kept.settings))).node.attachments[0]
 
@@ -147,12 +147,12 @@ class Strips:
 
         def go_on(done: int, total: int) -> None:
             if gone.is_set():
-                raise RequestError(say("Nobody waits for these frames any more."))
+                raise RequestError(say("Nothing waits for these frames any more."))
             if time.monotonic() > end_s:
                 raise MediaLimitError(
                     say(
-                        "The frames of '{digest}' take too long to be shown ({done} of {total} came in {s} seconds). "
-                        "Choose fewer, or a part. The model can be asked about them.",
+                        "The frames of '{digest}' take too long to show ({done} of {total} came in {s} seconds). "
+                        "Choose fewer, or a part. You can still ask the model about them.",
                         digest=digest,
                         done=done,
                         total=total,

@@ -23,17 +23,17 @@ class Tree:
         by_id: dict[str, Node] = {}
         for node in nodes:
             if node.id in by_id:
-                raise ConversationDataError(say("The conversation is damaged: two messages have the same id."))
+                raise ConversationDataError(say("The chat is damaged: two messages have the same id."))
             by_id[node.id] = node
         children: dict[str | None, list[Node]] = {None: []}
         for node in sorted(by_id.values(), key=lambda node: node.created_s):
             if node.parent is not None and node.parent not in by_id:
-                raise ConversationDataError(say("The conversation is damaged: a message's parent is missing."))
+                raise ConversationDataError(say("The chat is damaged: a message's parent is missing."))
             children.setdefault(node.parent, []).append(node)
         self._nodes: Mapping[str, Node] = MappingProxyType(by_id)
         self._children = {parent: tuple(nodes) for parent, nodes in children.items()}
         if len(self._below(None)) != len(by_id):
-            raise ConversationDataError(say("The conversation is damaged: its messages run in a circle."))
+            raise ConversationDataError(say("The chat is damaged: its messages form a loop."))
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -84,5 +84,5 @@ class Tree:
     def _node(self, node_id: str) -> Node:
         node = self._nodes.get(node_id)
         if node is None:
-            raise NotFoundError(say("This message is not in the conversation any more."))
+            raise NotFoundError(say("This message is no longer in the chat."))
         return node

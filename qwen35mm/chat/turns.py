@@ -189,7 +189,7 @@ class Turns:
     async def go_on(self, person: Person, conversation_id: str, reply_id: str) -> str:
         """Continues a reply that was stopped or cut off; its id. Raises what `send` does."""
         if self._backend.info.continues is False:
-            raise PromptError(say("This model can't go on with an answer: have the question answered again."))
+            raise PromptError(say("This model can't continue an answer. Regenerate it instead."))
 
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
@@ -282,10 +282,10 @@ class Turns:
         node = _node(question.parent, "user", question.id, text=question.text, attachments=attachments)
         limits = Settings.read(question.once.limits).values
         if not limits.keys() <= MEDIA.keys():
-            raise PromptError(say("For one message alone, only what its media may cost can be set."))
+            raise PromptError(say("For one message, only its media limits can be set."))
         if question.conversation is None:
             if question.parent is not None:
-                raise PromptError(say("A new conversation has no messages before its first."))
+                raise PromptError(say("A new chat has no messages before its first."))
             return Draft(Past(), node, Settings.read(question.settings or {}), limits=limits), None
         conversation = self._store.conversation(person.owner, question.conversation)
         kept = question.settings is None
@@ -298,7 +298,7 @@ class Turns:
     def _attached(self, person: Person, file: SentFile) -> Attachment:
         media = self._store.media
         if not media.is_of(person.owner, file.digest):
-            raise NotFoundError(say("The file '{name}' isn't there any more: attach it again.", name=file.name))
+            raise NotFoundError(say("The file '{name}' no longer exists. Attach it again.", name=file.name))
         with media.open(file.digest) as stream:
             num_bytes = stream.seek(0, 2)
         clip = file.clip if file.kind == "video" else None
@@ -315,7 +315,7 @@ class Turns:
         """
         path, title = tree.path(conversation.head), f"{conversation.title or 'conversation'}.md"
         if not path:
-            raise RequestError(say("There is nothing to sum up yet."))
+            raise RequestError(say("There is nothing to summarise yet."))
 
         def text_from(start: int) -> str:
             messages = Tree([replace(path[start], parent=None), *path[start + 1 :]])
@@ -327,7 +327,7 @@ class Turns:
 
         start = bisect.bisect_left(range(len(path)), True, key=fits)
         if start == len(path):
-            raise RequestError(say("Not even the last message fits into the context: begin a new chat."))
+            raise RequestError(say("Not even the last message fits the context. Start a new chat."))
         data = text_from(start).encode()
         digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
         self._store.media.hold(person.owner, digest)
@@ -358,7 +358,7 @@ class Turns:
             return
         length = await self._larger_context(2 * num_tokens)
         if length is not None and length - length // 8 >= num_tokens:
-            label = say("Make room for {n} tokens", n=length)
+            label = say("Raise the context to {n} tokens", n=length)
             offers.append({"kind": "context", "label": label, "context_length": length})
 
     @contextlib.contextmanager
@@ -369,9 +369,9 @@ class Turns:
             raise RequestError(say("One answer at a time: wait for it, or press Stop."))
         if len(mine) + len(self._replies.of(person.owner)) >= person.max_replies:
             if person.max_replies == 1:
-                raise QueueFullError(say("You have an answer in progress already: wait for it, or stop it."))
+                raise QueueFullError(say("You already have an answer in progress. Wait for it, or stop it."))
             raise QueueFullError(
-                say("You have {n} answers in progress already: wait for one, or stop one.", n=person.max_replies)
+                say("You already have {n} answers in progress. Wait for one, or stop one.", n=person.max_replies)
             )
         place = (person.owner, conversation_id)
         self._places.append(place)

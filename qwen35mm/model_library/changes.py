@@ -45,11 +45,11 @@ class Changes:
             RequestError: replies are in progress, or another change is.
         """
         if self._ended is not None:
-            raise RequestError(say("Another model is being loaded already: wait until it is there."))
+            raise RequestError(say("Another model is already loading. Wait until it is ready."))
         if self._num_streams:
             raise RequestError(
                 say(
-                    "{n} {n|reply is|replies are} being written: stop or wait, then change the model.",
+                    "{n} {n|answer is|answers are} being written. Stop or wait, then change the model.",
                     n=self._num_streams,
                 )
             )

@@ -190,9 +190,7 @@ def fit_source(
     choose_integers(options.weights, choose_dtype(options.dtype))
     on_cpu = all(device.type == "cpu" for device in devices)
     if options.max_memory is not None and not on_cpu:
-        raise ConfigError(
-            say("--max-memory is for a processor's memory: on a card, take --kv-memory and --context-length.")
-        )
+        raise ConfigError(say("--max-memory is for the CPU's memory. On a GPU, use --kv-memory and --context-length."))
     folder = find_checkpoint(source)
     if not on_cpu:
         return options, folder

@@ -170,7 +170,10 @@ class _Download:
         if not file.matches(partial):
             partial.unlink()
             raise CheckpointError(
-                say("{name} came damaged: its checksum isn't the Hub's. Start the download again.", name=file.path)
+                say(
+                    "{name} arrived damaged: its checksum doesn't match the Hub's. Start the download again.",
+                    name=file.path,
+                )
             )
         partial.replace(target)
 
@@ -249,8 +252,9 @@ def _check_disk(missing_bytes: int) -> None:
     if wanted > free:
         raise CheckpointError(
             say(
-                "The disk is too full: {missing} are still to come, with {reserve} to spare, and {free} are free. Free "
-                "another {more}, or name a folder on another disk in HF_HOME and start the program again.",
+                "Not enough disk space: {missing} are still to download and {reserve} must stay free, but "
+                "only {free} are available. Free another {more}, or name a folder on another disk in HF_HOME "
+                "and start the program again.",
                 missing=size(missing_bytes),
                 reserve=size(_RESERVE_BYTES),
                 free=size(free),
@@ -287,15 +291,12 @@ def _in_words(hub_id: str, error: Exception) -> CheckpointError:
             say("The Hub refuses your token for '{name}'. Log in again with `hf auth login`.", name=hub_id)
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CheckpointError(
-            say("The disk is full. Free some space and start the download again: it goes on from here.")
-        )
+        return CheckpointError(say("The disk is full. Free some space and start the download again: it resumes."))
     if isinstance(error, PermissionError):
         return CheckpointError(say("The Hugging Face cache can't be written to. Name another folder in HF_HOME."))
     return CheckpointError(
         say(
-            "'{name}' couldn't be downloaded ({error}). Check the network and start it again: it goes on from where it "
-            "was.",
+            "'{name}' couldn't be downloaded ({error}). Check the network and try again: the download resumes.",
             name=hub_id,
             error=type(error).__name__,
         )

@@ -146,7 +146,7 @@ def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> Inst
             shards = find_shards(folder)
             num_bytes = sum(path.stat().st_size for path in shards)
             if not (folder / "tokenizer.json").is_file():
-                raise CheckpointError(say("tokenizer.json is missing from the folder: get the checkpoint again."))
+                raise CheckpointError(say("tokenizer.json is missing from the folder. Download the checkpoint again."))
         except CheckpointError as error:
             return InstalledModel(name, source, folder, num_bytes, False, said_of(error)) if tell_damage else None
         ModelConfig.from_pretrained(folder)

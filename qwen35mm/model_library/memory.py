@@ -93,8 +93,8 @@ def memory_need(
     if left < 0:
         raise NoRoomError(
             say(
-                "{name} doesn't fit: its {weights} take {size}, and {memory} of memory can be had on {devices}. Take a "
-                "smaller model, or close other programs.",
+                "{name} doesn't fit: its {weights} take {size}, and {memory} of memory is available on "
+                "{devices}. Choose a smaller model, or close other programs.",
                 name=name,
                 weights=weights,
                 size=gib(weights_bytes),
@@ -126,9 +126,10 @@ def memory_need(
     if need.total_bytes > memory_bytes:
         raise NoRoomError(
             say(
-                "{name} doesn't fit: {weights} take {size}, KV for {n} tokens {kv}, running states {states}, computing "
-                "{work} and the rest {rest}, together {total}, and {memory} of memory can be had on {devices}. Take a "
-                "smaller model or a shorter context, or close other programs.",
+                "{name} doesn't fit: {weights} take {size}, the KV cache for {n} tokens {kv}, running states "
+                "{states}, working memory {work} and the rest {rest}, {total} in total, and {memory} of "
+                "memory is available on {devices}. Choose a smaller model or a shorter context, or close "
+                "other programs.",
                 name=name,
                 weights=weights,
                 size=gib(weights_bytes),

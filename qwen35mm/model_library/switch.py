@@ -109,7 +109,7 @@ class BackendSwitch:
             EngineError: it answers on a server.
         """
         if self._last is None:
-            raise EngineError(say("The model isn't on this machine: {host} answers.", host=self._info.host or ""))
+            raise EngineError(say("The model runs on {host}, not on this machine.", host=self._info.host or ""))
         return self._last
 
     @property
@@ -290,7 +290,7 @@ class BackendSwitch:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineError(say("The program is ending."))
+            raise EngineError(say("The program is shutting down."))
 
     async def larger_context(self, limit: int | None = None) -> int | None:
         """The largest context length above the current one that the model and the memory allow.

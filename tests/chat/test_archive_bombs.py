@@ -23,4 +23,4 @@ from tests.chat.test_archive_hostile import FILE, PICTURE, conversation, packed,
 )
 def test_more_values_than_bytes_should_hold(store: ConversationStore, tmp_path: Path, bomb: str) -> None:
     text = json.dumps(conversation(settings={"a": "BOMB"})).replace('"BOMB"', bomb)
-    refused(store, tmp_path, packed({FILE: text, PICTURE: b"picture"}), "holds more values than are read here")
+    refused(store, tmp_path, packed({FILE: text, PICTURE: b"picture"}), "has too many values")

@@ -142,7 +142,7 @@ def test_no_zip(store: ConversationStore, tmp_path: Path, data: bytes) -> None:
     ],
 )
 def test_foreign_names(store: ConversationStore, tmp_path: Path, name: str) -> None:
-    refused(store, tmp_path, packed({**good(), name: b"x"}), "no export makes")
+    refused(store, tmp_path, packed({**good(), name: b"x"}), "unexpected file")
 
 
 def test_one_name_twice(store: ConversationStore, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_long_list_of_files(store: ConversationStore, tmp_path: Path) -> None:
 
 
 def test_encrypted_and_rare_compressions(store: ConversationStore, tmp_path: Path) -> None:
-    refused(store, tmp_path, packed(compression=zipfile.ZIP_LZMA), "compressed in a way")
+    refused(store, tmp_path, packed(compression=zipfile.ZIP_LZMA), "unsupported way")
     data = bytearray(packed())
     for mark, at in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
         data[data.index(mark) + at] |= 1
@@ -203,20 +203,20 @@ def test_encrypted_and_rare_compressions(store: ConversationStore, tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "no conversation"),
-        ({"x.md": b""}, "no conversation"),
-        ({PICTURE: b"picture"}, "no conversation"),
-        ({FILE: good()[FILE]}, "lacks the file 'a.png'"),
-        ({**good(), PICTURE: b"Picture"}, "content is another"),
-        ({**good(), PICTURE: b"longer than said"}, "content is another"),
+        ({}, "has no chat"),
+        ({"x.md": b""}, "has no chat"),
+        ({PICTURE: b"picture"}, "has no chat"),
+        ({FILE: good()[FILE]}, "missing from the archive: 'a.png'"),
+        ({**good(), PICTURE: b"Picture"}, "content doesn't match"),
+        ({**good(), PICTURE: b"longer than said"}, "content doesn't match"),
         ({**good(), f"media/{digest_of(b'x')}.png": b"x"}, "no message refers"),
-        ({**good(), FILE: b"\xff{}"}, "no JSON"),
-        ({**good(), FILE: b""}, "no JSON"),
-        ({**good(), FILE: b"{" * 100_000}, "more values"),
-        ({**good(), FILE: b"[" * 1_000_000}, "more values"),
-        ({**good(), FILE: b"9" * 10_000}, "no JSON"),
-        ({**good(), FILE: b"[]"}, "no conversation"),
-        ({**good(), FILE: b"{}"}, "no conversation"),
+        ({**good(), FILE: b"\xff{}"}, "isn't a JSON file"),
+        ({**good(), FILE: b""}, "isn't a JSON file"),
+        ({**good(), FILE: b"{" * 100_000}, "too many values"),
+        ({**good(), FILE: b"[" * 1_000_000}, "too many values"),
+        ({**good(), FILE: b"9" * 10_000}, "isn't a JSON file"),
+        ({**good(), FILE: b"[]"}, "isn't a chat"),
+        ({**good(), FILE: b"{}"}, "isn't a chat"),
     ],
 )
 def test_missing_and_damaged_files(
@@ -252,7 +252,7 @@ WRONG_PLANS = {
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("conversation", "format", "other", "no conversation"),
+        ("conversation", "format", "other", "isn't a chat"),
         *(("conversation", "version", version, "another version") for version in (3, 0, "2", True)),
         ("conversation", "extra", 1, "extra"),
         ("conversation", "pinned", 1, "pinned"),
@@ -263,8 +263,8 @@ WRONG_PLANS = {
         ("conversation", "messages", [1], "messages, 0"),
         ("conversation", "messages", [message(IDS[0], None)] * 2, "same id"),
         ("conversation", "messages", [message(IDS[0], IDS[1])], "parent is missing"),
-        ("conversation", "messages", [message(IDS[0], None, first=IDS[1])], "a first is no message"),
-        ("conversation", "messages", [message(IDS[0], IDS[1]), message(IDS[1], IDS[0])], "circle"),
+        ("conversation", "messages", [message(IDS[0], None, first=IDS[1])], "a first message is missing"),
+        ("conversation", "messages", [message(IDS[0], IDS[1]), message(IDS[1], IDS[0])], "form a loop"),
         *(("message", key, value, "damaged") for key, values in WRONG_MESSAGES.items() for value in values),
         ("file", "digest", "../../etc/passwd", "digest"),
         ("file", "kind", "sound", "kind"),

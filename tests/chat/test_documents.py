@@ -108,8 +108,8 @@ def test_kind_is_known_by_content(file, content: bytes, name: str, kind: str | N
         (b"\xef\xbb\xbfa\r\nb\rc", "a\nb\nc"),
         ("Grüße 🙂".encode("utf-16"), "Grüße 🙂"),
         (b"x" * 99, "x" * 99),
-        (b"x" * 100, (DocumentTooLargeError, r'"notes.txt" is larger than 99 bytes')),
-        (b"\xff\xfe\xff", (DamagedDocumentError, "in any usual encoding")),
+        (b"x" * 100, (DocumentTooLargeError, r'"notes.txt" is larger than the limit of 99 bytes')),
+        (b"\xff\xfe\xff", (DamagedDocumentError, "in any common encoding")),
         (b" \n", (DocumentError, "is empty")),
     ],
     ids=["lines", "UTF-16", "as large as allowed", "larger", "half a character", "empty"],
@@ -208,7 +208,7 @@ def test_too_much_is_refused(file, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DocumentTooLargeError, match="more than 25 characters"):
         read_pdf_text(path, max_pages=9)
     monkeypatch.setattr(documents, "MAX_PDF_BYTES", 100)
-    with pytest.raises(DocumentTooLargeError, match="a PDF may have 100 bytes"):
+    with pytest.raises(DocumentTooLargeError, match="a PDF can have up to 100 bytes"):
         read_pdf_text(path, max_pages=9)
 
 

@@ -53,7 +53,7 @@ def large_pictures(kit: ChatKit, folder: Path, number: int) -> list[Attachment]:
 def test_what_a_server_cannot_see_or_count_is_said_before_sending(kit: ChatKit) -> None:
     kit.backend.info = replace(kit.backend.info, images=False, exact_counts=False, host="cellar:8000")
     measured = kit.turns.drafts.measure(draft("look", kit.attach(PICTURE), kit.attach(CLIP, kind="video")))
-    assert ["neither pictures nor videos" in english(view["error"]) for view in measured["media"]] == [True, True]
+    assert ["can't see pictures or videos" in english(view["error"]) for view in measured["media"]] == [True, True]
     assert measured["tokens"]["exact"] is False
 
 
@@ -124,7 +124,7 @@ def test_offered_limits_fit(kit: ChatKit, tmp_path: Path, num_pictures: int, wha
     kit.backend.context_length = 1100
     asked = draft("look", *pictures)
     offer = offers_of(kit, asked)["media"]
-    assert english(offer["label"]) == f"Take {offer['settings']['max_image_tokens']:,} tokens at most for {what}"
+    assert english(offer["label"]) == f"Limit {what} to {offer['settings']['max_image_tokens']:,} tokens"
     assert set(offer["settings"]) == {"max_image_tokens"}
     assert kit.turns.drafts.measure(replace(asked, limits=offer["settings"]))["fits"]
 

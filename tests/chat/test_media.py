@@ -63,7 +63,7 @@ class Breaks(io.BytesIO):
 @pytest.mark.parametrize(
     ("stream", "digest", "error", "words"),
     [
-        (io.BytesIO(BIG), None, FileTooLargeError, r"larger than the 2\.0 MiB"),
+        (io.BytesIO(BIG), None, FileTooLargeError, r"limit of 2\.0 MiB"),
         (io.BytesIO(b"x"), digest_of(b"y"), ConversationDataError, "is damaged"),
         (Breaks(b"abcdef"), None, StorageError, "can't be read"),
     ],

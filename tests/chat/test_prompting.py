@@ -53,7 +53,7 @@ def test_before_a_new_message(shape: str, kept: list[int]) -> None:
 
 def test_a_question_follows_no_question() -> None:
     nodes = path_of("qaq")
-    with pytest.raises(PromptError, match="have it answered first, or edit it"):
+    with pytest.raises(PromptError, match="Answer it first, or edit it"):
         prompt_path_before(Tree(nodes), nodes[-1].id, None)
     with pytest.raises(NotFoundError):
         prompt_path_before(Tree(nodes), "f" * 32, None)

@@ -197,7 +197,12 @@ def work_label(view: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("num_phases", [0, 1, 2, 3])
 async def test_stop_in_every_phase(kit: ChatKit, num_phases: int) -> None:
-    labels = ("Waiting in line, 1 ahead", "Reading images", "Encoding images, 50%", "Reading the prompt, 512/1,024")
+    labels = (
+        "Waiting in the queue, 1 ahead",
+        "Reading images",
+        "Encoding images, 50%",
+        "Reading the prompt, 512/1,024",
+    )
     conversation, reply_id = await kit.send("phases")
     for _ in range(num_phases):
         kit.backend.next_phase()

@@ -59,9 +59,9 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
     [
         ([FIRST, node(id=FIRST.id)], "same id"),
         ([FIRST, node(parent="0" * 32)], "parent is missing"),
-        ([FIRST, *CIRCLE], "circle"),
-        ([node(FIRST.id, id=FIRST.id)], "circle"),
-        ([FIRST, *CIRCLE, node(CIRCLE[0].id)], "circle"),
+        ([FIRST, *CIRCLE], "form a loop"),
+        ([node(FIRST.id, id=FIRST.id)], "form a loop"),
+        ([FIRST, *CIRCLE, node(CIRCLE[0].id)], "form a loop"),
     ],
 )
 def test_what_is_no_tree_is_refused(nodes: list[Node], words: str) -> None:

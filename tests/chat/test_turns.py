@@ -106,7 +106,7 @@ async def test_a_question_whose_answer_was_deleted_can_be_answered(kit: ChatKit)
     assert not (await kit.api.open(ME, asked.conversation))["messages"][0]["unanswered"]
     await kit.api.delete_message(ME, asked.conversation, asked.reply)
     assert (await kit.api.open(ME, asked.conversation))["messages"][0]["unanswered"]
-    with pytest.raises(PromptError, match="have it answered first"):
+    with pytest.raises(PromptError, match="Answer it first"):
         await kit.send("echo two", asked.conversation, question)
     reply_id = (await kit.api.again(ME, asked.conversation, question))["reply"]
     await kit.watch(reply_id)
@@ -143,7 +143,7 @@ async def test_where_the_model_cannot_go_on_that_is_said_and_the_answer_stays(ki
     asked = await kit.ask("length")
     before = kit.node(asked.conversation, asked.reply)
     kit.backend.info = replace(kit.backend.info, continues=False)
-    with pytest.raises(PromptError, match="answered again"):
+    with pytest.raises(PromptError, match="Regenerate it"):
         await kit.turns.go_on(ME, asked.conversation, asked.reply)
     assert kit.node(asked.conversation, asked.reply) == before
 
@@ -179,7 +179,7 @@ async def test_one_answer_at_a_time_in_a_conversation(kit: ChatKit) -> None:
 
 async def test_a_person_has_so_many_answers_at_one_time(kit: ChatKit) -> None:
     replies = [(await kit.send("slow"))[1] for _ in range(ME.max_replies)]
-    with pytest.raises(QueueFullError, match="You have 2 answers"):
+    with pytest.raises(QueueFullError, match="You already have 2 answers"):
         await kit.send("echo x")
     assert (await kit.ask("echo mine", person=OTHER)).view["status"] == "finished"
     await kit.api.stop(ME, replies[0])
@@ -224,7 +224,7 @@ async def test_what_can_t_be_a_message_is_refused(
 async def test_only_own_files_that_are_there_are_attached(kit: ChatKit) -> None:
     theirs = kit.attach(PICTURE, OTHER)
     for digest in (theirs.digest, "0" * 64, "../../etc/passwd"):
-        with pytest.raises(NotFoundError, match=r"'mine\.png' isn't there"):
+        with pytest.raises(NotFoundError, match=r"'mine\.png' no longer exists"):
             await kit.send("x", files=[Attachment(digest, "image", "mine.png", 0)])
     gone = kit.attach(PICTURE)
     kit.store.media.delete(gone.digest)
@@ -321,9 +321,9 @@ async def test_a_lost_text_file_is_found_out_before_anything_is_stored(kit: Chat
     assert 'Document "notes.txt"' in kit.backend.calls[-1].messages[0].text
     before = state(kit)
     kit.store.media.delete(notes.digest)
-    with pytest.raises(StorageError, match="not kept any more"):
+    with pytest.raises(StorageError, match="no longer stored"):
         await kit.send("echo two", asked.conversation, asked.reply)
-    with pytest.raises(StorageError, match="not kept any more"):
+    with pytest.raises(StorageError, match="no longer stored"):
         await kit.turns.answer_again(ME, asked.conversation, kit.path(asked.conversation)[0].id)
     assert state(kit) == before
     assert kit.replies.of(ME.owner) == []

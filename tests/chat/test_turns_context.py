@@ -80,7 +80,7 @@ async def test_what_is_taken_for_one_message_holds_for_it_alone(kit: ChatKit) ->
 
 
 async def test_only_limits_of_media_hold_for_one_message(kit: ChatKit) -> None:
-    for limits, words in (({"seed": 3}, "only what its media may cost"), ({"max_frames": -1}, "from 1 to")):
+    for limits, words in (({"seed": 3}, "only its media limits"), ({"max_frames": -1}, "from 1 to")):
         with pytest.raises(Qwen35mmError, match=words):
             await kit.turns.measure(ME, Question(text="x", once=Once(limits=limits)))
 
@@ -135,7 +135,7 @@ async def test_a_cut_or_repeated_summary_is_still_one(kit: ChatKit) -> None:
 
 async def test_nothing_can_t_be_summed_up(kit: ChatKit) -> None:
     empty = create(kit.store, ME.owner)
-    with pytest.raises(RequestError, match="nothing to sum up"):
+    with pytest.raises(RequestError, match="nothing to summarise"):
         await kit.turns.summarise(ME, empty.id, "After: Shapes")
     asked = await talk(kit, 1, 4000)
     kit.backend.context_length = 300

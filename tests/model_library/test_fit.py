@@ -68,7 +68,7 @@ def test_the_first_format_that_fits_is_taken_and_said(caplog: pytest.LogCaptureF
         assert f"demo has {weights} weights: " in caplog.text
         assert f"instead of {demo_mib()} MiB of bf16, which don't fit into" in caplog.text
         assert "1,024 tokens" in caplog.text
-    with pytest.raises(NoRoomError, match=r"int4 weights take .*Take a smaller model"):
+    with pytest.raises(NoRoomError, match=r"int4 weights take .*Choose a smaller model"):
         fit_demo(sizes["int4"] - 1)
 
 

@@ -83,14 +83,14 @@ def test_damage_on_the_way_is_noticed(hub: FakeHub, hub_cache: Path) -> None:
     stop_at(hub, 1_000_000)
     (partial,) = hub_cache.rglob("*.incomplete")
     partial.write_bytes(bytes(partial.stat().st_size))
-    with pytest.raises(CheckpointError, match=r"model.safetensors came damaged"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors arrived damaged"):
         download(HUB_ID)
     assert (download(HUB_ID) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
 def test_a_network_that_never_gives_a_byte_ends_in_words(hub: FakeHub) -> None:
     hub.cut_after = 0
-    with pytest.raises(CheckpointError, match="Check the network and start it again"):
+    with pytest.raises(CheckpointError, match="Check the network and try again"):
         download(HUB_ID)
 
 

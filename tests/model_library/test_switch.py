@@ -109,7 +109,7 @@ async def test_texts_are_read_and_gone_on_with_as_by_what_it_holds(make: Make) -
             assert own.result.token_ids == alone.result.token_ids
     reading = switch.stream_score("A red circle")
     await anext(reading)
-    with pytest.raises(RequestError, match="1 reply is being written"):
+    with pytest.raises(RequestError, match="1 answer is being written"):
         await switch.switch()
     await reading.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -180,7 +180,7 @@ async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, 
 async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path) -> None:
     switch = make()
     events = await first_words(switch)
-    with pytest.raises(RequestError, match="1 reply is being written: stop or wait"):
+    with pytest.raises(RequestError, match="1 answer is being written"):
         await switch.switch(other)
     await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
     await switch.switch(other)
@@ -189,7 +189,7 @@ async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path
 async def test_during_a_change_a_reply_waits_and_another_change_is_refused(make: Make, other: Path) -> None:
     switch = make()
     change = await begun(switch, other)
-    with pytest.raises(RequestError, match="Another model is being loaded already"):
+    with pytest.raises(RequestError, match="Another model is already loading"):
         await switch.switch(other)
     later = asyncio.ensure_future(answer(switch))
     await change
@@ -262,10 +262,10 @@ async def test_too_little_memory_is_said_with_the_numbers(
     monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
     switch = make(20 * MIB)
     with pytest.raises(
-        ConfigError, match=r"other doesn't fit: int4 weights take [\d.]+ MiB, KV .* 20\.0 MiB of memory"
+        ConfigError, match=r"other doesn't fit: int4 weights take [\d.]+ MiB, the KV cache .* 20\.0 MiB of memory"
     ):
         await switch.switch(other)
-    with pytest.raises(ConfigError, match=r"weights take .* Take a smaller model"):
+    with pytest.raises(ConfigError, match=r"weights take .* Choose a smaller model"):
         await make(5 * MIB).switch(other)
 
 
@@ -341,7 +341,7 @@ async def test_the_largest_context_is_the_planners(make: Make, monkeypatch: pyte
 async def test_after_the_end_nothing_is_loaded(make: Make, other: Path) -> None:
     switch = make()
     switch.close()
-    with pytest.raises(EngineError, match="ending"):
+    with pytest.raises(EngineError, match="shutting down"):
         await switch.switch(other)
 
 

@@ -15,6 +15,8 @@ from qwen35mm.web.serving.texts import Texts
 
 
 def test_the_page_declares_the_requests_there_are() -> None:
-    declared = asset_path("web/shared/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
+    declared = (
+        asset_path("web/shared/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
+    )
     there_are = requests_of(Api, Models, Previews, Texts, Files, EndsTemporary)
     assert sorted(re.findall(r"^  (\w+)\(", declared, re.MULTILINE)) == sorted(there_are)

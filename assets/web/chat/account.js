@@ -45,7 +45,7 @@ export function accountButton(/** @type {Account} */ { name, can_change: canChan
       { label: t("Log out everywhere"), value: () => () => logOut(true) },
       { label: t("Log out"), kind: "strong", value: () => () => logOut(false) },
     ];
-    if (canChange) choices.splice(1, 0, { label: t("Change the password"), value: () => () => changePassword() });
+    if (canChange) choices.splice(1, 0, { label: t("Change password"), value: () => () => changePassword() });
     const chosen = await ask(name, h("p.quiet", t("You are logged in as {name}.", { name })), choices);
     await chosen?.();
   };
@@ -67,20 +67,20 @@ async function changePassword(trouble = "") {
   const rows = [
     field(t("Old password"), "current-password"),
     field(t("New password"), "new-password"),
-    field(t("New password, again"), "new-password"),
+    field(t("Repeat new password"), "new-password"),
   ];
   const body = h("div.passwords", rows, h("p.refused", { role: "alert" }, trouble));
-  const isWanted = await ask(t("Change the password"), body, [
+  const isWanted = await ask(t("Change password"), body, [
     { label: t("Cancel"), value: () => false },
-    { label: t("Change the password"), kind: "strong", value: () => true },
+    { label: t("Change password"), kind: "strong", value: () => true },
   ]);
   if (!isWanted) return;
   const [old, fresh, again] = rows.map((row) => row.querySelector("input")?.value ?? "");
-  const problem = fresh === again ? await taken(old, fresh) : t("The two new passwords differ.");
+  const problem = fresh === again ? await taken(old, fresh) : t("The new passwords don't match.");
   if (problem) await changePassword(problem);
   else {
-    const words = t("Your password was changed, and your other browsers are logged out.");
-    await ask(t("Change the password"), h("p", words), [{ label: t("Close"), value: () => null }]);
+    const words = t("Password changed. Your other browsers were logged out.");
+    await ask(t("Change password"), h("p", words), [{ label: t("Close"), value: () => null }]);
     // What it shows has the old key's ticket.
     location.reload();
   }
@@ -88,7 +88,7 @@ async function changePassword(trouble = "") {
 
 /** Why the new password isn't taken; nothing where it is. */
 async function taken(/** @type {string} */ old, /** @type {string} */ fresh) {
-  if (fresh.length < MIN_CHARS) return t("A password has at least {n} characters.", { n: MIN_CHARS });
+  if (fresh.length < MIN_CHARS) return t("A password needs at least {n} characters.", { n: MIN_CHARS });
   try {
     keepSession(await postTo("password", { old, new: fresh }));
     return "";

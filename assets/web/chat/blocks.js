@@ -85,15 +85,15 @@ export class Blocks {
         previews.set(number, preview);
         element.append(preview.element);
       }
-      label.textContent = isShown ? t("Close the preview") : t("Preview");
+      label.textContent = isShown ? t("Close preview") : t("Preview");
       toggle.setAttribute("aria-expanded", String(isShown));
     };
     show(previews.has(number));
     // Without the end of the last line, at which a terminal would begin.
-    const copyCode = iconButton("copy", t("Copy this code"), ({ currentTarget }) =>
+    const copyCode = iconButton("copy", t("Copy code"), ({ currentTarget }) =>
       copy(currentTarget, code.replace(/\n$/, "")),
     );
-    const saveCode = iconButton("download", t("Save this code"), () => save(codeFileName(language, code), code));
+    const saveCode = iconButton("download", t("Save code"), () => save(codeFileName(language, code), code));
     element.querySelector(".code-bar")?.append(h("span.row", kind && toggle, copyCode, saveCode));
   }
 }
@@ -112,8 +112,8 @@ function tableTools(/** @type {HTMLTableElement} */ table) {
   const saveTable = () => save(tableFileName(rows()), `\ufeff${csvOf(rows())}`, "text/csv");
   return h(
     "div.table-tools.row",
-    iconButton("copy", t("Copy this table as CSV"), ({ currentTarget }) => copy(currentTarget, csvOf(rows()))),
-    iconButton("download", t("Save this table as CSV"), saveTable),
+    iconButton("copy", t("Copy table as CSV"), ({ currentTarget }) => copy(currentTarget, csvOf(rows()))),
+    iconButton("download", t("Save table as CSV"), saveTable),
   );
 }
 

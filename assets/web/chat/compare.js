@@ -66,7 +66,7 @@ class OwnSettings extends SettingsPanel {
     const model = listed && this.model(listed, now?.weights ?? []);
     const body = h("div.own-settings", model, this.body);
     const begin = { label: t("Answer"), kind: "strong", value: () => this.values };
-    return ask(t("Another answer, beside this one"), body, [cancel(), begin]);
+    return ask(t("Another answer to compare"), body, [cancel(), begin]);
   }
 
   /** The model and the format of its weights, of which one can be another than now, and what that takes. */
@@ -75,7 +75,7 @@ class OwnSettings extends SettingsPanel {
     const plan = new Plan(this.page, (found) => {
       if (!plan.element.hidden) allow(plan.element, Boolean(found?.fits));
     });
-    const hint = h("p.quiet", t("It is loaded first, for all conversations."));
+    const hint = h("p.quiet", t("The model is loaded first, for all chats."));
     const loading = h("div", { hidden: true }, hint, plan.element);
     const take = (/** @type {ModelChange | null} */ change) => {
       this.change = change;
@@ -119,7 +119,7 @@ export class Comparison {
     this.state = page.state;
     this.question = h("p.question");
     this.sides = h("div.sides");
-    const close = iconButton("close", t("Close the comparison"), () => this.dialog.close());
+    const close = iconButton("close", t("Close comparison"), () => this.dialog.close());
     this.another = button("plain", [icon("plus"), t("Another answer")], () => this.ask(this.#answers[0]));
     const head = h("header.row", h("h2", t("Compare answers")), this.another, close);
     const labels = { "aria-label": t("Compare answers") };
@@ -228,7 +228,7 @@ export class Comparison {
     this.#rows.set(answer.id, row);
     row.show({ ...answer, kept: true });
     const names = differing(answer.settings, other.settings);
-    const goOn = button("strong", [icon("check"), t("Go on with this one")], () => this.#goOn(answer), {
+    const goOn = button("strong", [icon("check"), t("Continue with this answer")], () => this.#goOn(answer), {
       disabled: isRunning,
     });
     return h(
@@ -265,7 +265,7 @@ export class Comparison {
       this.#show(id, other.id);
       this.#pickers()[this.#seen.indexOf(id)].focus();
     };
-    return select({ "aria-label": t("Which answer") }, pick, options);
+    return select({ "aria-label": t("Choose an answer") }, pick, options);
   }
 
   #label(/** @type {string} */ name) {
@@ -300,6 +300,6 @@ function shown(/** @type {Settings[string] | undefined} */ value) {
 
 function sameness(/** @type {Answer} */ one, /** @type {Answer} */ other) {
   if (one.edited || other.edited) return one.edited ? t("Edited") : "";
-  if (!one.settings || !other.settings) return t("Nobody knows its settings any more.");
-  return one.model === other.model ? t("The same model and settings") : t("The same settings");
+  if (!one.settings || !other.settings) return t("Its settings are unknown.");
+  return one.model === other.model ? t("Same model and settings") : t("Same settings");
 }

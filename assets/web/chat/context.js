@@ -65,14 +65,14 @@ export class ContextGauge {
     const share = used / length;
     const isExact = this.#next?.exact ?? true;
     this.numbers.textContent = `${isExact ? "" : "≈ "}${number(used)} / ${number(length)}`;
-    this.words.textContent = t("{u} of {l} tokens of context", { u: number(used), l: number(length) });
+    this.words.textContent = t("{u} of {l} context tokens", { u: number(used), l: number(length) });
     this.fill.style.width = `${Math.min(100 * share, 100).toFixed(1)}%`;
     this.fill.classList.toggle("full", share > NEARLY_FULL);
     const rows = [
-      [t("What was said"), history],
+      [t("Chat so far"), history],
       [t("This message"), used - history],
-      [t("Kept for the answer"), reserve],
-      [t("Free"), Math.max(length - used - reserve, 0)],
+      [t("Reserved for the answer"), reserve],
+      [t("Available"), Math.max(length - used - reserve, 0)],
     ];
     redraw(
       this.parts,

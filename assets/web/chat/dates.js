@@ -19,6 +19,6 @@ export function groupOf(/** @type {Pick<ChatLine, "pinned" | "updated_s">} */ ch
   // Another machine's clock may be ahead.
   if (days <= 0) return t("Today");
   if (days === 1) return t("Yesterday");
-  if (days <= 7) return t("The last 7 days");
-  return days <= 30 ? t("The last 30 days") : month(date);
+  if (days <= 7) return t("Last 7 days");
+  return days <= 30 ? t("Last 30 days") : month(date);
 }

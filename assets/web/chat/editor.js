@@ -76,7 +76,7 @@ export function answerEditor(page, { id, text }, close) {
     event.stopPropagation();
     leave();
   });
-  const words = t("Your words become another branch, and the next answer builds on them.");
+  const words = t("Saved as a new branch. The next answer builds on it.");
   const buttons = h("div.row", h("span.quiet", words), button("plain", t("Cancel"), leave), saveButton);
   const element = h("div.answer-editor", box, buttons);
   const begin = () => {

@@ -35,8 +35,8 @@ export class Link {
     // It changes each second: nothing to be read out.
     this.countdown = h("span.countdown");
     this.logIn = button("plain", t("Log in"), () => this.#logIn());
-    this.reload = button("plain", t("Load the page again"), () => location.reload());
-    this.tryNow = button("plain", t("Try now"), () => this.connection.check());
+    this.reload = button("plain", t("Reload page"), () => location.reload());
+    this.tryNow = button("plain", t("Retry now"), () => this.connection.check());
     const buttons = [this.logIn, this.reload, this.tryNow];
     // There from the beginning, so that a screen reader hears what comes into it.
     this.element = h("div.connection.row.gone", this.words, this.countdown, buttons);
@@ -73,7 +73,7 @@ export class Link {
     page.composer.draft.measureSoon();
     if (JSON.stringify(now.app) === JSON.stringify(page.app)) return;
     Object.assign(page.app, now.app);
-    page.say(t("The program was started again in another way: load the page again to see how."), "note");
+    page.say(t("The program was restarted with other settings. Reload the page to see them."), "note");
   }
 
   // What the stream of answers tells
@@ -103,7 +103,7 @@ export class Link {
     const kind = problem?.kind;
     this.element.classList.toggle("back", !problem);
     this.element.classList.remove("gone");
-    this.#say(kind ? wordsOf(kind) : t("Connected again"));
+    this.#say(kind ? wordsOf(kind) : t("Reconnected"));
     this.logIn.hidden = kind !== "login";
     this.reload.hidden = kind !== "unknown person";
     this.tryNow.hidden = kind !== "lost" && kind !== "token";
@@ -133,7 +133,7 @@ export class Link {
   #count() {
     const { problem, nextMs } = this.connection;
     const seconds = nextMs === null ? 0 : Math.max(Math.ceil((nextMs - Date.now()) / 1000), 1);
-    const words = nextMs === null ? t("Connecting") : t("Trying again in {s} s", { s: seconds });
+    const words = nextMs === null ? t("Connecting") : t("Retrying in {s} s", { s: seconds });
     this.countdown.textContent = problem?.kind === "lost" ? words : "";
     this.tryNow.disabled = nextMs === null;
   }
@@ -145,10 +145,10 @@ export class Link {
 
 function wordsOf(/** @type {string} */ kind) {
   if (kind === "login") return t("You are logged out. What you typed is still here.");
-  if (kind === "unknown person") return t("This browser isn't known here any more.");
-  if (kind === "lost") return t("The connection to the program is lost.");
+  if (kind === "unknown person") return t("This browser is no longer known here.");
+  if (kind === "lost") return t("The connection is lost.");
   return t(
-    "The program was started again with another address. Open the one that it has printed, in this browser: " +
-      "then this page goes on.",
+    "The program was restarted with a new address. Open the address it printed in this browser. This " +
+      "page then continues.",
   );
 }

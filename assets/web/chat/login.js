@@ -54,10 +54,9 @@ function loginForm(/** @type {() => void} */ onDone) {
     const problem = response && !response.ok ? (await response.json().catch(() => null))?.error : null;
     if (!response) trouble.textContent = t("The program can't be reached. Is it still running?");
     else if (problem && problem.kind !== "wrong password") trouble.textContent = said(problem.message);
-    else if (!response.ok) trouble.textContent = t("This name and this password don't let you in.");
+    else if (!response.ok) trouble.textContent = t("Wrong name or password.");
     else if (logInAs(await response.json())) onDone();
-    else
-      trouble.textContent = t("This browser keeps nothing for this page. Allow it to store data, then log in again.");
+    else trouble.textContent = t("This browser doesn't store data for this page. Allow it, then log in again.");
   });
   return { form, name };
 }

@@ -60,9 +60,9 @@ export class Row {
     return h(
       "span.branches.row",
       { role: "group", "aria-label": t("Branches") },
-      iconButton("left", t("The branch before"), () => go(previous), { disabled: !previous }),
+      iconButton("left", t("Previous branch"), () => go(previous), { disabled: !previous }),
       h("span.count", `${at}/${of}`),
-      iconButton("right", t("The next branch"), () => go(next), { disabled: !next }),
+      iconButton("right", t("Next branch"), () => go(next), { disabled: !next }),
     );
   }
 
@@ -177,7 +177,7 @@ export class AnswerRow extends Row {
       message,
       message.edited && h("span.edited", t("Edited")),
       iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
-      iconButton("again", t("Answer again"), () => this.page.state.answer(message.parent)),
+      iconButton("again", t("Regenerate"), () => this.page.state.answer(message.parent)),
       message.branch.of < 2 && this.compareButton(message),
       canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
@@ -218,7 +218,7 @@ export class AnswerRow extends Row {
     this.drawThinking(view, isRunning);
     this.drawNotes(view.notes);
     this.work.hidden = !isRunning;
-    this.#work = view.work ?? { label: t("Getting ready"), share: null };
+    this.#work = view.work ?? { label: t("Preparing"), share: null };
     if (isRunning) this.drawWork();
     const words = endingOf(view);
     this.problem.hidden = !words;
@@ -247,7 +247,7 @@ export class AnswerRow extends Row {
     if (drawn === this.#notes) return;
     this.#notes = drawn;
     const lines = notes.map((note) => h("li", said(note)));
-    redraw(this.notes, h("summary", t("What the model was shown")), h("ul", lines));
+    redraw(this.notes, h("summary", t("Notes on the files")), h("ul", lines));
   }
 
   drawWork() {
@@ -263,7 +263,7 @@ export class AnswerRow extends Row {
     const rows = model ? [...stats.rows, [t("Model"), model]] : stats.rows;
     return h(
       "details.cost",
-      h("summary", { title: t("What this answer cost") }, stats.line.map(said).join(" · ")),
+      h("summary", { title: t("Cost of this answer") }, stats.line.map(said).join(" · ")),
       h(
         "dl",
         rows.map(([name, value]) => [h("dt", said(name)), h("dd", said(value))]),
@@ -282,13 +282,13 @@ function leftOut(/** @type {number} */ n) {
 
 /** What is to be said of how an answer ended; nothing where it is all there. */
 export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsaved }) {
-  if (unsaved) return t("This answer isn't stored: {why}", { why: said(unsaved) });
+  if (unsaved) return t("This answer isn't saved: {why}", { why: said(unsaved) });
   if (error) return said(error);
-  if (status === "length") return t("The answer ended at its limit. It can be continued.");
-  if (status === "interrupted") return t("The program ended in the middle of this answer.");
+  if (status === "length") return t("The answer reached its limit. You can continue it.");
+  if (status === "interrupted") return t("The program stopped during this answer.");
   if (blocks.length) return "";
   if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
-  return status === "finished" ? t("The model answered nothing.") : "";
+  return status === "finished" ? t("The model gave no answer.") : "";
 }
 
 /** What is the same stays untouched: a selection in it too. */

@@ -33,7 +33,7 @@ export class Preview {
     this.code = code;
     this.frame = h("iframe", { title: t("Preview"), sandbox: "allow-scripts", src: previewUrl(), class: kind });
     const larger = iconButton("larger", t("Full screen"), () => this.enlarge(true), { class: "larger" });
-    const smaller = iconButton("smaller", t("Back to the conversation"), () => this.enlarge(false), {
+    const smaller = iconButton("smaller", t("Exit full screen"), () => this.enlarge(false), {
       class: "smaller",
     });
     this.element = h("div.preview", this.frame, h("div.preview-tools.row", larger, smaller));
@@ -95,7 +95,7 @@ export class Preview {
   }
 
   fail(/** @type {string} */ why) {
-    redraw(this.element, h("p.problem", t("This can't be drawn: {why}", { why: why.slice(0, 500) })));
+    redraw(this.element, h("p.problem", t("This can't be shown: {why}", { why: why.slice(0, 500) })));
   }
 }
 

@@ -35,7 +35,7 @@ export class SettingsPanel {
       h(
         "header.row",
         h("h2", t("Settings")),
-        iconButton("close", t("Close the settings"), () => page.toggleSettings(false)),
+        iconButton("close", t("Close settings"), () => page.toggleSettings(false)),
       ),
       this.body,
     );
@@ -65,8 +65,8 @@ export class SettingsPanel {
     this.models?.load();
     this.drawPresets();
     const groups = Object.entries({
-      sampling: t("How words are chosen"),
-      length: t("Lengths"),
+      sampling: t("Sampling"),
+      length: t("Length"),
       media: t("Pictures and videos"),
     });
     redraw(
@@ -82,10 +82,10 @@ export class SettingsPanel {
           fields.map(([name, field]) => this.number(name, field)),
         );
       }),
-      button("plain reset", t("Back to the model's own settings"), () => this.take({})),
-      fieldset(t("Page"), [
-        this.choice("language", t("Language"), { "": t("As the browser"), ...LANGUAGES }),
-        this.choice("colours", t("Colours"), { "": t("As the system"), light: t("Light"), dark: t("Dark") }),
+      button("plain reset", t("Reset to model defaults"), () => this.take({})),
+      fieldset(t("General"), [
+        this.choice("language", t("Language"), { "": t("Browser default"), ...LANGUAGES }),
+        this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
         this.page.app.titles && this.titles(),
       ]),
       this.client(),
@@ -103,7 +103,7 @@ export class SettingsPanel {
   }
 
   systemPrompt() {
-    const text = h("textarea", { rows: 4, placeholder: t("How the model should behave; empty for none") });
+    const text = h("textarea", { rows: 4, placeholder: t("How the model should behave (optional)") });
     text.value = String(this.values.system ?? "");
     text.addEventListener("input", () => this.set("system", text.value));
     return h("label.block-field", h("span", t("System prompt")), text);
@@ -113,15 +113,15 @@ export class SettingsPanel {
     if (this.page.app.server?.thinking === false) return null;
     const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
     box.addEventListener("change", () => this.set("thinking", box.checked));
-    const hint = h("small", t("Slower, and better at hard questions."));
+    const hint = h("small", t("Slower, but better at hard questions."));
     return h("label.check.row", box, h("span", t("Think first"), hint));
   }
 
   titles() {
     const box = h("input", { type: "checkbox", checked: this.preferences.titles ?? true });
     box.addEventListener("change", () => this.page.changePreferences({ titles: box.checked }));
-    const hint = h("small", t("After the first answer, while nobody asks for anything."));
-    return h("label.check.row", box, h("span", t("Let the model write titles"), hint));
+    const hint = h("small", t("After the first answer, while the model is idle."));
+    return h("label.check.row", box, h("span", t("Generate chat titles"), hint));
   }
 
   /** A field, and a slider beside it where the range is small. */
@@ -169,8 +169,8 @@ export class SettingsPanel {
     const names = Object.keys(this.presets);
     // The one that all is set as, which may be deleted.
     const chosen = names.find((name) => isSame(this.presets[name], this.values));
-    const none = h("option", { value: "" }, names.length ? t("Take a preset") : t("No presets yet"));
-    const presets = select({ "aria-label": t("Take a preset") }, (name) => name && this.take(this.presets[name]), [
+    const none = h("option", { value: "" }, names.length ? t("Choose a preset") : t("No presets yet"));
+    const presets = select({ "aria-label": t("Choose a preset") }, (name) => name && this.take(this.presets[name]), [
       none,
       names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
     ]);
@@ -178,13 +178,13 @@ export class SettingsPanel {
       this.presetRow,
       presets,
       button("plain", t("Save as preset"), () => this.savePreset()),
-      chosen !== undefined && iconButton("trash", t("Delete the chosen preset"), () => this.deletePreset(chosen)),
+      chosen !== undefined && iconButton("trash", t("Delete preset"), () => this.deletePreset(chosen)),
     );
   }
 
   async savePreset() {
     const field = { "aria-label": t("Name"), placeholder: t("Name"), maxlength: "100" };
-    const name = await askText(t("Save these settings"), null, field, t("Save"));
+    const name = await askText(t("Save settings as preset"), null, field, t("Save"));
     if (name) await this.#keep(this.requests.ask("save_preset", { name, settings: this.values }, "presets"));
   }
 

@@ -43,9 +43,9 @@ export class Sidebar {
   constructor(page, account) {
     this.page = page;
     this.requests = page.requests;
-    const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations") };
+    const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search chats") };
     this.search = h("input", { ...search, oninput: debounce(SEARCH_AFTER_MS, () => this.load()) });
-    this.list = h("ul.chats", { role: "list", "aria-label": t("Conversations") });
+    this.list = h("ul.chats", { role: "list", "aria-label": t("Chats") });
     const more = button("plain", t("Show more"), () => this.loadMore());
     this.end = h("li.hint", { hidden: true }, more);
     const isNear = (/** @type {IntersectionObserverEntry[]} */ [entry]) => entry.isIntersecting && this.loadMore();
@@ -66,7 +66,7 @@ export class Sidebar {
     );
     this.element = h(
       "aside.sidebar",
-      { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
+      { id: "qwen35mm-conversations", "aria-label": t("Chats") },
       h("div.brand.row", h("img", { src: "icon.svg", alt: "" }), h("span", "qwen35mm")),
       h(
         "div.row",
@@ -77,8 +77,8 @@ export class Sidebar {
       this.list,
       h(
         "div.side-foot.row",
-        iconButton("upload", t("Take in an archive"), () => this.picker.click()),
-        iconButton("download", t("Save all conversations"), () => download(this.requests, "zip", [])),
+        iconButton("upload", t("Import"), () => this.picker.click()),
+        iconButton("download", t("Export all chats"), () => download(this.requests, "zip", [])),
         account && accountButton(account),
         this.settingsButton,
       ),
@@ -141,7 +141,7 @@ export class Sidebar {
       elements.push(row.element);
     }
     this.#rows = rows;
-    const none = this.search.value ? t("Nothing found") : t("Your conversations will be here.");
+    const none = this.search.value ? t("Nothing found") : t("Your chats will appear here.");
     if (!this.#lines.length) elements.push(h("li.hint.quiet", none));
     arrange(this.list, [...elements, this.end]);
     this.mark(this.#current);
@@ -186,16 +186,16 @@ export class Sidebar {
     const hits = (snippet ?? []).map(([text, isHit]) => (isHit ? h("mark", text) : h("span", text)));
     const name = h("span.name", title || t("Untitled"));
     const mark = running
-      ? h("span.mark.breathing", { role: "img", "aria-label": t("Is being answered") })
-      : unseen && h("span.mark.unseen-answer", { role: "img", "aria-label": t("Has a new answer") });
+      ? h("span.mark.breathing", { role: "img", "aria-label": t("Answering") })
+      : unseen && h("span.mark.unseen-answer", { role: "img", "aria-label": t("New answer") });
     const words = [h("span.line.row", name, mark), hits.length > 0 && h("span.snippet.quiet", hits)];
     const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, words));
     line.append(
-      menu(t("More about {title}", { title }), [
+      menu(t("Options for {title}", { title }), [
         ["pin", pinned ? t("Unpin") : t("Pin"), () => this.pin(chat)],
         ["edit", t("Rename"), () => this.rename(chat, line)],
-        ["download", t("Save as Markdown"), () => download(this.requests, "md", [id])],
-        ["download", t("Save with its files"), () => download(this.requests, "zip", [id])],
+        ["download", t("Export as Markdown"), () => download(this.requests, "md", [id])],
+        ["download", t("Export with files"), () => download(this.requests, "zip", [id])],
         ["trash", t("Delete"), () => this.remove(chat)],
       ]),
     );
@@ -268,10 +268,7 @@ export class Sidebar {
     this.picker.value = "";
     const taken = file && (await this.requests.told(takeIn(file)));
     if (!taken) return;
-    this.page.say(
-      t("{n} {n|conversation was|conversations were} taken in.", { n: taken.conversations.length }),
-      "good",
-    );
+    this.page.say(t("{n} {n|chat|chats} imported.", { n: taken.conversations.length }), "good");
     this.search.value = "";
     await this.load();
   }

@@ -30,9 +30,9 @@ export class Transcript {
 
   constructor(/** @type {Page} */ page) {
     this.page = page;
-    this.list = h("div.messages", { role: "log", "aria-live": "off", "aria-label": t("Conversation") });
+    this.list = h("div.messages", { role: "log", "aria-live": "off", "aria-label": t("Chat") });
     this.leftOut = h("p.left-out-above.row.quiet", t("Messages above are left out of the prompt"));
-    const labels = { tabindex: "0", role: "region", "aria-label": t("Conversation") };
+    const labels = { tabindex: "0", role: "region", "aria-label": t("Chat") };
     this.element = h("div.transcript", labels, this.list);
     const scrolled = () => {
       const { scrollHeight, scrollTop, clientHeight } = this.element;

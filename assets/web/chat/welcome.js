@@ -7,7 +7,7 @@ import { h } from "../shared/dom.js";
 import { t } from "../shared/words.js";
 
 export const temporaryWords = () =>
-  t("Nothing of this chat is stored. It ends when you close or reload the page, or begin or open another chat.");
+  t("This chat isn't saved. It ends when you close or reload the page, or start or open another chat.");
 
 export function welcome(/** @type {Page} */ page) {
   const drawn = page.app.examples.map((example, number) =>

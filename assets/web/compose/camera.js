@@ -25,7 +25,7 @@ export function takePicture() {
     const onRecord = () => {
       if (recorder) return recorder.stop();
       if (stream) recorder = clip(stream, take);
-      record.textContent = t("End the clip");
+      record.textContent = t("Stop recording");
       words.textContent = t("Recording");
       shoot.disabled = true;
     };
@@ -50,12 +50,12 @@ export function takePicture() {
       view.srcObject = given;
     };
     const refuse = () => {
-      words.textContent = t("There is no camera, or it isn't allowed here.");
+      words.textContent = t("No camera was found, or access was denied.");
     };
     const wanted = { video: { facingMode: "environment", width: { ideal: 1280 } } };
     // Only secure pages have it.
     if (navigator.mediaDevices) navigator.mediaDevices.getUserMedia(wanted).then(begin, refuse);
-    else words.textContent = t("The camera needs a page on https:// or on this machine.");
+    else words.textContent = t("The camera only works on https:// or on this machine.");
   });
 }
 

@@ -58,18 +58,18 @@ export class Composer {
     this.banner = h(
       "div.editing.row",
       { hidden: true },
-      h("span", t("You are changing an earlier message: a new branch begins there.")),
-      iconButton("close", t("Leave it as it was"), () => this.draft.stopEditing()),
+      h("span", t("Editing an earlier message. Sending it starts a new branch.")),
+      iconButton("close", t("Cancel editing"), () => this.draft.stopEditing()),
     );
-    this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Messages to be sent") });
+    this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Queued messages") });
     this.offers = new Offers(page);
     this.room = h("span.room.quiet", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
     this.stopButton = iconButton("stop", t("Stop"), () => page.state.stop(), { class: "round stop", hidden: true });
     const bar = h(
       "div.bar.row",
-      iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "attach" }),
-      iconButton("camera", t("Take a picture or a clip"), () => this.shoot(), { class: "shoot" }),
+      iconButton("clip", t("Add pictures, videos, text files or PDFs"), () => this.picker.click(), { class: "attach" }),
+      iconButton("camera", t("Take a photo or record a clip"), () => this.shoot(), { class: "shoot" }),
       this.quick.more,
       this.quick.element,
       this.room,
@@ -231,15 +231,15 @@ export class Composer {
   toBeSent(/** @type {Waiting} */ message) {
     const { text, files, isOnItsWay } = message;
     const isUploading = files.some(({ digest }) => digest === null);
-    const waits = isUploading ? t("Waits for its files") : t("Waits for the answer");
-    const state = this.page.link.isLost ? t("Waits for the connection") : isOnItsWay ? t("Sending") : waits;
+    const waits = isUploading ? t("Waiting for files") : t("Waiting for the answer");
+    const state = this.page.link.isLost ? t("Waiting for the connection") : isOnItsWay ? t("Sending") : waits;
     const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
     return h(
       "li.row",
       h("span.words", { title: words }, words),
       h("span.quiet", state),
       !isOnItsWay &&
-        iconButton("edit", t("Take it back"), () => {
+        iconButton("edit", t("Edit before sending"), () => {
           this.draft.takeBack(message);
           this.text.focus();
         }),
@@ -271,19 +271,14 @@ export class Composer {
     return h(
       "div.thumbnail.row.card",
       isSeen
-        ? h(
-            "button.shot",
-            { type: "button", "aria-label": t("Look at {name}", { name }), onclick: look },
-            picture,
-            badge,
-          )
+        ? h("button.shot", { type: "button", "aria-label": t("View {name}", { name }), onclick: look }, picture, badge)
         : h("div.shot", picture),
       h(
         "div.about",
         h("span.name", name),
         digest && (kind === "image" || kind === "video") ? this.sliders.trigger(kind) : h("span.label.quiet"),
         kind === "text" && textTools(this.page, file),
-        pdf && button("link", t("Use its pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
+        pdf && button("link", t("Use pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
       ),
       iconButton("close", t("Remove {name}", { name }), () => {
         this.draft.remove(file);
@@ -314,9 +309,9 @@ export class Composer {
     if (!cost) return;
     const { all, history, room, context, exact } = cost.tokens;
     const [a, c] = [number(all), number(context)];
-    const words = t("{n} {n|token|tokens}, room for {r}", { n: all - history, r: room });
+    const words = t("{n} {n|token|tokens}, {r} available", { n: all - history, r: room });
     this.room.textContent = exact ? words : `≈ ${words}`;
-    this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a, c });
+    this.room.title = t("The prompt will use {a} of {c} context tokens", { a, c });
     if (!exact) this.room.title += `. ${estimated()}`;
   }
 

@@ -14,7 +14,7 @@ export class Offers {
   constructor(/** @type {Page} */ page) {
     this.page = page;
     this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
-    this.taken = h("ul.taken", { role: "list", "aria-label": t("For this message alone"), hidden: true });
+    this.taken = h("ul.taken", { role: "list", "aria-label": t("For this message only"), hidden: true });
     this.element = h("div.offers", this.taken, this.trouble);
   }
 
@@ -22,11 +22,14 @@ export class Offers {
     if (!cost || cost.fits) return this.drawTrouble("", []);
     const { all, context, reserve } = cost.tokens;
     const [a, c, r] = [number(all), number(context), number(reserve)];
-    const words = t("This won't fit: it takes {a} tokens. The context holds {c}, and {r} are kept for the answer.", {
-      a,
-      c,
-      r,
-    });
+    const words = t(
+      "This doesn't fit: it takes {a} tokens. The context holds {c}, and {r} are reserved for the " + "answer.",
+      {
+        a,
+        c,
+        r,
+      },
+    );
     this.drawTrouble(words, cost.offers);
   }
 
@@ -56,12 +59,12 @@ export class Offers {
   line(/** @type {Offer} */ offer) {
     const what = said(offer.label);
     const { draft, text } = this.page.composer;
-    const labels = { title: t("For later messages, too"), "aria-label": `${t("Make default")}: ${what}` };
+    const labels = { title: t("Also for later messages"), "aria-label": `${t("Make default")}: ${what}` };
     return h(
       "li.row",
-      h("span", t("For this message alone: {what}", { what })),
+      h("span", t("For this message only: {what}", { what })),
       button("plain", t("Make default"), () => this.page.makeDefault(offer), labels),
-      iconButton("close", t("Not for this message: {what}", { what }), () => {
+      iconButton("close", t("Remove for this message: {what}", { what }), () => {
         draft.taken = draft.taken.filter((each) => each !== offer);
         text.focus();
       }),

@@ -19,19 +19,19 @@ export class Quick {
     this.page = page;
     this.thinking = button("pill", t("Think first"), () => this.set("thinking", !this.thinks), {
       hidden: page.app.server?.thinking === false,
-      title: t("Slower, and better at hard questions."),
+      title: t("Slower, but better at hard questions."),
     });
     this.system = button("pill", t("System prompt"), () => {});
     const prompt = popover(this.system, t("System prompt"), (content) => this.drawPrompt(content));
-    const choose = { class: "pill", "aria-label": t("Take a preset") };
+    const choose = { class: "pill", "aria-label": t("Choose a preset") };
     this.preset = select(choose, (name) => this.choose(name), []);
-    this.element = h("div.quick.row", { role: "group", "aria-label": t("How to answer") }, [
+    this.element = h("div.quick.row", { role: "group", "aria-label": t("Answer options") }, [
       this.thinking,
       this.system,
       prompt,
       this.preset,
     ]);
-    this.more = iconButton("settings", t("How to answer"), () => {}, { class: "quick-menu" });
+    this.more = iconButton("settings", t("Answer options"), () => {}, { class: "quick-menu" });
     opensAt(this.more, this.element, () => {});
     const fold = () => {
       this.element.popover = IS_NARROW.matches ? "auto" : null;
@@ -61,7 +61,7 @@ export class Quick {
   }
 
   drawPrompt(/** @type {HTMLElement} */ content) {
-    const placeholder = t("How the model should behave; empty for none");
+    const placeholder = t("How the model should behave (optional)");
     const text = h("textarea", { rows: 6, placeholder, "aria-label": t("System prompt") });
     text.value = String(this.page.state.settings.system ?? "");
     text.addEventListener("input", () => this.set("system", text.value));

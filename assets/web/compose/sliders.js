@@ -17,7 +17,7 @@ export class Sliders {
 
   constructor(/** @type {Composer} */ composer) {
     this.composer = composer;
-    this.element = h("div.limits.row.quiet", { id: ID, role: "group", "aria-label": t("What media may cost") });
+    this.element = h("div.limits.row.quiet", { id: ID, role: "group", "aria-label": t("Media limits") });
   }
 
   /** Where it is told what a medium costs, which opens its sliders. */
@@ -27,7 +27,7 @@ export class Sliders {
       this.#open = this.#open === kind ? null : kind;
       this.draw();
     };
-    return h("button.label.quiet", { type: "button", onclick: toggle, title: t("Change what it costs"), ...labels });
+    return h("button.label.quiet", { type: "button", onclick: toggle, title: t("Change limits"), ...labels });
   }
 
   draw() {

@@ -135,7 +135,8 @@ export class Closer {
         height: percent(part.bottom - part.top),
       });
     const hint = t(
-      "Draw a rectangle. By keys: arrows move it, with Shift they change its size, Enter goes to the question.",
+      "Draw a rectangle. On the keyboard, arrows move it, Shift with arrows resizes it, and Enter goes " +
+        "to the question.",
     );
     this.words.textContent = part ? "" : hint;
   }

@@ -22,11 +22,11 @@ export async function askToFind(/** @type {Page} */ page, /** @type {Item} */ it
   const what = h("input", { required: true, placeholder: t("cat, red car"), "aria-label": t("What to find") });
   const shape = h(
     "select",
-    { "aria-label": t("How it is shown") },
-    h("option", { value: "boxes" }, t("with boxes")),
-    h("option", { value: "points" }, t("with points")),
+    { "aria-label": t("Show as") },
+    h("option", { value: "boxes" }, t("Boxes")),
+    h("option", { value: "points" }, t("Points")),
   );
-  const words = h("p.quiet", t("The model is asked where each of them is, and the answer is drawn on the picture."));
+  const words = h("p.quiet", t("The model is asked where each one is. Its answer is drawn on the picture."));
   const text = await ask(
     t("Find in this picture"),
     [words, h("div.find.row", what, shape)],

@@ -61,7 +61,7 @@ export class Groundings {
   #drawUnits() {
     const names = {
       thousandth: t("0 to 1000"),
-      "shown pixel": t("Pixels as the model saw them"),
+      "shown pixel": t("Pixels the model saw"),
       pixel: t("Pixels of the file"),
       whole: t("0 to 1"),
     };
@@ -72,7 +72,7 @@ export class Groundings {
       this.#chosen = /** @type {Unit} */ (unit);
       this.show(this.groundings);
     };
-    redraw(this.units, h("span", t("The numbers are")), select({}, choose, options));
+    redraw(this.units, h("span", t("Coordinates")), select({}, choose, options));
   }
 
   /** Shows a figure on the whole screen, among those of this answer, with one of its marks. */
@@ -103,9 +103,9 @@ class Figure {
     this.title = h("figcaption.quiet");
     const tools = h(
       "div.row",
-      button("plain", [icon("download"), "JSON"], () => this.saveJson(), { title: t("Save the marks as JSON") }),
+      button("plain", [icon("download"), "JSON"], () => this.saveJson(), { title: t("Save marks as JSON") }),
       button("plain", [icon("download"), "PNG"], () => this.savePicture(), {
-        title: t("Save the picture with its marks"),
+        title: t("Save picture with marks"),
       }),
     );
     this.element = h("figure.grounding", picture, h("div.mark-side", this.title, this.marks.list, tools));
@@ -144,7 +144,7 @@ class Figure {
       () => null,
     );
     if (blob) save(`${this.name}.png`, blob);
-    else all.page.say(t("The picture can't be drawn here: it is gone, or too large for this browser."));
+    else all.page.say(t("The picture can't be drawn: it was deleted, or it is too large for this browser."));
   }
 }
 

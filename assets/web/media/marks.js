@@ -88,7 +88,7 @@ export class Marks {
       { type: "button", onclick: () => this.choose(at) },
       h("span.swatch", { style: `--colour: ${colourOf(at)}` }),
       h("span.mark-number", String(at + 1)),
-      h("span.mark-words", label || t("nameless"), more && h("small", more)),
+      h("span.mark-words", label || t("unnamed"), more && h("small", more)),
     );
     const [light, dim] = [() => this.light(at), () => this.light(null)];
     const events = { mouseenter: light, focus: light, mouseleave: dim, blur: dim };

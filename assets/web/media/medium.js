@@ -53,7 +53,7 @@ function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {
   });
   const image = h("img", { src: source.poster ?? source.src, alt: "", loading: "lazy" });
   image.style.aspectRatio = `${width} / ${height}`;
-  const words = t("Where it was cut out of {name}", { name: source.label });
+  const words = t("Show where this is in {name}", { name: source.label });
   const button = h("button.place", { type: "button", title: words, "aria-label": words, onclick: look }, image, spot);
   image.addEventListener("error", () => button.remove());
   return button;

@@ -75,9 +75,7 @@ class Fold {
     const shape = { style: `aspect-ratio: ${size[1]} / ${size[0]}` };
     const drawn = frames.map(({ time_s, is_kept, picture }, at) => {
       const time = timeOf(time_s);
-      const label = is_kept
-        ? t("Frame at {time}", { time })
-        : t("Frame at {time}, left out: it shows the same as before", { time });
+      const label = is_kept ? t("Frame at {time}", { time }) : t("Frame at {time}, left out: same as before", { time });
       const show = () => new Viewer(this.page, items, at).open();
       const image = h("img", { src: picture, alt: "", ...shape });
       return h("li", { class: is_kept ? null : "same" }, [
@@ -88,7 +86,7 @@ class Fold {
     redraw(this.film, drawn);
     const numSame = frames.filter(({ is_kept }) => !is_kept).length;
     const [n, m] = [frames.length - numSame, numSame];
-    const words = t("Shown to the model: {n}. Left out, since they show the same: {m}.", { n, m });
+    const words = t("Shown to the model: {n}. Left out as similar: {m}.", { n, m });
     this.words.textContent = numSame ? words : "";
   }
 
@@ -158,7 +156,7 @@ export class ClipEditor extends Fold {
       this.choose({ end_s: seconds >= this.duration_s ? null : Math.max(seconds, this.clip.start_s + STEP_S) });
     });
     const max = String(NUM_POSITIONS);
-    this.count = h("input", { type: "range", min: "0", max, "aria-label": t("Frames of this video") });
+    this.count = h("input", { type: "range", min: "0", max, "aria-label": t("Number of frames") });
     this.count.addEventListener("input", () => {
       this.choose({ num_frames: amountAt(Number(this.count.value), this.counts) });
     });
@@ -166,7 +164,7 @@ export class ClipEditor extends Fold {
     this.same = h("input", { type: "checkbox" });
     this.numSame = h("output");
     this.same.addEventListener("change", () => this.choose({ drop_similar: this.same.checked }));
-    this.whole = button("link", t("All of it again"), () => {
+    this.whole = button("link", t("Use whole video"), () => {
       this.choose(WHOLE);
       this.start.focus();
     });
@@ -174,7 +172,7 @@ export class ClipEditor extends Fold {
       h("label.row", h("span", t("From")), this.from),
       h("label.row", h("span", t("To")), this.to),
       h("label.row", h("span", t("Frames")), this.count, this.number),
-      h("label.row", this.same, h("span", t("Leave out frames that show the same")), this.numSame),
+      h("label.row", this.same, h("span", t("Leave out similar frames")), this.numSame),
       this.whole,
     ]);
     this.film.before(this.track);

@@ -12,7 +12,7 @@ import { t } from "../shared/words.js";
 /** What is to be said of an attached text: its encoding, which can be another one, and what it begins with. */
 export function textTools(/** @type {Page} */ page, /** @type {DraftFile} */ file) {
   const preview = button("link", t("Preview"), () => {});
-  const label = t("What {name} begins with", { name: file.name });
+  const label = t("Preview of {name}", { name: file.name });
   return [
     encoding(page, file, preview),
     file.form && [preview, popover(preview, label, (content) => drawPreview(page, content, file))],
@@ -63,7 +63,7 @@ export function textCard(/** @type {Page} */ page, /** @type {Attachment} */ fil
   const content = h("div.beginning", {
     tabindex: "0",
     role: "region",
-    "aria-label": t("What {name} begins with", { name }),
+    "aria-label": t("Preview of {name}", { name }),
   });
   whenSeen(content, () => drawPreview(page, content, file));
   return h("div.text-file.card", link, content);
@@ -80,7 +80,7 @@ async function drawPreview(
   const code = h("div.prose");
   // The program made it safe.
   if (html) code.innerHTML = html;
-  redraw(content, rows ? table(rows) : code, more && h("p.quiet", t("And more")));
+  redraw(content, rows ? table(rows) : code, more && h("p.quiet", t("The file continues")));
 }
 
 function table(/** @type {string[][]} */ [head, ...rows]) {

@@ -64,15 +64,15 @@ export class Viewer {
     this.percent = h("span.percent.quiet");
     this.picture = h("div.view");
     this.stage = h("div.stage", { tabindex: "0", role: "group" }, this.picture);
-    this.previous = iconButton("left", t("The one before"), () => this.go(-1), { class: "step before" });
-    this.next = iconButton("right", t("The next one"), () => this.go(1), { class: "step after" });
+    this.previous = iconButton("left", t("Previous"), () => this.go(-1), { class: "step before" });
+    this.next = iconButton("right", t("Next"), () => this.go(1), { class: "step after" });
     this.zooms = h(
       "div.zooms.row",
-      iconButton("minus", t("Smaller"), () => this.zoom(1 / ZOOM_STEP)),
+      iconButton("minus", t("Zoom out"), () => this.zoom(1 / ZOOM_STEP)),
       this.percent,
-      iconButton("plus", t("Larger"), () => this.zoom(ZOOM_STEP)),
-      iconButton("fit", t("All of it"), () => this.fit()),
-      iconButton("pixels", t("Its own size, 100 %"), () => this.zoomTo(1)),
+      iconButton("plus", t("Zoom in"), () => this.zoom(ZOOM_STEP)),
+      iconButton("fit", t("Fit"), () => this.fit()),
+      iconButton("pixels", t("Actual size"), () => this.zoomTo(1)),
     );
     this.closer = new Closer(this);
     this.finder = iconButton("find", t("Find something in this picture"), () => this.find());
@@ -208,7 +208,7 @@ export class Viewer {
   lack() {
     this.port = null;
     this.picture.style.cssText = "";
-    this.shown = h("p.none", { role: "alert" }, t("Browsers don't show this format."));
+    this.shown = h("p.none", { role: "alert" }, t("Browsers can't show this format."));
     redraw(this.picture, this.shown);
     this.zooms.hidden = true;
     this.place();

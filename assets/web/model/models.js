@@ -43,8 +43,8 @@ export class Models {
   async load() {
     const found = await this.requests.ask("models", {}, "models");
     if (!found) return;
-    const another = h("option", { value: "" }, t("Another one from Hugging Face"));
-    const onServer = h("option", { value: SERVER }, t("One on a server"));
+    const another = h("option", { value: "" }, t("Another model from Hugging Face"));
+    const onServer = h("option", { value: SERVER }, t("A model on a server"));
     const choose = (/** @type {string} */ chosen) => this.choose(chosen, found);
     const options = [modelOptions(found), another, onServer];
     // The context stays as it is.
@@ -71,8 +71,8 @@ export class Models {
 
   async getAnother() {
     const field = { "aria-label": t("Hugging Face id"), placeholder: "Qwen/Qwen3.5-2B" };
-    const words = h("p", t("It is downloaded once, and kept."));
-    const id = await askText(t("Get a model from Hugging Face"), words, field, t("Continue"));
+    const words = h("p", t("It is downloaded once and kept."));
+    const id = await askText(t("Download from Hugging Face"), words, field, t("Continue"));
     return id ? this.propose({ source: id, is_new: true }) : this.load();
   }
 
@@ -84,12 +84,12 @@ export class Models {
    */
   async propose(change, name = change.source ?? "", size) {
     if (change.server) return this.change(change);
-    const stay = t("This chat and what is written stay.");
-    const kept = size === undefined ? "" : `${t("{size} are downloaded once, and kept.", { size: said(size) })} `;
+    const stay = t("This chat and your draft stay.");
+    const kept = size === undefined ? "" : `${t("{size} are downloaded once and kept.", { size: said(size) })} `;
     const texts = change.is_new
-      ? { title: t("Get {name} from Hugging Face?", { name }), words: h("p", kept + stay), label: t("Download") }
+      ? { title: t("Download {name} from Hugging Face?", { name }), words: h("p", kept + stay), label: t("Download") }
       : change.source
-        ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load it") }
+        ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load") }
         : { title: t("Context and memory"), label: t("Apply") };
     const meant = await askSettings(this.page, change, texts);
     return meant ? this.change(meant) : this.load();
@@ -99,8 +99,8 @@ export class Models {
   async change(/** @type {ModelChange} */ change) {
     const bar = h("progress");
     const label = h("p", { role: "status" });
-    const stop = button("plain", t("Stop the download"), () => this.requests.ask("cancel_change", {}));
-    const title = t("Another model");
+    const stop = button("plain", t("Cancel download"), () => this.requests.ask("cancel_change", {}));
+    const title = t("Changing the model");
     const foot = change.is_new && h("div.dialog-buttons.row", stop);
     const dialog = h("dialog.dialog.card", { "aria-label": title }, h("h2", title), label, bar, foot);
     dialog.addEventListener("cancel", (event) => event.preventDefault());

@@ -50,11 +50,11 @@ export class Plan {
     const { parts, memory, fits, largest_context: longest, suggestion } = plan;
     const names = {
       weights: t("Weights"),
-      kv: t("Keys and values"),
+      kv: t("KV cache"),
       states: t("States of {n} {n|reply|replies}", { n: plan.slots }),
-      work: t("Computing"),
+      work: t("Working memory"),
       program: t("Tokenizer and texts"),
-      kept: t("Kept for later turns"),
+      kept: t("Cached for later turns"),
     };
     const kinds = /** @type {(keyof typeof names)[]} */ (Object.keys(names)).filter((kind) => parts[kind] > 0);
     const all = sum(Object.values(parts));
@@ -74,15 +74,17 @@ export class Plan {
       h("ul.memory-parts", { role: "list" }, legend),
     );
     const [needed, had] = [size(all - parts.kept), size(memory)];
-    const furthest = longest !== null && t("The longest context that fits has {n} tokens.", { n: longest });
+    const furthest = longest !== null && t("Longest context that fits: {n} tokens.", { n: longest });
     redraw(
       this.words,
       fits
-        ? h("p", t("Takes {size} of {memory} that can be had.", { size: needed, memory: had }), " ", furthest)
-        : h("p.refused", t("It doesn't fit: it takes {size}, and {memory} can be had.", { size: needed, memory: had })),
+        ? h("p", t("Takes {size} of {memory} available.", { size: needed, memory: had }), " ", furthest)
+        : h("p.refused", t("Doesn't fit: takes {size}, {memory} available.", { size: needed, memory: had })),
       !fits && suggestion && h("p", t("This fits: {settings}.", { settings: said(suggestion.label) })),
-      !fits && suggestion && this.take && button("plain", t("Take that"), () => this.take?.(suggestion)),
-      !fits && !suggestion && h("p", t("Nothing less fits, either: take a smaller model, or close other programs.")),
+      !fits && suggestion && this.take && button("plain", t("Use these settings"), () => this.take?.(suggestion)),
+      !fits &&
+        !suggestion &&
+        h("p", t("No other settings fit either. Choose a smaller model, or close other programs.")),
     );
     this.onPlan(plan);
   }
@@ -127,9 +129,13 @@ export function askSettings(page, change, { title, words, label }) {
     return { element, draw };
   };
   const weights = choice("weights", t("Weights"));
-  const kvTypes = choice("kv_dtype", t("Keys and values"));
-  const hint = h("small", { hidden: true }, t("Fewer bits take less memory; answers lose a little of their accuracy."));
-  const context = h("label.number", h("span", t("Context, in tokens")), length);
+  const kvTypes = choice("kv_dtype", t("KV cache"));
+  const hint = h(
+    "small",
+    { hidden: true },
+    t("Fewer bits take less memory, and answers become slightly less accurate."),
+  );
+  const context = h("label.number", h("span", t("Context length in tokens")), length);
   const body = h("div.model-settings", words, context, weights.element, kvTypes.element, hint, plan.element);
   const asked = ask(title, body, [cancel(), { label, kind: "strong", value: () => wanted }]);
 

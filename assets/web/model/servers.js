@@ -21,9 +21,9 @@ export function addServer(page) {
   const form = h(
     "form.server-form",
     h("h2", t("Add a server")),
-    h("p.quiet", t("One that speaks OpenAI's protocol: vLLM, llama-server, Ollama, or qwen35mm serve.")),
+    h("p.quiet", t("Any server with an OpenAI-compatible API: vLLM, llama-server, Ollama or qwen35mm serve.")),
     h("label.block-field", h("span", t("Address")), address),
-    h("label.block-field", h("span", t("Key")), key),
+    h("label.block-field", h("span", t("API key")), key),
     models,
     trouble,
     h("div.dialog-buttons.row", leave, take),
@@ -36,7 +36,7 @@ export function addServer(page) {
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    trouble.textContent = t("Asking the server");
+    trouble.textContent = t("Contacting the server");
     take.disabled = true;
     const asked = { address: address.value.trim(), key: key.value.trim() || null, model: model.value || null };
     const found = await page.requests.call("add_server", asked).catch((problem) => {
@@ -50,7 +50,7 @@ export function addServer(page) {
       page.models.change({ server: found.server });
       return;
     }
-    trouble.textContent = t("It has several models: choose one.");
+    trouble.textContent = t("The server has several models. Choose one.");
     redraw(
       model,
       found.names.map((name) => h("option", { value: name }, name)),
@@ -64,9 +64,9 @@ export function addServer(page) {
 
 /** The button that forgets a server, and its key. */
 export function forgetButton(/** @type {Page} */ page, /** @type {Server} */ { id, name, host }) {
-  return iconButton("trash", t("Forget {name}", { name }), async () => {
-    const words = t("Its address and its key are deleted here. Chats stay.");
-    if (!(await askToDelete(t("Forget {name} on {host}?", { name, host }), words))) return;
+  return iconButton("trash", t("Remove {name}", { name }), async () => {
+    const words = t("Its address and key are deleted here. Chats stay.");
+    if (!(await askToDelete(t("Remove {name} on {host}?", { name, host }), words))) return;
     await page.requests.ask("remove_server", { server: id });
     await page.models.load();
   });
@@ -77,7 +77,7 @@ export function serverNotes(/** @type {Page} */ { app }) {
   if (!app.server) return null;
   return h(
     "div.server-notes.quiet",
-    h("p", t("Answers on {host}", { host: app.server.host })),
+    h("p", t("Runs on {host}", { host: app.server.host })),
     app.server.notes.length > 0 &&
       h(
         "ul",

@@ -16,10 +16,10 @@ export class Switcher {
     this.element = h("div.switcher");
     const name = [h("span", model), server && h("small", server.host)];
     if (models) {
-      const trigger = h("button.model.card.quiet", { type: "button", title: t("Choose another model") }, name);
+      const trigger = h("button.model.card.quiet", { type: "button", title: t("Change model") }, name);
       this.content = popover(trigger, t("Models"), (content) => this.draw(content));
       this.element.append(trigger, this.content);
-    } else this.element.append(h("span.model.card.quiet", { title: t("The model that answers") }, name));
+    } else this.element.append(h("span.model.card.quiet", { title: t("Current model") }, name));
   }
 
   async draw(/** @type {HTMLElement} */ content) {
@@ -40,16 +40,16 @@ export class Switcher {
         button("link", t("Add a server"), () => this.#close(() => addServer(this.page))),
       ]),
       section(
-        t("To download"),
+        t("Available to download"),
         found.downloads.map((model) => this.downloadable(model)),
       ),
-      button("link", t("Another one from Hugging Face"), () => this.#close(() => this.page.models.getAnother())),
+      button("link", t("Another model from Hugging Face"), () => this.#close(() => this.page.models.getAnother())),
     );
     if (hadFocus) content.querySelector("button")?.focus();
   }
 
   installed(/** @type {Model} */ { name, source, size, reason, usable, current }) {
-    const note = current ? t("Answers now") : said(reason ?? "");
+    const note = current ? t("In use") : said(reason ?? "");
     const choose = () => this.#close(() => current || this.page.models.propose({ source }, name));
     return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
   }
@@ -57,7 +57,7 @@ export class Switcher {
   server(/** @type {Server} */ server) {
     const { id, name, host, current, kept } = server;
     const choose = () => this.#close(() => current || this.page.models.change({ server: id }));
-    const note = current ? t("Answers now") : "";
+    const note = current ? t("In use") : "";
     const attributes = { "aria-current": current && "true" };
     return h("div.server", line(name, host, note, choose, attributes), kept && forgetButton(this.page, server));
   }
@@ -116,7 +116,7 @@ export class DemoBanner {
       redraw(this.offer, button("plain", t("Use {name}", { name: here.name }), change));
     } else if (there) {
       const { source, size } = there;
-      const words = t("Get {name}, {size}", { name: source, size: said(size) });
+      const words = t("Download {name}, {size}", { name: source, size: said(size) });
       const get = () => this.page.models.propose({ source, is_new: true }, source, size);
       redraw(this.offer, button("plain", [icon("download"), words], get));
     }
@@ -141,10 +141,16 @@ const about = () =>
     h(
       "p",
       t(
-        "The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that " +
-          "everything can be tried without a download. It names shapes, their colours, places and number, and says " +
-          "how a shape moves or changes its colour. It doesn't know photographs, people, writing, or the world.",
+        "The bundled model is small. It was trained from scratch on scenes drawn by a program, so that " +
+          "you can try everything without a download. It names shapes, their colours, positions and number," +
+          " and says how a shape moves or changes colour. It doesn't know photos, people, writing or the " +
+          "world.",
       ),
     ),
-    h("p", t("For a real one, end this with Ctrl-C and start:"), " ", h("code", "make chat MODEL=Qwen/Qwen3.5-2B")),
+    h(
+      "p",
+      t("For a real model, stop the program with Ctrl-C and run:"),
+      " ",
+      h("code", "make chat MODEL=Qwen/Qwen3.5-2B"),
+    ),
   );

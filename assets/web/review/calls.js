@@ -33,7 +33,7 @@ export async function call(name, args = {}, signal) {
   const how = { method: "POST", headers: sessionHeaders(), body, signal, keepalive: body.length < 60_000 };
   const answer = await fetch(`api/${name}`, how).catch((error) => {
     if (signal?.aborted) throw error;
-    throw new Refused(t("The program can't be reached. Is it running?"), undefined);
+    throw new Refused(t("The program can't be reached. Is it still running?"), undefined);
   });
   const reply = await answer.json().catch(() => ({ error: { message: answer.statusText } }));
   if (!answer.ok) throw new Refused(said(reply.error.message), reply.error.item);

@@ -45,11 +45,8 @@ export class Captioned {
       oninput: () => this.#wrote(),
       onkeydown: (event) => this.#onKey(event),
     });
-    const row = [
-      button("strong", t("Save"), () => this.finish()),
-      button("plain", t("Leave it as it was"), () => this.abandon()),
-    ];
-    const keys = t("Enter saves, Shift+Enter is a new line, Escape leaves it as it was.");
+    const row = [button("strong", t("Save"), () => this.finish()), button("plain", t("Cancel"), () => this.abandon())];
+    const keys = t("Enter saves, Shift+Enter starts a new line, Escape cancels.");
     this.editor = h("div.editing", { hidden: true }, this.area, h("div.row", row), h("p.quiet", keys));
     this.changed = h("div.card.changed", { hidden: true, role: "alert" });
     this.proposal = h("div.card.proposal", { hidden: true });
@@ -77,7 +74,7 @@ export class Captioned {
     this.proposal.hidden = !proposal || !item;
     if (!proposal || !item) return;
     if (proposal === "asking") {
-      const words = t("The model is asked. The first time, it is loaded, too.");
+      const words = t("Asking the model. The first time, it also has to load.");
       redraw(
         this.proposal,
         h("p", { role: "status" }, words),
@@ -86,17 +83,11 @@ export class Captioned {
       return;
     }
     const row = [
-      button("strong", [t("Take it"), key("t")], () => this.doing.take(item, proposal)),
-      button("plain", t("Leave it as it was"), () => this.doing.leave(item)),
+      button("strong", [t("Use it"), key("t")], () => this.doing.take(item, proposal)),
+      button("plain", t("Discard"), () => this.doing.leave(item)),
     ];
     const flags = proposal.flags.map((flag) => h("span.flag", flag));
-    redraw(
-      this.proposal,
-      h("h3", t("Another caption")),
-      h("p.caption", proposal.text),
-      h("p", flags),
-      h("div.row", row),
-    );
+    redraw(this.proposal, h("h3", t("New caption")), h("p.caption", proposal.text), h("p", flags), h("div.row", row));
   }
 
   edit() {
@@ -148,9 +139,9 @@ export class Captioned {
       this.#end();
       this.show(theirs);
     };
-    const row = [button("strong", t("Take theirs"), take), button("plain", t("Keep mine"), keep)];
+    const row = [button("strong", t("Use theirs"), take), button("plain", t("Keep mine"), keep)];
     this.changed.hidden = false;
-    const words = t("{name} was changed meanwhile. On the disk is now:", { name: theirs.file });
+    const words = t("{name} has changed on disk. It now says:", { name: theirs.file });
     redraw(this.changed, h("p", words), h("p.caption", said(theirs.problem ?? theirs.text)), h("div.row", row));
   }
 
@@ -200,7 +191,7 @@ export class Captioned {
     const failed = () => this.#tell(item);
     if (item.kind === "image") {
       const picture = h("img", { src, alt: item.name, onerror: failed });
-      redraw(this.figure, h("a", { href: src, target: "_blank", title: t("Open it in its own size") }, picture));
+      redraw(this.figure, h("a", { href: src, target: "_blank", title: t("Open in actual size") }, picture));
       return;
     }
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -213,7 +204,7 @@ export class Captioned {
     const answer = await fetch(addressOf(item)).catch(() => null);
     const problem = answer?.ok ? null : await answer?.json().catch(() => null);
     if (this.#item?.number !== item.number) return;
-    const words = problem ? said(problem.error.message) : t("This browser can't play it.");
+    const words = problem ? said(problem.error.message) : t("This browser can't play this clip.");
     const small = !problem && h("img", { src: fileUrl("small", item), alt: item.name });
     redraw(this.figure, small, h("p", words));
   }

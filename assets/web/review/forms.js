@@ -16,7 +16,7 @@ const SIDECAR = "{sidecar}";
 export function searchForm(flags, filter) {
   const field = h("input", {
     type: "search",
-    placeholder: t("Words in captions and names"),
+    placeholder: t("Search captions and names"),
     "aria-label": t("Search"),
     oninput: ({ currentTarget }) => filter({ words: currentTarget.value }),
   });
@@ -27,7 +27,7 @@ export function searchForm(flags, filter) {
     h("option", { value: "empty" }, t("Without a caption")),
     h("option", { value: "similar" }, t("Near-duplicates")),
   ];
-  const show = select({ "aria-label": t("Which") }, (value) => filter({ show: asShow(value) }), shown);
+  const show = select({ "aria-label": t("Show") }, (value) => filter({ show: asShow(value) }), shown);
   const length = (/** @type {"min_chars" | "max_chars"} */ name, /** @type {string} */ label) =>
     h("input", {
       type: "number",
@@ -37,8 +37,8 @@ export function searchForm(flags, filter) {
       "aria-label": label,
       oninput: ({ currentTarget: { valueAsNumber: n } }) => filter({ [name]: Number.isFinite(n) ? n : null }),
     });
-  const lengths = [length("min_chars", t("Length from")), length("max_chars", t("Length to"))];
-  const help = iconButton("more", t("Keys"), () => showKeys());
+  const lengths = [length("min_chars", t("Minimum length")), length("max_chars", t("Maximum length"))];
+  const help = iconButton("more", t("Keyboard shortcuts"), () => showKeys());
   const onsubmit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     field.blur();
@@ -54,9 +54,9 @@ export function searchForm(flags, filter) {
  */
 export function askForm(presets, again, close) {
   const kept = localStorage.getItem("review-prompt") ?? "";
-  const prompt = h("textarea", { rows: "3", "aria-label": t("Prompt"), placeholder: t("What the model is asked") });
+  const prompt = h("textarea", { rows: "3", "aria-label": t("Prompt"), placeholder: t("What to ask the model") });
   prompt.value = kept;
-  const options = [h("option", { value: OWN_WORDS }, t("Own words"))];
+  const options = [h("option", { value: OWN_WORDS }, t("Custom prompt"))];
   options.push(...presets.map((each) => h("option", { value: each }, each)));
   const preset = select({ "aria-label": t("Prompt") }, () => changed(), options);
   preset.value = localStorage.getItem("review-preset") ?? (kept ? OWN_WORDS : (presets[0] ?? OWN_WORDS));
@@ -77,7 +77,7 @@ export function askForm(presets, again, close) {
       form.requestSubmit();
     }
   };
-  const hint = h("p.quiet", t("{name} stands for the caption that is there.", { name: SIDECAR }));
+  const hint = h("p.quiet", t("{name} stands for the current caption.", { name: SIDECAR }));
   const row = h(
     "div.row",
     button("strong", t("Ask"), () => {}, { type: "submit" }),
@@ -90,16 +90,16 @@ export function askForm(presets, again, close) {
 /** Says which keys there are; letters can be switched off, as some programs speak by them. */
 export function showKeys() {
   const rows = [
-    ["j ↓ →", t("The next one")],
-    ["k ↑ ←", t("The one before")],
-    ["a Enter", t("Accept, and go on")],
-    ["A", t("Not accepted after all")],
+    ["j ↓ →", t("Next")],
+    ["k ↑ ←", t("Previous")],
+    ["a Enter", t("Accept and go to the next")],
+    ["A", t("Mark as not accepted")],
     ["e", t("Edit")],
     ["r", t("Ask again")],
-    ["t", t("Take the model's caption")],
-    ["u", t("Take back")],
+    ["t", t("Use the model's caption")],
+    ["u", t("Undo")],
     ["/", t("Search")],
-    ["Home End", t("The first one, the last one")],
+    ["Home End", t("First, last")],
   ].map(([keys, words]) => [
     h(
       "dt",
@@ -110,8 +110,12 @@ export function showKeys() {
   const isOn = localStorage.getItem("review-keys") !== "off";
   const onchange = (/** @type {Event & { currentTarget: HTMLInputElement }} */ { currentTarget }) =>
     localStorage.setItem("review-keys", currentTarget.checked ? "on" : "off");
-  const letters = h("label.row", h("input", { type: "checkbox", checked: isOn, onchange }), t("Letters are keys"));
-  ask(t("Keys"), [h("dl.keys", rows), letters], [{ label: t("Close"), value: () => null }]);
+  const letters = h(
+    "label.row",
+    h("input", { type: "checkbox", checked: isOn, onchange }),
+    t("Use letters as shortcuts"),
+  );
+  ask(t("Keyboard shortcuts"), [h("dl.keys", rows), letters], [{ label: t("Close"), value: () => null }]);
 }
 
 /** @returns {Search["show"]} */

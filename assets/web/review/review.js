@@ -52,8 +52,8 @@ class Review {
       stop: (item) => this.forget(item.number),
     });
     this.acceptButton = button("strong", "", () => this.accept());
-    this.withdrawButton = button("plain", [t("Not accepted after all"), key("A")], () => this.withdraw());
-    this.undoButton = button("plain", [t("Take back"), key("u")], () => this.undo());
+    this.withdrawButton = button("plain", [t("Mark as not accepted"), key("A")], () => this.withdraw());
+    this.undoButton = button("plain", [t("Undo"), key("u")], () => this.undo());
     this.asking = askForm(
       looked.presets,
       (how) => this.again(how),
@@ -61,8 +61,8 @@ class Review {
     );
     this.buttons = h(
       "div.buttons",
-      button("plain", [icon("left"), key("k")], () => this.step(-1), named(t("The one before"))),
-      button("plain", [icon("right"), key("j")], () => this.step(1), named(t("The next one"))),
+      button("plain", [icon("left"), key("k")], () => this.step(-1), named(t("Previous"))),
+      button("plain", [icon("right"), key("j")], () => this.step(1), named(t("Next"))),
       this.acceptButton,
       this.withdrawButton,
       button("plain", [t("Edit"), key("e")], () => this.pane.edit()),
@@ -115,7 +115,7 @@ class Review {
     if (!found || mine !== this.num_searches) return;
     this.offer(found);
     this.show(found.numbers);
-    const left = found.unread ? t("{n} still to be compared", { n: found.unread }) : "";
+    const left = found.unread ? t("{n} still to compare", { n: found.unread }) : "";
     this.say([t("{n} found", { n: found.numbers.length }), left].filter(Boolean).join(", "));
     this.place.textContent += left && `, ${left}`;
     if (found.unread) this.later = window.setTimeout(() => this.find(), COMPARE_AGAIN_MS);
@@ -171,7 +171,7 @@ class Review {
 
   async goTo(/** @type {number} */ at) {
     if (at < 0 || at >= this.numbers.length) {
-      this.say(at < 0 ? t("This is the first one.") : t("This is the last one."));
+      this.say(at < 0 ? t("This is the first item.") : t("This is the last item."));
       return;
     }
     if (!(await this.pane.finish())) return;
@@ -215,7 +215,7 @@ class Review {
       accepted.then((reply) => reply && this.changed(reply));
     }
     if (this.at + 1 < this.numbers.length) await this.step(1);
-    else this.say(t("This is the last one."));
+    else this.say(t("This is the last item."));
   }
 
   async withdraw() {
@@ -240,10 +240,10 @@ class Review {
     this.put(reply.items);
     this.draw(reply.counts);
     const [item] = reply.items;
-    if (!item) return this.toasts.say(t("There is nothing to take back."), "note");
+    if (!item) return this.toasts.say(t("There is nothing to undo."), "note");
     const at = this.numbers.indexOf(item.number);
     if (at >= 0 && at !== this.at) await this.goTo(at);
-    this.say(t("The last change of {name} was taken back.", { name: item.name }));
+    this.say(t("The last change to {name} was undone.", { name: item.name }));
   }
 
   async openAsking() {
@@ -275,9 +275,9 @@ class Review {
     else this.proposals.delete(item.number);
     this.draw();
     if (!proposal) return;
-    const words = t("The model's caption of {name} is there.", { name: item.name });
+    const words = t("The model's caption of {name} is ready.", { name: item.name });
     if (this.item?.number === item.number) this.say(`${words} ${proposal.text}`);
-    else this.toasts.say(words, "good", { label: t("Show it"), run: () => this.goToItem(item.number) });
+    else this.toasts.say(words, "good", { label: t("Show"), run: () => this.goToItem(item.number) });
   }
 
   async take(/** @type {Item} */ item, /** @type {Proposal} */ { text }) {
@@ -294,7 +294,7 @@ class Review {
   goToItem(/** @type {number} */ number) {
     const at = this.numbers.indexOf(number);
     if (at >= 0) return this.goTo(at);
-    this.toasts.say(t("It isn't among what is shown now."), "note");
+    this.toasts.say(t("It isn't in the current list."), "note");
   }
 
   draw(/** @type {Counts | null} */ counts = null) {
@@ -304,7 +304,7 @@ class Review {
     this.pane.propose(proposal instanceof AbortController ? "asking" : (proposal ?? null));
     const { length } = this.numbers;
     this.place.textContent = length ? t("{n} of {m}", { n: this.at + 1, m: length }) : "";
-    redraw(this.acceptButton, item?.accepted ? t("Accepted: go on") : t("Accept"), key("a"));
+    redraw(this.acceptButton, item?.accepted ? t("Accepted, next") : t("Accept"), key("a"));
     this.withdrawButton.hidden = !item?.accepted;
     this.buttons.hidden = !item;
     if (!counts) return;
@@ -328,7 +328,7 @@ class Review {
     } catch (error) {
       if (!(error instanceof Refused)) return null;
       if (item) this.put([error.item ?? item]);
-      const offer = item && { label: t("Show it"), run: () => this.goToItem(item.number) };
+      const offer = item && { label: t("Show"), run: () => this.goToItem(item.number) };
       this.toasts.say(error.message, "bad", offer);
       return null;
     }

@@ -34,7 +34,7 @@ export class Toasts {
     // Shown anew: a screen reader says it again.
     same?.remove();
     if (this.element.children.length >= MAX_SHOWN) this.leastNeeded().remove();
-    const close = iconButton("close", t("Close the notice"), () => this.close(toast));
+    const close = iconButton("close", t("Dismiss"), () => this.close(toast));
     const take = () => {
       this.close(toast);
       offer?.run();

@@ -16,9 +16,9 @@ from qwen35mm_preprocess.say import Said, decimal, percent, say, size, tokens
 # Why nothing, or no more, came from the cache.
 _MISSED = {
     "new content": say("the rest is new"),
-    "evicted": say("more had been evicted"),
-    "different media": say("other pictures stand in the rest"),
-    "other model": say("more is another model's"),
+    "evicted": say("the rest was evicted"),
+    "different media": say("the rest has other pictures"),
+    "other model": say("the rest is another model's"),
 }
 _READING = {
     "image": say("Reading image"),
@@ -51,7 +51,7 @@ def work_of(
     if node.status != "running":
         return None
     if progress is None:
-        label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Getting ready")
+        label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Preparing")
         share, pace = None, _pace(tally)
     else:
         (label, share), pace = _phase(progress, path), []
@@ -86,16 +86,16 @@ def describe_server(model: ModelInfo) -> dict[str, Any] | None:
     if not model.exact_counts:
         notes.append(say("What a message costs is an estimate: the server doesn't count tokens."))
     if model.images is False:
-        notes.append(say("It sees neither pictures nor videos."))
+        notes.append(say("It can't see pictures or videos."))
     elif model.videos is not True:
         notes.append(say("Videos are sent as frames, each with its time."))
     if model.thinking is False:
         notes.append(say("Its thinking can't be turned on or off."))
     if model.continues is False:
-        notes.append(say("It can't go on with an answer that ended early."))
+        notes.append(say("It can't continue an answer that ended early."))
     missing = [field.label for name, field in {**SAMPLING, **LENGTHS}.items() if name in model.unsupported]
     if missing:
-        notes.append(say("These can't be set there: {names}", names=_listed(missing)))
+        notes.append(say("Can't be set on this server: {names}", names=_listed(missing)))
     return {"host": model.host, "notes": notes, "thinking": model.thinking, "continues": model.continues}
 
 
@@ -119,7 +119,7 @@ def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
     rows: list[tuple[Said, Said]] = [(say("Answer"), _written(num_generated, stats.get("num_thinking_tokens")))]
     if speed is not None:
         line.append(_speed(speed))
-        words = say("{n} tokens a second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
+        words = say("{n} tokens per second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
         rows.append((say("Speed"), words))
     if ttft is not None:
         rows.append((say("First token after"), say("{s} s", s=decimal(ttft, 2))))
@@ -132,7 +132,7 @@ def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
     rows.append((say("Prompt"), computed))
     rows.append((say("From the cache"), _cached(num_cached, stats["cached_from"], _MISSED.get(stats["miss"] or ""))))
     if counts["num_encoded_units"] or counts["num_cached_units"]:
-        words = say("{a} encoded, {b} kept before", a=counts["num_encoded_units"], b=counts["num_cached_units"])
+        words = say("{a} encoded, {b} from the cache", a=counts["num_encoded_units"], b=counts["num_cached_units"])
         rows.append((say("Pictures and clips"), words))
     if stats["cache_bytes"] is not None:
         rows.append((say("Memory"), size(operator.index(stats["cache_bytes"]))))
@@ -166,7 +166,7 @@ def _in_tier(tier: str, number: int) -> Said:
 
 def _held(name: str, used: Said, budget: Said) -> Said:
     return {
-        "kv": say("keys and values {used} of {budget}", used=used, budget=budget),
+        "kv": say("KV {used} of {budget}", used=used, budget=budget),
         "states": say("states {used} of {budget}", used=used, budget=budget),
         "vision": say("pictures {used} of {budget}", used=used, budget=budget),
     }[name]
@@ -181,7 +181,7 @@ def _listed(parts: Sequence[Said]) -> Said:
 def _phase(progress: Progress, path: Sequence[Node]) -> tuple[Said, float | None]:
     done, total = progress.done, progress.total
     if progress.phase == "wait":
-        return (say("Waiting in line, {n} ahead", n=done) if done else say("Waiting in line")), None
+        return (say("Waiting in the queue, {n} ahead", n=done) if done else say("Waiting in the queue")), None
     share = min(done / total, 1.0) if total else None
     if progress.phase == "prefill":
         return say("{work}, {done}/{total} tokens", work=say("Reading the prompt"), done=done, total=total), share

@@ -289,9 +289,9 @@ class Api:
     def _crop(self, person: Person, source: Attachment, name: str, *where: Any) -> Any:
         media = self._store.media
         if not media.is_of(person.owner, source.digest):
-            raise NotFoundError(say("There is no such file among yours."))
+            raise NotFoundError(say("You have no such file."))
         if source.digest not in media:
-            raise NotFoundError(say("This file is not kept any more."))
+            raise NotFoundError(say("This file is no longer stored."))
         self._usage.check(person, num_files=1)
         try:
             data, crop = cut(media.path(source.digest), source, self._backend.media, *where)
@@ -354,7 +354,7 @@ class Api:
         """Changes what belongs to no conversation: language, colours, settings of new chats; the rest stays."""
         num_chars = len(json.dumps({**self._store.preferences(person.owner), **preferences}))
         if num_chars > MAX_PREFERENCES_CHARS:
-            raise PromptError(say("Preferences must be an object, and not a large one."))
+            raise PromptError(say("Preferences must be a small object."))
         self._usage.check(person, num_bytes=num_chars)
         self._store.change_preferences(person.owner, preferences)
         return {}

@@ -162,9 +162,9 @@ class Calls:
         account = person.account or person.owner
         most = person.max_replies
         if self._running[account] >= most == 1:
-            raise QueueFullError(say("You have an answer in progress already: wait for it, or stop it."))
+            raise QueueFullError(say("You already have an answer in progress. Wait for it, or stop it."))
         if self._running[account] >= most:
-            raise QueueFullError(say("You have {n} answers in progress already: wait for one, or stop one.", n=most))
+            raise QueueFullError(say("You already have {n} answers in progress. Wait for one, or stop one.", n=most))
         self._running[account] += 1
         try:
             with self._replies.coming():
@@ -180,7 +180,7 @@ class Calls:
         digests = [path.parent.name for path, _ in files]
         for digest, (_, name) in zip(digests, files, strict=True):
             if not await REQUESTS.run(self._media.is_of, person.owner, digest):
-                raise NotFoundError(say("The file '{name}' isn't there any more: attach it again.", name=name))
+                raise NotFoundError(say("The file '{name}' no longer exists. Attach it again.", name=name))
         try:
             yield [(self._media.path(digest), name) for digest, (_, name) in zip(digests, files, strict=True)]
         finally:

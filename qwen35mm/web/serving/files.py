@@ -179,7 +179,7 @@ class Files:
             name = f"{Path(attachment.name).stem}, page {len(attachments) + 1}.png"
             attachments.append(self._keep(person, name, "image", data.getvalue()))
             if num_pages > MAX_PAGE_PICTURES:
-                note = say("Of {m} {m|page|pages} {n} {n|is|are} taken, and no more.", n=MAX_PAGE_PICTURES, m=num_pages)
+                note = say("Only {n} of {m} {m|page|pages} {n|is|are} used.", n=MAX_PAGE_PICTURES, m=num_pages)
         return {"attachments": attachments, "note": note}
 
     def _keep(self, person: Person, name: str, kind: Any, data: bytes) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class Files:
         if request.method == "GET":
             self._downloads.pop(code, None)
         if person is None or until_s < time.monotonic():
-            raise NotFoundError(say("This address was for one download. Save it from the page again."))
+            raise NotFoundError(say("This link worked for one download. Export from the page again."))
         ids = [each for each in request.query_params.get("ids", "").split(",") if each]
         store = self._store
         if request.query_params.get("form") == "md":
@@ -299,12 +299,12 @@ class Files:
         await REQUESTS.run(self._check_mine, person, digest)
         path = self._store.media.path(digest)
         if not await REQUESTS.run(path.is_file):
-            raise NotFoundError(say("This file is not kept any more."))
+            raise NotFoundError(say("This file is no longer stored."))
         return path, person
 
     def _check_mine(self, person: Person, digest: str) -> None:
         if not self._store.media.is_of(person.owner, digest):
-            raise NotFoundError(say("There is no such file among yours."))
+            raise NotFoundError(say("You have no such file."))
 
     def _person(self, request: Request, *, writes: bool = False) -> Person:
         if writes and HEADER not in request.headers:
@@ -352,7 +352,7 @@ async def _received(
         ClientDisconnect: it was cut off.
     """
     too_large = PromptError(
-        say("{what} is too large: at most {most} MiB are taken.", what=what, most=decimal(max_bytes / 2**20, 0))
+        say("{what} is too large: the limit is {most} MiB.", what=what, most=decimal(max_bytes / 2**20, 0))
     )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
@@ -368,5 +368,5 @@ async def _received(
                 await UPLOADS.run(file.write, chunk)
             file.seek(0)
         except OSError:
-            raise StorageError(say("The disk is full or fails, so the file was not kept. Free some space.")) from None
+            raise StorageError(say("The disk is full or failed, so the file was not saved. Free some space.")) from None
         yield file

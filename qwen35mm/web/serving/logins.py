@@ -117,8 +117,8 @@ class Guesses:
         num_wrong = len(recent)
         if num_wrong >= most:
             words = say(
-                "{n} wrong passwords came from {origin} within {minutes} minutes: no more are tried. Wait that long, "
-                "then try again.",
+                "{n} wrong passwords came from {origin} within {minutes} minutes, so no more are tried. Wait "
+                "that long, then try again.",
                 n=num_wrong,
                 origin=origin,
                 minutes=round(WRONG_PASSWORDS_S / 60),
@@ -190,7 +190,7 @@ class Logins:
         asked = await read_json(_from_page(request), _CHANGE, _MAX_BODY_BYTES)
         name = self.user(name_of_key(key_of(request) or ""))
         if name is None:
-            raise HttpError(401, say("Log in first: load the page again."), "login")
+            raise HttpError(401, say("Log in first: reload the page."), "login")
         if not await self._guesses.check(request, name, lambda: self._accounts.change(name, asked.old, asked.new)):
             return problem(say("The old password is wrong."), "wrong password", 403)
         with self._lock:
@@ -227,7 +227,7 @@ def is_of_login(key: str | None) -> bool:
 
 def _from_page(request: Request) -> Request:
     if HEADER not in request.headers:
-        raise PromptError(say("Only the page itself may ask for this."))
+        raise PromptError(say("Only the page itself can request this."))
     return request
 
 
@@ -238,4 +238,4 @@ def _cookie_name(connection: HTTPConnection) -> str:
 
 
 def _wrong() -> Response:
-    return problem(say("This name and this password don't let you in."), "wrong password", 400)
+    return problem(say("Wrong name or password."), "wrong password", 400)

@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 MAX_NAMES = 1_000
 Length = Annotated[int, Field(gt=0)]
 _PHASES = {
-    "check": say("Looking at the model"),
-    "connect": say("Asking the server"),
-    "close": say("Putting the old model away"),
+    "check": say("Checking the model"),
+    "connect": say("Contacting the server"),
+    "close": say("Unloading the old model"),
     "load": say("Loading the model"),
-    "restore": say("Taking the old model back"),
+    "restore": say("Restoring the old model"),
 }
 
 
@@ -149,7 +149,7 @@ class Models:
             NotFoundError: there is no such server.
         """
         if self._task is not None and not self._task.done():
-            raise RequestError(say("Another model is being loaded already: wait until it is there."))
+            raise RequestError(say("Another model is already loading. Wait until it is ready."))
         if server is not None:
             change = self._connect(await REQUESTS.run(self._servers.find, server))
         else:
@@ -229,7 +229,7 @@ class Models:
     def _downloadable(self, model: HubModel) -> dict[str, Any]:
         weights = self._switch.format_that_fits(model)
         if weights is None:
-            fit = say("more than this machine's memory holds")
+            fit = say("needs more memory than this machine has")
         elif weights not in INTEGER_FORMATS:
             fit = say("fits this machine")
         else:
@@ -269,7 +269,7 @@ class Models:
         try:
             await change
         except DownloadCancelled:
-            error = say("The download was stopped; it goes on from there next time.")
+            error = say("The download was cancelled. It resumes next time.")
         except Qwen35mmError as problem:
             error = said_of(problem)
         except Exception as problem:
@@ -294,7 +294,7 @@ def _suggested(plan: FormatPlan, dtype: torch.dtype) -> dict[str, Any]:
 
 def _in_words(weights: str, kv: KVFormats, context_length: int) -> Said:
     return say(
-        "Weights: {weights}; keys and values: {kv}; {n} tokens of context",
+        "Weights: {weights}; KV cache: {kv}; {n} tokens of context",
         weights=_as_said(weights),
         kv=", ".join(dict.fromkeys(each.name for each in kv)),
         n=context_length,
@@ -322,4 +322,4 @@ def _weights(found: Forecast, chosen: str) -> dict[str, Said]:
 
 
 def _as_said(weights: str) -> Said:
-    return say("as the checkpoint has them") if weights == AS_STORED else weights
+    return say("as in the checkpoint") if weights == AS_STORED else weights

@@ -118,7 +118,7 @@ class People:
         if self._logins is not None and (not self._logins.guests or is_of_login(key)):
             raise log_in_first()
         if name is None:
-            words = say("Load the page again: this browser isn't known here any more.")
+            words = say("Reload the page: this browser is no longer known here.")
             raise HttpError(401, words, "unknown person")
         return replace(self._one_of_many(f"{_BROWSER}{name}"), account=address_of(connection))
 
@@ -133,4 +133,4 @@ def name_of(person: Person) -> str | None:
 
 def log_in_first() -> HttpError:
     """What is answered where nobody is logged in."""
-    return HttpError(401, say("Log in first: load the page again."), "login")
+    return HttpError(401, say("Log in first: reload the page."), "login")

@@ -112,7 +112,7 @@ class Servers:
         for each in self.all():
             if each.id == server_id:
                 return each
-        raise NotFoundError(say("There is no such server any more."))
+        raise NotFoundError(say("This server no longer exists."))
 
     def add(self, address: str, model: str | None, key: str | None) -> Server:
         """Keeps a server; one with the same address and model is replaced.
@@ -138,14 +138,16 @@ class Servers:
         except (OSError, ValidationError):
             # Neither error may be repeated: it could hold a key.
             raise StorageError(
-                say("The servers in {path} can't be read. Mend the file, or remove it.", path=str(self._path))
+                say("The servers in {path} can't be read. Repair the file, or remove it.", path=str(self._path))
             ) from None
 
     def _write(self, change: Callable[[list[Server]], list[Server]]) -> None:
         with self._lock:
             servers = change(self._read())
             if len(servers) > MAX_SERVERS:
-                raise ConfigError(say("There are {n} servers, which is the most: remove one.", n=MAX_SERVERS))
+                raise ConfigError(
+                    say("There are {n} servers already, the most there can be. Remove one.", n=MAX_SERVERS)
+                )
             try:
                 # mkstemp's files are their owner's alone.
                 descriptor, name = tempfile.mkstemp(prefix=".servers-", dir=self._path.parent)
@@ -159,5 +161,5 @@ class Servers:
                     Path(name).unlink(missing_ok=True)
             except OSError:
                 raise StorageError(
-                    say("The servers in {path} can't be kept. Check the folder, and its disk.", path=str(self._path))
+                    say("The servers in {path} can't be saved. Check the folder, and its disk.", path=str(self._path))
                 ) from None

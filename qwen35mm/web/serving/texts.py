@@ -27,7 +27,7 @@ class Texts:
         """
         media = self._store.media
         if not media.is_of(person.owner, digest):
-            raise NotFoundError(say("There is no such file among yours."))
+            raise NotFoundError(say("You have no such file."))
         with media.open(digest) as file:
             data = file.read(PREVIEW_BYTES + 1)
         text = data[:PREVIEW_BYTES].decode("utf-8", "ignore")

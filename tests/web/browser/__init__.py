@@ -187,7 +187,7 @@ class ChatPage:
         """Adds files to the message, and waits until they are uploaded and their costs are known."""
         before = self.thumbnails.count()
         with self.page.expect_file_chooser() as chooser:
-            self.page.get_by_role("button", name="Add pictures, videos, texts or PDFs").click()
+            self.page.get_by_role("button", name="Add pictures, videos, text files or PDFs").click()
         chooser.value.set_files([str(file) for file in files])
         expect(self.thumbnails).to_have_count(before + len(files))
         for label in self.page.locator(".thumbnail .label").all():

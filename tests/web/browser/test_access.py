@@ -51,7 +51,7 @@ def toasts(page: ChatPage) -> Locator:
 
 
 def close_button(toast: Locator) -> Locator:
-    return toast.get_by_role("button", name="Close the notice")
+    return toast.get_by_role("button", name="Dismiss")
 
 
 def fail(page: ChatPage, name: str) -> None:
@@ -136,7 +136,7 @@ def test_borders_of_fields_can_be_seen(page: ChatPage) -> None:
 
     page.ask("echo Hello")
     page.wait_answered()
-    page.page.get_by_label("More about echo Hello").click()
+    page.page.get_by_label("Options for echo Hello").click()
     page.page.get_by_role("button", name="Rename").click()
     fields = borders()
     page.page.get_by_label("Title").press("Escape")
@@ -152,7 +152,7 @@ def test_borders_of_fields_can_be_seen(page: ChatPage) -> None:
 
 def test_buttons_say_what_they_have_opened(open_page: OpenPage) -> None:
     page = open_page(viewport={"width": 600, "height": 800})
-    menu = page.page.get_by_role("button", name="Conversations", exact=True)
+    menu = page.page.get_by_role("button", name="Chats", exact=True)
     settings = page.page.locator(".top").get_by_role("button", name="Settings")
     inside = page.page.locator(".side-foot button", has_text="Settings")
 
@@ -177,7 +177,7 @@ def test_buttons_say_what_they_have_opened(open_page: OpenPage) -> None:
     menu.click()
     inside.click()
     opened("settings")
-    page.page.get_by_role("button", name="Close the settings").click()
+    page.page.get_by_role("button", name="Close settings").click()
     opened()
 
 
@@ -199,7 +199,7 @@ def test_a_login_lets_in_who_knows_the_password(browser: Browser) -> None:
         tab.get_by_label("Name").fill("ann")
         tab.get_by_label("Password").fill("a guess")
         tab.get_by_role("button", name="Log in").click()
-        expect(tab.get_by_role("alert")).to_have_text("This name and this password don't let you in.")
+        expect(tab.get_by_role("alert")).to_have_text("Wrong name or password.")
         tab.get_by_label("Password").fill("secret")
         tab.get_by_label("Password").press("Enter")
         expect(tab.locator(".composer textarea")).to_be_focused()

@@ -52,21 +52,21 @@ def test_who_logs_out_leaves_nothing_to_the_next(
         tab.get_by_role("button", name="New chat").click()
         box.fill("a draft of ann's")
 
-        take(tab, "Change the password")
+        take(tab, "Change password")
         dialog = tab.locator("dialog[open]")
 
         def change(old: str, new: str, again: str) -> None:
             dialog.get_by_label("Old password").fill(old)
             dialog.get_by_label("New password", exact=True).fill(new)
-            dialog.get_by_label("New password, again").fill(again)
-            dialog.get_by_role("button", name="Change the password").click()
+            dialog.get_by_label("Repeat new password").fill(again)
+            dialog.get_by_role("button", name="Change password").click()
 
         change("ann's words", "fresh words", "other words")
-        expect(dialog.get_by_role("alert")).to_have_text("The two new passwords differ.")
+        expect(dialog.get_by_role("alert")).to_have_text("The new passwords don't match.")
         change("a guess", "fresh words", "fresh words")
         expect(dialog.get_by_role("alert")).to_have_text("The old password is wrong.")
         change("ann's words", "fresh words", "fresh words")
-        expect(dialog).to_contain_text("Your password was changed")
+        expect(dialog).to_contain_text("Password changed")
         dialog.get_by_role("button", name="Close").click()
         assert AccountFile(path).check("ann", "fresh words")
 

@@ -80,17 +80,17 @@ def test_code_and_tables_are_copied_and_saved_as_they_were_written(open_page: Op
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     page.ask(f"echo ```python\n{CODE}\n```\n\n{TABLE}\n\nthe end")
     page.wait_ending("the end")
-    tool = page.answers.last.get_by_role("button", name="Copy this code")
+    tool = page.answers.last.get_by_role("button", name="Copy code")
     assert copied(page, tool) == CODE
-    assert saved(page, page.answers.last.get_by_role("button", name="Save this code")) == (
+    assert saved(page, page.answers.last.get_by_role("button", name="Save code")) == (
         "if-a.py",
         f"{CODE}\n",
     )
     csv = 'shape,how many\r\n"a ""red"" dot",\'=1+1\r\n"square, blue",-3\r\n'
     # A browser gives line ends of the system back.
-    text = copied(page, page.answers.last.get_by_role("button", name="Copy this table as CSV"))
+    text = copied(page, page.answers.last.get_by_role("button", name="Copy table as CSV"))
     assert text.replace("\r\n", "\n") == csv.replace("\r\n", "\n")
-    assert saved(page, page.answers.last.get_by_role("button", name="Save this table as CSV")) == (
+    assert saved(page, page.answers.last.get_by_role("button", name="Save table as CSV")) == (
         "shape-how-many.csv",
         f"\ufeff{csv}",
     )
@@ -129,7 +129,7 @@ def test_what_is_still_written_has_no_tools_and_an_open_preview_stays(
     second.get_by_role("button", name="Preview").click()
     expect(frame_of(second).locator("p")).to_have_text("two")
     expect(frame_of(first).locator("#same")).to_have_count(1)
-    first.get_by_role("button", name="Close the preview").click()
+    first.get_by_role("button", name="Close preview").click()
     expect(page.answers.last.locator("iframe")).to_have_count(1)
     page.page.emulate_media(color_scheme=None)
 
@@ -162,7 +162,7 @@ def test_a_diagram_is_drawn_once_mermaid_is_installed(page: ChatPage, monkeypatc
         expect(diagram.locator(".problem")).to_contain_text("install qwen35mm[diagrams]")
         # What it would be drawn of stays.
         expect(diagram.locator("pre")).to_contain_text("A[Start]")
-    diagram.get_by_role("button", name="Close the preview").click()
+    diagram.get_by_role("button", name="Close preview").click()
     diagram.get_by_role("button", name="Preview").click()
     expect(frame_of(diagram).locator("svg")).to_contain_text("Round?")
 
@@ -174,7 +174,7 @@ def test_every_usual_kind_of_diagram_is_drawn(page: ChatPage) -> None:
     for block in page.answers.last.locator(".block").all():
         block.get_by_role("button", name="Preview").click()
         expect(frame_of(block).locator("svg")).to_contain_text("Round")
-        block.get_by_role("button", name="Close the preview").click()
+        block.get_by_role("button", name="Close preview").click()
 
 
 @pytest.mark.slow
@@ -190,13 +190,13 @@ def test_mermaid_and_svg_are_drawn_as_large_as_they_are(page: ChatPage) -> None:
     picture.get_by_role("button", name="Preview").click()
     expect(picture.locator("iframe")).to_have_css("height", "333px")
     nonsense.get_by_role("button", name="Preview").click()
-    expect(nonsense.locator(".problem")).to_contain_text("This can't be drawn: No diagram type detected")
+    expect(nonsense.locator(".problem")).to_contain_text("This can't be shown: No diagram type detected")
     # Over the whole page, and back by Escape, without drawing it again.
     frame_of(picture).locator("svg").evaluate("svg => { svg.id = 'same' }")
     picture.get_by_role("button", name="Full screen").click()
     size = page.page.viewport_size
     assert size
     expect(picture.locator("iframe")).to_have_css("height", f"{size['height']}px")
-    picture.get_by_role("button", name="Back to the conversation").press("Escape")
+    picture.get_by_role("button", name="Exit full screen").press("Escape")
     expect(picture.get_by_role("button", name="Full screen")).to_be_focused()
     expect(frame_of(picture).locator("#same")).to_have_count(1)

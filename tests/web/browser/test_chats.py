@@ -41,11 +41,11 @@ def test_an_edited_message_keeps_its_files_and_begins_a_branch(
     assert texts_of(backend) == ["changed"]
     branches = page.questions.first.locator(".branches")
     expect(branches).to_contain_text("2/2")
-    page.tool(page.questions.first, "The branch before").click()
+    page.tool(page.questions.first, "Previous branch").click()
     expect(page.questions).to_have_count(2)
     expect(page.questions.first).to_contain_text("first")
     expect(branches).to_contain_text("1/2")
-    page.tool(page.questions.first, "The next branch").click()
+    page.tool(page.questions.first, "Next branch").click()
     expect(page.questions).to_have_count(1)
     expect(page.questions.first).to_contain_text("changed")
 
@@ -53,12 +53,12 @@ def test_an_edited_message_keeps_its_files_and_begins_a_branch(
 def test_another_answer_stands_beside_the_first(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("echo one")
     page.wait_answered()
-    page.tool(page.answers.last, "Answer again").click()
+    page.tool(page.answers.last, "Regenerate").click()
     page.wait_until(lambda: len(backend.calls) == 2)
     page.wait_answered()
     assert texts_of(backend) == ["echo one"]
     expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
-    page.tool(page.answers.last, "The branch before").click()
+    page.tool(page.answers.last, "Previous branch").click()
     expect(page.answers.last.locator(".branches")).to_contain_text("1/2")
 
 
@@ -84,9 +84,9 @@ def test_a_question_whose_answer_was_deleted_is_answered_by_a_button(page: ChatP
     page.dialog.get_by_role("button", name="Delete").click()
     expect(page.answers).to_have_count(0)
     page.ask("echo two")
-    expect(page.toasts).to_contain_text("have it answered first")
+    expect(page.toasts).to_contain_text("Answer it first")
     expect(page.box).to_have_value("echo two")
-    page.toasts.get_by_role("button", name="Close the notice").click()
+    page.toasts.get_by_role("button", name="Dismiss").click()
     answer.click()
     assert page.wait_answered() == "one"
     expect(answer).to_have_count(0)
@@ -100,7 +100,7 @@ def test_a_message_that_is_sent_during_an_answer_waits_for_its_end(page: ChatPag
     page.ask("echo next")
     expect(page.outbox).to_contain_text("echo next")
     expect(page.box).to_have_value("")
-    page.outbox.get_by_role("button", name="Take it back").click()
+    page.outbox.get_by_role("button", name="Edit before sending").click()
     expect(page.box).to_have_value("echo next")
     page.send_button.click()
     page.ask("echo last")
@@ -122,7 +122,7 @@ def test_a_message_goes_to_the_chat_where_it_was_sent(page: ChatPage, backend: F
     held: list[Route] = []
     page.page.route("**/upload?*", lambda route: held.append(route))
     with page.page.expect_file_chooser() as chooser:
-        page.page.get_by_role("button", name="Add pictures, videos, texts or PDFs").click()
+        page.page.get_by_role("button", name="Add pictures, videos, text files or PDFs").click()
     chooser.value.set_files(samples / "one-shape.png")
     page.ask("which?")
     expect(page.outbox).to_contain_text("which? · one-shape.png")
@@ -229,17 +229,17 @@ def test_conversations_are_found_renamed_and_deleted(page: ChatPage) -> None:
         page.wait_answered()
         page.new_chat()
     expect(page.chats).to_have_count(2)
-    page.page.get_by_label("Search the conversations").fill("APPLES")
+    page.page.get_by_label("Search chats").fill("APPLES")
     expect(page.titles).to_have_text(["echo apples"])
-    page.page.get_by_label("More about echo apples").click()
+    page.page.get_by_label("Options for echo apples").click()
     page.page.get_by_role("button", name="Rename").click()
     page.page.get_by_label("Title").fill("Fruit")
     page.page.get_by_label("Title").press("Enter")
     expect(page.titles).to_have_text(["Fruit"])
-    page.page.get_by_label("More about Fruit").click()
+    page.page.get_by_label("Options for Fruit").click()
     page.page.locator(".chat").get_by_role("button", name="Delete").click()
     expect(page.chats).to_have_count(0)
-    page.page.get_by_label("Search the conversations").fill("")
+    page.page.get_by_label("Search chats").fill("")
     expect(page.titles).to_have_text(["echo pears"])
 
 
@@ -247,7 +247,7 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
     page.ask("which?", [samples / "one-shape.png"])
     page.wait_answered()
     with page.page.expect_download() as download:
-        page.page.get_by_role("button", name="Save all conversations").click()
+        page.page.get_by_role("button", name="Export all chats").click()
     path = tmp_path / "chats.zip"
     download.value.save_as(path)
     with zipfile.ZipFile(path) as archive:
@@ -256,9 +256,9 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
         (conversation,) = [json.loads(archive.read(name)) for name in names if name.startswith("conversations/")]
         assert "1 image" in json.dumps(conversation)
     with page.page.expect_file_chooser() as chooser:
-        page.page.get_by_role("button", name="Take in an archive").click()
+        page.page.get_by_role("button", name="Import").click()
     chooser.value.set_files([str(path)])
-    expect(page.toasts).to_contain_text("1 conversation was taken in.")
+    expect(page.toasts).to_contain_text("1 chat imported.")
     expect(page.chats).to_have_count(2)
     page.chats.first.locator("a").click()
     expect(page.questions.locator("img")).to_have_count(1)
@@ -268,9 +268,9 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
 def test_a_conversation_is_saved_as_markdown(page: ChatPage, tmp_path: Path) -> None:
     page.ask("echo Hello there")
     page.wait_answered()
-    page.page.get_by_label("More about echo Hello there").click()
+    page.page.get_by_label("Options for echo Hello there").click()
     with page.page.expect_download() as download:
-        page.page.get_by_role("button", name="Save as Markdown").click()
+        page.page.get_by_role("button", name="Export as Markdown").click()
     download.value.save_as(tmp_path / "chat.md")
     text = (tmp_path / "chat.md").read_text(encoding="utf-8")
     assert "echo Hello there" in text
@@ -285,13 +285,13 @@ def test_an_answer_that_a_full_disk_cuts_off_stays_and_is_stored_later(
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")
     with full_disk(fake_server[1].store):
-        expect(problem).to_contain_text("This answer isn't stored: The disk is full")
+        expect(problem).to_contain_text("This answer isn't saved: The disk is full")
         # Only now: a slow page would have come too late to watch an answer that waits no longer for anybody.
         monkeypatch.setattr(fake_server[1].replies, "_grace_s", 0.5)
         page.stop_button.click()
         text = page.wait_answered()
         for _ in range(2):
-            expect(problem).to_contain_text("This answer isn't stored: The disk is full")
+            expect(problem).to_contain_text("This answer isn't saved: The disk is full")
             expect(page.answers.locator(".answer")).to_have_text(text)
             page.page.reload()
     expect(problem).to_be_hidden()

@@ -71,7 +71,7 @@ def test_a_part_of_a_turned_picture_is_asked_about_and_shown_in_its_place(
     # After a reload too.
     page.visit()
     page.chats.first.click()
-    place = page.questions.last.get_by_role("button", name="Where it was cut out of a.jpg")
+    place = page.questions.last.get_by_role("button", name="Show where this is in a.jpg")
     image, spot = place.locator("img").bounding_box(), place.locator(".cut").bounding_box()
     assert image is not None
     assert spot is not None
@@ -128,8 +128,8 @@ def test_why_a_part_can_not_be_had_is_seen_and_the_question_stays(
     page.dialog.get_by_label(QUESTION).fill("What is it?")
     source(backend).unlink()
     page.page.keyboard.press("Enter")
-    close = page.toasts.get_by_role("button", name="Close")
-    expect(page.toasts).to_contain_text("This file is not kept any more.")
+    close = page.toasts.get_by_role("button", name="Dismiss")
+    expect(page.toasts).to_contain_text("This file is no longer stored.")
     close.click()
     expect(close).to_have_count(0)
     page.page.keyboard.press("Escape")
@@ -158,7 +158,7 @@ def test_a_part_of_a_videos_frame(page: ChatPage, backend: FakeBackend, samples:
     page.page.keyboard.press("Enter")
     page.wait_answered(2)
     place = page.questions.last.locator(".place")
-    expect(place).to_have_attribute("aria-label", "Where it was cut out of moves-right.mp4, 0:02.5")
+    expect(place).to_have_attribute("aria-label", "Show where this is in moves-right.mp4, 0:02.5")
     with Image.open(source(backend)) as part:
         assert part.width < part.height
 
@@ -201,7 +201,7 @@ def test_things_are_looked_for_in_a_picture(page: ChatPage, backend: FakeBackend
     # From the viewer, with points.
     page.questions.first.locator(".picture").first.click()
     page.dialog.get_by_role("button", name="Find something in this picture").click()
-    page.dialog.last.get_by_label("How it is shown").select_option("with points")
+    page.dialog.last.get_by_label("Show as").select_option("Points")
     page.dialog.last.get_by_label("What to find").fill("star")
     page.page.keyboard.press("Enter")
     page.wait_answered(4)

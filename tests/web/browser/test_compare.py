@@ -65,7 +65,7 @@ def test_an_answer_is_compared_with_one_of_other_settings(page: ChatPage, backen
     assert top["y"] + top["height"] < below["y"]
     assert page.page.evaluate("document.querySelector('dialog').scrollWidth") <= 320
     page.page.set_viewport_size({"width": 1200, "height": 850})
-    second.get_by_role("button", name="Go on with this one").click()
+    second.get_by_role("button", name="Continue with this answer").click()
     expect(page.answers).to_have_count(1)
     expect(page.answers.first.locator(".count")).to_have_text("2/2")
     page.ask("echo on")
@@ -84,24 +84,24 @@ def test_several_answers_are_walked_through_and_one_is_seen_while_it_is_written(
 ) -> None:
     page.ask("think Four")
     page.wait_ending("Four")
-    page.tool(page.answers.last, "Answer again").click()
+    page.tool(page.answers.last, "Regenerate").click()
     expect(page.answers.last.locator(".count")).to_have_text("2/2")
     page.wait_ending("Four")
     page.tool(page.answers.last, "Compare").click()
     first, second = sides(page, 2)
-    expect(first).to_contain_text("The same model and settings")
+    expect(first).to_contain_text("Same model and settings")
     page.dialog.get_by_role("button", name="Another answer").click()
     ask_another(page, "0")
     first, second = sides(page, 3)
     expect(second.locator(".made")).to_have_text("Temperature0")
-    picker = second.get_by_label("Which answer")
+    picker = second.get_by_label("Choose an answer")
     expect(picker.locator("option").nth(0)).to_be_disabled()
     picker.select_option(index=1)
-    expect(first).to_contain_text("The same model and settings")
-    expect(second.get_by_label("Which answer")).to_be_focused()
+    expect(first).to_contain_text("Same model and settings")
+    expect(second.get_by_label("Choose an answer")).to_be_focused()
     # While one is written, closing stays with it.
-    expect(first.get_by_role("button", name="Go on with this one")).to_be_enabled()
-    page.dialog.get_by_role("button", name="Close the comparison").click()
+    expect(first.get_by_role("button", name="Continue with this answer")).to_be_enabled()
+    page.dialog.get_by_role("button", name="Close comparison").click()
     expect(page.answers.last.locator(".count")).to_have_text("2/3")
 
 
@@ -150,7 +150,7 @@ def test_a_comparison_goes_on_where_another_model_was_loaded_for_it(page: ChatPa
         second = page.dialog.locator(".side").nth(1)
         # It is written in sight, and ends when the page is left with it.
         expect(second.locator(".answer")).to_contain_text("word word")
-        expect(second.get_by_role("button", name="Go on with this one")).to_be_disabled()
+        expect(second.get_by_role("button", name="Continue with this answer")).to_be_disabled()
         expect(second.locator("strong").first).to_have_text("Other-1B")
         page.dialog.press("Escape")
         page.stop_button.click()

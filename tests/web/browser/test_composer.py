@@ -91,7 +91,7 @@ def test_thinking_system_prompt_and_preset_are_at_hand(
 ) -> None:
     composer = page.page.locator(".composer")
     think = composer.get_by_role("button", name="Think first")
-    preset = composer.get_by_role("combobox", name="Take a preset")
+    preset = composer.get_by_role("combobox", name="Choose a preset")
     expect(think).to_have_attribute("aria-pressed", "false")
     think.click()
     expect(think).to_have_attribute("aria-pressed", "true")
@@ -120,8 +120,8 @@ def test_thinking_system_prompt_and_preset_are_at_hand(
 
     narrow = open_page(viewport={"width": 320, "height": 640})
     expect(narrow.page.get_by_role("button", name="Think first")).to_be_hidden()
-    narrow.page.get_by_role("button", name="How to answer").click()
-    menu = narrow.page.get_by_role("group", name="How to answer")
+    narrow.page.get_by_role("button", name="Answer options").click()
+    menu = narrow.page.get_by_role("group", name="Answer options")
     expect(menu.get_by_role("button")).to_have_count(2)
     box = menu.bounding_box()
     assert box is not None

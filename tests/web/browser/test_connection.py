@@ -17,7 +17,7 @@ from tests.web.browser import ChatPage, OpenPage, chat_pages
 
 pytestmark = pytest.mark.browser
 
-LOST = "The connection to the program is lost."
+LOST = "The connection is lost."
 
 
 def line(page: ChatPage) -> Locator:
@@ -36,27 +36,27 @@ def test_without_a_network_nothing_is_lost_and_all_goes_on(open_page: OpenPage, 
     expect(page.work).to_contain_text("Writing")
     page.context.set_offline(True)
     expect(line(page)).to_contain_text(LOST)
-    expect(line(page)).to_contain_text(re.compile("Trying again in \\d s|Connecting"))
+    expect(line(page)).to_contain_text(re.compile("Retrying in \\d s|Connecting"))
     expect(page.work).to_have_text("Paused until the connection is back")
     # Only its words are read out, and not each second.
     assert line(page).locator(".countdown").evaluate("e => e.closest('[role=status], [aria-live]')") is None
     with page.page.expect_file_chooser() as chooser:
-        page.page.get_by_role("button", name="Add pictures, videos, texts or PDFs").click()
+        page.page.get_by_role("button", name="Add pictures, videos, text files or PDFs").click()
     chooser.value.set_files(str(samples / "one-shape.png"))
     page.box.fill("echo queued")
     page.box.press("Enter")
-    expect(page.outbox).to_contain_text("Waits for the connection")
+    expect(page.outbox).to_contain_text("Waiting for the connection")
     page.box.fill("typed meanwhile")
-    page.page.get_by_role("button", name="Try now").click()
+    page.page.get_by_role("button", name="Retry now").click()
     expect(line(page)).to_contain_text(LOST)
     # What can't be done now is said once, there.
     page.stop_button.click()
     expect(page.toasts.locator(".toast")).to_have_count(0)
 
     page.context.set_offline(False)
-    expect(line(page)).to_contain_text("Connected again")
+    expect(line(page)).to_contain_text("Reconnected")
     expect(page.work).to_contain_text("Writing")
-    expect(page.outbox).to_contain_text("Waits for the answer")
+    expect(page.outbox).to_contain_text("Waiting for the answer")
     page.stop_button.click()
     page.wait_ending("queued")
     expect(page.questions.last.locator("img")).to_have_count(1)
@@ -88,7 +88,7 @@ def test_a_program_that_was_started_again_is_found_again(browser: Browser, tmp_p
         expect(line(page)).to_contain_text(LOST)
 
         second = serve(FakeBackend(), port=port, data_dir=tmp_path, token="the-first")
-        expect(line(page)).to_contain_text("Connected again")
+        expect(line(page)).to_contain_text("Reconnected")
         expect(page.tool(page.answers.last, "Continue")).to_be_visible()
         expect(page.box).to_have_value("still here")
         second.close()
@@ -97,8 +97,8 @@ def test_a_program_that_was_started_again_is_found_again(browser: Browser, tmp_p
         page.box.press("Enter")
 
         third = serve(FakeBackend(), port=port, data_dir=tmp_path, token="another")
-        expect(line(page)).to_contain_text("Open the one that it has printed")
-        expect(page.outbox).to_contain_text("Waits for the connection")
+        expect(line(page)).to_contain_text("Open the address it printed")
+        expect(page.outbox).to_contain_text("Waiting for the connection")
         page.box.fill("still here")
         other = page.context.new_page()
         other.goto(third.address)
@@ -144,5 +144,5 @@ def test_a_stream_that_is_refused_says_why(browser: Browser, monkeypatch: pytest
     with chat_pages(browser, server.address) as open_page:
         page = open_page()
         page.ask("echo Hello")
-        expect(page.toasts).to_contain_text("of your pages watch answers")
+        expect(page.toasts).to_contain_text("of your pages follow answers")
     server.close()

@@ -20,16 +20,16 @@ def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatP
     page.wait_answered(2)
     page.box.fill("new words " * 400)
     trouble = page.page.locator(".trouble")
-    expect(trouble).to_contain_text("This won't fit")
+    expect(trouble).to_contain_text("This doesn't fit")
     page.box.press("Enter")
-    expect(page.dialog).to_contain_text("This conversation would take")
+    expect(page.dialog).to_contain_text("This chat would take")
     offer = "Leave the oldest 2 messages out of the prompt"
     page.dialog.get_by_role("button", name=offer).click()
     expect(trouble).to_be_hidden()
-    taken = page.page.get_by_role("list", name="For this message alone").get_by_role("listitem")
-    expect(taken).to_contain_text(f"For this message alone: {offer}")
-    taken.get_by_role("button", name=f"Not for this message: {offer}").click()
-    expect(trouble).to_contain_text("and 128 are kept for the answer")
+    taken = page.page.get_by_role("list", name="For this message only").get_by_role("listitem")
+    expect(taken).to_contain_text(f"For this message only: {offer}")
+    taken.get_by_role("button", name=f"Remove for this message: {offer}").click()
+    expect(trouble).to_contain_text("and 128 are reserved for the answer")
     trouble.get_by_role("button", name=offer).click()
     expect(trouble).to_be_hidden()
     page.page.reload()
@@ -42,7 +42,7 @@ def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatP
     # The next one has all again.
     expect(page.page.locator(".message.left-out")).to_have_count(0)
     page.box.fill("echo more")
-    expect(trouble).to_contain_text("This won't fit")
+    expect(trouble).to_contain_text("This doesn't fit")
     trouble.get_by_role("button", name=offer).click()
     taken.get_by_role("button", name=f"Make default: {offer}").click()
     expect(taken).to_have_count(0)
@@ -74,15 +74,15 @@ def test_what_the_context_holds_is_in_numbers_with_its_parts(page: ChatPage) -> 
     numbers.focus()
     expect(parts).to_be_visible()
     names, values = (parts.locator(tag).all_inner_texts() for tag in ("dt", "dd"))
-    assert names == ["What was said", "This message", "Kept for the answer", "Free"]
+    assert names == ["Chat so far", "This message", "Reserved for the answer", "Available"]
     said, message, reserve, free = (int(value.replace(",", "")) for value in values)
     assert (message, reserve, said + message + reserve + free) == (36, 128, 4096)
     expect(numbers).to_contain_text(f"{said + message:,} / 4,096")
-    expect(numbers).to_contain_text(f"{said + message:,} of 4,096 tokens of context")
+    expect(numbers).to_contain_text(f"{said + message:,} of 4,096 context tokens")
     page.page.keyboard.press("Escape")
     expect(parts).to_be_hidden()
     numbers.hover()
-    expect(parts).to_contain_text("Cache: keys and values")
+    expect(parts).to_contain_text("Cache: KV")
 
 
 def test_a_new_chat_with_a_summary(page: ChatPage, backend: FakeBackend) -> None:

@@ -118,7 +118,7 @@ def test_a_part_of_a_clip_is_asked_about_and_what_it_left_out_is_seen(page: Chat
     still.write_bytes(encode_video([scene(index // 16) for index in range(32)], fps=4))
     page.attach(still)
     before.locator("summary").click()
-    before.get_by_label("Leave out frames that show the same").check()
+    before.get_by_label("Leave out similar frames").check()
     same = min(demo_frames(), 16) - 6
     expect(before.locator(".same")).to_have_count(same)
     times = before.locator(".time").all_inner_texts()
@@ -258,10 +258,10 @@ def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
             page = opener()
             page.box.fill("Describe the picture. " * 60)
             trouble = page.page.locator(".trouble")
-            expect(trouble).to_contain_text("This won't fit")
+            expect(trouble).to_contain_text("This doesn't fit")
             # The page is loaded again once the model is there; what is pressed before that is lost with the old one.
-            trouble.get_by_role("button", name="Make room for").click()
-            expect(page.dialog).to_contain_text("that can be had")
+            trouble.get_by_role("button", name="Raise the context").click()
+            expect(page.dialog).to_contain_text("available")
             with page.page.expect_navigation():
                 page.dialog.get_by_role("button", name="Apply").click()
             assert switch.context_length > 256
@@ -306,7 +306,7 @@ def test_weights_in_another_format(browser: Browser) -> None:
             # The same question with others, beside it.
             page.tool(page.answers.last, "Compare").click()
             page.dialog.get_by_label("Weights").select_option("int8")
-            expect(page.dialog).to_contain_text("It is loaded first")
+            expect(page.dialog).to_contain_text("The model is loaded first")
             with page.page.expect_navigation():
                 page.dialog.get_by_role("button", name="Answer", exact=True).click()
             expect(page.dialog.locator(".made").first).to_have_text("Weightsint4")

@@ -77,7 +77,7 @@ def test_marks_lie_on_the_turned_picture_light_up_and_are_saved(page: ChatPage, 
         assert drawn.convert("RGB").getpixel((120, 640)) != (255, 255, 255), "the lower edge of the first"
         assert drawn.convert("RGB").getpixel((300, 600)) == (255, 255, 255)
     # What was written down in other numbers lies elsewhere.
-    figure.locator("xpath=../..").get_by_label("The numbers are").select_option("Pixels of the file")
+    figure.locator("xpath=../..").get_by_label("Coordinates").select_option("Pixels of the file")
     assert place(marks.first, image) == pytest.approx([250, 250, 1000, 1000], abs=8)
 
 

@@ -25,7 +25,7 @@ WORDS = [
     percent(0.5),
     *(size(number) for number in (0, 1, 1023, 1024, 10 * 1024, 18 * 2**20, 5000 * 2**30)),
     say("Writing"),
-    say("Of {m} {m|page|pages} {n} {n|is|are} taken, and no more.", n=1, m=1000),
+    say("Only {n} of {m} {m|page|pages} {n|is|are} used.", n=1, m=1000),
     say("{work}, {done}/{total} tokens", work=say("Reading the prompt"), done=512, total=1024),
     say("{tokens}, {size} of cache", tokens=tokens(1), size=size(1.5 * 2**30)),
     say("Downloading {name}, {done} of {total}", name="Qwen/{n}", done=size(0), total=size(2**40)),
@@ -34,7 +34,9 @@ WORDS = [
 
 def write(page: ChatPage, words: Any) -> str:
     """What the page's `said` makes of it."""
-    script = "async (words) => (await import(new URL('./qwen35mm/web/shared/words.js', document.baseURI).href)).said(words)"
+    script = (
+        "async (words) => (await import(new URL('./qwen35mm/web/shared/words.js', document.baseURI).href)).said(words)"
+    )
     return page.page.evaluate(script, words)
 
 
@@ -63,7 +65,7 @@ def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backen
     rows = page.answers.last.locator(".cost dl")
     expect(rows).to_contain_text("Prompt3 Tokens, davon 3 berechnet")
     expect(rows).to_contain_text("Aus dem Cachenichts")
-    expect(page.page.locator(".gauge .parts")).to_contain_text("Cache: Schlüssel und Werte 1,0 MiB von 2,0 MiB, Zustä")
+    expect(page.page.locator(".gauge .parts")).to_contain_text("Cache: KV 1,0 MiB von 2,0 MiB, Zustä")
     page.box.fill("echo " + "alte Worte " * 900)
     page.box.press("Enter")
     expect(page.answers).to_have_count(2)
@@ -103,7 +105,7 @@ def test_no_english_reaches_a_german_page(open_page: OpenPage, backend: FakeBack
         file: FilePayload = {"name": name, "mimeType": "image/png", "buffer": content}
         page.page.locator(".composer input[type=file]").set_input_files(file)
         expect(page.toasts.filter(has_text=name)).to_have_count(1)
-    for text, status in (("break late", "schiefgegangen"), ("length", "Grenze")):
+    for text, status in (("break late", "schiefgegangen"), ("length", "Höchstlänge")):
         page.box.fill(text)
         page.box.press("Enter")
         expect(page.answers.last.locator(".problem")).to_contain_text(status)
@@ -111,4 +113,4 @@ def test_no_english_reaches_a_german_page(open_page: OpenPage, backend: FakeBack
     page.page.locator(".top button").last.click()
     seen.append(page.page.evaluate(SEEN))
     assert english_in("\n".join(seen)) == []
-    assert english_in("This conversation is not there any more.") != []
+    assert english_in("This chat no longer exists.") != []

@@ -73,9 +73,9 @@ def test_each_mediums_cost_is_shown_before_sending(page: ChatPage, samples: Path
     page.attach(samples / "moves-right.mp4")
     label = page.thumbnails.locator(".label")
     expect(label).to_have_text(re.compile(r"^\d+ frames, \d+ tokens, \d+ (KiB|MiB) of cache$"))
-    expect(page.page.locator(".room")).to_contain_text("room for")
+    expect(page.page.locator(".room")).to_contain_text("available")
     before = label.inner_text()
-    slider = page.page.locator(".composer").get_by_label("Frames of a video")
+    slider = page.page.locator(".composer").get_by_label("Frames per video")
     expect(slider).to_have_count(0)
     label.press("Enter")
     expect(label).to_have_attribute("aria-expanded", "true")
@@ -116,7 +116,7 @@ def test_an_error_is_said_in_words_and_can_be_tried_again(page: ChatPage, backen
     page.ask("refuse It's <too> long")
     page.wait_answered()
     expect(page.answers.locator(".problem")).to_have_text("It's <too> long")
-    page.tool(page.answers.last, "Answer again").click()
+    page.tool(page.answers.last, "Regenerate").click()
     page.wait_until(lambda: len(backend.calls) == 2)
     page.wait_answered()
 
@@ -124,7 +124,7 @@ def test_an_error_is_said_in_words_and_can_be_tried_again(page: ChatPage, backen
 def test_a_prompt_that_the_engine_finds_too_long_is_offered_help(page: ChatPage) -> None:
     page.ask("too long")
     expect(page.dialog).to_contain_text("5,000 tokens")
-    page.dialog.get_by_role("button", name="Change the message").click()
+    page.dialog.get_by_role("button", name="Edit message").click()
     page.wait_answered()
 
 
@@ -147,7 +147,7 @@ def test_a_broken_file_is_explained_by_its_name_before_anything_is_sent(
 def test_an_answer_that_was_cut_says_so_and_is_continued(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("length")
     assert page.wait_answered() == "no media"
-    expect(page.answers.locator(".problem")).to_contain_text("ended at its limit")
+    expect(page.answers.locator(".problem")).to_contain_text("reached its limit")
     page.tool(page.answers.last, "Continue").click()
     page.wait_ending("and its end.")
     expect(page.answers.locator(".problem")).to_be_hidden()
@@ -170,7 +170,7 @@ def test_settings_reach_the_backend_and_stay_with_the_chat(page: ChatPage, backe
     assert (call.messages[0].role, call.messages[0].text) == ("system", "Be brief.")
     page.page.reload()
     expect(page.open_settings().get_by_label("Longest answer")).to_have_value("77")
-    page.open_settings().get_by_role("button", name="Back to the model's own settings").click()
+    page.open_settings().get_by_role("button", name="Reset to model defaults").click()
     expect(page.open_settings().get_by_label("Longest answer")).to_have_value("")
 
 
@@ -180,18 +180,18 @@ def test_presets_are_saved_taken_and_deleted(page: ChatPage) -> None:
     panel.get_by_role("button", name="Save as preset").click()
     page.dialog.get_by_label("Name").fill("Short")
     page.dialog.get_by_role("button", name="Save", exact=True).click()
-    panel.get_by_role("button", name="Back to the model's own settings").click()
+    panel.get_by_role("button", name="Reset to model defaults").click()
     expect(panel.get_by_label("Longest answer")).to_have_value("")
-    delete = panel.get_by_role("button", name="Delete the chosen preset")
+    delete = panel.get_by_role("button", name="Delete preset")
     expect(delete).to_have_count(0)
-    panel.get_by_label("Take a preset").select_option("Short")
+    panel.get_by_label("Choose a preset").select_option("Short")
     expect(panel.get_by_label("Longest answer")).to_have_value("33")
-    expect(panel.get_by_label("Take a preset")).to_have_value("Short")
+    expect(panel.get_by_label("Choose a preset")).to_have_value("Short")
     panel.get_by_label("Longest answer").fill("34")
-    expect(panel.get_by_label("Take a preset")).to_have_value("")
-    panel.get_by_label("Take a preset").select_option("Short")
+    expect(panel.get_by_label("Choose a preset")).to_have_value("")
+    panel.get_by_label("Choose a preset").select_option("Short")
     delete.click()
-    expect(panel.get_by_label("Take a preset").locator("option")).to_have_text(["No presets yet"])
+    expect(panel.get_by_label("Choose a preset").locator("option")).to_have_text(["No presets yet"])
 
 
 def test_a_wrong_setting_is_not_taken(page: ChatPage, backend: FakeBackend) -> None:
@@ -226,7 +226,7 @@ def test_a_phone_has_room_for_everything(open_page: OpenPage, samples: Path) -> 
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 375
     expect(page.send_button).to_be_in_viewport()
     expect(page.chats).not_to_be_in_viewport()
-    page.page.get_by_role("button", name="Conversations").click()
+    page.page.get_by_role("button", name="Chats").click()
     expect(page.chats).to_be_in_viewport()
     page.page.locator(".shade").click(position={"x": 350, "y": 300})
     expect(page.chats).not_to_be_in_viewport()
@@ -247,13 +247,13 @@ def test_everything_to_press_has_a_name(page: ChatPage, samples: Path) -> None:
 
 @pytest.mark.slow
 def test_a_photo_and_a_clip_from_the_camera(page: ChatPage, backend: FakeBackend) -> None:
-    page.page.get_by_role("button", name="Take a picture or a clip").click()
+    page.page.get_by_role("button", name="Take a photo or record a clip").click()
     page.dialog.get_by_role("button", name="Take a photo").click()
     expect(page.thumbnails).to_have_count(1)
-    page.page.get_by_role("button", name="Take a picture or a clip").click()
+    page.page.get_by_role("button", name="Take a photo or record a clip").click()
     page.dialog.get_by_role("button", name="Record a clip").click()
     page.page.wait_for_timeout(1200)  # a clip has a length
-    page.dialog.get_by_role("button", name="End the clip").click()
+    page.dialog.get_by_role("button", name="Stop recording").click()
     expect(page.thumbnails).to_have_count(2)
     expect(page.thumbnails.last.locator(".label")).to_contain_text("frames")
     page.ask("which?")

@@ -52,7 +52,7 @@ def test_what_was_shown_survives_a_kill(browser: Browser, tmp_path: Path) -> Non
         page = opener()
         page.chats.locator("a").click()
         expect(page.answers.locator(".answer")).to_contain_text(shown)
-        expect(page.answers.locator(".problem")).to_contain_text("ended in the middle of this answer")
+        expect(page.answers.locator(".problem")).to_contain_text("stopped during this answer")
         page.tool(page.answers.last, "Continue").click()
         page.wait_ending("and its end.")
     assert again.end() == (0, "")

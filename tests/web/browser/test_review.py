@@ -125,7 +125,7 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
 
     # The prompt is kept for the next one.
     page.keyboard.press("r")
-    page.get_by_role("combobox", name="Prompt").select_option(label="Own words")
+    page.get_by_role("combobox", name="Prompt").select_option(label="Custom prompt")
     page.get_by_role("textbox", name="Prompt").fill("Improve")
     page.keyboard.press("Enter")
     expect(page.locator(".proposal")).to_contain_text("Improve Mine.")
@@ -137,7 +137,7 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     page.keyboard.press("r")
     expect(page.get_by_role("textbox", name="Prompt")).to_be_focused()
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Take it").click()
+    page.get_by_role("button", name="Use it").click()
     expect(caption).to_have_text("Improve Caption 0.")
     assert first.read_text() == "Improve Caption 0.\n"
 
@@ -216,7 +216,7 @@ def test_a_person_goes_through_a_file_of_records(browser: Browser, tmp_path: Pat
 
         # Asked again, and taken.
         page.keyboard.press("r")
-        page.get_by_role("combobox", name="Prompt").select_option(label="Own words")
+        page.get_by_role("combobox", name="Prompt").select_option(label="Custom prompt")
         page.get_by_role("textbox", name="Prompt").fill("Improve")
         page.keyboard.press("Enter")
         expect(page.locator(".proposal")).to_contain_text("Improve A picture.")

@@ -84,7 +84,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
 
         # This one can't go on with an answer, so it is asked again.
         expect(page.tool(page.answers.last, "Continue")).to_have_count(0)
-        page.tool(page.answers.last, "Answer again").click()
+        page.tool(page.answers.last, "Regenerate").click()
         page.wait_ending("It is a star.")
         expect(page.answers.last.locator(".count")).to_have_text("2/2")
 
@@ -97,8 +97,8 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
         page.wait_answered(2)
 
         notes = page.open_settings().locator(".server-notes")
-        expect(notes).to_contain_text(f"Answers on {scripted.host}")
-        expect(notes).to_contain_text("It can't go on with an answer that ended early.")
+        expect(notes).to_contain_text(f"Runs on {scripted.host}")
+        expect(notes).to_contain_text("It can't continue an answer that ended early.")
         expect(page.page.get_by_label("Longest thinking")).to_have_count(0)
 
 
@@ -112,13 +112,13 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         page.page.locator("button.model").click()
         models = page.page.get_by_role("dialog", name="Models")
         on_servers = models.get_by_role("region", name="On servers")
-        expect(on_servers.get_by_role("button", name="Big-9B")).to_contain_text("Answers now")
+        expect(on_servers.get_by_role("button", name="Big-9B")).to_contain_text("In use")
         models.get_by_role("button", name="Add a server").click()
         page.dialog.get_by_label("Address").fill(scripted.url)
-        page.dialog.get_by_label("Key").fill("secret-key")
+        page.dialog.get_by_label("API key").fill("secret-key")
         add = page.dialog.get_by_role("button", name="Add", exact=True)
         add.click()
-        expect(page.dialog.get_by_role("alert")).to_have_text("It has several models: choose one.")
+        expect(page.dialog.get_by_role("alert")).to_have_text("The server has several models. Choose one.")
         page.dialog.get_by_label("Model").select_option("Small-1B")
         with page.page.expect_navigation():
             add.click()
@@ -130,7 +130,7 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         assert scripted.bodies[-1]["model"] == "Small-1B"
 
         page.page.locator("button.model").click()
-        on_servers.get_by_role("button", name="Forget Small-1B").click()
+        on_servers.get_by_role("button", name="Remove Small-1B").click()
         page.dialog.get_by_role("button", name="Delete").click()
         expect(page.dialog).to_have_count(0)
         page.wait_until(lambda: "secret-key" not in (tmp_path / "servers.json").read_text("utf-8"))
@@ -174,7 +174,7 @@ def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
         models = page.page.get_by_role("dialog", name="Models")
         models.get_by_role("region", name="On this machine").get_by_role("button", name="demo").click()
         with page.page.expect_navigation():
-            page.dialog.get_by_role("button", name="Load it").click()
+            page.dialog.get_by_role("button", name="Load").click()
         expect(page.page.locator(".banner")).to_be_visible()
         assert switch.info.host is None
         expect(page.questions).to_have_count(2)

@@ -32,7 +32,7 @@ def add(store: ConversationStore, title: str, days_ago: float, **values: Any) ->
 
 def choose(page: ChatPage, title: str, entry: str) -> None:
     """Takes an entry of a conversation's menu."""
-    more = page.page.get_by_label(f"More about {title}", exact=True)
+    more = page.page.get_by_label(f"Options for {title}", exact=True)
     more.click()
     more.locator("..").get_by_role("button", name=entry, exact=True).click()
 
@@ -49,7 +49,7 @@ def test_conversations_stand_under_their_days_and_pinned_ones_above(
         add(store, title, days_ago)
     page.page.reload()
     expect(headings(page)).to_have_count(4)
-    assert headings(page).all_inner_texts()[:3] == ["Today", "The last 7 days", "The last 30 days"]
+    assert headings(page).all_inner_texts()[:3] == ["Today", "Last 7 days", "Last 30 days"]
     expect(headings(page).last).to_have_text(time.strftime("%B %Y", time.localtime(time.time() - 400 * DAY_S)))
     choose(page, "old", "Pin")
     expect(page.titles).to_have_text(["old", "new", "week", "month"])
@@ -71,7 +71,7 @@ def test_the_list_goes_on_as_one_scrolls_or_walks_through_it(
     expect(page.chats).to_have_count(100)
     page.chats.last.scroll_into_view_if_needed()
     expect(page.chats).to_have_count(200)
-    page.page.get_by_label("Search the conversations").fill("about")
+    page.page.get_by_label("Search chats").fill("about")
     expect(page.chats.locator("mark").first).to_be_visible()
     expect(page.chats).to_have_count(100)
     page.chats.last.locator("a").focus()
@@ -93,18 +93,18 @@ def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, b
     page, other = open_page(), open_page()
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")
-    expect(page.chats.get_by_role("img", name="Is being answered")).to_have_count(1)
+    expect(page.chats.get_by_role("img", name="Answering")).to_have_count(1)
     page.new_chat()
     page.ask("phases")
     page.wait_until(lambda: backend.active == 2)
     page.new_chat()
-    expect(page.chats.get_by_role("img", name="Is being answered")).to_have_count(2)
+    expect(page.chats.get_by_role("img", name="Answering")).to_have_count(2)
     for _ in range(4):
         backend.next_phase()
-    new = page.chats.get_by_role("img", name="Has a new answer")
+    new = page.chats.get_by_role("img", name="New answer")
     expect(new).to_have_count(1)
     other.page.reload()
-    expect(other.chats.get_by_role("img", name="Has a new answer")).to_have_count(1)
+    expect(other.chats.get_by_role("img", name="New answer")).to_have_count(1)
     page.titles.get_by_text("phases").click()
     expect(new).to_have_count(0)
     page.titles.get_by_text("slow").click()
@@ -127,7 +127,7 @@ def test_the_model_s_title_is_shown_when_it_comes(
     page.wait_answered()
     expect(page.titles).to_have_text(["The blue star"])
     expect(page.page.locator("h1.title")).to_have_text("The blue star")
-    page.open_settings().get_by_label("Let the model write titles").uncheck()
+    page.open_settings().get_by_label("Generate chat titles").uncheck()
     page.new_chat()
     page.ask("echo two")
     page.wait_answered()
@@ -161,7 +161,7 @@ def test_an_answer_in_own_words_is_a_branch_that_is_built_on(page: ChatPage, bac
         "my **own** words",
         "echo two",
     ]
-    page.tool(page.answers.first, "The branch before").click()
+    page.tool(page.answers.first, "Previous branch").click()
     expect(page.answers).to_have_count(1)
     expect(page.answers.last.locator(".answer")).to_have_text("one")
     expect(page.answers.last.locator(".edited")).to_have_count(0)
@@ -172,7 +172,7 @@ def test_a_temporary_chat_leaves_nothing(
 ) -> None:
     page.box.fill("a draft of a new chat")
     page.page.get_by_role("button", name="Temporary chat").click()
-    expect(page.page.locator(".welcome")).to_contain_text("Nothing of this chat is stored.")
+    expect(page.page.locator(".welcome")).to_contain_text("This chat isn't saved.")
     expect(page.page.locator(".temporary-mark")).to_be_visible()
     expect(page.box).to_have_value("")
     page.ask("which secret?", [samples / "one-shape.png"])

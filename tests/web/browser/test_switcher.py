@@ -61,13 +61,13 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         models = page.page.get_by_role("dialog", name="Models")
         name.press("Enter")
         expect(models.get_by_role("region", name="On this machine").get_by_role("button")).to_contain_text(
-            ["Answers now", "my-finetune"]
+            ["In use", "my-finetune"]
         )
-        expect(models.get_by_role("region", name="To download").get_by_role("button")).to_have_text(
+        expect(models.get_by_role("region", name="Available to download").get_by_role("button")).to_have_text(
             [
                 re.compile(r"Qwen3\.5-0\.8B\s*fits this machine\s*1\.6 GiB"),
                 re.compile(r"Qwen3\.5-2B\s*fits this machine with int4 weights\s*4\.1 GiB"),
-                *[re.compile("more than this machine's memory holds")] * 4,
+                *[re.compile("needs more memory than this machine has")] * 4,
             ]
         )
         page.page.keyboard.press("Escape")
@@ -77,19 +77,17 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         # A download begins only when it is meant, by whoever has seen what it takes; of the model there is config.json.
         name.click()
         models.get_by_role("button", name="Qwen/Qwen3.5-2B").click()
-        expect(page.dialog).to_contain_text("4.1 GiB are downloaded once, and kept.")
+        expect(page.dialog).to_contain_text("4.1 GiB are downloaded once and kept.")
         download = page.dialog.get_by_role("button", name="Download")
         context = page.dialog.get_by_label("Context")
-        expect(page.dialog.get_by_role("status")).to_contain_text("GiB that can be had")
+        expect(page.dialog.get_by_role("status")).to_contain_text("GiB available")
         expect(page.dialog.get_by_label("Weights")).to_have_value("auto")
-        expect(page.dialog.get_by_role("listitem")).to_contain_text(
-            ["Weights1.8 GiB", "Keys and values384 MiB", "States"]
-        )
+        expect(page.dialog.get_by_role("listitem")).to_contain_text(["Weights1.8 GiB", "KV cache384 MiB", "States"])
         expect(download).to_be_enabled()
         page.dialog.get_by_label("Weights").select_option("bf16")
-        expect(page.dialog.get_by_role("status")).to_contain_text("It doesn't fit: it takes 5.2 GiB")
+        expect(page.dialog.get_by_role("status")).to_contain_text("Doesn't fit: takes 5.2 GiB")
         expect(download).to_be_disabled()
-        page.dialog.get_by_role("button", name="Take that").click()
+        page.dialog.get_by_role("button", name="Use these settings").click()
         expect(page.dialog.get_by_label("Weights")).to_have_value("int4")
         expect(download).to_be_enabled()
         context.fill("100000")
@@ -102,7 +100,7 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         name.click()
         models.get_by_role("button", name="my-finetune").click()
         with page.page.expect_navigation():
-            page.dialog.get_by_role("button", name="Load it").click()
+            page.dialog.get_by_role("button", name="Load").click()
         assert switch.loaded.name == "my-finetune"
         expect(page.page.get_by_role("button", name="my-finetune", exact=True)).to_be_visible()
         expect(page.questions).to_have_count(1)
@@ -114,6 +112,6 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         page.page.get_by_role("button", name="my-finetune", exact=True).click()
         models.get_by_role("button", name="demo").click()
         with page.page.expect_navigation():
-            page.dialog.get_by_role("button", name="Load it").click()
+            page.dialog.get_by_role("button", name="Load").click()
         expect(page.questions).to_have_count(2)
         expect(banner).to_be_hidden()

@@ -91,14 +91,14 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
             assert ben.context.request.get(str(picture).replace(*tickets)).status == 404
             assert ben.context.request.get(str(picture).partition("?")[0]).status == 401
             ben.page.goto(address)
-            expect(ben.toasts).to_contain_text("conversation")
+            expect(ben.toasts).to_contain_text("chat no longer exists")
             expect(ben.questions).to_have_count(0)
             # Where strangers share the page, each has one answer at a time.
             ann.ask("slow")
             expect(ann.answers.last.locator(".answer")).to_contain_text("word word")
             ann.new_chat()
             ann.ask("echo too much")
-            expect(ann.toasts).to_contain_text("You have an answer in progress already")
+            expect(ann.toasts).to_contain_text("You already have an answer in progress")
             expect(ann.box).to_have_value("echo too much")
     finally:
         server.close()

@@ -20,7 +20,7 @@ def test_texts_come_in_any_encoding_with_a_preview(page: ChatPage, backend: Fake
     cards = page.thumbnails
     expect(cards.first.get_by_label("Encoding of orte.csv")).to_have_value("Windows-1252")
     cards.first.get_by_role("button", name="Preview").click()
-    preview = page.page.get_by_role("dialog", name="What orte.csv begins with")
+    preview = page.page.get_by_role("dialog", name="Preview of orte.csv")
     expect(preview.locator("th")).to_have_text(["Name", "Straße"])
     expect(preview.locator("td")).to_have_text(["Müller", "<i>Weg</i>"])
     page.page.keyboard.press("Escape")
@@ -29,7 +29,7 @@ def test_texts_come_in_any_encoding_with_a_preview(page: ChatPage, backend: Fake
     encoding.select_option("KOI8-R")
     expect(encoding).to_have_value("KOI8-R")
     cards.nth(1).get_by_role("button", name="Preview").click()
-    expect(page.page.get_by_role("dialog", name="What size.py begins with").locator("code")).to_contain_text("rС©ne")
+    expect(page.page.get_by_role("dialog", name="Preview of size.py").locator("code")).to_contain_text("rС©ne")
     page.page.keyboard.press("Escape")
     encoding.select_option("UTF-8")
     expect(page.toasts).to_contain_text('"size.py" isn\'t text in "UTF-8". Choose another encoding.')

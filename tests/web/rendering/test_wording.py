@@ -36,8 +36,8 @@ def read_stats(stats: dict[str, Any]) -> tuple[str, dict[str, str]]:
 @pytest.mark.parametrize(
     ("progress", "kinds", "label", "share"),
     [
-        (Progress("wait", 0, 0), "", "Waiting in line", None),
-        (Progress("wait", 2, 5), "", "Waiting in line, 2 ahead", None),
+        (Progress("wait", 0, 0), "", "Waiting in the queue", None),
+        (Progress("wait", 2, 5), "", "Waiting in the queue, 2 ahead", None),
         (Progress("read", 0, 1), "i", "Reading image", 0.0),
         (Progress("read", 6, 24), "v", "Reading video, 6/24 frames", 0.25),
         (Progress("read", 1, 2), "it", "Reading image", 0.5),
@@ -53,7 +53,7 @@ def test_work_in_progress(progress: Progress, kinds: str, label: str, share: flo
 
 
 @pytest.mark.parametrize(
-    ("fields", "label"), [({}, "Getting ready"), ({"reasoning": "hm"}, "Thinking"), ({"text": "so"}, "Writing")]
+    ("fields", "label"), [({}, "Preparing"), ({"reasoning": "hm"}, "Thinking"), ({"text": "so"}, "Writing")]
 )
 def test_work_without_a_measure(fields: dict[str, str], label: str) -> None:
     node = Node("1" * 32, "0" * 32, "assistant", 2.0, status="running", **fields)  # pyright: ignore[reportArgumentType]
@@ -78,18 +78,18 @@ def test_what_an_answer_cost() -> None:
     )
     line, rows = read_stats(stats_of(result))
     assert line == "2 tokens · 40.0 tokens/s · first after 0.2 s · 900 of 1,000 prompt tokens cached"
-    assert rows["Speed"] == "40.0 tokens a second, 0.1 s"
+    assert rows["Speed"] == "40.0 tokens per second, 0.1 s"
     assert rows["First token after"] == "0.25 s"
     assert rows["Prompt"] == "1,000 tokens, 100 of them computed"
     assert rows["From the cache"] == "900 tokens (600 in memory, 300 on disk); the rest is new"
-    assert rows["Pictures and clips"] == "1 encoded, 2 kept before"
+    assert rows["Pictures and clips"] == "1 encoded, 2 from the cache"
     assert rows["Memory"] == "18 MiB"
 
 
 def test_what_a_first_answer_cost() -> None:
     line, rows = read_stats(stats_of(make_result("so", num_prompt_tokens=1, miss="evicted")))
     assert line.endswith("prompt of 1 token")
-    assert rows["From the cache"] == "nothing: more had been evicted"
+    assert rows["From the cache"] == "nothing: the rest was evicted"
     assert describe_stats(None) is None
 
 
@@ -120,7 +120,7 @@ def test_memory() -> None:
     gib = 2**30
     memory = {"kv_bytes": gib, "kv_budget_bytes": 2 * gib, "states_bytes": 3 * gib, "states_budget_bytes": 2 * gib}
     told = describe_memory(memory)
-    assert english(told["words"]) == "Cache: keys and values 1.0 GiB of 2.0 GiB, states 3.0 GiB of 2.0 GiB"
+    assert english(told["words"]) == "Cache: KV 1.0 GiB of 2.0 GiB, states 3.0 GiB of 2.0 GiB"
     assert told["share"] == 1.0
     assert describe_memory({})["share"] == 0.0
     assert describe_memory({})["words"] == "", "a server's cache is its own"

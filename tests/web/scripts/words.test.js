@@ -114,13 +114,13 @@ suite("what is said of an answer's end", () => {
   const cases = [
     [{ status: "running" }, /^$/],
     [{ status: "finished", blocks: ["<p>a</p>"] }, /^$/],
-    [{ status: "finished" }, /answered nothing/],
+    [{ status: "finished" }, /gave no answer/],
     [{ status: "stopped", blocks: ["<p>a</p>"] }, /^$/],
     [{ status: "stopped" }, /^Stopped before the answer/],
-    [{ status: "length", blocks: ["<p>a</p>"] }, /can be continued/],
-    [{ status: "interrupted", blocks: ["<p>a</p>"] }, /in the middle/],
+    [{ status: "length", blocks: ["<p>a</p>"] }, /can continue it/],
+    [{ status: "interrupted", blocks: ["<p>a</p>"] }, /stopped during/],
     [{ status: "failed", error: "It is damaged." }, /^It is damaged\.$/],
-    [{ status: "failed", error: "It is damaged.", unsaved: "the disk is full" }, /isn't stored: the disk is full/],
+    [{ status: "failed", error: "It is damaged.", unsaved: "the disk is full" }, /isn't saved: the disk is full/],
   ];
   for (const [view, words] of cases) test(JSON.stringify(view), () => assert.match(endingOf(makeNews(view)), words));
 });

@@ -256,7 +256,7 @@ async def test_a_bug_is_not_explained_to_strangers(
     def fail() -> dict[str, int]:
         return bug()
 
-    assert english((await page.call("memory")).json()["words"]).startswith("Cache: keys and values ")
+    assert english((await page.call("memory")).json()["words"]).startswith("Cache: KV ")
     monkeypatch.setattr(page.backend, "memory", fail)
     response = await page.call("memory")
     told = re.fullmatch(

@@ -164,7 +164,7 @@ def test_strangers_have_the_pages_limits(monkeypatch: pytest.MonkeyPatch) -> Non
         client = Client(server.url, verbose=False)
         job = client.submit("slow", api_name="/chat")
         until(lambda: backend.active == 1)
-        with pytest.raises(AppError, match="an answer in progress already"):
+        with pytest.raises(AppError, match="already have an answer in progress"):
             client.predict("echo again", api_name="/chat")
         job.cancel()
         until(lambda: backend.active == 0)

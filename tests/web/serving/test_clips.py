@@ -97,7 +97,7 @@ async def test_a_chosen_part_comes_back_from_an_archive_and_is_checked(page: Pag
         return problem(response)
 
     assert "isn't in it" in await refusal({"start_s": 50.0, "end_s": 60.0})
-    assert "outside of the part" in await refusal({"start_s": 1.0})
+    assert "outside the chosen part" in await refusal({"start_s": 1.0})
     assert "clip" in await refusal({"num_frames": -1})
 
 
@@ -207,7 +207,7 @@ async def test_a_strip_ends_with_its_asker_and_its_time(page: PageClient, monkey
     monkeypatch.setattr(strips, "MAX_STRIP_S", 0.0)
     response = await page.call("strip", attachments=[video])
     assert response.status_code == 400
-    assert problem(response).startswith("The frames of 'a.mp4' take too long to be shown")
+    assert problem(response).startswith("The frames of 'a.mp4' take too long to show")
     monkeypatch.undo()
     left, ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

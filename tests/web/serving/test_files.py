@@ -117,7 +117,7 @@ async def test_a_scan_is_its_first_pages(
     monkeypatch.setattr(files_module, "MAX_PAGE_PICTURES", 3)
     found = (await page.upload(pages_pdf([b""] * num_pages), "scan.pdf")).json()
     assert [each["name"] for each in found["attachments"]] == [f"scan, page {n + 1}.png" for n in range(num_taken)]
-    note = f"Of {num_pages} pages 3 are taken, and no more." if num_pages > 3 else None
+    note = f"Only 3 of {num_pages} pages are used." if num_pages > 3 else None
     assert (found["note"] and english(found["note"])) == note
     measured = (await page.call("measure", text="x", attachments=found["attachments"])).json()
     assert [view["error"] for view in measured["media"]] == [None] * num_taken
@@ -179,7 +179,7 @@ async def test_a_file_that_is_too_large(
     else:
         start, body = await page.send_body("upload?name=large.mp4", [b"x" * 2**20] * 3, cut=False)
         status, message = start["status"], english(json.loads(body["body"])["error"]["message"])
-    assert (status, message) == (400, "'large.mp4' is too large: at most 2 MiB are taken.")
+    assert (status, message) == (400, "'large.mp4' is too large: the limit is 2 MiB.")
     assert (stored(page), leftovers(tmp_path)) == ([], [])
     response = await page.request("POST", "upload", content=b"words", headers={"content-length": "9" * 30})
     assert response.status_code == 400

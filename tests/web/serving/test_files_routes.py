@@ -250,9 +250,9 @@ async def test_the_server_s_limits_hold_for_imports(page: PageClient, monkeypatc
         assert response.status_code in (400, 429)
         return problem(response)
 
-    assert "at most" in await refusal(archive_bytes=len(archive) - 1)
-    assert "2 conversations" in await refusal(conversations=1)
-    assert "MiB that are read" in await refusal(conversation_bytes=100)
+    assert "the limit is" in await refusal(archive_bytes=len(archive) - 1)
+    assert "2 chats" in await refusal(conversations=1)
+    assert "larger than the limit" in await refusal(conversation_bytes=100)
     smaller = replace(page.backend.media, limits=MediaLimits(max_image_bytes=1000))
     monkeypatch.setattr(page.backend, "media", smaller)
     assert "a.png" in await refusal()

@@ -71,12 +71,12 @@ def test_a_plan_is_told_and_what_would_fit(
 def test_keys_and_values_are_changed_with_the_context(ask: Any, switch: BackendSwitch) -> None:
     before = ask("plan", context_length=512)["parts"]["kv"]
     assert changed(ask, context_length=1_024, kv_dtype="int8") is None
-    assert "keys and values: int8; 1,024 tokens of context" in english(ask("models")["taken"])
+    assert "KV cache: int8; 1,024 tokens of context" in english(ask("models")["taken"])
     now = ask("plan", context_length=512)
     assert now["parts"]["kv"] == before * 17 // 32
     assert [each["value"] for each in now["kv_types"] if each["chosen"]] == ["int8"]
     assert changed(ask, context_length=512, kv_dtype="auto") is None
-    assert "keys and values: float32; 512 tokens of context; 2 replies" in english(ask("models")["taken"])
+    assert "KV cache: float32; 512 tokens of context; 2 replies" in english(ask("models")["taken"])
 
 
 def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
@@ -96,6 +96,6 @@ def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
         length = backend.context_length
     assert f"int4 weights (5.0 MiB), a context of {length:,} tokens with KV as int8, 1 slots" in line
     assert said == (
-        f"Weights: int4; keys and values: int8; {length:,} tokens of context; 1 reply at a time. Picked to fit "
+        f"Weights: int4; KV cache: int8; {length:,} tokens of context; 1 reply at a time. Picked to fit "
         "--max-memory 562 MiB."
     )

@@ -50,7 +50,7 @@ def test_browsers_are_told_apart_by_their_keys() -> None:
     assert mine.owner != theirs.owner
     assert KEY not in mine.owner
     for key in ("", "short", KEY.upper(), f"{KEY}x", "../" * 11):
-        with pytest.raises(HttpError, match="Load the page again"):
+        with pytest.raises(HttpError, match="Reload the page"):
             people.asking(showing(key))
 
 
@@ -68,7 +68,7 @@ def test_people_who_log_in_are_told_apart_by_their_names(shared: bool) -> None:
 def test_a_programs_cookie_opens_no_page() -> None:
     """Browsers hand it to every port of a host."""
     people = People(shared=True, logins=Named(guests=True))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(HttpError, match="Load the page again"):
+    with pytest.raises(HttpError, match="Reload the page"):
         people.asking(showing("1", cookie="login=ann"))
 
 

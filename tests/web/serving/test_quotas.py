@@ -45,7 +45,7 @@ async def test_bytes_of_one_person_and_of_all(page: PageClient, tmp_path: Path) 
         assert (await page.upload(text(letter), letter)).status_code == 200
     refused = await page.upload(text("c", 2 * MB), "c")
     assert refused.status_code == 429
-    assert "take 2.0 MB of the 3.0 MB that one person may take" in problem(refused)
+    assert "take 2.0 MB of the 3.0 MB that one person can use" in problem(refused)
     # What was refused is not kept, and a new cookie is the same person; what comes is counted as it comes.
     assert len(files_in(tmp_path / "media")) == 2
     assert (await page.upload(text("c", 2 * MB), "c", BOB)).status_code == 429
@@ -56,7 +56,7 @@ async def test_bytes_of_one_person_and_of_all(page: PageClient, tmp_path: Path) 
     assert (await page.upload(text("e", 2 * MB), "e", "c" * 32, address=ELSEWHERE)).status_code == 200
     refused = await page.request("POST", "api/send", "d" * 32, address="203.0.113.9", json={"text": "f" * MB})
     assert refused.status_code == 429
-    assert "for all people takes 4." in problem(refused)
+    assert "of all people takes 4." in problem(refused)
 
 
 async def test_what_is_deleted_is_room_again(page: PageClient) -> None:
@@ -85,7 +85,7 @@ async def test_conversations(page: PageClient) -> None:
     await page.ask("echo two", BOB)
     refused = await page.call("send", text="echo three")
     assert refused.status_code == 429
-    assert "You have 2 conversations, and one person may have 2" in problem(refused)
+    assert "You have 2 chats, and one person can have 2" in problem(refused)
     assert (await page.request("POST", "import", BOB, content=archive)).status_code == 429
     assert (await page.call("summarise", conversation=chat["id"], title="After: it")).status_code == 429
     # One that is there goes on.
@@ -108,7 +108,7 @@ async def test_uploads(page: PageClient) -> None:
     for event in begun:
         await event.wait()
     refused = await page.upload(b"text", "a", address=ELSEWHERE)
-    assert (refused.status_code, "3 files are coming here just now" in problem(refused)) == (429, True)
+    assert (refused.status_code, "3 files are being uploaded already" in problem(refused)) == (429, True)
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
@@ -121,7 +121,7 @@ async def test_files_of_which_as_much_has_come_are_told_apart(tmp_path: Path) ->
         async with usage.receiving(ann):
             pass
         # It still counts, as the only one.
-        with pytest.raises(QuotaError, match=r"1\.0 MB that one person may take"):
+        with pytest.raises(QuotaError, match=r"1\.0 MB that one person can use"):
             take_first(2 * MB)
         async with usage.receiving(ann):
             pass
@@ -137,7 +137,7 @@ def test_watchers(tmp_path: Path) -> None:
         usage.watching(ann),
         usage.watching(bob),
         usage.watching(other),
-        pytest.raises(QuotaError, match="2 of your pages watch answers"),
+        pytest.raises(QuotaError, match="2 of your pages follow answers"),
         usage.watching(bob),
     ):
         pass
@@ -151,7 +151,7 @@ def test_a_stream_too_many_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch)
         how = {"headers": {"x-qwen35mm": "1"}, "json": {"answers": ["0" * 32]}}
         told = httpx.post(f"{served.url}qwen35mm/watch", **how).text
     assert '"refused"' in told
-    assert "of your pages {n|watches|watch} answers" in told
+    assert "of your pages {n|follows|follow} answers" in told
 
 
 async def test_alone_on_one_s_own_machine_the_disk_is_the_limit(tmp_path: Path) -> None:

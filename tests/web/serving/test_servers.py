@@ -157,7 +157,7 @@ def test_a_server_that_cannot_be_used_changes_nothing(ask: Any, other: ModelServ
     assert changed(ask, server=added["server"])
     assert switch.loaded.model is not None
     assert ask("start")["app"]["server"] is None
-    assert "no such server" in str(ask("change_model", server="nobody"))
+    assert "server no longer exists" in str(ask("change_model", server="nobody"))
 
 
 @pytest.fixture

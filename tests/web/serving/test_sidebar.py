@@ -131,7 +131,7 @@ async def test_an_edited_answer_is_a_branch_that_the_next_prompt_holds(page: Pag
     assert [(each["text"], each.get("edited")) for each in again[:2]] == [("echo one", None), ("my *own* words", True)]
 
     for wrong, words in [
-        ({**args, "text": " \n"}, "needs words"),
+        ({**args, "text": " \n"}, "can't be empty"),
         ({**args, "text": "x" * 2_000_001}, "at most 2,000,000"),
         ({**args, "node": question["id"], "text": "x"}, "Only an answer"),
     ]:

@@ -2,7 +2,9 @@
 
 /** @import { Chat, Message, ModelChange, News, Offer } from "./shared/types.d.ts" */
 /** @import { Preferences, Settings, Start, Tone } from "./shared/types.d.ts" */
+/** @import { MessageDesk } from "./chat/message.js" */
 /** @import { View } from "./chat/state.js" */
+/** @import { MediaDesk } from "./media/viewer.js" */
 
 import { keepFor } from "./chat/account.js";
 import { Comparison } from "./chat/compare.js";
@@ -10,15 +12,16 @@ import { isAway } from "./chat/connection.js";
 import { ContextGauge } from "./chat/context.js";
 import { Link } from "./chat/link.js";
 import { showLogin } from "./chat/login.js";
+import { AnswerRow, QuestionRow } from "./chat/message.js";
+import { Presets } from "./chat/presets.js";
 import { SettingsPanel } from "./chat/settings.js";
 import { Sidebar } from "./chat/sidebar.js";
 import { PageState } from "./chat/state.js";
 import { Transcript } from "./chat/transcript.js";
-import { temporaryWords } from "./chat/welcome.js";
-import { Composer } from "./compose/composer.js";
+import { temporaryWords, welcome } from "./chat/welcome.js";
+import { Composer, takeDrops } from "./compose/composer.js";
 import { TEMPORARY } from "./compose/drafts.js";
-import { takeDrops } from "./compose/drops.js";
-import { holdingAfter, withOffer } from "./compose/once.js";
+import { holdingAfter } from "./compose/once.js";
 import { Player } from "./media/player.js";
 import { Models } from "./model/models.js";
 import { DemoBanner, Switcher } from "./model/switcher.js";
@@ -30,7 +33,7 @@ import { said, t, useLanguage } from "./shared/words.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
 
-/** All of the page: its parts reach each other through it. @implements {View} */
+/** The page: makes its parts, and tells each of them what happens to the others. @implements {View} */
 export class Page {
   /** The conversation that the address stands for. @type {string | null} */
   #address = null;
@@ -40,25 +43,83 @@ export class Page {
   constructor(/** @type {Start} */ start) {
     const { app } = start;
     this.app = app;
-    this.link = new Link(this);
-    this.requests = new Requests((problem) => this.tell(problem), this.link.connection.send);
-    this.state = new PageState(this, this.requests, (ids) => this.link.stream.watch(ids), start);
+    const toComposer = () => this.composer.text.focus();
+    this.link = new Link({
+      throughGradio: () => app.through_gradio,
+      isSilent: () => this.state.isSilent,
+      changed: () => {
+        this.transcript.connectionChanged();
+        this.composer.draw();
+      },
+      reached: (now) => this.reached(now),
+      news: (answers, asked) => this.state.news(answers, asked),
+      say: (words) => this.say(words),
+      toComposer,
+    });
+    const requests = new Requests((problem) => this.tell(problem), this.link.connection.send);
+    const state = new PageState(this, requests, (ids) => this.link.stream.watch(ids), start);
+    this.state = state;
     // Of the same browser.
     this.tabs = new BroadcastChannel("qwen35mm");
     this.tabs.addEventListener("message", ({ data: id }) => {
-      this.state.changedElsewhere(id);
+      state.changedElsewhere(id);
       this.sidebar.load();
     });
     this.toasts = new Toasts();
-    this.sidebar = new Sidebar(this, start.account);
-    this.transcript = new Transcript(this);
-    this.player = new Player(this);
-    this.composer = new Composer(this);
-    this.models = new Models(this);
-    this.comparison = new Comparison(this);
-    this.switcher = new Switcher(this);
-    this.context = new ContextGauge(this);
-    this.panel = new SettingsPanel(this, start);
+    const say = this.toasts.say.bind(this.toasts);
+    this.sidebar = new Sidebar(this, requests, this.toasts, () => this.composer.draft.drafts, start.account);
+    /** @type {MediaDesk} */
+    const media = {
+      notices: this.toasts.element,
+      say,
+      messages: () => state.chat.messages,
+      crop: async (part) =>
+        (await requests.ask("crop", { ...part, temporary: state.chat.temporary }))?.attachment ?? null,
+      send: (text, files) => this.composer.draft.queue({ text, files, editing: null, taken: [] }),
+      attach: (file) => {
+        this.composer.draft.add(file);
+        toComposer();
+      },
+    };
+    this.transcript = new Transcript(
+      (message) =>
+        message.role === "user" ? new QuestionRow(message, messageDesk) : new AnswerRow(message, messageDesk),
+      (chat) => welcome(chat.temporary, app.examples, (number) => this.sendExample(number)),
+    );
+    this.player = new Player(media, this.transcript.element);
+    /** @type {MessageDesk} */
+    const messageDesk = {
+      ...{ app, state, requests, media, player: this.player, toComposer },
+      remove: (message) => this.remove(message),
+      edit: (question) => this.composer.edit(question),
+      compare: (answer) => this.comparison.open(answer),
+      isLost: () => this.link.isLost,
+    };
+    const presets = new Presets(requests, start.presets, () => {
+      this.composer.quick.draw();
+      this.panel.drawPresets();
+    });
+    this.context = new ContextGauge(app, requests);
+    this.composer = new Composer({
+      ...{ app, state, requests, link: this.link, media, presets, say },
+      change: (values) => {
+        this.changeSettings(values);
+        if (this.areSettingsOpen) this.panel.show(values);
+      },
+      onCost: (cost) => this.context.drawCost(cost),
+    });
+    this.models = new Models(app, requests, say);
+    this.comparison = new Comparison(messageDesk, this.models, presets);
+    this.panel = new SettingsPanel({
+      ...{ app, preferences: state.preferences, models: this.models, presets },
+      change: (values) => this.changeSettings(values),
+      prefer: (values) => this.changePreferences(values),
+      close: () => this.toggleSettings(false),
+    });
+    const demoBanner = new DemoBanner(app, requests, this.models, state.preferences.demo_banner === false, () => {
+      toComposer();
+      state.changePreferences({ demo_banner: false });
+    });
     this.title = h("h1.title");
     this.spoken = h("div.unseen", { role: "status" });
     this.menuButton = iconButton("menu", t("Chats"), () => this.toggleSidebar(true), {
@@ -81,11 +142,11 @@ export class Page {
           this.menuButton,
           this.title,
           h("span.temporary-mark.row.quiet", { title: temporaryWords() }, icon("hourglass"), t("Temporary")),
-          this.switcher.element,
+          new Switcher(app, requests, this.models).element,
           this.context.element,
           this.settingsButton,
         ),
-        new DemoBanner(this).element,
+        demoBanner.element,
         this.link.element,
         this.transcript.element,
         this.composer.element,
@@ -192,12 +253,23 @@ export class Page {
     this.composer.draft.measureSoon();
   }
 
+  /** The program answers, again perhaps, and has told how things are now. */
+  reached(/** @type {Start} */ now) {
+    this.state.resume(now.running);
+    this.sidebar.load();
+    this.context.look();
+    this.composer.draft.measureSoon();
+    if (JSON.stringify(now.app) === JSON.stringify(this.app)) return;
+    Object.assign(this.app, now.app);
+    this.say(t("The program was restarted with other settings. Reload the page to see them."), "note");
+  }
+
   /** Says that something doesn't fit, and takes what is chosen of what would. */
   async offer(/** @type {string} */ words, /** @type {Offer[]} */ offers) {
     const buttons = offers.map((offer) => ({ label: said(offer.label), value: () => offer }));
     const leave = { label: t("Edit message"), value: () => null };
     const choice = await ask(t("This doesn't fit"), h("p", words), [...buttons, leave]);
-    if (choice) this.take(choice);
+    if (choice) this.composer.take(choice);
   }
 
   tell(/** @type {Problem} */ problem) {
@@ -256,21 +328,6 @@ export class Page {
   async remove(/** @type {Message} */ message) {
     const words = t("The messages after it on this branch are deleted too.");
     if (await askToDelete(t("Delete this message?"), words)) this.state.deleteMessage(message);
-  }
-
-  /** Does what makes a message fit; where that can hold for one message alone, it does. */
-  async take(/** @type {Offer} */ offer) {
-    const { draft } = this.composer;
-    if (offer.kind === "media" || offer.kind === "shorten") draft.taken = withOffer(draft.taken, offer);
-    else await this.state.take(offer);
-    this.composer.sliders.redraw();
-  }
-
-  /** What was taken for one message holds from now on. */
-  async makeDefault(/** @type {Offer} */ offer) {
-    const { draft } = this.composer;
-    if (await this.state.take(offer)) draft.taken = draft.taken.filter((each) => each !== offer);
-    this.composer.sliders.redraw();
   }
 
   changeSettings(/** @type {Settings} */ values) {

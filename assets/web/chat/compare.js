@@ -2,7 +2,11 @@
 // conversation, so a comparison is there whenever it is opened again.
 
 /** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { Models } from "../model/models.js" */
+/** @import { MessageDesk } from "./message.js" */
+/** @import { Presets } from "./presets.js" */
+/** @import { Needs } from "./settings.js" */
+/** @import { Requests } from "../shared/api.js" */
 
 import { changeTo, modelOptions } from "../model/models.js";
 import { allow, Plan } from "../model/plan.js";
@@ -41,8 +45,10 @@ class OwnSettings extends SettingsPanel {
   /** To what the model is changed first. @type {ModelChange | null} */
   change = null;
 
-  /** @override */
-  changed() {}
+  constructor(/** @type {Needs} */ needs, /** @type {Requests} */ requests) {
+    super(needs);
+    this.requests = requests;
+  }
 
   /** @override */
   draw() {
@@ -56,7 +62,7 @@ class OwnSettings extends SettingsPanel {
   /** Asks the person; null where they have changed their mind. @returns {Promise<Settings | null>} */
   async ask() {
     // Of the model that is there now. The context stays as it is.
-    const { context_length } = this.page.app;
+    const { context_length } = this.app;
     const [listed, now] = this.models
       ? await Promise.all([
           this.requests.ask("models", {}),
@@ -71,8 +77,8 @@ class OwnSettings extends SettingsPanel {
 
   /** The model and the format of its weights, of which one can be another than now, and what that takes. */
   model(/** @type {Reply<"models">} */ found, /** @type {Choice[]} */ formats) {
-    const { context_length } = this.page.app;
-    const plan = new Plan(this.page, (found) => {
+    const { context_length } = this.app;
+    const plan = new Plan(this.requests, (found) => {
       if (!plan.element.hidden) allow(plan.element, Boolean(found?.fits));
     });
     const hint = h("p.quiet", t("The model is loaded first, for all chats."));
@@ -113,10 +119,12 @@ export class Comparison {
   #before;
   #isGoingOn = false;
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
-    this.requests = page.requests;
-    this.state = page.state;
+  constructor(/** @type {MessageDesk} */ desk, /** @type {Models} */ models, /** @type {Presets} */ presets) {
+    this.desk = desk;
+    this.requests = desk.requests;
+    this.state = desk.state;
+    this.models = models;
+    this.presets = presets;
     this.question = h("p.question");
     this.sides = h("div.sides");
     const close = iconButton("close", t("Close comparison"), () => this.dialog.close());
@@ -140,12 +148,12 @@ export class Comparison {
 
   /** Asks how the question is to be answered once more, and has that done. */
   async ask(/** @type {Answer} */ answer) {
-    const { app, panel, models } = this.page;
-    const form = new OwnSettings(this.page, { app, presets: panel.presets, preferences: this.state.preferences });
-    form.show(this.state.settings);
+    const { models, presets, state } = this;
+    const none = () => {};
+    const needs = { app: this.desk.app, preferences: state.preferences, models, presets };
+    const form = new OwnSettings({ ...needs, change: none, prefer: none, close: none }, this.requests);
+    form.show(state.settings);
     const own = await form.ask();
-    // Where one was saved or deleted.
-    panel.presets = form.presets;
     if (!own) return;
     const asked = { conversation: this.state.chat.id, answer: answer.id, before: this.#before, own };
     if (!form.change) return this.#begin(asked);
@@ -224,7 +232,7 @@ export class Comparison {
   }
 
   #side(/** @type {Answer} */ answer, /** @type {Answer} */ other, /** @type {boolean} */ isRunning) {
-    const row = this.#rows.get(answer.id) ?? new ComparedRow(answer, this.page);
+    const row = this.#rows.get(answer.id) ?? new ComparedRow(answer, this.desk);
     this.#rows.set(answer.id, row);
     row.show({ ...answer, kept: true });
     const names = differing(answer.settings, other.settings);
@@ -270,7 +278,7 @@ export class Comparison {
 
   #label(/** @type {string} */ name) {
     /** @type {Field | undefined} */
-    const field = this.page.app.settings.fields[name];
+    const field = this.desk.app.settings.fields[name];
     if (field) return said(field.label);
     return name === "thinking" ? t("Think first") : name === "system" ? t("System prompt") : t("Weights");
   }

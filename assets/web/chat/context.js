@@ -1,7 +1,7 @@
 // How much of the context is taken, and by what.
 
-/** @import { Chat, Cost } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { Requests } from "../shared/api.js" */
+/** @import { App, Chat, Cost } from "../shared/types.d.ts" */
 
 import { estimated } from "../model/servers.js";
 import { h, redraw } from "../shared/dom.js";
@@ -17,9 +17,12 @@ export class ContextGauge {
   /** What the next prompt takes. @type {Cost["tokens"] | null} */
   #next = null;
   #memory = "";
+  /** The chat that is shown. @type {string | null} */
+  #chat = null;
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  constructor(/** @type {App} */ app, /** @type {Requests} */ requests) {
+    this.app = app;
+    this.requests = requests;
     this.numbers = h("span", { "aria-hidden": "true" });
     this.words = h("span.unseen");
     this.fill = h("span.fill");
@@ -39,7 +42,8 @@ export class ContextGauge {
     });
   }
 
-  drawChat(/** @type {Chat} */ { context }) {
+  drawChat(/** @type {Chat} */ { id, context }) {
+    this.#chat = id;
     this.#used = context?.used ?? 0;
     this.draw();
   }
@@ -50,16 +54,16 @@ export class ContextGauge {
   }
 
   async look() {
-    const isLate = this.page.requests.begin("memory");
+    const isLate = this.requests.begin("memory");
     // That the program can't be reached is said elsewhere.
-    const memory = await this.page.requests.call("memory", { conversation: this.page.state.chat.id }).catch(() => null);
+    const memory = await this.requests.call("memory", { conversation: this.#chat }).catch(() => null);
     if (isLate()) return;
     this.#memory = memory ? said(memory.words) : "";
     this.draw();
   }
 
   draw() {
-    const { context_length: length, answer_reserve: reserve } = this.page.app;
+    const { context_length: length, answer_reserve: reserve } = this.app;
     const history = this.#next?.history ?? this.#used;
     const used = this.#next?.all ?? this.#used;
     const share = used / length;

@@ -1,7 +1,7 @@
 // The box that takes an answer's place while a person changes its words.
 
 /** @import { Answer } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { PageState } from "./state.js" */
 
 import { browserStorage } from "../compose/drafts.js";
 import { button, h, isComposing } from "../shared/dom.js";
@@ -36,15 +36,16 @@ const written = {
 export const isEdited = (/** @type {string} */ id) => written.get(id) !== null;
 
 /**
- * The box, for what stands in the answer's place; `close` is called when it isn't needed any more.
- * @param {Page} page
+ * The box that stands in the answer's place.
+ * @param {PageState} state
  * @param {Answer} answer
- * @param {() => void} close
+ * @param {() => void} close when the box isn't needed any more
+ * @param {() => void} onSaved
  */
-export function answerEditor(page, { id, text }, close) {
+export function answerEditor(state, { id, text }, close, onSaved) {
   const box = h("textarea", { "aria-label": t("Answer"), spellcheck: true });
   box.value = written.get(id) ?? text;
-  const isKept = !page.state.chat.temporary;
+  const isKept = !state.chat.temporary;
   written.set(id, box.value, isKept);
   const grow = () => {
     box.style.height = "auto";
@@ -57,11 +58,11 @@ export function answerEditor(page, { id, text }, close) {
   const save = async () => {
     if (!box.value.trim() || saveButton.disabled) return;
     saveButton.disabled = true;
-    const isSaved = await page.state.editAnswer(id, box.value);
+    const isSaved = await state.editAnswer(id, box.value);
     saveButton.disabled = false;
     if (!isSaved) return;
     leave();
-    page.composer.text.focus();
+    onSaved();
   };
   const saveButton = button("strong", t("Save"), save);
   box.addEventListener("input", () => {

@@ -1,7 +1,6 @@
 // The page's link with the program: what comes of its being lost and back, and the line that says so.
 
 /** @import { News, Start } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
 
 import { post } from "../shared/api.js";
 import { button, h } from "../shared/dom.js";
@@ -17,6 +16,18 @@ const TICK_MS = 250;
 const LOOK_AFTER_ANSWERS_MS = 2000;
 const LOOK_AFTER_STREAM_MS = 5000;
 
+/**
+ * What the link has the page do.
+ * @typedef {object} LinkDesk
+ * @property {() => boolean} throughGradio whether answers come through Gradio's queue
+ * @property {() => boolean} isSilent whether there are answers that say nothing any more
+ * @property {() => void} changed the connection is lost, tried, or there again
+ * @property {(now: Start) => void} reached the program has told how things are now
+ * @property {(answers: Record<string, News>, asked: string[]) => void} news of the answers that were asked for
+ * @property {(words: string) => void} say
+ * @property {() => void} toComposer gives it the focus
+ */
+
 export class Link {
   /** When the program said last how things are. */
   #reachedMs = 0;
@@ -27,10 +38,10 @@ export class Link {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #leaving;
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  constructor(/** @type {LinkDesk} */ desk) {
+    this.desk = desk;
     this.connection = new Connection(this, post);
-    this.stream = new AnswerStream(this, () => page.app.through_gradio);
+    this.stream = new AnswerStream(this, desk.throughGradio);
     this.words = h("span", { role: "status" });
     // It changes each second: nothing to be read out.
     this.countdown = h("span.countdown");
@@ -44,7 +55,7 @@ export class Link {
 
   /** Begins to look after the connection. */
   keep() {
-    setInterval(() => this.page.state.isSilent && this.connection.check(), LOOK_AFTER_ANSWERS_MS);
+    setInterval(() => this.desk.isSilent() && this.connection.check(), LOOK_AFTER_ANSWERS_MS);
     // The program may be on this very machine, and need no network.
     for (const event of ["online", "offline"]) window.addEventListener(event, () => this.connection.check());
     // The person comes back from where the program was started again.
@@ -59,28 +70,20 @@ export class Link {
 
   changed() {
     this.#draw();
-    this.page.transcript.connectionChanged();
-    this.page.composer.draw();
+    this.desk.changed();
   }
 
   /** The program answers, again perhaps, and has told how things are now. */
   reached(/** @type {Start} */ now) {
-    const { page } = this;
     this.#reachedMs = Date.now();
-    page.state.resume(now.running);
-    page.sidebar.load();
-    page.context.look();
-    page.composer.draft.measureSoon();
-    if (JSON.stringify(now.app) === JSON.stringify(page.app)) return;
-    Object.assign(page.app, now.app);
-    page.say(t("The program was restarted with other settings. Reload the page to see them."), "note");
+    this.desk.reached(now);
   }
 
   // What the stream of answers tells
 
   news(/** @type {Record<string, News>} */ answers, /** @type {string[]} */ asked) {
     this.#refusal = "";
-    this.page.state.news(answers, asked);
+    this.desk.news(answers, asked);
   }
 
   lost() {
@@ -90,7 +93,7 @@ export class Link {
 
   /** It is asked again, and says it once. */
   refused(/** @type {string} */ words) {
-    if (words !== this.#refusal) this.page.say(said(words));
+    if (words !== this.#refusal) this.desk.say(said(words));
     this.#refusal = words;
   }
 
@@ -110,7 +113,7 @@ export class Link {
     this.#count();
     if (problem) this.#ticking = setInterval(() => this.#count(), TICK_MS);
     else this.#leaving = setTimeout(() => this.#leave(), SHOWN_MS);
-    if (!problem && this.element.contains(document.activeElement)) this.page.composer.text.focus();
+    if (!problem && this.element.contains(document.activeElement)) this.desk.toComposer();
   }
 
   /** Somebody did what can't be done now: it is seen, and said again. */

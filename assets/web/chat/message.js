@@ -1,7 +1,10 @@
 // A message of the conversation: what was asked or answered, and what can be done with it.
 
-/** @import { Answer, AnswerView, Attachment, Child, Message, Question, Said, Work } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { Answer, AnswerView, App, Attachment, Child, Message, Question, Said, Work } from "../shared/types.d.ts" */
+/** @import { MediaDesk } from "../media/viewer.js" */
+/** @import { Requests } from "../shared/api.js" */
+/** @import { PageState } from "./state.js" */
+/** @import { Player } from "../media/player.js" */
 
 import { Groundings } from "../media/grounding.js";
 import { itemOf } from "../media/items.js";
@@ -15,6 +18,21 @@ import { Blocks, copy } from "./blocks.js";
 import { answerEditor, isEdited } from "./editor.js";
 
 /**
+ * What a message needs of the page.
+ * @typedef {object} MessageDesk
+ * @property {App} app
+ * @property {PageState} state
+ * @property {Requests} requests
+ * @property {MediaDesk} media
+ * @property {Player} player
+ * @property {(message: Message) => unknown} remove
+ * @property {(question: Question) => unknown} edit puts it into the composer
+ * @property {(answer: Answer) => unknown} compare
+ * @property {() => boolean} isLost whether the connection is
+ * @property {() => void} toComposer gives it the focus
+ */
+
+/**
  * Shows a message; drawn again only where it has changed.
  * @template {Message} M
  */
@@ -23,10 +41,10 @@ export class Row {
 
   /**
    * @param {M} message
-   * @param {Page} page
+   * @param {MessageDesk} desk
    */
-  constructor({ id, role }, page) {
-    this.page = page;
+  constructor({ id, role }, desk) {
+    this.desk = desk;
     this.id = id;
     this.body = h("div.body");
     this.tools = h("div.tools.row.quiet");
@@ -56,7 +74,7 @@ export class Row {
 
   branches(/** @type {M} */ { branch: { at, of, previous, next } }) {
     if (of < 2) return null;
-    const go = (/** @type {string | null} */ node) => node && this.page.state.showBranch(node);
+    const go = (/** @type {string | null} */ node) => node && this.desk.state.showBranch(node);
     return h(
       "span.branches.row",
       { role: "group", "aria-label": t("Branches") },
@@ -67,7 +85,7 @@ export class Row {
   }
 
   deleteButton(/** @type {M} */ message) {
-    return iconButton("trash", t("Delete"), () => this.page.remove(message));
+    return iconButton("trash", t("Delete"), () => this.desk.remove(message));
   }
 }
 
@@ -85,29 +103,33 @@ export class QuestionRow extends Row {
       message.text && h("div.bubble", message.text),
       leftOut(message.left_out),
     );
-    const answer = () => this.page.state.answer(message.id);
+    const answer = () => this.desk.state.answer(message.id);
     this.drawTools(
       message,
       message.unanswered && button("plain", [icon("goOn"), t("Answer this question")], answer),
-      iconButton("edit", t("Edit"), () => this.page.composer.edit(message)),
+      iconButton("edit", t("Edit"), () => this.desk.edit(message)),
       this.deleteButton(message),
     );
   }
 
   file(/** @type {Attachment} */ file, /** @type {number} */ at) {
     const { digest, name, size } = file;
-    if (file.kind === "text") return textCard(this.page, file);
+    if (file.kind === "text") return textCard(this.desk.requests, file);
     const { kind, src, poster } = itemOf(file);
     const labels = { title: name, "aria-label": name };
     if (kind === "video") {
       const video = h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
-      return this.withStrip(withTools(this.page, video, file), file, at);
+      return this.withStrip(withTools(this.desk.media, video, file), file, at);
     }
     const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    const onclick = () => lookAt(this.page, sentFiles(this.page), digest);
-    const picture = withTools(this.page, h("button.picture", { type: "button", onclick, ...labels }, image), file);
+    const onclick = () => lookAt(this.desk.media, sentFiles(this.desk.media), digest);
+    const picture = withTools(
+      this.desk.media,
+      h("button.picture", { type: "button", onclick, ...labels }, image),
+      file,
+    );
     return file.kind === "video" ? this.withStrip(picture, file, at) : picture;
   }
 
@@ -115,8 +137,11 @@ export class QuestionRow extends Row {
   withStrip(/** @type {HTMLElement} */ shown, /** @type {Attachment} */ file, /** @type {number} */ at) {
     const [of, before] = [JSON.stringify(file), this.#strips.get(at)];
     if (before?.of === of) return h("div.video", { "data-at": String(at) }, shown, before.strip.element);
-    const seek = (/** @type {number} */ from_s) => this.page.player.play({ node: this.id, at, file }, from_s);
-    const strip = new ShownStrip(this.page, this.id, at, file, seek);
+    const { media, player, requests, state } = this.desk;
+    const seek = (/** @type {number} */ from_s) => player.play({ node: this.id, at, file }, from_s);
+    const send = (/** @type {AbortSignal} */ signal) =>
+      requests.send("shown_strip", { conversation: state.chat.id, node: this.id, at }, signal);
+    const strip = new ShownStrip(media, send, file, seek);
     // What it left out is known once it was read.
     strip.element.open = before?.strip.element.open ?? false;
     this.#strips.set(at, { of, strip });
@@ -135,10 +160,10 @@ export class AnswerRow extends Row {
 
   /**
    * @param {Answer} message
-   * @param {Page} page
+   * @param {MessageDesk} desk
    */
-  constructor(message, page) {
-    super(message, page);
+  constructor(message, desk) {
+    super(message, desk);
     this.notes = h("details.fold.quiet.notes", { hidden: true });
     this.thoughtTitle = h("span");
     this.thoughtText = h("div.prose");
@@ -152,11 +177,11 @@ export class AnswerRow extends Row {
       if (!this.#isToggling) this.#wasToggled = true;
       this.#isToggling = false;
     });
-    const linkTimes = (/** @type {Element} */ block) => page.player.link(block, this.id);
-    this.thoughtBlocks = new Blocks(this.thoughtText, page.requests, linkTimes);
+    const linkTimes = (/** @type {Element} */ block) => desk.player.link(block, this.id);
+    this.thoughtBlocks = new Blocks(this.thoughtText, desk.requests, linkTimes);
     this.answer = h("div.prose.answer");
-    this.blocks = new Blocks(this.answer, page.requests, linkTimes);
-    this.groundings = new Groundings(page);
+    this.blocks = new Blocks(this.answer, desk.requests, linkTimes);
+    this.groundings = new Groundings(desk.media);
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });
     this.label = h("span");
@@ -172,14 +197,14 @@ export class AnswerRow extends Row {
     if (message.status === "running") return this.tools.replaceChildren();
     if (isEdited(message.id)) this.edit(message);
     const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);
-    const canGoOn = isCutOff && this.page.app.server?.continues !== false;
+    const canGoOn = isCutOff && this.desk.app.server?.continues !== false;
     this.drawTools(
       message,
       message.edited && h("span.edited", t("Edited")),
       iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
-      iconButton("again", t("Regenerate"), () => this.page.state.answer(message.parent)),
+      iconButton("again", t("Regenerate"), () => this.desk.state.answer(message.parent)),
       message.branch.of < 2 && this.compareButton(message),
-      canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
+      canGoOn && iconButton("goOn", t("Continue"), () => this.desk.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),
     );
@@ -188,11 +213,12 @@ export class AnswerRow extends Row {
   /** Puts a box with its words in its place; nothing where it stands there already. */
   edit(/** @type {Answer} */ message) {
     if (this.element.classList.contains("is-edited")) return null;
-    const editor = answerEditor(this.page, message, () => {
+    const close = () => {
       this.element.classList.remove("is-edited");
       editor.element.remove();
       /** @type {HTMLElement | null} */ (this.tools.querySelector(".edit-answer"))?.focus();
-    });
+    };
+    const editor = answerEditor(this.desk.state, message, close, this.desk.toComposer);
     this.element.classList.add("is-edited");
     this.answer.after(editor.element);
     return editor;
@@ -206,7 +232,7 @@ export class AnswerRow extends Row {
   }
 
   compareButton(/** @type {Answer} */ message) {
-    return iconButton("columns", t("Compare"), () => this.page.comparison.open(message));
+    return iconButton("columns", t("Compare"), () => this.desk.compare(message));
   }
 
   /** Draws what is new of it. */
@@ -252,7 +278,7 @@ export class AnswerRow extends Row {
 
   drawWork() {
     const paused = { label: t("Paused until the connection is back"), share: 0, pace: [] };
-    const { label, share, pace = [] } = this.page.link.isLost ? paused : this.#work;
+    const { label, share, pace = [] } = this.desk.isLost() ? paused : this.#work;
     setProgress(this.bar, share);
     setText(this.label, said(label));
     setText(this.pace, pace.map(said).join(" · "));

@@ -1,42 +1,47 @@
 // What can be set: how to answer, what media may cost, language and colours.
 
-/** @import { Child, Field, Presets, Settings, Start } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { App, Child, Field, Preferences, Settings } from "../shared/types.d.ts" */
+/** @import { Models } from "../model/models.js" */
+/** @import { Presets } from "./presets.js" */
 
-import { askText, button, h, iconButton, redraw, select } from "../shared/dom.js";
-import { isSame, withSetting } from "../shared/values.js";
+import { button, h, iconButton, redraw, select } from "../shared/dom.js";
 import { LANGUAGES, said, t } from "../shared/words.js";
 import { copy } from "./blocks.js";
+import { withSetting } from "./presets.js";
 
 // A field of no more values than that has a slider.
 const MAX_SLIDER = 200;
+
+/**
+ * @typedef {object} Needs
+ * @property {App} app
+ * @property {Preferences} preferences
+ * @property {Models} models
+ * @property {Presets} presets
+ * @property {(values: Settings) => void} change
+ * @property {(values: Preferences) => void} prefer
+ * @property {() => void} close
+ */
 
 export class SettingsPanel {
   /** Those that differ from the defaults. @type {Settings} */
   values = {};
 
-  /**
-   * @param {Page} page
-   * @param {Pick<Start, "app" | "presets" | "preferences">} start
-   */
-  constructor(page, { app, presets, preferences }) {
-    this.page = page;
-    this.requests = page.requests;
-    this.models = app.models ? page.models : null;
+  constructor(/** @type {Needs} */ { app, preferences, models, presets, change, prefer, close }) {
+    this.app = app;
+    this.preferences = preferences;
+    this.models = app.models ? models : null;
+    this.presets = presets;
+    this.changed = () => change(this.values);
+    this.prefer = prefer;
     this.fields = app.settings.fields;
     this.defaults = app.settings.defaults;
-    this.presets = presets;
-    this.preferences = preferences;
     this.body = h("div.settings-body");
     this.presetRow = h("div.presets.row");
     this.element = h(
       "aside.settings",
       { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
-      h(
-        "header.row",
-        h("h2", t("Settings")),
-        iconButton("close", t("Close settings"), () => page.toggleSettings(false)),
-      ),
+      h("header.row", h("h2", t("Settings")), iconButton("close", t("Close settings"), close)),
       this.body,
     );
   }
@@ -55,10 +60,6 @@ export class SettingsPanel {
   take(/** @type {Settings} */ values) {
     this.show(values);
     this.changed();
-  }
-
-  changed() {
-    this.page.changeSettings(this.values);
   }
 
   draw() {
@@ -86,7 +87,7 @@ export class SettingsPanel {
       fieldset(t("General"), [
         this.choice("language", t("Language"), { "": t("Browser default"), ...LANGUAGES }),
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
-        this.page.app.titles && this.titles(),
+        this.app.titles && this.titles(),
       ]),
       this.client(),
     );
@@ -94,7 +95,7 @@ export class SettingsPanel {
 
   /** How a program asks the page's model. */
   client() {
-    const { client } = this.page.app;
+    const { client } = this.app;
     if (client === null) return null;
     const code = `gradio_client.Client("${new URL(client, document.baseURI)}")`;
     const box = h("input", { readOnly: true, value: code, "aria-label": t("From Python") });
@@ -110,7 +111,7 @@ export class SettingsPanel {
   }
 
   thinking() {
-    if (this.page.app.server?.thinking === false) return null;
+    if (this.app.server?.thinking === false) return null;
     const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
     box.addEventListener("change", () => this.set("thinking", box.checked));
     const hint = h("small", t("Slower, but better at hard questions."));
@@ -119,7 +120,7 @@ export class SettingsPanel {
 
   titles() {
     const box = h("input", { type: "checkbox", checked: this.preferences.titles ?? true });
-    box.addEventListener("change", () => this.page.changePreferences({ titles: box.checked }));
+    box.addEventListener("change", () => this.prefer({ titles: box.checked }));
     const hint = h("small", t("After the first answer, while the model is idle."));
     return h("label.check.row", box, h("span", t("Generate chat titles"), hint));
   }
@@ -161,16 +162,16 @@ export class SettingsPanel {
     const options = Object.entries(words).map(([value, each]) =>
       h("option", { value, selected: value === chosen }, each),
     );
-    const change = (/** @type {string} */ value) => this.page.changePreferences({ [name]: value });
+    const change = (/** @type {string} */ value) => this.prefer({ [name]: value });
     return h("label.number", h("span", label), select({}, change, options));
   }
 
   drawPresets() {
-    const names = Object.keys(this.presets);
+    const { names } = this.presets;
     // The one that all is set as, which may be deleted.
-    const chosen = names.find((name) => isSame(this.presets[name], this.values));
+    const chosen = this.presets.nameOf(this.values);
     const none = h("option", { value: "" }, names.length ? t("Choose a preset") : t("No presets yet"));
-    const presets = select({ "aria-label": t("Choose a preset") }, (name) => name && this.take(this.presets[name]), [
+    const presets = select({ "aria-label": t("Choose a preset") }, (name) => name && this.take(this.presets.of(name)), [
       none,
       names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
     ]);
@@ -183,21 +184,13 @@ export class SettingsPanel {
   }
 
   async savePreset() {
-    const field = { "aria-label": t("Name"), placeholder: t("Name"), maxlength: "100" };
-    const name = await askText(t("Save settings as preset"), null, field, t("Save"));
-    if (name) await this.#keep(this.requests.ask("save_preset", { name, settings: this.values }, "presets"));
+    await this.presets.save(this.values);
+    this.drawPresets();
   }
 
-  deletePreset(/** @type {string} */ name) {
-    return this.#keep(this.requests.ask("delete_preset", { name }, "presets"));
-  }
-
-  async #keep(/** @type {Promise<{ presets: Presets } | null>} */ answer) {
-    const kept = await answer;
-    if (!kept) return;
-    this.presets = kept.presets;
-    this.page.composer.quick.draw();
-    if (this.page.areSettingsOpen) this.draw();
+  async deletePreset(/** @type {string} */ name) {
+    await this.presets.delete(name);
+    this.drawPresets();
   }
 }
 

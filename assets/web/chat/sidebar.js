@@ -1,14 +1,14 @@
 // The conversations: found, renamed, deleted, taken out and in.
 
+/** @import { Drafts } from "../compose/drafts.js" */
+/** @import { Toasts } from "../shared/toasts.js" */
 /** @import { Account, ChatLine, Listing } from "../shared/types.d.ts" */
 /** @import { Requests } from "../shared/api.js" */
-/** @import { Page } from "../main.js" */
 
 import { debounce, exportUrl, takeIn } from "../shared/api.js";
 import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { month, t } from "../shared/words.js";
 import { accountButton } from "./account.js";
-import { groupOf } from "./dates.js";
 import { menu } from "./menu.js";
 
 const SEARCH_AFTER_MS = 180;
@@ -19,6 +19,16 @@ const NEARLY_AT_END = "600px";
 const TITLE_AFTER_MS = 1500;
 const LOOK_AGAIN = 1.5;
 const MAX_PATIENCE_MS = 60000;
+
+/**
+ * What the sidebar has the page do.
+ * @typedef {object} SidebarDesk
+ * @property {(id: string, node?: string | null) => Promise<void>} open a chat, at a message if one is named
+ * @property {(temporary?: boolean) => void} newChat
+ * @property {(open: boolean) => void} toggleSettings
+ * @property {(title: string) => void} retitled the chat that is shown has this title
+ * @property {(id: string | null) => void} changed tells other tabs
+ */
 
 export class Sidebar {
   /** The conversation that is shown. @type {string | null} */
@@ -37,12 +47,17 @@ export class Sidebar {
   #patienceMs = TITLE_AFTER_MS;
 
   /**
-   * @param {Page} page
+   * @param {SidebarDesk} desk
+   * @param {Requests} requests
+   * @param {Toasts} toasts
+   * @param {() => Drafts} drafts which are deleted with their chats
    * @param {Account | null} account
    */
-  constructor(page, account) {
-    this.page = page;
-    this.requests = page.requests;
+  constructor(desk, requests, toasts, drafts, account) {
+    this.desk = desk;
+    this.requests = requests;
+    this.toasts = toasts;
+    this.drafts = drafts;
     const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search chats") };
     this.search = h("input", { ...search, oninput: debounce(SEARCH_AFTER_MS, () => this.load()) });
     this.list = h("ul.chats", { role: "list", "aria-label": t("Chats") });
@@ -54,13 +69,13 @@ export class Sidebar {
     const controls = { "aria-controls": "qwen35mm-settings", "aria-expanded": "false" };
     this.settingsButton = h(
       "button.plain",
-      { type: "button", onclick: () => page.toggleSettings(true), ...controls },
+      { type: "button", onclick: () => desk.toggleSettings(true), ...controls },
       icon("settings"),
       t("Settings"),
     );
     this.newButton = h(
       "button.new-chat.row.card",
-      { type: "button", onclick: () => page.newChat() },
+      { type: "button", onclick: () => desk.newChat() },
       icon("plus"),
       t("New chat"),
     );
@@ -71,7 +86,7 @@ export class Sidebar {
       h(
         "div.row",
         this.newButton,
-        iconButton("hourglass", t("Temporary chat"), () => page.newChat(true), { class: "card" }),
+        iconButton("hourglass", t("Temporary chat"), () => desk.newChat(true), { class: "card" }),
       ),
       h("div.search", icon("search"), this.search),
       this.list,
@@ -120,7 +135,7 @@ export class Sidebar {
     this.#lines = conversations;
     this.end.hidden = !more;
     const shown = conversations.find((line) => line.id === this.#current);
-    if (shown) this.page.retitled(shown.title);
+    if (shown) this.desk.retitled(shown.title);
     this.draw();
     // Where there is still room, it says so again.
     this.#nearEnd.unobserve(this.end);
@@ -167,7 +182,7 @@ export class Sidebar {
     if (shown?.unseen) {
       shown.unseen = false;
       // Nor need other tabs say so any more.
-      this.page.changed(id);
+      this.desk.changed(id);
     }
     for (const link of this.list.querySelectorAll("a")) {
       const isCurrent = link.hash === `#${id}`;
@@ -181,7 +196,7 @@ export class Sidebar {
     const { id, title, node, snippet, pinned, running, unseen } = chat;
     const open = (/** @type {MouseEvent} */ event) => {
       event.preventDefault();
-      this.page.open(id, node);
+      this.desk.open(id, node);
     };
     const hits = (snippet ?? []).map(([text, isHit]) => (isHit ? h("mark", text) : h("span", text)));
     const name = h("span.name", title || t("Untitled"));
@@ -212,7 +227,7 @@ export class Sidebar {
       if (keep && title && title !== chat.title)
         if (await this.requests.ask("rename", { conversation: chat.id, title })) {
           for (const line of this.#lines) if (line.id === chat.id) line.title = title;
-          if (chat.id === this.page.state.chat.id) this.page.drawTitle(title);
+          if (chat.id === this.#current) this.desk.retitled(title);
         }
       const hadFocus = line.contains(document.activeElement);
       input.remove();
@@ -243,24 +258,24 @@ export class Sidebar {
   async remove(/** @type {ChatLine} */ { id, title }) {
     const at = this.#lines.findIndex((line) => line.id === id);
     if (!(await this.requests.ask("delete", { conversation: id }))) return;
-    const { drafts } = this.page.composer.draft;
+    const drafts = this.drafts();
     const sheet = drafts.of(id);
     drafts.forget(id);
-    const wasShown = id === this.page.state.chat.id;
-    if (wasShown) this.page.newChat();
+    const wasShown = id === this.#current;
+    if (wasShown) this.desk.newChat();
     await this.load();
     const next = this.#lines[Math.min(at, this.#lines.length - 1)];
     (this.#rows.get(next?.id)?.element.querySelector("a") ?? this.newButton).focus();
-    this.page.changed(id);
+    this.desk.changed(id);
     const run = async () => {
       if (!(await this.requests.ask("restore", { conversation: id }))) return;
       drafts.putBack(id, sheet);
       await this.load();
-      this.page.changed(id);
-      if (wasShown && !this.page.state.chat.id) await this.page.open(id);
+      this.desk.changed(id);
+      if (wasShown && !this.#current) await this.desk.open(id);
     };
     const words = t("“{title}” was deleted.", { title: title || t("Untitled") });
-    this.page.toasts.say(words, "note", { label: t("Undo"), run });
+    this.toasts.say(words, "note", { label: t("Undo"), run });
   }
 
   async import() {
@@ -268,7 +283,7 @@ export class Sidebar {
     this.picker.value = "";
     const taken = file && (await this.requests.told(takeIn(file)));
     if (!taken) return;
-    this.page.say(t("{n} {n|chat|chats} imported.", { n: taken.conversations.length }), "good");
+    this.toasts.say(t("{n} {n|chat|chats} imported.", { n: taken.conversations.length }), "good");
     this.search.value = "";
     await this.load();
   }
@@ -281,4 +296,23 @@ async function download(
 ) {
   const opened = await requests.ask("download", {});
   if (opened) h("a", { href: exportUrl(form, ids, opened.code), download: "" }).click();
+}
+
+/** How many midnights lie between two moments. */
+function daysBetween(/** @type {Date} */ from, /** @type {Date} */ to) {
+  // In UTC every day has 24 hours.
+  const [start, end] = [from, to].map((date) => Date.UTC(date.getFullYear(), date.getMonth(), date.getDate()));
+  return Math.round((end - start) / 86400000);
+}
+
+/** The heading above a conversation, by the person's own calendar. */
+export function groupOf(/** @type {Pick<ChatLine, "pinned" | "updated_s">} */ chat, now = new Date()) {
+  if (chat.pinned) return t("Pinned");
+  const date = new Date(1000 * chat.updated_s);
+  const days = daysBetween(date, now);
+  // Another machine's clock may be ahead.
+  if (days <= 0) return t("Today");
+  if (days === 1) return t("Yesterday");
+  if (days <= 7) return t("Last 7 days");
+  return days <= 30 ? t("Last 30 days") : month(date);
 }

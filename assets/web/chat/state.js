@@ -1,7 +1,7 @@
 // What the page knows and does: the conversation that is shown, its settings, the answers in progress. Draws nothing.
 
 /** @import { Arguments, Change, Chat, News, Offer, Preferences, Settings, Start } from "../shared/types.d.ts" */
-/** @import { Message, Outgoing } from "../shared/types.d.ts" */
+/** @import { Message, ModelChange, Outgoing } from "../shared/types.d.ts" */
 /** @import { Requests } from "../shared/api.js" */
 
 import { debounce, newId, Problem } from "../shared/api.js";
@@ -17,7 +17,22 @@ const SHOWN = "what is shown";
 /** @type {Chat} */
 export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], running: [], context: null };
 
-/** @typedef {import("./view.d.ts").View} View */
+/**
+ * What draws the state, and asks the person.
+ * @typedef {object} View
+ * @property {(from: string | null, to: string | null) => void} moved the draft for a chat goes to another
+ * @property {(chat: Chat, isOther: boolean) => void} showChat draws a chat; `isOther` than the one before
+ * @property {(answer: News) => void} showAnswer draws what is new of an answer in the chat
+ * @property {() => void} toEnd goes to the end of the chat
+ * @property {(id: string) => void} toMessage goes to a message of it
+ * @property {(words: string) => void} speak tells a screen reader
+ * @property {(words: string, offers: Offer[]) => void} offer says that something doesn't fit, and what would
+ * @property {(id: string | null) => void} changed the person has changed a chat here: other tabs look at it
+ * @property {() => void} listChanged there is another chat, or another order of them
+ * @property {() => void} settingsChanged
+ * @property {(change: ModelChange) => Promise<unknown>} changeModel
+ * @property {() => Promise<void>} whenThere until the program can be reached
+ */
 
 export class PageState {
   /** @type {Chat} */

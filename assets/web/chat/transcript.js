@@ -1,13 +1,11 @@
 // The conversation: its messages in their order, and which part of them is seen.
 
 /** @import { Chat, Message, News } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
 /** @import { Row } from "./message.js" */
 
 import { h } from "../shared/dom.js";
 import { t } from "../shared/words.js";
-import { AnswerRow, QuestionRow } from "./message.js";
-import { welcome } from "./welcome.js";
+import { AnswerRow } from "./message.js";
 
 // Nearer to the end than this, the view goes along with what is written.
 const FOLLOW_PX = 90;
@@ -28,8 +26,13 @@ export class Transcript {
   #top = 0;
   #height = 0;
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  /**
+   * @param {(message: Message) => Row<any>} makeRow
+   * @param {(chat: Chat) => Element} welcome what an empty chat shows
+   */
+  constructor(makeRow, welcome) {
+    this.makeRow = makeRow;
+    this.welcome = welcome;
     this.list = h("div.messages", { role: "log", "aria-live": "off", "aria-label": t("Chat") });
     this.leftOut = h("p.left-out-above.row.quiet", t("Messages above are left out of the prompt"));
     const labels = { tabindex: "0", role: "region", "aria-label": t("Chat") };
@@ -53,7 +56,8 @@ export class Transcript {
   }
 
   /** Draws a conversation: only messages that changed are touched. Of a long one the end comes first, at once. */
-  show(/** @type {Chat} */ { messages }) {
+  show(/** @type {Chat} */ chat) {
+    const { messages } = chat;
     clearTimeout(this.#earlier);
     const giveFocusBack = heldFocus(this.list);
     const shown = new Set(messages.map((message) => message.id));
@@ -64,7 +68,7 @@ export class Transcript {
     }
     this.list.classList.toggle("empty", !messages.length);
     this.list.querySelector(".welcome")?.remove();
-    if (!messages.length) this.list.append(welcome(this.page));
+    if (!messages.length) this.list.append(this.welcome(chat));
     this.leftOut.remove();
     let start = Math.max(messages.length - AT_ONCE, 0);
     while (start > 0 && this.#rows.has(messages[start - 1].id)) start--;
@@ -109,8 +113,7 @@ export class Transcript {
   #shown(/** @type {Message} */ message) {
     let row = this.#rows.get(message.id);
     if (!row) {
-      const isQuestion = message.role === "user";
-      row = isQuestion ? new QuestionRow(message, this.page) : new AnswerRow(message, this.page);
+      row = this.makeRow(message);
       this.#rows.set(message.id, row);
     }
     row.show(message);

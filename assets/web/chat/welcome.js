@@ -1,6 +1,5 @@
 // What an empty conversation shows.
 
-/** @import { Page } from "../main.js" */
 /** @import { Example } from "../shared/types.d.ts" */
 
 import { h } from "../shared/dom.js";
@@ -9,18 +8,23 @@ import { t } from "../shared/words.js";
 export const temporaryWords = () =>
   t("This chat isn't saved. It ends when you close or reload the page, or start or open another chat.");
 
-export function welcome(/** @type {Page} */ page) {
-  const drawn = page.app.examples.map((example, number) =>
+/**
+ * @param {boolean | undefined} isTemporary
+ * @param {Example[]} examples
+ * @param {(number: number) => unknown} onExample
+ */
+export function welcome(isTemporary, examples, onExample) {
+  const drawn = examples.map((example, number) =>
     h(
       "button.example.card",
-      { type: "button", onclick: () => page.sendExample(number) },
+      { type: "button", onclick: () => onExample(number) },
       h("span.shot", shot(example)),
       h("span.words", { lang: "en" }, example.text),
     ),
   );
   return h(
     "div.welcome",
-    page.state.chat.temporary
+    isTemporary
       ? [h("h2", t("Temporary chat")), h("p.quiet", temporaryWords())]
       : [h("h2", t("Ask about pictures and videos")), h("p.quiet", t("Add one below, or try an example."))],
     h("div.examples", drawn),

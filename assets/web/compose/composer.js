@@ -1,19 +1,24 @@
 // Where the message is written: draws the draft, and tells it what the person does.
 
-/** @import { Cost, Offer, Outgoing, Question, Tone } from "../shared/types.d.ts" */
+/** @import { App, Cost, Offer, Question, Settings, Tone } from "../shared/types.d.ts" */
 /** @import { Desk, DraftFile, Waiting } from "./draft.js" */
-/** @import { Page } from "../main.js" */
+/** @import { Link } from "../chat/link.js" */
+/** @import { PageState } from "../chat/state.js" */
+/** @import { Presets } from "../chat/presets.js" */
+/** @import { MediaDesk } from "../media/viewer.js" */
+/** @import { Requests } from "../shared/api.js" */
 
 import { ClipEditor } from "../media/strip.js";
 import { textTools } from "../media/texts.js";
 import { lookAt } from "../media/viewer.js";
 import { estimated } from "../model/servers.js";
-import { pdfPages, thumbnailUrl } from "../shared/api.js";
+import { inEncoding, pdfPages, thumbnailUrl } from "../shared/api.js";
 import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../shared/dom.js";
 import { number, said, t } from "../shared/words.js";
 import { takePicture } from "./camera.js";
 import { Draft } from "./draft.js";
 import { Offers } from "./offers.js";
+import { withOffer } from "./once.js";
 import { Quick } from "./quick.js";
 import { Sliders } from "./sliders.js";
 
@@ -25,6 +30,20 @@ const ACCEPTED = `image/*,video/*,${CLIPS},.avif,.pdf,text/*,.md,.csv,.json,.log
 // Enter on a screen's keyboard begins a line: there is no Shift+Enter.
 const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 
+/**
+ * What the composer needs of the page.
+ * @typedef {object} Needs
+ * @property {App} app
+ * @property {PageState} state
+ * @property {Requests} requests
+ * @property {Link} link
+ * @property {MediaDesk} media
+ * @property {Presets} presets
+ * @property {(values: Settings) => void} change settings
+ * @property {(words: string, tone?: Tone) => void} say
+ * @property {(cost: Cost | null) => void} onCost what the message costs is known, or isn't any more
+ */
+
 /** @implements {Desk} */
 export class Composer {
   #isRunning = false;
@@ -33,9 +52,21 @@ export class Composer {
   /** What is chosen of each video. @type {WeakMap<DraftFile, ClipEditor>} */
   #editors = new WeakMap();
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
-    this.draft = new Draft(this, page.requests);
+  constructor(/** @type {Needs} */ { app, state, requests, link, media, presets, change, say, onCost }) {
+    this.app = app;
+    this.state = state;
+    this.requests = requests;
+    this.link = link;
+    this.media = media;
+    this.say = say;
+    this.onCost = onCost;
+    // What the draft needs besides: see its Desk.
+    this.place = () => state.place;
+    this.begin = () => state.begin();
+    this.answered = state.answered.bind(state);
+    this.send = state.send.bind(state);
+    this.whenThere = () => link.connection.whenThere();
+    this.draft = new Draft(this, requests);
     this.text = h("textarea", {
       rows: 1,
       placeholder: t("Ask about a picture or a video"),
@@ -54,7 +85,7 @@ export class Composer {
     this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
     this.films = h("div.films");
     this.sliders = new Sliders(this);
-    this.quick = new Quick(page);
+    this.quick = new Quick(app, state, presets, change);
     this.banner = h(
       "div.editing.row",
       { hidden: true },
@@ -62,10 +93,10 @@ export class Composer {
       iconButton("close", t("Cancel editing"), () => this.draft.stopEditing()),
     );
     this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Queued messages") });
-    this.offers = new Offers(page);
+    this.offers = new Offers(this);
     this.room = h("span.room.quiet", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
-    this.stopButton = iconButton("stop", t("Stop"), () => page.state.stop(), { class: "round stop", hidden: true });
+    this.stopButton = iconButton("stop", t("Stop"), () => state.stop(), { class: "round stop", hidden: true });
     const bar = h(
       "div.bar.row",
       iconButton("clip", t("Add pictures, videos, text files or PDFs"), () => this.picker.click(), { class: "attach" }),
@@ -87,32 +118,6 @@ export class Composer {
       bar,
       this.picker,
     ]);
-  }
-
-  // What the draft needs: see its Desk
-
-  place() {
-    return this.page.state.place;
-  }
-
-  begin() {
-    return this.page.state.begin();
-  }
-
-  answered(/** @type {string[]} */ ids) {
-    return this.page.state.answered(ids);
-  }
-
-  whenThere() {
-    return this.page.link.connection.whenThere();
-  }
-
-  send(/** @type {Outgoing} */ message, /** @type {() => boolean} */ isLate) {
-    return this.page.state.send(message, isLate);
-  }
-
-  say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
-    this.page.say(words, tone);
   }
 
   // What the person does
@@ -178,8 +183,27 @@ export class Composer {
   }
 
   editLast() {
-    const last = this.page.state.chat.messages.findLast((message) => message.role === "user");
+    const last = this.state.chat.messages.findLast((message) => message.role === "user");
     if (last) this.edit(last);
+  }
+
+  /** Does what makes a message fit; where that can hold for one message alone, it does. */
+  async take(/** @type {Offer} */ offer) {
+    const { draft } = this;
+    if (offer.kind === "media" || offer.kind === "shorten") draft.taken = withOffer(draft.taken, offer);
+    else await this.state.take(offer);
+    this.sliders.redraw();
+  }
+
+  /** What was taken for one message holds from now on. */
+  async makeDefault(/** @type {Offer} */ offer) {
+    if (await this.state.take(offer)) this.leave(offer);
+    this.sliders.redraw();
+  }
+
+  /** What was taken for one message isn't any more. */
+  leave(/** @type {Offer} */ offer) {
+    this.draft.taken = this.draft.taken.filter((each) => each !== offer);
   }
 
   setRunning(/** @type {boolean} */ isRunning) {
@@ -232,7 +256,7 @@ export class Composer {
     const { text, files, isOnItsWay } = message;
     const isUploading = files.some(({ digest }) => digest === null);
     const waits = isUploading ? t("Waiting for files") : t("Waiting for the answer");
-    const state = this.page.link.isLost ? t("Waiting for the connection") : isOnItsWay ? t("Sending") : waits;
+    const state = this.link.isLost ? t("Waiting for the connection") : isOnItsWay ? t("Sending") : waits;
     const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
     return h(
       "li.row",
@@ -267,7 +291,9 @@ export class Composer {
     const isSeen = digest && kind !== "text";
     const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
     const badge = kind === "video" && h("span.badge", t("clip"));
-    const look = () => lookAt(this.page, this.draft.message.attachments, digest ?? "");
+    const recode = (/** @type {string} */ raw, /** @type {string} */ encoding) =>
+      this.draft.replaceBy(file, inEncoding(raw, name, encoding));
+    const look = () => lookAt(this.media, this.draft.message.attachments, digest ?? "");
     return h(
       "div.thumbnail.row.card",
       isSeen
@@ -277,7 +303,7 @@ export class Composer {
         "div.about",
         h("span.name", name),
         digest && (kind === "image" || kind === "video") ? this.sliders.trigger(kind) : h("span.label.quiet"),
-        kind === "text" && textTools(this.page, file),
+        kind === "text" && textTools(this.requests, file, this.app.encodings, recode),
         pdf && button("link", t("Use pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
       ),
       iconButton("close", t("Remove {name}", { name }), () => {
@@ -291,7 +317,8 @@ export class Composer {
   drawFilms() {
     const editors = this.draft.files.flatMap((file) => {
       if (file.kind !== "video" || !file.digest) return [];
-      const editor = this.#editors.get(file) ?? new ClipEditor(this.page, this.draft, file, file.digest);
+      const editor =
+        this.#editors.get(file) ?? new ClipEditor(this.media, this.requests, this.draft, file, file.digest);
       this.#editors.set(file, editor);
       return [editor];
     });
@@ -305,7 +332,7 @@ export class Composer {
   drawCost(/** @type {Cost | null} */ cost) {
     this.room.textContent = "";
     this.offers.drawCost(cost);
-    this.page.context.drawCost(cost);
+    this.onCost(cost);
     if (!cost) return;
     const { all, history, room, context, exact } = cost.tokens;
     const [a, c] = [number(all), number(context)];
@@ -324,4 +351,27 @@ export class Composer {
 function isText(/** @type {DataTransfer} */ data) {
   const html = new DOMParser().parseFromString(data.getData("text/html"), "text/html");
   return Boolean(data.getData("text/plain").trim() && html.body.textContent?.trim());
+}
+
+/**
+ * Takes files that are dropped anywhere on the page.
+ * @param {HTMLElement} element shows by the class `dropping` that they can be let go
+ * @param {(files: Iterable<File>) => void} take
+ */
+export function takeDrops(element, take) {
+  const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files");
+  let depth = 0;
+  const mark = (/** @type {number} */ change) => {
+    depth = Math.max(depth + change, 0);
+    element.classList.toggle("dropping", depth > 0);
+  };
+  element.addEventListener("dragenter", (event) => hasFiles(event) && mark(1));
+  element.addEventListener("dragleave", (event) => hasFiles(event) && mark(-1));
+  element.addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
+  element.addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    mark(-depth);
+    take(event.dataTransfer?.files ?? []);
+  });
 }

@@ -1,7 +1,7 @@
 // What would make a message fit, and what was taken of it for this message alone.
 
 /** @import { Cost, Offer } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { Composer } from "./composer.js" */
 
 import { button, h, iconButton, redraw } from "../shared/dom.js";
 import { number, said, t } from "../shared/words.js";
@@ -11,8 +11,8 @@ export class Offers {
   #trouble = "";
   #taken = "";
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  constructor(/** @type {Pick<Composer, "take" | "makeDefault" | "leave" | "text">} */ composer) {
+    this.composer = composer;
     this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
     this.taken = h("ul.taken", { role: "list", "aria-label": t("For this message only"), hidden: true });
     this.element = h("div.offers", this.taken, this.trouble);
@@ -41,7 +41,7 @@ export class Offers {
     redraw(
       this.trouble,
       words && h("span", words),
-      words && offers.map((offer) => button("plain", said(offer.label), () => this.page.take(offer))),
+      words && offers.map((offer) => button("plain", said(offer.label), () => this.composer.take(offer))),
     );
   }
 
@@ -58,15 +58,15 @@ export class Offers {
 
   line(/** @type {Offer} */ offer) {
     const what = said(offer.label);
-    const { draft, text } = this.page.composer;
+    const { composer } = this;
     const labels = { title: t("Also for later messages"), "aria-label": `${t("Make default")}: ${what}` };
     return h(
       "li.row",
       h("span", t("For this message only: {what}", { what })),
-      button("plain", t("Make default"), () => this.page.makeDefault(offer), labels),
+      button("plain", t("Make default"), () => composer.makeDefault(offer), labels),
       iconButton("close", t("Remove for this message: {what}", { what }), () => {
-        draft.taken = draft.taken.filter((each) => each !== offer);
-        text.focus();
+        composer.leave(offer);
+        composer.text.focus();
       }),
     );
   }

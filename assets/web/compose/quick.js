@@ -1,11 +1,12 @@
 // How to answer, at hand where the message is written: thinking, the system prompt, a preset.
 
-/** @import { Settings } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { App, Settings } from "../shared/types.d.ts" */
+/** @import { Presets } from "../chat/presets.js" */
+/** @import { PageState } from "../chat/state.js" */
 
+import { withSetting } from "../chat/presets.js";
 import { button, h, iconButton, redraw, select } from "../shared/dom.js";
 import { opensAt, popover } from "../shared/popover.js";
-import { isSame, withSetting } from "../shared/values.js";
 import { t } from "../shared/words.js";
 
 // There the row is a menu.
@@ -15,10 +16,19 @@ const SAVE = "";
 const NONE = " ";
 
 export class Quick {
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  /**
+   * @param {App} app
+   * @param {PageState} state
+   * @param {Presets} presets
+   * @param {(values: Settings) => void} change
+   */
+  constructor(app, state, presets, change) {
+    this.app = app;
+    this.state = state;
+    this.presets = presets;
+    this.change = change;
     this.thinking = button("pill", t("Think first"), () => this.set("thinking", !this.thinks), {
-      hidden: page.app.server?.thinking === false,
+      hidden: app.server?.thinking === false,
       title: t("Slower, but better at hard questions."),
     });
     this.system = button("pill", t("System prompt"), () => {});
@@ -41,21 +51,20 @@ export class Quick {
   }
 
   get thinks() {
-    const { app, state } = this.page;
+    const { app, state } = this;
     return Boolean(state.settings.thinking ?? app.settings.defaults.thinking);
   }
 
   draw() {
-    const { state, panel } = this.page;
+    const { presets, state } = this;
     this.thinking.setAttribute("aria-pressed", String(this.thinks));
     this.system.classList.toggle("set", Boolean(state.settings.system));
-    const names = Object.keys(panel.presets);
-    const chosen = names.find((name) => isSame(panel.presets[name], state.settings));
+    const chosen = presets.nameOf(state.settings);
     this.preset.classList.toggle("set", chosen !== undefined);
     redraw(
       this.preset,
       h("option", { value: NONE, selected: chosen === undefined }, t("Preset")),
-      names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
+      presets.names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
       h("option", { value: SAVE }, t("Save as preset")),
     );
   }
@@ -63,28 +72,19 @@ export class Quick {
   drawPrompt(/** @type {HTMLElement} */ content) {
     const placeholder = t("How the model should behave (optional)");
     const text = h("textarea", { rows: 6, placeholder, "aria-label": t("System prompt") });
-    text.value = String(this.page.state.settings.system ?? "");
+    text.value = String(this.state.settings.system ?? "");
     text.addEventListener("input", () => this.set("system", text.value));
     redraw(content, h("h3.quiet", t("System prompt")), text);
   }
 
   async choose(/** @type {string} */ name) {
-    const { panel, state } = this.page;
-    if (name === SAVE) {
-      panel.values = state.settings;
-      await panel.savePreset();
-    } else if (name !== NONE) this.change(panel.presets[name]);
+    if (name === SAVE) await this.presets.save(this.state.settings);
+    else if (name !== NONE) this.change(this.presets.of(name));
     this.draw();
   }
 
   set(/** @type {string} */ name, /** @type {string | boolean} */ value) {
-    const { app, state } = this.page;
+    const { app, state } = this;
     this.change(withSetting(state.settings, app.settings.defaults, name, value));
-  }
-
-  change(/** @type {Settings} */ values) {
-    const { page } = this;
-    page.changeSettings(values);
-    if (page.areSettingsOpen) page.panel.show(values);
   }
 }

@@ -15,7 +15,7 @@ export class Sliders {
   #open = null;
   #drawn = "";
 
-  constructor(/** @type {Composer} */ composer) {
+  constructor(/** @type {Pick<Composer, "app" | "draft" | "state" | "strip">} */ composer) {
     this.composer = composer;
     this.element = h("div.limits.row.quiet", { id: ID, role: "group", "aria-label": t("Media limits") });
   }
@@ -51,8 +51,7 @@ export class Sliders {
   }
 
   slider(/** @type {string} */ name) {
-    const { draft, page } = this.composer;
-    const { app, state } = page;
+    const { app, draft, state } = this.composer;
     const { fields, defaults } = app.settings;
     const { label } = fields[name];
     const isFrames = name === "max_frames";

@@ -2,9 +2,8 @@
 
 /** @import { Attachment } from "../shared/types.d.ts" */
 /** @import { Item } from "./items.js" */
-/** @import { Page } from "../main.js" */
 /** @import { Grip, Rectangle } from "./rectangle.js" */
-/** @import { Viewer } from "./viewer.js" */
+/** @import { MediaDesk, Viewer } from "./viewer.js" */
 /** @import { Point } from "./viewport.js" */
 
 import { button, h, iconButton, isComposing } from "../shared/dom.js";
@@ -23,21 +22,15 @@ const LEAST_PX = 6;
 
 /**
  * A part of what is looked at, as a file of a message; null where that isn't possible, and the person was told why.
- * @param {Page} page
+ * @param {MediaDesk} desk
  * @param {Item} item
  * @param {Rectangle} part
  * @param {number | null} time_s of a video's frame
  * @returns {Promise<Attachment | null>}
  */
-export async function cutOut(page, { digest = "", name = "" }, { left, top, right, bottom }, time_s) {
+export function cutOut(desk, { digest = "", name = "" }, { left, top, right, bottom }, time_s) {
   const named = { digest, source: name, name: t("Part of {name}", { name }) };
-  const found = await page.requests.ask("crop", {
-    ...named,
-    box: [left, top, right, bottom],
-    time_s,
-    temporary: page.state.chat.temporary,
-  });
-  return found?.attachment ?? null;
+  return desk.crop({ ...named, box: [left, top, right, bottom], time_s });
 }
 
 /** What of the files' pictures can be cut: not of an animation, which never stands still. */
@@ -238,15 +231,13 @@ export class Closer {
     if (!part) return;
     if (isSent && !text) return this.question.focus();
     for (const each of this.buttons) each.disabled = true;
-    const { page, item } = viewer;
-    const file = await cutOut(page, item, part, video ? video.currentTime : (item.time_s ?? null));
+    const { desk, item } = viewer;
+    const file = await cutOut(desk, item, part, video ? video.currentTime : (item.time_s ?? null));
     for (const each of this.buttons) each.disabled = false;
     if (!file) return;
-    const { draft } = page.composer;
-    if (isSent) draft.queue({ text, files: [file], editing: null, taken: [] });
-    else draft.add(file);
-    if (isSent) written.delete(item.digest ?? "");
     viewer.dialog.close();
-    if (!isSent) page.composer.text.focus();
+    if (!isSent) return desk.attach(file);
+    written.delete(item.digest ?? "");
+    desk.send(text, [file]);
   }
 }

@@ -1,7 +1,7 @@
 // Asks the model to point at things in a picture, as Qwen's own examples ask it.
 
 /** @import { Item } from "./items.js" */
-/** @import { Page } from "../main.js" */
+/** @import { MediaDesk } from "./viewer.js" */
 
 import { ask, h } from "../shared/dom.js";
 import { t } from "../shared/words.js";
@@ -18,7 +18,7 @@ const locate = (/** @type {string} */ what) =>
 const WHOLE = { left: 0, top: 0, right: 1, bottom: 1 };
 
 /** Asks for what to find, and sends the question; whether it was sent. */
-export async function askToFind(/** @type {Page} */ page, /** @type {Item} */ item) {
+export async function askToFind(/** @type {MediaDesk} */ desk, /** @type {Item} */ item) {
   const what = h("input", { required: true, placeholder: t("cat, red car"), "aria-label": t("What to find") });
   const shape = h(
     "select",
@@ -43,22 +43,20 @@ export async function askToFind(/** @type {Page} */ page, /** @type {Item} */ it
     ],
   );
   if (!text) return false;
-  const files = await filesFor(page, item);
+  const files = await filesFor(desk, item);
   if (!files) return false;
-  page.composer.draft.queue({ text, files, editing: null, taken: [] });
+  desk.send(text, files);
   return true;
 }
 
 /** What goes along: nothing where it is the last that the model was shown, and a frame of a video as a picture. */
-async function filesFor(/** @type {Page} */ page, /** @type {Item} */ item) {
+async function filesFor(/** @type {MediaDesk} */ desk, /** @type {Item} */ item) {
   const { digest = "", name = item.label, time_s = null } = item;
   if (time_s !== null) {
-    const frame = await cutOut(page, item, WHOLE, time_s);
+    const frame = await cutOut(desk, item, WHOLE, time_s);
     return frame && [frame];
   }
-  const { messages } = page.state.chat;
-  const kept = messages.filter((message) => message.role === "user" && message.kept);
-  const shown = kept.flatMap((message) => (message.role === "user" ? message.attachments : []));
+  const shown = desk.messages().flatMap((each) => (each.role === "user" && each.kept ? each.attachments : []));
   const last = shown.findLast(({ kind }) => kind !== "text");
   return last?.digest === digest ? [] : [{ digest, name, kind: /** @type {const} */ ("image") }];
 }

@@ -2,7 +2,7 @@
 
 /** @import { Grounding, Unit } from "../shared/types.d.ts" */
 /** @import { Item } from "./items.js" */
-/** @import { Page } from "../main.js" */
+/** @import { MediaDesk } from "./viewer.js" */
 
 import { button, h, icon, redraw, select } from "../shared/dom.js";
 import { save } from "../shared/files.js";
@@ -20,8 +20,8 @@ export class Groundings {
   /** By file and time, so that a picture isn't drawn anew while its marks come. @type {Map<string, Figure>} */
   #figures = new Map();
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  constructor(/** @type {MediaDesk} */ desk) {
+    this.desk = desk;
     this.element = h("div.groundings", { hidden: true });
     this.figures = h("div.figures");
     this.units = h("label.row.quiet");
@@ -79,7 +79,7 @@ export class Groundings {
   look(/** @type {Figure} */ figure, /** @type {number | null} */ mark = null) {
     const figures = [...this.#figures.values()];
     const items = figures.map((each) => each.item(this.unit, each === figure ? mark : null));
-    new Viewer(this.page, items, figures.indexOf(figure)).open();
+    new Viewer(this.desk, items, figures.indexOf(figure)).open();
   }
 }
 
@@ -144,7 +144,7 @@ class Figure {
       () => null,
     );
     if (blob) save(`${this.name}.png`, blob);
-    else all.page.say(t("The picture can't be drawn: it was deleted, or it is too large for this browser."));
+    else all.desk.say(t("The picture can't be drawn: it was deleted, or it is too large for this browser."));
   }
 }
 

@@ -1,7 +1,7 @@
 // What stands with a picture or a video of a message: what can be asked of it, and where it was cut out.
 
 /** @import { Attachment, Crop, Grounding } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { MediaDesk } from "./viewer.js" */
 
 import { h, iconButton } from "../shared/dom.js";
 import { t } from "../shared/words.js";
@@ -12,27 +12,27 @@ import { lookAt, sentFiles, Viewer } from "./viewer.js";
 
 /**
  * A picture or a video with its tools, and with its place in another one.
- * @param {Page} page
+ * @param {MediaDesk} desk
  * @param {HTMLElement} shown
  * @param {Attachment} file
  */
-export function withTools(page, shown, file) {
+export function withTools(desk, shown, file) {
   const item = itemOf(file);
   if (!canCut(item)) return shown;
   const closer = () => {
     const video = shown instanceof HTMLVideoElement ? shown : null;
     video?.pause();
-    lookAt(page, sentFiles(page), file.digest, { closer: true, time_s: video?.currentTime });
+    lookAt(desk, sentFiles(desk), file.digest, { closer: true, time_s: video?.currentTime });
   };
   const tools = h("div.medium-tools.row", [
     iconButton("crop", t("Look closer"), closer),
-    item.kind === "image" && iconButton("find", t("Find something in this picture"), () => askToFind(page, item)),
+    item.kind === "image" && iconButton("find", t("Find something in this picture"), () => askToFind(desk, item)),
   ]);
-  return h("div.medium", shown, tools, file.crop_of && placeOf(page, file.crop_of, file.name));
+  return h("div.medium", shown, tools, file.crop_of && placeOf(desk, file.crop_of, file.name));
 }
 
 /** The source of a part, small, with the part's place in it; gone where the source is. */
-function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {string} */ label) {
+function placeOf(/** @type {MediaDesk} */ desk, /** @type {Crop} */ crop, /** @type {string} */ label) {
   const { digest, name, box, size, time_s } = crop;
   /** @type {Grounding} */
   const grounding = {
@@ -41,7 +41,7 @@ function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {
   };
   const source = pictureOf(grounding);
   const marked = { grounding, unit: grounding.unit, lit: 0 };
-  const look = () => new Viewer(page, [{ ...source, marked }], 0).open();
+  const look = () => new Viewer(desk, [{ ...source, marked }], 0).open();
   const [height, width] = size;
   const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
   const spot = h("span.cut");

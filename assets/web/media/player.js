@@ -1,7 +1,7 @@
 // Times in answers that play the video in question, where it stands or, where that is out of sight, above the page.
 
 /** @import { Attachment } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { MediaDesk } from "./viewer.js" */
 
 import { mediaUrl, thumbnailUrl } from "../shared/api.js";
 import { h, iconButton } from "../shared/dom.js";
@@ -30,8 +30,10 @@ export class Player {
   /** Ends what is watched of a range. */
   #range = new AbortController();
 
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  /** `place` is where the messages are. */
+  constructor(/** @type {MediaDesk} */ desk, /** @type {HTMLElement} */ place) {
+    this.desk = desk;
+    this.place = place;
     this.title = h("span.name");
     this.screen = h("div.screen");
     const close = iconButton("close", t("Close"), () => this.close());
@@ -86,7 +88,7 @@ export class Player {
 
   /** The videos of the nearest message with any before this one. @returns {Sent[]} */
   videosBefore(/** @type {string} */ id) {
-    const { messages } = this.page.state.chat;
+    const messages = this.desk.messages();
     const at = messages.findIndex((message) => message.id === id);
     for (const message of messages.slice(0, at < 0 ? undefined : at).reverse()) {
       if (message.role !== "user") continue;
@@ -142,7 +144,7 @@ export class Player {
 
   /** The video's own player, where a person sees it. */
   inSight(/** @type {Sent} */ { node, at }) {
-    const place = this.page.transcript.element;
+    const { place } = this;
     /** @type {HTMLVideoElement | null} */
     const video = place.querySelector(`.message[data-id="${node}"] .video[data-at="${at}"] video`);
     if (!video) return null;
@@ -174,7 +176,7 @@ export class Player {
 
   /** The frame at a time, where a browser can't play the video. */
   look(/** @type {Sent} */ { file: { digest, name } }, /** @type {number} */ time_s) {
-    new Viewer(this.page, [pictureOf({ digest, name, time_s, size: null })], 0).open();
+    new Viewer(this.desk, [pictureOf({ digest, name, time_s, size: null })], 0).open();
   }
 
   close() {
@@ -182,7 +184,7 @@ export class Player {
     this.#range.abort();
     this.screen.replaceChildren();
     this.element.hidden = true;
-    if (hadFocus) this.page.transcript.element.focus({ preventScroll: true });
+    if (hadFocus) this.place.focus({ preventScroll: true });
   }
 }
 

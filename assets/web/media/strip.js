@@ -1,8 +1,9 @@
 // What the model sees of a video: its sampled frames, each with its time, and what a person chooses of them.
 
+/** @import { Requests } from "../shared/api.js" */
 /** @import { Attachment, Clip, Strip } from "../shared/types.d.ts" */
 /** @import { Draft, DraftFile } from "../compose/draft.js" */
-/** @import { Page } from "../main.js" */
+/** @import { MediaDesk } from "./viewer.js" */
 
 import { amountAt, NUM_POSITIONS, positionOf } from "../compose/limits.js";
 import { debounce, Problem } from "../shared/api.js";
@@ -25,11 +26,11 @@ class Fold {
 
   /**
    * @param {string} title
-   * @param {Page} page
+   * @param {MediaDesk} desk
    * @param {Pick<Attachment, "digest" | "name">} file
    */
-  constructor(title, page, file) {
-    this.page = page;
+  constructor(title, desk, file) {
+    this.desk = desk;
     this.file = file;
     this.about = h("span.quiet");
     this.words = h("p.quiet", { role: "status" });
@@ -76,7 +77,7 @@ class Fold {
     const drawn = frames.map(({ time_s, is_kept, picture }, at) => {
       const time = timeOf(time_s);
       const label = is_kept ? t("Frame at {time}", { time }) : t("Frame at {time}, left out: same as before", { time });
-      const show = () => new Viewer(this.page, items, at).open();
+      const show = () => new Viewer(this.desk, items, at).open();
       const image = h("img", { src: picture, alt: "", ...shape });
       return h("li", { class: is_kept ? null : "same" }, [
         button("frame", image, show, { title: label, "aria-label": label }),
@@ -98,17 +99,15 @@ class Fold {
 /** What the model was shown of a video that was sent. */
 export class ShownStrip extends Fold {
   /**
-   * @param {Page} page
-   * @param {string} node
-   * @param {number} at of the message's files
+   * @param {MediaDesk} desk
+   * @param {(signal: AbortSignal) => Promise<Strip>} send asks for it
    * @param {Attachment} file
    * @param {(seconds: number) => unknown} seek shows the video at a time
    */
-  constructor(page, node, at, file, seek) {
-    super(t("What the model saw"), page, file);
+  constructor(desk, send, file, seek) {
+    super(t("What the model saw"), desk, file);
+    this.send = send;
     this.seek = seek;
-    this.send = (/** @type {AbortSignal} */ signal) =>
-      page.requests.send("shown_strip", { conversation: page.state.chat.id, node, at }, signal);
     const { clip, num_frames: count } = file;
     const frames = count ? [t("{n} {n|frame|frames}", { n: count })] : [];
     this.about.textContent = [...frames, ...rangeOf(clip, file.duration_s)].join(", ");
@@ -135,13 +134,15 @@ export class ClipEditor extends Fold {
   #loadSoon = debounce(LOAD_AFTER_MS, () => this.load());
 
   /**
-   * @param {Page} page
+   * @param {MediaDesk} desk
+   * @param {Requests} requests
    * @param {Draft} draft
    * @param {DraftFile} file
    * @param {string} digest
    */
-  constructor(page, draft, file, digest) {
-    super(t("What the model will see of {name}", { name: file.name }), page, { name: file.name, digest });
+  constructor(desk, requests, draft, file, digest) {
+    super(t("What the model will see of {name}", { name: file.name }), desk, { name: file.name, digest });
+    this.requests = requests;
     this.draft = draft;
     this.chosen = file;
     this.behind = h("div.behind", { "aria-hidden": "true" });
@@ -232,7 +233,7 @@ export class ClipEditor extends Fold {
     const asked = JSON.stringify(message);
     if (this.#asked === asked && this.film.children.length) return;
     this.#asked = asked;
-    const strip = await this.ask((signal) => this.page.requests.send("strip", message, signal));
+    const strip = await this.ask((signal) => this.requests.send("strip", message, signal));
     if (!strip) return this.#offerLess();
     this.#strip = strip;
     this.draw(strip);
@@ -249,7 +250,7 @@ export class ClipEditor extends Fold {
   /** Some frames of the whole video. */
   #overview() {
     const whole = this.draft.alone({ ...this.chosen, clip: { ...WHOLE, num_frames: NUM_BEHIND } });
-    return this.ask((signal) => this.page.requests.send("strip", whole, signal));
+    return this.ask((signal) => this.requests.send("strip", whole, signal));
   }
 
   /** Where all that is wanted can't be read, as of hours, a part can be chosen all the same. */

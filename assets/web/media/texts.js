@@ -2,31 +2,43 @@
 
 /** @import { Attachment } from "../shared/types.d.ts" */
 /** @import { DraftFile } from "../compose/draft.js" */
-/** @import { Page } from "../main.js" */
+/** @import { Requests } from "../shared/api.js" */
 
-import { inEncoding, mediaUrl } from "../shared/api.js";
+import { mediaUrl } from "../shared/api.js";
 import { button, h, icon, redraw, select } from "../shared/dom.js";
 import { popover } from "../shared/popover.js";
 import { t } from "../shared/words.js";
 
-/** What is to be said of an attached text: its encoding, which can be another one, and what it begins with. */
-export function textTools(/** @type {Page} */ page, /** @type {DraftFile} */ file) {
+/**
+ * What is shown with an attached text: its encoding, which can be changed, and a preview.
+ * @param {Requests} requests
+ * @param {DraftFile} file
+ * @param {string[]} encodings that can be chosen
+ * @param {(raw: string, encoding: string) => Promise<unknown>} recode reads the text in another encoding
+ */
+export function textTools(requests, file, encodings, recode) {
   const preview = button("link", t("Preview"), () => {});
   const label = t("Preview of {name}", { name: file.name });
   return [
-    encoding(page, file, preview),
-    file.form && [preview, popover(preview, label, (content) => drawPreview(page, content, file))],
+    encoding(file, encodings, recode, preview),
+    file.form && [preview, popover(preview, label, (content) => drawPreview(requests, content, file))],
   ];
 }
 
-function encoding(/** @type {Page} */ page, /** @type {DraftFile} */ file, /** @type {HTMLButtonElement} */ preview) {
+/**
+ * @param {DraftFile} file
+ * @param {string[]} encodings
+ * @param {(raw: string, encoding: string) => Promise<unknown>} recode
+ * @param {HTMLButtonElement} preview
+ */
+function encoding(file, encodings, recode, preview) {
   const { raw } = file;
   if (!raw) return file.encoding && file.encoding !== "UTF-8" && h("span.quiet", file.encoding);
   const labels = { class: "encoding", "aria-label": t("Encoding of {name}", { name: file.name }) };
   const choose = async (/** @type {string} */ name) => {
     // Another card comes, with what it is then: what was open at this one would vanish.
     preview.disabled = true;
-    await page.composer.draft.replaceBy(file, inEncoding(raw, file.name, name));
+    await recode(raw, name);
     preview.disabled = false;
     // As before, where it isn't that.
     box.value = file.encoding ?? "";
@@ -34,7 +46,7 @@ function encoding(/** @type {Page} */ page, /** @type {DraftFile} */ file, /** @
   const box = select(
     { ...labels, title: t("Encoding") },
     choose,
-    page.app.encodings.map((name) => h("option", { value: name, selected: name === file.encoding }, name)),
+    encodings.map((name) => h("option", { value: name, selected: name === file.encoding }, name)),
   );
   return box;
 }
@@ -50,7 +62,7 @@ function whenSeen(/** @type {Element} */ element, /** @type {() => void} */ run)
 }
 
 /** A text in a message: what it begins with, where that says more than its name. */
-export function textCard(/** @type {Page} */ page, /** @type {Attachment} */ file) {
+export function textCard(/** @type {Requests} */ requests, /** @type {Attachment} */ file) {
   const { digest, name, form } = file;
   const link = h(
     "a.document.row.card",
@@ -65,16 +77,16 @@ export function textCard(/** @type {Page} */ page, /** @type {Attachment} */ fil
     role: "region",
     "aria-label": t("Preview of {name}", { name }),
   });
-  whenSeen(content, () => drawPreview(page, content, file));
+  whenSeen(content, () => drawPreview(requests, content, file));
   return h("div.text-file.card", link, content);
 }
 
 async function drawPreview(
-  /** @type {Page} */ page,
+  /** @type {Requests} */ requests,
   /** @type {HTMLElement} */ content,
   /** @type {{ digest: string | null, name: string }} */ { digest, name },
 ) {
-  const found = await page.requests.ask("preview", { digest: digest ?? "", name });
+  const found = await requests.ask("preview", { digest: digest ?? "", name });
   if (!found) return;
   const { rows, html, more } = found;
   const code = h("div.prose");

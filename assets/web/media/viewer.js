@@ -1,8 +1,8 @@
 // Pictures, videos and frames of them on the whole screen, one after the other, as near as one likes.
 
-/** @import { Attachment } from "../shared/types.d.ts" */
+/** @import { DraftFile } from "../compose/draft.js" */
+/** @import { Attachment, CropArguments, Message } from "../shared/types.d.ts" */
 /** @import { Item } from "./items.js" */
-/** @import { Page } from "../main.js" */
 /** @import { Point } from "./viewport.js" */
 
 import { h, icon, iconButton, redraw, showDialog } from "../shared/dom.js";
@@ -20,24 +20,35 @@ const PAN_STEP_PX = 80;
 const SWIPE_PX = 60;
 
 /**
+ * What the viewer and its tools need of the page.
+ * @typedef {object} MediaDesk
+ * @property {Element} notices the page's notices, which the viewer shows above itself
+ * @property {(words: string) => void} say
+ * @property {() => Message[]} messages those of the chat that is shown
+ * @property {(part: CropArguments) => Promise<Attachment | null>} crop null where that fails, which is said
+ * @property {(text: string, files: DraftFile[]) => void} send a question about files, beside what is being written
+ * @property {(file: DraftFile) => void} attach adds a file to the message that is being written
+ */
+
+/**
  * Shows one of some files on the whole screen, among all pictures and videos of them.
- * @param {Page} page
+ * @param {MediaDesk} desk
  * @param {Pick<Attachment, "digest" | "kind" | "name" | "size">[]} files
  * @param {string} digest
  * @param {{ closer?: boolean, time_s?: number }} [how] to draw a rectangle on it; a video's time
  */
-export function lookAt(page, files, digest, { closer = false, time_s = 0 } = {}) {
+export function lookAt(desk, files, digest, { closer = false, time_s = 0 } = {}) {
   const items = files.filter(({ kind }) => kind !== "text").map(itemOf);
   const at = items.findIndex((item) => item.digest === digest);
-  const viewer = new Viewer(page, items, Math.max(at, 0));
+  const viewer = new Viewer(desk, items, Math.max(at, 0));
   viewer.open();
   if (viewer.shown instanceof HTMLVideoElement) viewer.shown.currentTime = time_s;
   if (closer) viewer.closer.set(true);
 }
 
-/** Those of the conversation. */
-export const sentFiles = (/** @type {Page} */ page) =>
-  page.state.chat.messages.flatMap((message) => (message.role === "user" ? message.attachments : []));
+/** Those of the chat. */
+export const sentFiles = (/** @type {MediaDesk} */ desk) =>
+  desk.messages().flatMap((message) => (message.role === "user" ? message.attachments : []));
 
 export class Viewer {
   /** Fingers and buttons that are down, where they are. @type {Map<number, Point>} */
@@ -52,12 +63,12 @@ export class Viewer {
   shown = h("span");
 
   /**
-   * @param {Page} page
+   * @param {MediaDesk} desk
    * @param {Item[]} items
    * @param {number} at the one that is shown first
    */
-  constructor(page, items, at) {
-    this.page = page;
+  constructor(desk, items, at) {
+    this.desk = desk;
     this.items = items;
     this.at = at;
     this.title = h("span", { role: "status" });
@@ -99,21 +110,22 @@ export class Viewer {
     resized.observe(this.stage);
     this.dialog.addEventListener("close", () => {
       resized.disconnect();
-      this.page.element.append(toasts);
+      place?.append(notices);
       // What opened it may have been drawn anew meanwhile.
       if (!opener?.isConnected) /** @type {HTMLElement | null} */ (document.querySelector(".transcript"))?.focus();
     });
     showDialog(this.dialog);
     // Below it they would not be seen.
-    const toasts = this.page.toasts.element;
-    this.dialog.append(toasts);
+    const { notices } = this.desk;
+    const place = notices.parentElement;
+    this.dialog.append(notices);
     this.stage.focus();
     this.show();
   }
 
   /** Asks for what to find in the picture. */
   async find() {
-    if (await askToFind(this.page, this.item)) this.dialog.close();
+    if (await askToFind(this.desk, this.item)) this.dialog.close();
   }
 
   /** One further, or back. */

@@ -1,7 +1,7 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
-/** @import { ChangeState, ModelChange, ModelsFound, Said } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { App, ChangeState, ModelChange, ModelsFound, Said } from "../shared/types.d.ts" */
+/** @import { Requests } from "../shared/api.js" */
 
 import { askText, button, h, redraw, select, setProgress, showDialog } from "../shared/dom.js";
 import { said, t } from "../shared/words.js";
@@ -34,9 +34,10 @@ export function changeTo(/** @type {string} */ chosen, /** @type {ModelsFound} *
 }
 
 export class Models {
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
-    this.requests = page.requests;
+  constructor(/** @type {App} */ app, /** @type {Requests} */ requests, /** @type {(words: string) => void} */ say) {
+    this.app = app;
+    this.requests = requests;
+    this.say = say;
     this.element = h("div.models");
   }
 
@@ -48,11 +49,11 @@ export class Models {
     const choose = (/** @type {string} */ chosen) => this.choose(chosen, found);
     const options = [modelOptions(found), another, onServer];
     // The context stays as it is.
-    const { context_length } = this.page.app;
+    const { context_length } = this.app;
     redraw(
       this.element,
       h("label.block-field", h("span", t("Model")), select({}, choose, options)),
-      serverNotes(this.page),
+      serverNotes(this.app.server),
       found.taken !== null && h("small", said(found.taken)),
       found.taken !== null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
     );
@@ -61,12 +62,16 @@ export class Models {
   /** Takes what was chosen, or asks for what isn't there yet; afterwards the old choice is shown, or the new one. */
   async choose(/** @type {string} */ chosen, /** @type {ModelsFound} */ found) {
     if (chosen === SERVER) {
-      addServer(this.page);
+      this.addServer();
       return this.load();
     }
     const change = chosen && changeTo(chosen, found);
     if (!chosen) return this.getAnother();
     return change && this.propose(change, found.models.find(({ source }) => source === chosen)?.name);
+  }
+
+  addServer() {
+    addServer(this.requests, (change) => this.change(change));
   }
 
   async getAnother() {
@@ -91,7 +96,7 @@ export class Models {
       : change.source
         ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load") }
         : { title: t("Context and memory"), label: t("Apply") };
-    const meant = await askSettings(this.page, change, texts);
+    const meant = await askSettings(this.requests, change, texts);
     return meant ? this.change(meant) : this.load();
   }
 
@@ -118,7 +123,7 @@ export class Models {
       location.reload();
       return true;
     }
-    this.page.say(said(state?.error ?? ""));
+    this.say(said(state?.error ?? ""));
     await this.load();
     return false;
   }

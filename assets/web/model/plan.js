@@ -1,8 +1,8 @@
 // What a model will take of the machine's memory, told before it is loaded, and the settings that decide that.
 
 /** @import { Choice, ModelChange, PlanFound } from "./library.d.ts" */
+/** @import { Requests } from "../shared/api.js" */
 /** @import { Child } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
 
 import { ask, button, cancel, h, redraw, select } from "../shared/dom.js";
 import { number, said, t } from "../shared/words.js";
@@ -17,12 +17,12 @@ const sum = (/** @type {number[]} */ values) => values.reduce((all, each) => all
 /** The plan of a change: drawn, and in words. */
 export class Plan {
   /**
-   * @param {Page} page
+   * @param {Requests} requests
    * @param {(plan: PlanFound | null) => unknown} onPlan told of each, and that none is known for now
    * @param {(settings: ModelChange) => unknown} [take] what would fit; it isn't offered without this
    */
-  constructor(page, onPlan, take) {
-    this.requests = page.requests;
+  constructor(requests, onPlan, take) {
+    this.requests = requests;
     this.onPlan = onPlan;
     this.take = take;
     this.drawing = h("div");
@@ -92,18 +92,18 @@ export class Plan {
 
 /**
  * Asks with which settings a change is to be made, and tells what that takes; null where it isn't meant.
- * @param {Page} page
+ * @param {Requests} requests
  * @param {ModelChange} change
  * @param {{ title: string, words?: Child, label: string }} texts
  * @returns {Promise<ModelChange | null>}
  */
-export function askSettings(page, change, { title, words, label }) {
+export function askSettings(requests, change, { title, words, label }) {
   let wanted = { ...change };
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
   const length = h("input", { type: "number", min: String(SHORTEST), step: "1" });
   length.value = String(change.context_length ?? "");
-  const plan = new Plan(page, onPlan, ({ context_length, weights, kv_dtype }) => {
+  const plan = new Plan(requests, onPlan, ({ context_length, weights, kv_dtype }) => {
     wanted = { ...wanted, context_length, weights, kv_dtype };
     length.value = String(context_length);
     plan.look(wanted);

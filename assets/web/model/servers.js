@@ -1,16 +1,17 @@
 // Servers whose models can be chosen: listed, added by an address and a key, forgotten.
 
-/** @import { Server } from "./library.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { ModelChange, Server, ServerInfo } from "./library.d.ts" */
+/** @import { Requests } from "../shared/api.js" */
 
 import { askToDelete, button, h, iconButton, redraw, showDialog } from "../shared/dom.js";
 import { said, t } from "../shared/words.js";
 
 /**
  * Asks for a server until there is one that answers, and has its model answer.
- * @param {Page} page
+ * @param {Requests} requests
+ * @param {(change: ModelChange) => unknown} change
  */
-export function addServer(page) {
+export function addServer(requests, change) {
   const address = h("input", { required: true, placeholder: "http://localhost:8000/v1", spellcheck: false });
   const key = h("input", { type: "password", autocomplete: "off", placeholder: t("none") });
   const model = h("select");
@@ -39,7 +40,7 @@ export function addServer(page) {
     trouble.textContent = t("Contacting the server");
     take.disabled = true;
     const asked = { address: address.value.trim(), key: key.value.trim() || null, model: model.value || null };
-    const found = await page.requests.call("add_server", asked).catch((problem) => {
+    const found = await requests.call("add_server", asked).catch((problem) => {
       trouble.textContent = problem.message;
       return null;
     });
@@ -47,7 +48,7 @@ export function addServer(page) {
     if (!found || !dialog.open) return;
     if (found.server) {
       dialog.close();
-      page.models.change({ server: found.server });
+      change({ server: found.server });
       return;
     }
     trouble.textContent = t("The server has several models. Choose one.");
@@ -62,26 +63,31 @@ export function addServer(page) {
   address.focus();
 }
 
-/** The button that forgets a server, and its key. */
-export function forgetButton(/** @type {Page} */ page, /** @type {Server} */ { id, name, host }) {
+/**
+ * The button that removes a server, and its key.
+ * @param {Requests} requests
+ * @param {Server} server
+ * @param {() => unknown} onRemoved
+ */
+export function removeButton(requests, { id, name, host }, onRemoved) {
   return iconButton("trash", t("Remove {name}", { name }), async () => {
     const words = t("Its address and key are deleted here. Chats stay.");
     if (!(await askToDelete(t("Remove {name} on {host}?", { name, host }), words))) return;
-    await page.requests.ask("remove_server", { server: id });
-    await page.models.load();
+    await requests.ask("remove_server", { server: id });
+    await onRemoved();
   });
 }
 
 /** Where a server's model answers, and what it can't do; nothing of one on this machine. */
-export function serverNotes(/** @type {Page} */ { app }) {
-  if (!app.server) return null;
+export function serverNotes(/** @type {ServerInfo | null} */ server) {
+  if (!server) return null;
   return h(
     "div.server-notes.quiet",
-    h("p", t("Runs on {host}", { host: app.server.host })),
-    app.server.notes.length > 0 &&
+    h("p", t("Runs on {host}", { host: server.host })),
+    server.notes.length > 0 &&
       h(
         "ul",
-        app.server.notes.map((note) => h("li", said(note))),
+        server.notes.map((note) => h("li", said(note))),
       ),
   );
 }

@@ -1,21 +1,22 @@
 // Another model, from the name of the one that answers: those of this machine, and those that can be downloaded.
 
 /** @import { Server } from "./library.d.ts" */
-/** @import { Child, Download, Model, ModelsFound } from "../shared/types.d.ts" */
-/** @import { Page } from "../main.js" */
+/** @import { App, Child, Download, Model, ModelsFound } from "../shared/types.d.ts" */
+/** @import { Models } from "./models.js" */
+/** @import { Requests } from "../shared/api.js" */
 
 import { button, h, icon, iconButton, redraw } from "../shared/dom.js";
 import { popover } from "../shared/popover.js";
 import { said, t } from "../shared/words.js";
-import { addServer, forgetButton } from "./servers.js";
+import { removeButton } from "./servers.js";
 
 export class Switcher {
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
-    const { model, models, server } = page.app;
+  constructor(/** @type {App} */ app, /** @type {Requests} */ requests, /** @type {Models} */ models) {
+    this.requests = requests;
+    this.models = models;
     this.element = h("div.switcher");
-    const name = [h("span", model), server && h("small", server.host)];
-    if (models) {
+    const name = [h("span", app.model), app.server && h("small", app.server.host)];
+    if (app.models) {
       const trigger = h("button.model.card.quiet", { type: "button", title: t("Change model") }, name);
       this.content = popover(trigger, t("Models"), (content) => this.draw(content));
       this.element.append(trigger, this.content);
@@ -25,7 +26,7 @@ export class Switcher {
   async draw(/** @type {HTMLElement} */ content) {
     redraw(content, h("p.quiet", t("Looking for models")));
     // By a name of its own: the settings ask for the same, and whoever asks later takes it from the other.
-    const found = await this.page.requests.ask("models", {}, "switcher");
+    const found = await this.requests.ask("models", {}, "switcher");
     if (!found) return content.hidePopover();
     const hadFocus = content.contains(document.activeElement) || document.activeElement === document.body;
     redraw(
@@ -37,34 +38,38 @@ export class Switcher {
       section(t("On servers"), [
         found.servers_problem !== null && h("p.refused", said(found.servers_problem)),
         ...found.servers.map((server) => this.server(server)),
-        button("link", t("Add a server"), () => this.#close(() => addServer(this.page))),
+        button("link", t("Add a server"), () => this.#close(() => this.models.addServer())),
       ]),
       section(
         t("Available to download"),
         found.downloads.map((model) => this.downloadable(model)),
       ),
-      button("link", t("Another model from Hugging Face"), () => this.#close(() => this.page.models.getAnother())),
+      button("link", t("Another model from Hugging Face"), () => this.#close(() => this.models.getAnother())),
     );
     if (hadFocus) content.querySelector("button")?.focus();
   }
 
   installed(/** @type {Model} */ { name, source, size, reason, usable, current }) {
     const note = current ? t("In use") : said(reason ?? "");
-    const choose = () => this.#close(() => current || this.page.models.propose({ source }, name));
+    const choose = () => this.#close(() => current || this.models.propose({ source }, name));
     return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
   }
 
   server(/** @type {Server} */ server) {
     const { id, name, host, current, kept } = server;
-    const choose = () => this.#close(() => current || this.page.models.change({ server: id }));
+    const choose = () => this.#close(() => current || this.models.change({ server: id }));
     const note = current ? t("In use") : "";
     const attributes = { "aria-current": current && "true" };
-    return h("div.server", line(name, host, note, choose, attributes), kept && forgetButton(this.page, server));
+    return h(
+      "div.server",
+      line(name, host, note, choose, attributes),
+      kept && removeButton(this.requests, server, () => this.models.load()),
+    );
   }
 
   downloadable(/** @type {Download} */ download) {
     const { source, size, fit } = download;
-    const choose = () => this.#close(() => this.page.models.propose({ source, is_new: true }, source, size));
+    const choose = () => this.#close(() => this.models.propose({ source, is_new: true }, source, size));
     return line(source, said(size), said(fit), choose, {});
   }
 
@@ -92,40 +97,48 @@ function line(name, size, note, onclick, attributes) {
 
 /** What is to be known of the demo model, with a better one; dismissed, it stays away. */
 export class DemoBanner {
-  constructor(/** @type {Page} */ page) {
-    this.page = page;
+  /**
+   * @param {Pick<App, "is_demo" | "models">} app
+   * @param {Requests} requests
+   * @param {Models} models
+   * @param {boolean} isDismissed
+   * @param {() => void} onDismiss
+   */
+  constructor(app, requests, models, isDismissed, onDismiss) {
+    this.requests = requests;
+    this.models = models;
+    this.onDismiss = onDismiss;
     this.offer = h("span.offer");
     this.element = h(
       "div.banner.row",
-      { hidden: !page.app.is_demo || page.state.preferences.demo_banner === false },
+      { hidden: !app.is_demo || isDismissed },
       about(),
       this.offer,
       iconButton("close", t("Don't show this again"), () => this.dismiss()),
     );
-    if (page.app.models && !this.element.hidden) this.look();
+    if (app.models && !this.element.hidden) this.look();
   }
 
   /** Offers a model of this machine, else one that is worth its download. */
   async look() {
     /** @type {ModelsFound | null} */
-    const found = await this.page.requests.call("models", {}).catch(() => null);
+    const found = await this.requests.call("models", {}).catch(() => null);
     const here = found?.models.findLast((model) => !model.is_demo && !model.reason);
     const there = found?.downloads.find((model) => model.suggested);
     if (here) {
-      const change = () => this.page.models.propose({ source: here.source }, here.name);
+      const change = () => this.models.propose({ source: here.source }, here.name);
       redraw(this.offer, button("plain", t("Use {name}", { name: here.name }), change));
     } else if (there) {
       const { source, size } = there;
       const words = t("Download {name}, {size}", { name: source, size: said(size) });
-      const get = () => this.page.models.propose({ source, is_new: true }, source, size);
+      const get = () => this.models.propose({ source, is_new: true }, source, size);
       redraw(this.offer, button("plain", [icon("download"), words], get));
     }
   }
 
   dismiss() {
     this.element.hidden = true;
-    this.page.composer.text.focus();
-    this.page.state.changePreferences({ demo_banner: false });
+    this.onDismiss();
   }
 }
 

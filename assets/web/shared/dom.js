@@ -5,8 +5,8 @@
 import { t } from "./words.js";
 
 /**
- * An element: `h("button.small", { onclick, "aria-label": "..." }, "text", child)`. Attributes can be left out; those
- * and children that are null or false are.
+ * An element: `h("button.small", { onclick, "aria-label": "..." }, "text", child)`. Attributes are optional;
+ * those, and children, that are null or false are skipped.
  * @template {string} Selector
  * @param {Selector} selector
  * @param {Attributes<ElementOf<Selector>> | Child} [first]

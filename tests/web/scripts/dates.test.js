@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { groupOf } from "../../../assets/web/chat/dates.js";
+import { groupOf } from "../../../assets/web/chat/sidebar.js";
 
 const NOW = "2026-03-30T00:30:00";
 

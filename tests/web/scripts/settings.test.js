@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
-import { withSetting } from "../../../assets/web/shared/values.js";
+import { withSetting } from "../../../assets/web/chat/presets.js";
 import { FakeProgram, idle, makeChat, makeNews, makeState } from "./helpers.js";
 
 /** @import { PageState } from "../../../assets/web/chat/state.js" */

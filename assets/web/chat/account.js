@@ -23,7 +23,7 @@ export function keepFor(/** @type {Account | null} */ account) {
   if (account.name) storage.setItem(PERSON, account.name);
 }
 
-/** Whom the browser keeps things for; null for nobody in particular. */
+/** The person whose data the browser keeps; null where that isn't known. */
 export const personKept = () => browserStorage()?.getItem(PERSON) ?? null;
 
 function forgetAll() {

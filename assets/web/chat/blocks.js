@@ -89,7 +89,7 @@ export class Blocks {
       toggle.setAttribute("aria-expanded", String(isShown));
     };
     show(previews.has(number));
-    // Without the end of the last line, at which a terminal would begin.
+    // Without the last newline, at which a terminal would run it.
     const copyCode = iconButton("copy", t("Copy code"), ({ currentTarget }) =>
       copy(currentTarget, code.replace(/\n$/, "")),
     );
@@ -98,7 +98,7 @@ export class Blocks {
   }
 }
 
-/** Takes its previews away; they come again with what is drawn next. */
+/** Closes its previews; they open again with the next drawing. */
 function closePreviews(/** @type {Drawn} */ { previews }) {
   for (const [number, preview] of previews) {
     preview?.close();
@@ -108,7 +108,7 @@ function closePreviews(/** @type {Drawn} */ { previews }) {
 
 function tableTools(/** @type {HTMLTableElement} */ table) {
   const rows = () => cellsOf(table);
-  // By the mark at its beginning Excel knows that it is UTF-8.
+  // Excel recognises UTF-8 by the byte order mark.
   const saveTable = () => save(tableFileName(rows()), `\ufeff${csvOf(rows())}`, "text/csv");
   return h(
     "div.table-tools.row",

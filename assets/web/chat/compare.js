@@ -16,7 +16,7 @@ import { copy } from "./blocks.js";
 import { AnswerRow } from "./message.js";
 import { SettingsPanel } from "./settings.js";
 
-// What is to be asked again once another model is there, for which the page is loaded again.
+// What to ask once another model is loaded; the page reloads for that.
 const ASKED = "qwen35mm.compare";
 
 /**
@@ -30,7 +30,7 @@ export function differing(one, other) {
   return [...names].filter((name) => (one[name] ?? null) !== (other[name] ?? null));
 }
 
-/** An answer in a comparison: it can be gone on with, and nothing else be done to it here. */
+/** An answer in a comparison. It can be chosen; nothing else can be done to it here. */
 class ComparedRow extends AnswerRow {
   /** @override */
   draw(/** @type {Answer} */ message) {
@@ -42,7 +42,7 @@ class ComparedRow extends AnswerRow {
 
 /** Settings for one answer, and a model where one can be chosen. */
 class OwnSettings extends SettingsPanel {
-  /** To what the model is changed first. @type {ModelChange | null} */
+  /** The model change that comes first. @type {ModelChange | null} */
   change = null;
 
   constructor(/** @type {Needs} */ needs, /** @type {Requests} */ requests) {
@@ -75,7 +75,7 @@ class OwnSettings extends SettingsPanel {
     return ask(t("Another answer to compare"), body, [cancel(), begin]);
   }
 
-  /** The model and the format of its weights, of which one can be another than now, and what that takes. */
+  /** The model, or the format of its weights, and the memory that a change takes. */
   model(/** @type {Reply<"models">} */ found, /** @type {Choice[]} */ formats) {
     const { context_length } = this.app;
     const plan = new Plan(this.requests, (found) => {
@@ -113,7 +113,7 @@ export class Comparison {
   #seen = [];
   /** @type {Map<string, ComparedRow>} */
   #rows = new Map();
-  /** What ended since the last comparison was asked for, perhaps while it was on its way. @type {Map<string, News>} */
+  /** Answers that ended since the last comparison was requested. @type {Map<string, News>} */
   #ended = new Map();
   /** The last message that was shown before, which is returned to. @type {string | undefined} */
   #before;
@@ -146,7 +146,7 @@ export class Comparison {
     if (other) this.#show(answer.id, other.id);
   }
 
-  /** Asks how the question is to be answered once more, and has that done. */
+  /** Asks how to answer the question once more, and does it. */
   async ask(/** @type {Answer} */ answer) {
     const { models, presets, state } = this;
     const none = () => {};
@@ -161,7 +161,7 @@ export class Comparison {
     if (!(await models.change(form.change))) sessionStorage.removeItem(ASKED);
   }
 
-  /** Goes on where another model was taken for a comparison. */
+  /** Continues a comparison for which another model was loaded. */
   async resume() {
     const asked = JSON.parse(sessionStorage.getItem(ASKED) ?? "null");
     sessionStorage.removeItem(ASKED);
@@ -289,7 +289,7 @@ export class Comparison {
     this.state.showBranch(id);
   }
 
-  /** What was shown before is shown again, unless one was chosen, or is still written. */
+  /** Shows what was shown before, unless an answer was chosen or is still being written. */
   #closed() {
     const isBusy = this.#isGoingOn || this.#answers.some(({ status }) => status === "running");
     const isElsewhere = this.#before && this.state.chat.messages.at(-1)?.id !== this.#before;

@@ -4,14 +4,14 @@
 
 import { Problem } from "../shared/api.js";
 
-// From a moment, for a network that hiccups, to what a program that was ended costs nobody anything.
+// Short at first, for a network that hiccups; long for a program that has ended.
 export const PAUSES_MS = [1000, 2000, 4000, 8000, 16000, 30000];
 // A connection can be gone without a word.
 const PATIENCE_MS = 15000;
-/** Kinds of problems with which nothing can be asked for, until the program is there, or lets the page in again. */
+/** Kinds of problems that stop all requests until the program is there, or lets the page in again. */
 const AWAY = ["lost", "token", "login", "unknown person"];
 
-/** Whether a problem is that of all requests, and told by the page's line on its connection. */
+/** Whether a problem concerns all requests. The page's connection line tells it. */
 export const isAway = (/** @type {unknown} */ problem) => problem instanceof Problem && AWAY.includes(problem.kind);
 
 export class Connection {

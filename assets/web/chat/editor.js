@@ -10,7 +10,7 @@ import { t } from "../shared/words.js";
 const KEPT = "qwen35mm-edit:";
 const MOST_OF_SCREEN = 0.6;
 
-/** What was written of an answer and not saved, by its id; a reload, or a look at another chat, costs nothing of it. */
+/** Unsaved edits of answers, by their ids. They survive a reload, and a look at another chat. */
 const written = {
   /** @type {Map<string, string>} */
   here: new Map(),
@@ -23,7 +23,7 @@ const written = {
     try {
       browserStorage()?.setItem(KEPT + id, text);
     } catch {
-      // Full: it is there as long as the page.
+      // Storage is full: it lasts as long as the page.
     }
   },
   forget(/** @type {string} */ id) {

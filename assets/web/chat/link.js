@@ -1,4 +1,4 @@
-// The page's link with the program: what comes of its being lost and back, and the line that says so.
+// The page's link with the program: what happens when it is lost or back, and the line that shows it.
 
 /** @import { News, Start } from "../shared/types.d.ts" */
 
@@ -87,11 +87,11 @@ export class Link {
   }
 
   lost() {
-    // One that is lost at once is looked after when its answers are silent.
+    // One that breaks at once is checked later, when its answers stay silent.
     if (Date.now() - this.#reachedMs > LOOK_AFTER_STREAM_MS) this.connection.check();
   }
 
-  /** It is asked again, and says it once. */
+  /** Says a refusal once, though each retry brings it again. */
   refused(/** @type {string} */ words) {
     if (words !== this.#refusal) this.desk.say(said(words));
     this.#refusal = words;
@@ -116,7 +116,7 @@ export class Link {
     if (!problem && this.element.contains(document.activeElement)) this.desk.toComposer();
   }
 
-  /** Somebody did what can't be done now: it is seen, and said again. */
+  /** Draws attention to the line when somebody tries what can't be done now. */
   insist() {
     this.element.animate({ scale: [1, 1.04, 1] }, 250);
     const words = this.words.textContent ?? "";

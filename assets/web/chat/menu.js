@@ -5,7 +5,7 @@
 import { h, icon } from "../shared/dom.js";
 
 /**
- * Of those that have one, only one is open.
+ * Only one menu is open at a time.
  * @param {string} label
  * @param {[Drawing, string, () => unknown][]} entries
  */

@@ -59,7 +59,7 @@ export class Preview {
     this.element.togglePopover(isLarge);
   }
 
-  /** What the frame tells; whatever is in it can tell the same. */
+  /** Messages of the frame; its content can send the same ones. */
   async hear(/** @type {MessageEvent} */ { source, data }) {
     if (source !== this.frame.contentWindow || !this.frame.isConnected) return;
     if (data?.ready) this.draw();

@@ -9,7 +9,7 @@ import { LANGUAGES, said, t } from "../shared/words.js";
 import { copy } from "./blocks.js";
 import { withSetting } from "./presets.js";
 
-// A field of no more values than that has a slider.
+// Fields with at most this many values have a slider.
 const MAX_SLIDER = 200;
 
 /**
@@ -168,7 +168,7 @@ export class SettingsPanel {
 
   drawPresets() {
     const { names } = this.presets;
-    // The one that all is set as, which may be deleted.
+    // The preset that matches all settings, which can be deleted.
     const chosen = this.presets.nameOf(this.values);
     const none = h("option", { value: "" }, names.length ? t("Choose a preset") : t("No presets yet"));
     const presets = select({ "aria-label": t("Choose a preset") }, (name) => name && this.take(this.presets.of(name)), [

@@ -1,4 +1,4 @@
-// The conversations: found, renamed, deleted, taken out and in.
+// The chats: search, rename, delete, export and import.
 
 /** @import { Drafts } from "../compose/drafts.js" */
 /** @import { Toasts } from "../shared/toasts.js" */
@@ -12,7 +12,7 @@ import { accountButton } from "./account.js";
 import { menu } from "./menu.js";
 
 const SEARCH_AFTER_MS = 180;
-// Lines that come at one time; the next ones are asked for when the end is this near.
+// Lines of one request; the next ones are requested when the end is this near.
 const LISTED = 100;
 const NEARLY_AT_END = "600px";
 // The model writes titles when it has nothing else to do: they are looked for less and less often.
@@ -101,7 +101,7 @@ export class Sidebar {
     );
   }
 
-  /** Looks how the list is now, as far as it is drawn; of another search, at its beginning. */
+  /** Loads the list again, as far as it is drawn; a new search begins at its top. */
   async load() {
     const query = this.search.value;
     const isSame = query === this.#query;
@@ -137,7 +137,7 @@ export class Sidebar {
     const shown = conversations.find((line) => line.id === this.#current);
     if (shown) this.desk.retitled(shown.title);
     this.draw();
-    // Where there is still room, it says so again.
+    // It reports again if there is still room.
     this.#nearEnd.unobserve(this.end);
     this.#nearEnd.observe(this.end);
   }
@@ -181,7 +181,7 @@ export class Sidebar {
     const shown = this.#lines.find((line) => line.id === id);
     if (shown?.unseen) {
       shown.unseen = false;
-      // Nor need other tabs say so any more.
+      // Other tabs need not say so either.
       this.desk.changed(id);
     }
     for (const link of this.list.querySelectorAll("a")) {
@@ -254,7 +254,7 @@ export class Sidebar {
     this.#rows.get(id)?.element.querySelector("a")?.focus();
   }
 
-  /** Deletes a conversation with what is written for it; for some seconds both can be had back. */
+  /** Deletes a conversation with what is written for it; for some seconds both can be restored. */
   async remove(/** @type {ChatLine} */ { id, title }) {
     const at = this.#lines.findIndex((line) => line.id === id);
     if (!(await this.requests.ask("delete", { conversation: id }))) return;

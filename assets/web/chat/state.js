@@ -139,7 +139,7 @@ export class PageState {
    */
   async send(message, isLate) {
     const isShown = message.conversation ? message.conversation === this.chat.id : !isLate();
-    // Changed since, settings are kept with the conversation.
+    // Settings that changed since are stored with the chat.
     const settings = isShown ? this.settings : message.conversation ? null : message.settings;
     const sending = this.#sendOnce({ ...message, settings, id: newId() }).catch((problem) => {
       // What would fit is of no use to the message that is shown now.
@@ -248,7 +248,7 @@ export class PageState {
     return true;
   }
 
-  /** Looks how the conversation is now. It overtakes nothing that the person asked for. */
+  /** Reloads the chat, unless the person has asked for something newer. */
   async #refresh() {
     const isLate = this.requests.newest(SHOWN);
     const chat = await this.requests.call("open", { conversation: this.chat.id }, "refresh");
@@ -352,7 +352,7 @@ export class PageState {
     this.#saveSoon(this.chat);
   }
 
-  /** Keeps what belongs to no conversation, and no more than was changed here; whether that was possible. */
+  /** Stores preferences, and only those that were changed here. Resolves to whether that was possible. */
   async changePreferences(/** @type {Preferences} */ values) {
     Object.assign(this.preferences, values);
     return Boolean(await this.requests.inOrder("preferences", { preferences: values }));

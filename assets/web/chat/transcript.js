@@ -7,7 +7,7 @@ import { h } from "../shared/dom.js";
 import { t } from "../shared/words.js";
 import { AnswerRow } from "./message.js";
 
-// Nearer to the end than this, the view goes along with what is written.
+// Nearer to the end than this, the view follows what is written.
 const FOLLOW_PX = 90;
 // Messages that are drawn at one time: more than a screen holds.
 const AT_ONCE = 40;

@@ -195,13 +195,13 @@ export class Composer {
     this.sliders.redraw();
   }
 
-  /** What was taken for one message holds from now on. */
+  /** Makes an offer that was taken for one message hold for all. */
   async makeDefault(/** @type {Offer} */ offer) {
     if (await this.state.take(offer)) this.leave(offer);
     this.sliders.redraw();
   }
 
-  /** What was taken for one message isn't any more. */
+  /** Drops an offer that was taken for one message. */
   leave(/** @type {Offer} */ offer) {
     this.draft.taken = this.draft.taken.filter((each) => each !== offer);
   }

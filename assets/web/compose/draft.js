@@ -88,7 +88,7 @@ export class Draft {
     return this.sheet.isEmpty;
   }
 
-  /** What is to be sent in the conversation that is shown, or begins one. */
+  /** Queued messages of the chat that is shown, or that begin one. */
   get waiting() {
     return this.outbox.filter(({ sheet }) => sheet === this.sheet || sheet.id === null);
   }
@@ -211,20 +211,20 @@ export class Draft {
     this.measureSoon();
   }
 
-  /** Takes what else a file can be in its place: a PDF's pages, or a text in another encoding. */
+  /** Replaces a file by another form of it: a PDF's pages, or a text in another encoding. */
   async replaceBy(/** @type {DraftFile} */ file, /** @type {Upload["promise"]} */ coming) {
     const found = await this.requests.told(coming);
     if (found) this.#replace(file, found);
   }
 
-  /** Chooses what is taken of a video; null is all of it. */
+  /** Chooses a part of a video; null is all of it. */
   choose(/** @type {DraftFile} */ file, /** @type {Clip | null} */ clip) {
     file.clip = clip;
     this.#changed();
     this.measureSoon();
   }
 
-  /** The message as if it had nothing but one of its files. */
+  /** The message with only one of its files. */
   alone(/** @type {DraftFile} */ file) {
     const { editing, taken } = this.sheet;
     return outgoing({ text: "", files: [file], editing, taken }, this.desk.place());
@@ -268,7 +268,7 @@ export class Draft {
     return Object.entries(LIMITS_OF).flatMap(([kind, names]) => (kinds.has(/** @type {Kind} */ (kind)) ? names : []));
   }
 
-  /** What was taken of the offers for it alone. */
+  /** The offers that were taken for this message only. */
   get taken() {
     return this.sheet.taken;
   }
@@ -296,7 +296,7 @@ export class Draft {
     return this.queue(sheet.take());
   }
 
-  /** Sends a message, whatever else is written, which stays. */
+  /** Sends a message; what else is being written stays. */
   queue(/** @type {Writing} */ writing) {
     const { sheet } = this;
     this.outbox.push({ ...this.desk.begin(), ...writing, sheet, isOnItsWay: false });
@@ -344,7 +344,7 @@ export class Draft {
     this.#changed(sheet);
   }
 
-  /** What waits for a conversation is in its box again: a message isn't sent without the one before it. */
+  /** Puts queued messages back into the box: a message isn't sent without the one before it. */
   #refused(/** @type {Sheet} */ sheet) {
     const back = this.outbox.filter((each) => each.sheet === sheet);
     this.outbox = this.outbox.filter((each) => each.sheet !== sheet);

@@ -184,7 +184,7 @@ export class Drafts {
           JSON.stringify({ ...kept[0], editing: place(editing), aside: kept[1] }),
         );
     } catch {
-      // Full: it is there as long as the page.
+      // Storage is full: it lasts as long as the page.
     }
   }
 

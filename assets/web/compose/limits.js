@@ -3,7 +3,7 @@
 /** The settings that limit a kind of media. @type {Record<string, string[]>} */
 export const LIMITS_OF = { video: ["max_frames", "max_video_tokens"], image: ["max_image_tokens"] };
 
-// A slider's positions go by powers: 16 and 16,000 are both within reach.
+// A slider's positions are logarithmic, so that 16 and 16,000 are both within reach.
 export const NUM_POSITIONS = 100;
 
 /** @typedef {{ low: number, high: number }} Range */

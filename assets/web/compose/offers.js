@@ -1,4 +1,4 @@
-// What would make a message fit, and what was taken of it for this message alone.
+// Offers that make a message fit, and those that were taken for this message only.
 
 /** @import { Cost, Offer } from "../shared/types.d.ts" */
 /** @import { Composer } from "./composer.js" */

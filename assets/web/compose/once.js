@@ -1,11 +1,11 @@
-// What was taken of the offers for one message alone: one of a kind.
+// The offers that were taken for one message only: at most one of each kind.
 
 /** @import { Offer, Once, Settings } from "../shared/types.d.ts" */
 
 /** The limits of media that an offer sets. @returns {Settings} */
 const limitsOf = (/** @type {Offer | undefined} */ offer) => (offer?.kind === "media" ? offer.settings : {});
 
-/** With one more; limits that were taken before hold on where it says nothing of them. @returns {Offer[]} */
+/** Adds an offer; limits that were taken before stay unless it sets them. @returns {Offer[]} */
 export function withOffer(/** @type {Offer[]} */ taken, /** @type {Offer} */ offer) {
   const before = taken.find(({ kind }) => kind === offer.kind);
   const others = taken.filter((each) => each !== before);
@@ -15,11 +15,11 @@ export function withOffer(/** @type {Offer[]} */ taken, /** @type {Offer} */ off
   ];
 }
 
-/** Without those that set a limit of media, which is set otherwise now. */
+/** Drops the offers that set this media limit, which is now set otherwise. */
 export const withoutLimit = (/** @type {Offer[]} */ taken, /** @type {string} */ name) =>
   taken.filter((offer) => !(name in limitsOf(offer)));
 
-/** Those that mean something after these messages. */
+/** The offers that still apply after these messages. */
 export const holdingAfter = (/** @type {Offer[]} */ taken, /** @type {{ id: string }[]} */ messages) =>
   taken.filter((offer) => offer.kind !== "shorten" || messages.some(({ id }) => id === offer.first));
 

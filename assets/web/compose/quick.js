@@ -1,4 +1,4 @@
-// How to answer, at hand where the message is written: thinking, the system prompt, a preset.
+// Answer options beside the message: thinking, the system prompt, a preset.
 
 /** @import { App, Settings } from "../shared/types.d.ts" */
 /** @import { Presets } from "../chat/presets.js" */
@@ -9,7 +9,7 @@ import { button, h, iconButton, redraw, select } from "../shared/dom.js";
 import { opensAt, popover } from "../shared/popover.js";
 import { t } from "../shared/words.js";
 
-// There the row is a menu.
+// On a narrow page the row is a menu.
 const IS_NARROW = matchMedia("(max-width: 760px)");
 // No preset's name: those are never empty.
 const SAVE = "";

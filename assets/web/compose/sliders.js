@@ -1,4 +1,4 @@
-// Sliders for what media may cost, folded behind what each costs.
+// Sliders for media limits, which open from a file's cost.
 
 /** @import { Composer } from "./composer.js" */
 /** @import { Kind } from "../shared/types.d.ts" */
@@ -20,7 +20,7 @@ export class Sliders {
     this.element = h("div.limits.row.quiet", { id: ID, role: "group", "aria-label": t("Media limits") });
   }
 
-  /** Where it is told what a medium costs, which opens its sliders. */
+  /** The button with a medium's cost, which opens its sliders. */
   trigger(/** @type {Kind} */ kind) {
     const labels = { "aria-controls": ID, "aria-expanded": String(kind === this.#open), "data-kind": kind };
     const toggle = () => {
@@ -44,7 +44,7 @@ export class Sliders {
     );
   }
 
-  /** Those that were moved elsewhere show it. */
+  /** Draws them again after a change elsewhere. */
   redraw() {
     this.#drawn = "";
     this.draw();

@@ -13,11 +13,11 @@ import { between, gripAt, moved, pulled } from "./rectangle.js";
 /** Questions that were written and not sent, by the files that they are about. @type {Map<string, string>} */
 const written = new Map();
 
-// What keys begin with, and how far they go.
+// Where a rectangle drawn by keys begins, and how far a key moves it.
 const MIDDLE = { left: 0.25, top: 0.25, right: 0.75, bottom: 0.75 };
 const KEY_STEP = 0.02;
 const REACH_PX = { mouse: 8, finger: 22 };
-// Less was a click.
+// A smaller rectangle was a click.
 const LEAST_PX = 6;
 
 /**
@@ -33,7 +33,7 @@ export function cutOut(desk, { digest = "", name = "" }, { left, top, right, bot
   return desk.crop({ ...named, box: [left, top, right, bottom], time_s });
 }
 
-/** What of the files' pictures can be cut: not of an animation, which never stands still. */
+/** Whether a part can be cut out; not of an animation. */
 export const canCut = (/** @type {Item} */ { digest, name, isAnimated }) => Boolean(digest && name && !isAnimated);
 
 export class Closer {
@@ -134,7 +134,7 @@ export class Closer {
     this.words.textContent = part ? "" : hint;
   }
 
-  /** Says where it is, to those who move it by keys. */
+  /** Says where it is, for people who move it by keys. */
   tell(/** @type {Rectangle} */ { left, top, right, bottom }) {
     const whole = (/** @type {number} */ share) => number(Math.round(100 * share));
     const [a, b, c, d] = [left, right, top, bottom].map(whole);
@@ -184,7 +184,7 @@ export class Closer {
     else if (part && pointerType === "mouse") this.question.focus();
   }
 
-  /** Another finger came: it was no drawing. */
+  /** A second finger came down: this is no drawing. */
   cancel() {
     if (!this.#held) return;
     this.#held = null;

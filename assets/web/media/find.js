@@ -7,7 +7,7 @@ import { ask, h } from "../shared/dom.js";
 import { t } from "../shared/words.js";
 import { cutOut } from "./closer.js";
 
-/** Qwen's words, in the language that it knows them in. @type {Record<string, (what: string) => string>} */
+/** Qwen's own prompts, in the language that it was trained on. @type {Record<string, (what: string) => string>} */
 const PROMPTS = {
   boxes: (what) => `${locate(what)} Report bbox coordinates in JSON format.`,
   points: (what) =>
@@ -49,7 +49,7 @@ export async function askToFind(/** @type {MediaDesk} */ desk, /** @type {Item} 
   return true;
 }
 
-/** What goes along: nothing where it is the last that the model was shown, and a frame of a video as a picture. */
+/** The files to send: none if the model was shown this picture last; a video's frame is sent as a picture. */
 async function filesFor(/** @type {MediaDesk} */ desk, /** @type {Item} */ item) {
   const { digest = "", name = item.label, time_s = null } = item;
   if (time_s !== null) {

@@ -15,7 +15,7 @@ import { Viewer } from "./viewer.js";
 /** All that an answer points at, below it. */
 export class Groundings {
   #drawn = JSON.stringify([[], null]);
-  /** What the person takes the numbers for. @type {Unit | null} */
+  /** The unit that the person chose. @type {Unit | null} */
   #chosen = null;
   /** By file and time, so that a picture isn't drawn anew while its marks come. @type {Map<string, Figure>} */
   #figures = new Map();
@@ -31,7 +31,7 @@ export class Groundings {
   /** @type {Grounding[]} */
   groundings = [];
 
-  /** What one of the numbers is. */
+  /** The unit of the numbers. */
   get unit() {
     const units = unitsOf(this.groundings);
     const wanted = this.#chosen ?? this.groundings[0]?.unit;

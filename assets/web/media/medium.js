@@ -1,4 +1,4 @@
-// What stands with a picture or a video of a message: what can be asked of it, and where it was cut out.
+// The tools of a picture or a video in a message, and where it was cut out.
 
 /** @import { Attachment, Crop, Grounding } from "../shared/types.d.ts" */
 /** @import { MediaDesk } from "./viewer.js" */

@@ -1,4 +1,4 @@
-// Times in answers that play the video in question, where it stands or, where that is out of sight, above the page.
+// Times in answers that play the video they are about: in its place or, out of sight, in a player above the page.
 
 /** @import { Attachment } from "../shared/types.d.ts" */
 /** @import { MediaDesk } from "./viewer.js" */
@@ -10,9 +10,9 @@ import { ANIMATED, pictureOf } from "./items.js";
 import { findTimes, meantAt, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";
 
-// Of its height, from which on a player is in sight.
+// The share of its height from which a player counts as in sight.
 const IN_SIGHT = 0.6;
-// What stands before a time, as far as it may say which video is meant.
+// How much text before a time may say which video is meant.
 const CONTEXT_CHARS = 4000;
 // A time of the prompt is rounded, and may be a little after the last frame.
 const ROUNDED_S = 0.5;
@@ -112,7 +112,7 @@ export class Player {
       video.currentTime = from_s;
       video.play().catch(() => {});
       if (to_s === null) return;
-      // Whoever goes elsewhere in it, or stops it, has left the range.
+      // Seeking or pausing leaves the range.
       video.addEventListener(
         "seeked",
         () => {

@@ -8,7 +8,7 @@
  */
 
 /**
- * What of a rectangle is held: edges, all of it, or nothing, which begins another one.
+ * The part of a rectangle that is held: edges, all of it, or nothing, which begins a new one.
  * @typedef {{ x: "left" | "right" | null, y: "top" | "bottom" | null } | "all" | null} Grip
  */
 

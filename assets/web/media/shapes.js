@@ -23,7 +23,7 @@ export const unitsOf = (/** @type {Grounding[]} */ groundings) =>
   UNITS.filter((unit) => groundings.every((grounding) => sides(unit, grounding)));
 
 /**
- * Numbers of a mark, x and y in turns, as shares of the picture's sides; what is beside it lies on its edge.
+ * Numbers of a mark, x and y in turns, as shares of the picture's sides; points outside lie on its edge.
  * @param {number[]} numbers
  * @param {Unit} unit
  * @param {Pick<Grounding, "size" | "shown_size">} grounding
@@ -33,7 +33,7 @@ export function shares(numbers, unit, grounding) {
   return numbers.map((value, at) => Math.min(Math.max(value / lengths[at % 2], 0), 1));
 }
 
-/** Colours of marks, by their places: neighbours are far apart, and black words are read on all of them. */
+/** Colours of marks, by their places: neighbours are far apart, and black text is readable on all of them. */
 export const colourOf = (/** @type {number} */ at) => `oklch(0.8 0.18 ${Math.round(at * 137.508 + 145) % 360})`;
 
 /**

@@ -20,7 +20,7 @@ const NUM_BEHIND = 12;
 /** @type {Clip} */
 const WHOLE = { start_s: 0, end_s: null, num_frames: null, drop_similar: false };
 
-/** A part of the page that is folded until somebody wants it; nothing is asked for before. */
+/** A folded part of the page; nothing is requested before it is opened. */
 class Fold {
   #asking = new AbortController();
 
@@ -253,7 +253,7 @@ export class ClipEditor extends Fold {
     return this.ask((signal) => this.requests.send("strip", whole, signal));
   }
 
-  /** Where all that is wanted can't be read, as of hours, a part can be chosen all the same. */
+  /** Where not everything can be read, as in hours of video, a part can still be chosen. */
   async #offerLess() {
     const why = this.words.textContent;
     if (!why || this.#strip) return;

@@ -1,4 +1,4 @@
-// Pictures, videos and frames of them on the whole screen, one after the other, as near as one likes.
+// Pictures, videos and their frames on the whole screen, one after the other, with zoom.
 
 /** @import { DraftFile } from "../compose/draft.js" */
 /** @import { Attachment, CropArguments, Message } from "../shared/types.d.ts" */
@@ -16,7 +16,7 @@ import { Viewport } from "./viewport.js";
 
 const ZOOM_STEP = 1.4;
 const PAN_STEP_PX = 80;
-// A finger that goes further than this, and not up or down, wants the next one.
+// A sideways swipe longer than this goes to the next one.
 const SWIPE_PX = 60;
 
 /**
@@ -165,7 +165,7 @@ export class Viewer {
     else this.place();
   }
 
-  /** What an answer points at: on the picture, and beside it as a list, of which each one is shown from near. */
+  /** What an answer points at: on the picture, and in a list beside it, from which each can be zoomed to. */
   showMarks(/** @type {Item} */ { marked }) {
     this.side.hidden = !marked;
     this.marks = null;
@@ -196,7 +196,7 @@ export class Viewer {
   image(/** @type {Item} */ { src, label }) {
     const image = h("img", { src, alt: label, draggable: "false" });
     image.addEventListener("load", () => {
-      // One that came before this one is late.
+      // An earlier picture may load late.
       if (this.shown === image) this.measure({ width: image.naturalWidth, height: image.naturalHeight });
       this.picture.style.backgroundImage = "";
     });
@@ -216,7 +216,7 @@ export class Viewer {
     return video;
   }
 
-  /** There is nothing that a browser shows. */
+  /** The browser can't show it. */
   lack() {
     this.port = null;
     this.picture.style.cssText = "";
@@ -237,7 +237,7 @@ export class Viewer {
     this.place();
   }
 
-  /** Lays the picture where it is to be seen. */
+  /** Places the picture. */
   place() {
     const { port, picture } = this;
     this.stage.classList.toggle("movable", port !== null && !port.isWhole);
@@ -250,7 +250,7 @@ export class Viewer {
       height: `${height * scale}px`,
       transform: `translate(${x}px, ${y}px)`,
     });
-    // Near enough, its pixels are what one wants to see.
+    // From here on, single pixels are to be seen.
     picture.classList.toggle("pixels", scale >= 4);
     this.percent.textContent = `${number(Math.round(scale * 100))} %`;
   }

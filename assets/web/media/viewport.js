@@ -11,10 +11,10 @@
  * @typedef {Point & { scale: number }} View
  */
 
-// A small picture isn't blown up to mud, and a single pixel can be looked at.
+// A small picture isn't enlarged too far by itself; a single pixel can still be inspected.
 const MAX_FIT = 4;
 const MAX_SCALE = 32;
-// Of the stage, for a part that is shown; and how much nearer than all of the picture a small one comes.
+// The share of the stage that a part takes, and how far it is enlarged at most beyond the whole picture.
 const ROOM = 0.6;
 const NEAR = 4;
 
@@ -82,7 +82,7 @@ export class Viewport {
     this.#set(scale, middle);
   }
 
-  /** From all of it to its own pixels, or the other way; what is as small as the stage, to twice of it. */
+  /** Switches between all of it and its actual size; what is seen whole at its actual size is enlarged twofold. */
   toggle(/** @type {Point} */ at) {
     if (this.isWhole) this.zoomTo(Math.max(1, this.fitting * 2), at);
     else this.fit();

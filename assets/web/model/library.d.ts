@@ -34,7 +34,7 @@ export interface Server {
   kept: boolean;
 }
 
-/** Where a server's model answers, and what it can't do; null is what nobody knows before it was tried. */
+/** Where a server's model runs, and what it can't do; null is what isn't known before it is tried. */
 export interface ServerInfo {
   host: string;
   notes: Said[];

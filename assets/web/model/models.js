@@ -9,7 +9,7 @@ import { askSettings } from "./plan.js";
 import { addServer, serverNotes } from "./servers.js";
 
 const LOOK_MS = 400;
-// What stands before a server's id, among folders and Hugging Face ids, and in place of one that is to be added.
+// The prefix of a server's id, among folders and Hugging Face ids. Alone, it means a new server.
 const SERVER = "server:";
 
 /** The options of a choice among all models: `changeTo` says what each value means. */
@@ -59,7 +59,7 @@ export class Models {
     );
   }
 
-  /** Takes what was chosen, or asks for what isn't there yet; afterwards the old choice is shown, or the new one. */
+  /** Switches to what was chosen, or asks for what is missing; then shows the old or the new choice. */
   async choose(/** @type {string} */ chosen, /** @type {ModelsFound} */ found) {
     if (chosen === SERVER) {
       this.addServer();
@@ -82,7 +82,7 @@ export class Models {
   }
 
   /**
-   * Makes a change, if the person means it once they have seen what it takes of the memory; a server's takes nothing.
+   * Makes a change once the person has seen what memory it takes, and agrees. A server's model takes none.
    * @param {ModelChange} change
    * @param {string} [name] of the model
    * @param {Said} [size] of what is downloaded, where that is known
@@ -100,7 +100,7 @@ export class Models {
     return meant ? this.change(meant) : this.load();
   }
 
-  /** Has another model loaded, and shows how far that is; a download can be stopped. Whether the page begins anew. */
+  /** Loads another model and shows the progress; a download can be cancelled. Resolves to whether the page reloads. */
   async change(/** @type {ModelChange} */ change) {
     const bar = h("progress");
     const label = h("p", { role: "status" });

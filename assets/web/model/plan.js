@@ -1,4 +1,4 @@
-// What a model will take of the machine's memory, told before it is loaded, and the settings that decide that.
+// How much memory a model will take, shown before it is loaded, and the settings that decide it.
 
 /** @import { Choice, ModelChange, PlanFound } from "./library.d.ts" */
 /** @import { Requests } from "../shared/api.js" */
@@ -91,7 +91,7 @@ export class Plan {
 }
 
 /**
- * Asks with which settings a change is to be made, and tells what that takes; null where it isn't meant.
+ * Asks for the settings of a change and shows what they take; null where it is cancelled.
  * @param {Requests} requests
  * @param {ModelChange} change
  * @param {{ title: string, words?: Child, label: string }} texts
@@ -110,7 +110,7 @@ export function askSettings(requests, change, { title, words, label }) {
   });
 
   const choice = (/** @type {"weights" | "kv_dtype"} */ name, /** @type {string} */ label) => {
-    /** What is chosen before anything is, which isn't asked for again. @type {string | undefined} */
+    /** The value at first, which isn't sent. @type {string | undefined} */
     let first;
     const take = (/** @type {string} */ value) => {
       wanted = { ...wanted, [name]: value === first ? undefined : value };
@@ -162,7 +162,7 @@ export function askSettings(requests, change, { title, words, label }) {
   return asked;
 }
 
-/** Whether the last button of the dialog that something stands in can be pressed. */
+/** Enables or disables the last button of the dialog around an element. */
 export function allow(/** @type {Element} */ inside, /** @type {boolean} */ isAllowed) {
   const go = inside.closest("form")?.querySelector("button[type=submit]");
   if (go instanceof HTMLButtonElement) go.disabled = !isAllowed;

@@ -1,4 +1,4 @@
-// Another model, from the name of the one that answers: those of this machine, and those that can be downloaded.
+// The model's name, which opens the list of models: on this machine, on servers, and available to download.
 
 /** @import { Server } from "./library.d.ts" */
 /** @import { App, Child, Download, Model, ModelsFound } from "../shared/types.d.ts" */
@@ -25,7 +25,7 @@ export class Switcher {
 
   async draw(/** @type {HTMLElement} */ content) {
     redraw(content, h("p.quiet", t("Looking for models")));
-    // By a name of its own: the settings ask for the same, and whoever asks later takes it from the other.
+    // A topic of its own: the settings request the same, and the later request makes the earlier one late.
     const found = await this.requests.ask("models", {}, "switcher");
     if (!found) return content.hidePopover();
     const hadFocus = content.contains(document.activeElement) || document.activeElement === document.body;
@@ -95,7 +95,7 @@ function line(name, size, note, onclick, attributes) {
   return h("button.row", { type: "button", onclick, ...attributes }, words, h("span.quiet", size));
 }
 
-/** What is to be known of the demo model, with a better one; dismissed, it stays away. */
+/** About the demo model, with the offer of a better one; once dismissed, it stays away. */
 export class DemoBanner {
   /**
    * @param {Pick<App, "is_demo" | "models">} app

@@ -1,4 +1,4 @@
-// A picture or a clip with its caption, which is written on in its place.
+// A picture or a clip with its caption, which is edited in place.
 
 /** @import { Item, Proposal } from "./review.d.ts" */
 
@@ -125,7 +125,7 @@ export class Captioned {
     if (this.#editing && this.#later) this.#save();
   }
 
-  /** Somebody else has changed the caption meanwhile: shows theirs, and both can be chosen. */
+  /** Somebody else has changed the caption: shows theirs, and offers both. */
   conflict(/** @type {Item} */ theirs, /** @type {string} */ mine) {
     const keep = async () => {
       this.changed.hidden = true;
@@ -163,7 +163,7 @@ export class Captioned {
     const editing = this.#editing;
     const text = trimmed(this.area.value);
     if (!editing) return this.#saving;
-    // One after the other: each names the text that it takes the place of.
+    // One after the other: each save names the text that it replaces.
     this.#saving = this.#saving.then(async () => {
       if (text === trimmed(editing.item.text)) return;
       const item = await this.doing.save(editing.item, text, editing.name);
@@ -199,7 +199,7 @@ export class Captioned {
     redraw(this.figure, h("video", { src, ...how, "aria-label": item.name, onerror: failed }));
   }
 
-  /** Says why a medium can't be seen; of a clip that the browser doesn't play, its first picture is left. */
+  /** Says why a medium can't be seen; a clip that the browser can't play shows its first frame. */
   async #tell(/** @type {Item} */ item) {
     const answer = await fetch(addressOf(item)).catch(() => null);
     const problem = answer?.ok ? null : await answer?.json().catch(() => null);
@@ -224,5 +224,5 @@ export class Captioned {
   }
 }
 
-/** As a field has it, and the program writes it. */
+/** As a text field holds it and the program writes it. */
 const trimmed = (/** @type {string} */ text) => text.replace(/\r\n?/g, "\n").replace(/\n+$/, "");

@@ -1,4 +1,4 @@
-// The forms of the page of `qwen35mm review`: what is looked for, what the model is asked, and which keys there are.
+// The forms of `qwen35mm review`: the search, the prompt and the keyboard shortcuts.
 
 /** @import { Search } from "./review.d.ts" */
 
@@ -9,7 +9,7 @@ const OWN_WORDS = "";
 const SIDECAR = "{sidecar}";
 
 /**
- * What is looked for.
+ * The search.
  * @param {HTMLSelectElement} flags the flags that there are
  * @param {(change: Partial<Search>) => unknown} filter
  */
@@ -47,7 +47,7 @@ export function searchForm(flags, filter) {
 }
 
 /**
- * What the model is asked; it is kept for the next time.
+ * The prompt for another caption; it is kept for the next time.
  * @param {string[]} presets
  * @param {(how: { prompt?: string, preset?: string }) => unknown} again
  * @param {() => unknown} close
@@ -87,7 +87,7 @@ export function askForm(presets, again, close) {
   return form;
 }
 
-/** Says which keys there are; letters can be switched off, as some programs speak by them. */
+/** Shows the keyboard shortcuts. Letters can be switched off, since programs for dictation type them. */
 export function showKeys() {
   const rows = [
     ["j ↓ →", t("Next")],

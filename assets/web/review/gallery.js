@@ -80,7 +80,7 @@ export class Gallery {
     const choose = row.querySelector("button");
     if (!choose) return;
     choose.setAttribute("aria-current", at === this.#at ? "true" : "false");
-    // Drawn anew only where it has changed: the pictures would flicker.
+    // Only redrawn where it has changed, or the pictures would flicker.
     const shown = item ? `${item.version} ${item.digest} ${item.accepted}` : "";
     if (row.dataset.shown === shown) return;
     row.dataset.shown = shown;

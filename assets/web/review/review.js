@@ -101,7 +101,7 @@ class Review {
     this.refresh();
   }
 
-  /** Looks for less, or for more. */
+  /** Changes the search. */
   filter(/** @type {Partial<Search>} */ change) {
     this.search = { ...this.search, ...change };
     clearTimeout(this.later);
@@ -135,7 +135,7 @@ class Review {
     this.draw(counts);
   }
 
-  /** Has items here, as they are now. */
+  /** Fetches items that aren't here; `again` fetches all of them. */
   async fetchItems(/** @type {number[]} */ numbers, again = false) {
     const missing = numbers.filter((each) => again || !(this.items.has(each) || this.wanted.has(each)));
     if (!missing.length) return;
@@ -201,7 +201,7 @@ class Review {
     }
   }
 
-  /** Accepts and goes on; what was accepted is left so. */
+  /** Accepts and goes on; an accepted caption stays accepted. */
   async accept() {
     if (!(await this.pane.finish())) return;
     const { item } = this;
@@ -320,7 +320,7 @@ class Review {
   /**
    * What a request gives; null where it was refused, which is said.
    * @param {Promise<any>} request
-   * @param {Item | null} item which it was about, and isn't looked at any more perhaps
+   * @param {Item | null} item that it was about, which may no longer be shown
    */
   async tried(request, item = null) {
     try {

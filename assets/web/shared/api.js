@@ -1,4 +1,4 @@
-// Requests to the program: JSON, and files. What comes too late is dropped here.
+// Requests to the program: JSON and files. Late answers are dropped here.
 
 /** @import { Arguments, Name, Offer, Post, Reply, Said, Upload } from "./types.d.ts" */
 
@@ -18,8 +18,8 @@ export class Problem extends Error {
 }
 
 /**
- * The page's requests. Those for one topic carry a token each, and the answer to one that isn't the newest any more is
- * late: the page has moved on, and must not be taken back.
+ * The page's requests. Each request for a topic gets a token. An answer is late once its topic has a newer token: the
+ * page has moved on.
  */
 export class Requests {
   /** @type {Map<string, number>} */
@@ -36,7 +36,7 @@ export class Requests {
     this.send = send;
   }
 
-  /** A new token for a topic: earlier ones are late from now on. Called, a token says whether it is late itself. */
+  /** A new token for a topic: earlier ones are late from now on. A token is a function that says whether it is late. */
   begin(/** @type {string} */ topic) {
     this.#newest.set(topic, (this.#newest.get(topic) ?? 0) + 1);
     return this.newest(topic);
@@ -106,7 +106,7 @@ export class Requests {
   }
 }
 
-/** An id for a message: 32 random hex digits. Of random numbers, since a page without HTTPS has no UUIDs. */
+/** An id for a message: 32 random hex digits. From random numbers: a page without HTTPS has no `randomUUID`. */
 export const newId = () =>
   [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
@@ -116,7 +116,7 @@ const lost = () => new Problem({ message: t("The program can't be reached. Is it
 export const post = (name, args, signal) => postTo(`api/${name}`, args, signal);
 
 /**
- * What the program answers to an object. Rejected with a Problem.
+ * Posts an object. Resolves to the program's answer, and rejects with a Problem.
  * @param {string} path
  * @param {object} args
  * @param {AbortSignal} [signal]
@@ -182,7 +182,7 @@ export function uploadFor(/** @type {boolean} */ temporary) {
   isTemporary = temporary;
 }
 
-/** Tells the program something while the page is closed; nobody is there for an answer. */
+/** Tells the program something while the page closes; no answer is read. */
 export const tellAtEnd = (/** @type {Name} */ name, /** @type {object} */ args) =>
   fetch(new URL(`api/${name}`, BASE), {
     method: "POST",
@@ -238,7 +238,7 @@ export function debounce(ms, run) {
 }
 
 /**
- * Runs one call after the other, and of those that wait only the last.
+ * Runs one call at a time; of those that wait, only the last.
  * @template {unknown[]} A
  * @param {(...args: A) => Promise<unknown>} run
  */

@@ -44,8 +44,8 @@ export function redraw(element, ...children) {
 }
 
 /**
- * Puts elements into another one, in this order; those that are there already aren't moved without need, so that a
- * place in a list stays, and the focus does in any case.
+ * Puts elements into a parent, in this order. Elements that are already in place aren't moved, so that the scroll
+ * position and the focus stay.
  * @param {Element} parent
  * @param {Element[]} elements
  */
@@ -146,7 +146,7 @@ export function select(attributes, onChange, options) {
   return h("select", { ...attributes, onchange: ({ currentTarget }) => onChange(currentTarget.value) }, options);
 }
 
-/** Whether a key belongs to an input method that composes a word. Safari says so of the last one by its code alone. */
+/** Whether a key belongs to an input method that composes a word. Safari tells it of the last key only by its code. */
 export const isComposing = (/** @type {KeyboardEvent} */ event) => event.isComposing || event.keyCode === 229;
 
 /** A bar that shows a share, or that none is known. */
@@ -199,7 +199,7 @@ export function ask(title, body, buttons) {
   });
 }
 
-/** The button that leaves all as it is. */
+/** A button that changes nothing. */
 export const cancel = () => ({ label: t("Cancel"), value: () => null });
 
 /** Asks whether something may be deleted. */

@@ -28,7 +28,7 @@ export function opensAt(trigger, content, draw) {
   trigger.popoverTargetElement = content;
   trigger.setAttribute("aria-haspopup", "dialog");
   trigger.setAttribute("aria-expanded", "false");
-  // What comes in later makes it another size.
+  // Content that comes later changes its size.
   const size = new ResizeObserver(() => place(trigger, content));
   content.addEventListener("beforetoggle", (event) => {
     if (/** @type {ToggleEvent} */ (event).newState === "open") draw(content);

@@ -50,7 +50,7 @@ function recall() {
   return Boolean(session.ticket);
 }
 
-/** What each request shows; another tab may have a newer key. */
+/** The headers of each request; another tab may have a newer key. */
 export function sessionHeaders() {
   recall();
   return { "x-qwen35mm": session.key };

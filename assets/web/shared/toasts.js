@@ -52,7 +52,7 @@ export class Toasts {
     toast.remove();
   }
 
-  /** The oldest one that nobody is at; errors last. */
+  /** The oldest one without the pointer or the focus; errors last. */
   leastNeeded() {
     const free = [...this.element.children].filter((each) => !isHeld(each));
     return free.find((each) => !each.matches(".bad")) ?? free[0];

@@ -143,7 +143,7 @@ export interface Answer extends Node, AnswerView {
   model: string | null;
   /** Whether a person has changed its words. */
   edited: boolean;
-  /** What it was made with, in full; null where nobody knows. */
+  /** All settings that it was made with; null where they aren't known. */
   settings: Settings | null;
 }
 

@@ -117,6 +117,19 @@ def test_requirements_are_the_pages_dependencies_and_nothing_else() -> None:
     assert "2.12.0" not in Requirement(SPACE_TORCH).specifier
 
 
+def test_an_installed_wheel_has_every_file_of_the_page() -> None:
+    data_files: dict[str, list[str]] = PYPROJECT["tool"]["setuptools"]["data-files"]
+    shipped = {
+        f"{folder}/{path.name}"
+        for folder, patterns in data_files.items()
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+    }
+    web = ROOT / "assets/web"
+    files = {f"share/qwen35mm/web/{path.relative_to(web).as_posix()}" for path in web.rglob("*") if path.is_file()}
+    assert files <= shipped
+
+
 def test_packages_are_names_only() -> None:
     # Each line goes to apt-get as it is: no comments. Triton compiles its launchers with the machine's compiler.
     packages = lines_of("packages.txt")

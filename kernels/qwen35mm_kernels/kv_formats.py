@@ -10,7 +10,7 @@ result, never what is kept.
 
 A format with levels keeps a rotated row over the root of its mean square, each number as the nearest level, and has one
 scale for a row (TurboQuant's first quantiser, arXiv:2504.19874). Its second, a bit of K for the residual's signs (QJL),
-costs more than it gives (docs/memory.md).
+costs more than it gives (docs/models.md).
 """
 
 from __future__ import annotations

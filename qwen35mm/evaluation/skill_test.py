@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 

@@ -11,9 +11,9 @@ from playwright.sync_api import expect
 
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.chat.records import Attachment, Conversation, Node
-from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Tree
+from qwen35mm.chat.store.records import Attachment, Conversation, Node
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.web import serve
 from tests.web.browser import ChatPage, open_browser
 

@@ -6,7 +6,7 @@ import pkgutil
 import qwen35mm
 
 # The first runs the command line; the other needs an optional library.
-_LEFT_OUT = ("qwen35mm.__main__", "qwen35mm.captioning.ray", "qwen35mm.ray_cluster", "qwen35mm.server.replicas")
+_LEFT_OUT = ("qwen35mm.__main__", "qwen35mm.captioning.ray", "qwen35mm.ray_cluster", "qwen35mm.server.cluster.replicas")
 
 # What is imported stays: nobody needs to look for garbage in it, and no child at all.
 gc.disable()

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 
-from qwen35mm.chat.archive import MAX_JSON_BYTES
-from qwen35mm.chat.media import Kept
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
+from qwen35mm.chat.store.archive import MAX_JSON_BYTES
+from qwen35mm.chat.store.media import Kept
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.errors import QuotaError
 from qwen35mm.pools import REQUESTS
 from qwen35mm_preprocess.say import Saying, decimal, say

@@ -141,8 +141,8 @@ def _load(
         from qwen35mm.model_library import fit_source
         from qwen35mm.server.app import create_app
         from qwen35mm.server.fetch import fetch_media
+        from qwen35mm.server.openai.responses.kept import KeptResponses
         from qwen35mm.server.parts import Sources
-        from qwen35mm.server.responses.kept import KeptResponses
 
     data = user_folder("data")
     responses = server.responses_dir or (None if data is None else data / "responses")
@@ -176,8 +176,8 @@ def _cluster(
 ) -> Iterator[Starlette]:
     """The application in front of engines on a Ray cluster."""
     from qwen35mm.engine import EngineSettings
-    from qwen35mm.server.front import create_front
-    from qwen35mm.server.replicas import ClusterSettings, open_cluster
+    from qwen35mm.server.cluster.front import create_front
+    from qwen35mm.server.cluster.replicas import ClusterSettings, open_cluster
 
     assert cluster.ray is not None
     folders = {"media_root": server.media_root, "responses_dir": server.responses_dir}

@@ -14,8 +14,8 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from qwen35mm.chat.prompting import TooLongError
-from qwen35mm.chat.records import place_of
+from qwen35mm.chat.replies.prompting import TooLongError
+from qwen35mm.chat.store.records import place_of
 from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
 from qwen35mm.http.bodies import read_bytes
 from qwen35mm.http.errors import HttpError

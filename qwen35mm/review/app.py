@@ -18,7 +18,7 @@ from qwen35mm.assets import asset_path
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.texts.presets import PRESETS, preset_question
 from qwen35mm.captioning.texts.prompts import Question
-from qwen35mm.chat.thumbnails import make_thumbnail, media_type, shown_picture
+from qwen35mm.chat.media.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm.http.guards import guards
 from qwen35mm.http.owner import Owner
 from qwen35mm.http.requests import Handler, Requests, in_words, number_of, problem, request

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from qwen35mm.captioning.media.similar import SUGGESTED_MAX_DISTANCE, SimilarIndex, similarity
-from qwen35mm.chat.thumbnails import make_thumbnail
+from qwen35mm.chat.media.thumbnails import make_thumbnail
 from qwen35mm.errors import StorageError
 from qwen35mm_preprocess import MediaError
 

@@ -24,23 +24,24 @@ from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import event_stream, frame, streaming, while_connected
 from qwen35mm.pools import PROMPTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
-from qwen35mm.server import chat_completions, messages
+from qwen35mm.server.anthropic import messages
 from qwen35mm.server.body import read_body
-from qwen35mm.server.choices import OfChoice, events_of_choices
-from qwen35mm.server.completion import Completion
 from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.line import FairLine
 from qwen35mm.server.metrics import Metrics
+from qwen35mm.server.openai import chat_completions
+from qwen35mm.server.openai.choices import OfChoice, events_of_choices
+from qwen35mm.server.openai.completion import Completion
+from qwen35mm.server.openai.responses.kept import KeptResponses
+from qwen35mm.server.openai.responses.routes import ResponsesRoutes
+from qwen35mm.server.openai.texts.routes import TextRoutes
 from qwen35mm.server.openapi import Handler, Route, add_routes
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.reply import ReplyReader
-from qwen35mm.server.responses.kept import KeptResponses
-from qwen35mm.server.responses.routes import ResponsesRoutes
 from qwen35mm.server.streams import first_of, read_ahead
-from qwen35mm.server.texts.routes import TextRoutes
 
 _NUMBERS_AT_ONCE = 10_000
 # Of one request that asks for several replies; others stand in line, too.

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import TypeVar
 
 from qwen35mm.contract import Event, MediaPlanned, Progress
-from qwen35mm.server.choices import OfChoice
+from qwen35mm.server.openai.choices import OfChoice
 
 E = TypeVar("E", Event, OfChoice)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.quotas import ALONE, Usage
-from qwen35mm.chat.records import Attachment, Node
-from qwen35mm.chat.replies import Replies
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.turns import Person, Question, SentFile, Turns
+from qwen35mm.chat.replies.replies import Replies
+from qwen35mm.chat.replies.turns import Person, Question, SentFile, Turns
+from qwen35mm.chat.store.records import Attachment, Node
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
 from tests.chat.fake_backend import FakeBackend

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.errors import StorageError
 from tests.chat.chat_kit import ChatKit
 from tests.chat.helpers import ME, attach, chat, create, files_in, node

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.store.store import ConversationStore
 from tests.chat.chat_kit import ChatKit
 
 

@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.chat.records import Attachment, Conversation, Node
-from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tables import MIGRATIONS
-from qwen35mm.chat.tree import Tree
+from qwen35mm.chat.store.records import Attachment, Conversation, Node
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tables import MIGRATIONS
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm_preprocess import GridTHW, MediaPlan
 
 ME = "ann"

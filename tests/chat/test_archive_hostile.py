@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.archive import import_zip
-from qwen35mm.chat.records import Attachment, Crop, Node
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.store.archive import import_zip
+from qwen35mm.chat.store.records import Attachment, Crop, Node
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.errors import ArchiveError, StorageError
 from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, digest_of, files_in, node
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.chat.drafts import Draft
-from qwen35mm.chat.past import Past
-from qwen35mm.chat.records import Conversation, Node
+from qwen35mm.chat.replies.drafts import Draft
+from qwen35mm.chat.replies.past import Past
+from qwen35mm.chat.replies.turns import Once, Question
 from qwen35mm.chat.settings import Settings
-from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Tree
-from qwen35mm.chat.turns import Once, Question
+from qwen35mm.chat.store.records import Conversation, Node
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.config import ModelConfig
 from qwen35mm.contract import Message, iter_media
 from qwen35mm.prompt import ChatTemplate, PromptBuilder

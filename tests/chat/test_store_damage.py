@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.errors import StorageError
 from tests.chat.helpers import ME, chat, create, files_in, limit_pages, node
 
@@ -112,7 +112,7 @@ def test_a_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
 
 
 def test_a_busy_database_is_said(store: ConversationStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qwen35mm.chat.database._BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("qwen35mm.chat.store.database._BUSY_TIMEOUT_S", 0.05)
     conversation, _ = chat(store)
     other = sqlite3.connect(tmp_path / "data" / NAME, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.store.store import ConversationStore
 from tests.chat.children import start
 from tests.chat.helpers import ME, chat, node
 

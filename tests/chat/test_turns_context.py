@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qwen35mm.chat.turns import Once, Question, SentFile, TooLongError
+from qwen35mm.chat.replies.turns import Once, Question, SentFile, TooLongError
 from qwen35mm.errors import Qwen35mmError, RequestError
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit

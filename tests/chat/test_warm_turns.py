@@ -15,8 +15,8 @@ import pytest
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.chat.titles import Titles
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.titles import Titles
+from qwen35mm.chat.replies.turns import Person
 from qwen35mm.contract import Event, GenerationRequest, Image, Message, Text, TextDelta
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import english

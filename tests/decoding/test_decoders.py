@@ -321,7 +321,7 @@ def test_a_process_that_reads_media_loads_no_model_and_knows_no_keys(
     monkeypatch: pytest.MonkeyPatch, decoders: Decoders
 ) -> None:
     code = (
-        "import sys, qwen35mm.decoding.child, qwen35mm.decoding.processor, qwen35mm.chat.thumbnails; "
+        "import sys, qwen35mm.decoding.child, qwen35mm.decoding.processor, qwen35mm.chat.media.thumbnails; "
         "print({'torch', 'httpx', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())

@@ -18,9 +18,9 @@ from PIL import Image
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.apart import encode_by
 from qwen35mm.backends.remote.media import default_media, encode_medium
-from qwen35mm.chat.crops import cut
-from qwen35mm.chat.records import Attachment
-from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, shown_picture
+from qwen35mm.chat.media.crops import cut
+from qwen35mm.chat.media.thumbnails import make_frame, make_thumbnail, shown_picture
+from qwen35mm.chat.store.records import Attachment
 from qwen35mm.contract import Image as ImagePart
 from qwen35mm.contract import Video
 from qwen35mm.decoding import Decoders, DecodingProcessor

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qwen35mm.chat.thumbnails import make_thumbnail, shown_picture
+from qwen35mm.chat.media.thumbnails import make_thumbnail, shown_picture
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.clean_aperture import clean_aperture
 from qwen35mm_preprocess.formats import HAS_AVIF, HAS_HEIF

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from qwen35mm.chat.thumbnails import make_thumbnail
+from qwen35mm.chat.media.thumbnails import make_thumbnail
 from qwen35mm_preprocess import MediaError, MediaLimits, libtiff
 from qwen35mm_preprocess.image import load_image
 

@@ -15,17 +15,17 @@ from openai.types.responses import Response, ResponseItemList
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.contract import GenerationRequest, Image, TextDelta
 from qwen35mm.errors import EngineError, NotFoundError, StorageError
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Caller, Keys
-from qwen35mm.server.responses import routes
-from qwen35mm.server.responses.items import Turn, item_id
-from qwen35mm.server.responses.kept import ON_DISK, KeptResponses, Past
+from qwen35mm.server.openai.responses import routes
+from qwen35mm.server.openai.responses.items import Turn, item_id
+from qwen35mm.server.openai.responses.kept import ON_DISK, KeptResponses, Past
 from qwen35mm_preprocess import MediaLimits, MediaSourceError
 from tests.server.conftest import Scripted, sample, serving
-from tests.server.test_responses import ask, check, events_of, picture
+from tests.server.openai.test_responses import ask, check, events_of, picture
 
 ANN, BOB = Caller("ann"), Caller("bob")
 KEYS = ("first-key-of-sixteen", "second-key-of-sixteen")

@@ -37,7 +37,7 @@ export interface Clip {
   drop_similar: boolean;
 }
 
-/** Where a picture was cut out: see qwen35mm/chat/records.py. */
+/** Where a picture was cut out: see qwen35mm/chat/store/store/records.py. */
 export interface Crop {
   digest: string;
   name: string;
@@ -72,7 +72,7 @@ export interface Work {
 
 export type Status = "running" | "finished" | "length" | "stopped" | "interrupted" | "failed";
 
-/** Numbers as the answer has them; see qwen35mm/chat/grounding.py. */
+/** Numbers as the answer has them; see qwen35mm/chat/media/grounding.py. */
 export interface Mark {
   label: string;
   /** Left, top, right and bottom. */

@@ -23,7 +23,7 @@ from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.manifest.files import RunLock
 from qwen35mm.captioning.manifest.tables import MIGRATIONS, TAKEN_OVER
 from qwen35mm.captioning.records import Caption, printable
-from qwen35mm.chat.database import Database
+from qwen35mm.chat.store.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
 logger = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from qwen35mm.chat.grounding import ground, may_have_marks
-from qwen35mm.chat.prompting import prompt_path
-from qwen35mm.chat.records import Attachment, Conversation, Node
-from qwen35mm.chat.reply import Reply
+from qwen35mm.chat.media.grounding import ground, may_have_marks
+from qwen35mm.chat.replies.prompting import prompt_path
+from qwen35mm.chat.replies.reply import Reply
 from qwen35mm.chat.settings import Settings
-from qwen35mm.chat.store import Found
-from qwen35mm.chat.tree import Tree
+from qwen35mm.chat.store.records import Attachment, Conversation, Node
+from qwen35mm.chat.store.store import Found
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 from qwen35mm.web.rendering.texts import form_of
 from qwen35mm.web.rendering.wording import describe_stats, work_of

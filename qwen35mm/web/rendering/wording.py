@@ -7,9 +7,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qwen35mm.chat.records import Node
+from qwen35mm.chat.replies.stats import Tally
 from qwen35mm.chat.settings import LENGTHS, SAMPLING
-from qwen35mm.chat.stats import Tally
+from qwen35mm.chat.store.records import Node
 from qwen35mm.contract import ModelInfo, Progress
 from qwen35mm_preprocess.say import Said, decimal, percent, say, size, tokens
 

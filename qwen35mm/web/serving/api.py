@@ -10,20 +10,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qwen35mm.chat.crops import cut
-from qwen35mm.chat.edits import edit_answer
-from qwen35mm.chat.prompting import with_names
+from qwen35mm.chat.media.crops import cut
+from qwen35mm.chat.media.strips import Strips
 from qwen35mm.chat.quotas import Usage
-from qwen35mm.chat.records import Attachment
-from qwen35mm.chat.replies import Replies
-from qwen35mm.chat.rows import Place
+from qwen35mm.chat.replies.edits import edit_answer
+from qwen35mm.chat.replies.prompting import with_names
+from qwen35mm.chat.replies.replies import Replies
+from qwen35mm.chat.replies.titles import Titles
+from qwen35mm.chat.replies.turns import MAX_NAME_CHARS, Person, Question, Turns
 from qwen35mm.chat.settings import Settings
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.strips import Strips
-from qwen35mm.chat.titles import Titles
-from qwen35mm.chat.trash import Trash
-from qwen35mm.chat.tree import Tree
-from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
+from qwen35mm.chat.store.records import Attachment
+from qwen35mm.chat.store.rows import Place
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.trash import Trash
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.contract import Backend
 from qwen35mm.errors import NotFoundError, PromptError
 from qwen35mm.http.requests import request

@@ -18,15 +18,15 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat.drafts import answer_reserve
-from qwen35mm.chat.encodings import ENCODINGS
+from qwen35mm.chat.documents.encodings import ENCODINGS
 from qwen35mm.chat.quotas import ALONE, STRANGERS, STRANGERS_TEMPORARY, Usage
-from qwen35mm.chat.replies import GRACE_S, Replies
+from qwen35mm.chat.replies.drafts import answer_reserve
+from qwen35mm.chat.replies.replies import GRACE_S, Replies
+from qwen35mm.chat.replies.titles import Titles
+from qwen35mm.chat.replies.turns import Person, Turns
 from qwen35mm.chat.settings import describe_settings
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.temporary import TemporaryChats, TemporaryStore
-from qwen35mm.chat.titles import Titles
-from qwen35mm.chat.turns import Person, Turns
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.temporary import TemporaryChats, TemporaryStore
 from qwen35mm.contract import Backend
 from qwen35mm.errors import NotFoundError, QuotaError, report_bug
 from qwen35mm.http.errors import HttpError

@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive
 
-from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.quotas import Usage
-from qwen35mm.chat.records import Attachment, place_of
-from qwen35mm.chat.replies import Replies
+from qwen35mm.chat.replies.prompting import with_names
+from qwen35mm.chat.replies.replies import Replies
+from qwen35mm.chat.replies.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Person
 from qwen35mm.chat.settings import Settings
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Person
+from qwen35mm.chat.store.records import Attachment, place_of
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.contract import Backend, GenerationRequest, Image, Message, Text, TextDelta, Video
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError
 from qwen35mm.http.bodies import too_large

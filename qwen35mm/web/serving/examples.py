@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat.records import AttachmentKind
+from qwen35mm.chat.store.records import AttachmentKind
 from qwen35mm.errors import ConfigError
 
 logger = logging.getLogger(__name__)

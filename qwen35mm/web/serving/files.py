@@ -20,18 +20,18 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
-from qwen35mm.chat.archive import export_zip, import_zip
-from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
-from qwen35mm.chat.encodings import JUDGED
-from qwen35mm.chat.markdown import export_markdown
-from qwen35mm.chat.plans import admitted
-from qwen35mm.chat.prompting import with_names
+from qwen35mm.chat.documents.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
+from qwen35mm.chat.documents.encodings import JUDGED
+from qwen35mm.chat.media.plans import admitted
+from qwen35mm.chat.media.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm.chat.quotas import Usage
-from qwen35mm.chat.records import Attachment, Conversation
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.temporary import TemporaryChats
-from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.prompting import with_names
+from qwen35mm.chat.replies.turns import Person
+from qwen35mm.chat.store.archive import export_zip, import_zip
+from qwen35mm.chat.store.markdown import export_markdown
+from qwen35mm.chat.store.records import Attachment, Conversation
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.temporary import TemporaryChats
 from qwen35mm.contract import Backend
 from qwen35mm.decoding import asked_by
 from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by

@@ -13,7 +13,7 @@ from pydantic import Field
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
 from qwen35mm.http.requests import request
 from qwen35mm.model.load import WEIGHTS, choose_dtype

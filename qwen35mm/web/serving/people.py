@@ -10,7 +10,7 @@ from dataclasses import replace
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
 from qwen35mm.errors import NotFoundError
 from qwen35mm.http.addresses import address_of
 from qwen35mm.http.errors import HttpError

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
 from qwen35mm.errors import NotFoundError
 from qwen35mm.http.requests import request
 from qwen35mm_preprocess.say import say

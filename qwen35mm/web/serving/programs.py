@@ -72,7 +72,7 @@ class _ForPrograms:
     def _make(self) -> ASGIApp:
         try:
             from qwen35mm.server.app import create_app
-            from qwen35mm.server.responses.kept import KeptResponses
+            from qwen35mm.server.openai.responses.kept import KeptResponses
         except ModuleNotFoundError as error:
             missing = ApiError(501, f"Programs can't be answered: install qwen35mm[serve]; {error.name} is missing.")
             return JSONResponse(missing.body, missing.status)

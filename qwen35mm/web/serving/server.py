@@ -11,9 +11,9 @@ from typing import Any
 
 from qwen35mm.chat.accounts import AccountFile, GivenAccounts
 from qwen35mm.chat.quotas import ALONE, STRANGERS
-from qwen35mm.chat.replies import GRACE_S, Replies
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.temporary import TemporaryStore, temporary_folder
+from qwen35mm.chat.replies.replies import GRACE_S, Replies
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.temporary import TemporaryStore, temporary_folder
 from qwen35mm.contract import Backend
 from qwen35mm.errors import ConfigError
 from qwen35mm.http.ends import end_signals, interrupt, wait_for_the_end

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from qwen35mm.chat.temporary import TemporaryChats
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
+from qwen35mm.chat.store.temporary import TemporaryChats
 from qwen35mm.http.requests import Requests, call, request, requests_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.errors import NotFoundError
 from qwen35mm.http.requests import request
 from qwen35mm.web.rendering.texts import PREVIEW_BYTES, preview_text

@@ -7,8 +7,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.trash import purge
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.trash import purge
 from qwen35mm.errors import StorageError
 from qwen35mm.web.serving.people import People
 

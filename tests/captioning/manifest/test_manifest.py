@@ -22,7 +22,7 @@ from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Caption
-from qwen35mm.chat.database import Database
+from qwen35mm.chat.store.database import Database
 from qwen35mm.errors import CaptioningError, OutputError
 from tests.captioning.kills import needs_fork
 

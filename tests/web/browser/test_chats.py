@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
 from tests.chat.helpers import full_disk

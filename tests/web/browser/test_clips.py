@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Locator, expect
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.chat import strips
+from qwen35mm.chat.media import strips
 from qwen35mm_preprocess import MediaLimitError
 from tests.chat.fake_backend import FakeBackend
 from tests.preprocess.media_files import encode_video, scene

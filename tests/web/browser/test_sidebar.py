@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from qwen35mm.chat.records import Conversation
-from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Tree
+from qwen35mm.chat.store.records import Conversation
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.web import Server
 from tests.chat.fake_backend import FakeBackend
 from tests.chat.helpers import node

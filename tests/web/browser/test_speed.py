@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from qwen35mm.chat.records import Node
-from qwen35mm.chat.store import new_id
+from qwen35mm.chat.store.records import Node
+from qwen35mm.chat.store.store import new_id
 from qwen35mm.web import Server
 from tests.chat.fake_backend import MARKDOWN, FakeBackend
 from tests.chat.helpers import create

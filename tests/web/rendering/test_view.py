@@ -5,9 +5,9 @@ from typing import Any
 
 from PIL import Image
 
-from qwen35mm.chat.records import Attachment, Conversation, Node
-from qwen35mm.chat.stats import stats_of
-from qwen35mm.chat.tree import Tree
+from qwen35mm.chat.replies.stats import stats_of
+from qwen35mm.chat.store.records import Attachment, Conversation, Node
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.web.rendering.view import chat_view
 from tests.chat.fake_backend import FakeBackend, make_result
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.records import Attachment, Node
-from qwen35mm.chat.stats import stats_of
+from qwen35mm.chat.replies.stats import stats_of
+from qwen35mm.chat.store.records import Attachment, Node
 from qwen35mm.contract import Progress
 from qwen35mm.web.rendering.wording import describe_memory, describe_stats, work_of
 from qwen35mm_preprocess.say import english

@@ -13,9 +13,9 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Mount
 
 from qwen35mm.chat.quotas import STRANGERS, Quotas, Usage
-from qwen35mm.chat.replies import Replies
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.turns import Turns
+from qwen35mm.chat.replies.replies import Replies
+from qwen35mm.chat.replies.turns import Turns
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.http.requests import Requests
 from qwen35mm.http.sessions import HEADER
 from qwen35mm.web.serving.api import Api

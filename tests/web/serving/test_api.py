@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from qwen35mm.chat.turns import Question
+from qwen35mm.chat.replies.turns import Question
 from qwen35mm.http.requests import MAX_BODY_BYTES, requests_of
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.models import Models

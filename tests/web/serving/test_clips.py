@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from qwen35mm.assets import asset_path, demo_model_path
-from qwen35mm.chat import strips
+from qwen35mm.chat.media import strips
 from qwen35mm_preprocess import VideoClip
 from tests.chat.chat_kit import PICTURE
 from tests.preprocess.media_files import encode_video, scene

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat import documents
+from qwen35mm.chat.documents import documents
 from qwen35mm.pools import UPLOADS
 from qwen35mm.web.serving import files as files_module
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import CLIP, PICTURE
+from tests.chat.documents.test_documents import pages_pdf, words
 from tests.chat.helpers import files_in
-from tests.chat.test_documents import pages_pdf, words
 from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
 

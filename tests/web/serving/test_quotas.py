@@ -13,8 +13,8 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
-from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.turns import Person
+from qwen35mm.chat.replies.turns import Person
+from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.errors import QuotaError
 from qwen35mm.http.addresses import address_of
 from qwen35mm.http.errors import HttpError

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat.prompting import prompt_messages
-from qwen35mm.chat.records import Attachment, Node
+from qwen35mm.chat.replies.prompting import prompt_messages
+from qwen35mm.chat.store.records import Attachment, Node
 from qwen35mm.cli.chat import open_page
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError, NotFoundError, Qwen35mmError, StorageError

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from qwen35mm.chat.trash import Trash
+from qwen35mm.chat.store.trash import Trash
 from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.tidying import keep_tidy
 from tests.web.serving.page_client import BOB, PageClient, problem

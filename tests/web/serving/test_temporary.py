@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat import temporary
-from qwen35mm.chat.temporary import temporary_folder
+from qwen35mm.chat.store import temporary
+from qwen35mm.chat.store.temporary import temporary_folder
 from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
 

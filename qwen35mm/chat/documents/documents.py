@@ -1,0 +1,277 @@
+"""Text and PDF files as context of a message: what a file is, its text, its pages as pictures.
+
+PDFium is native code that isn't safe among threads and reads whatever a person was sent, so it runs in a child
+process (pdf_worker) with a limit on memory and time: a file that breaks it ends in an error here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from qwen35mm.chat.documents.encodings import decode, decode_as
+from qwen35mm.errors import (
+    DamagedDocumentError,
+    DocumentError,
+    DocumentTooLargeError,
+    EncryptedDocumentError,
+    NoTextError,
+)
+from qwen35mm.pools import Asker
+from qwen35mm_preprocess.say import Saying, say, size
+
+MAX_PDF_BYTES = 200 * 2**20
+MAX_TEXT_CHARS = 4_000_000
+# The text of a PDF as it is kept, with the numbers of its pages.
+MAX_KEPT_TEXT_BYTES = 5 * MAX_TEXT_CHARS
+# For a whole PDF, however many pages it has.
+PDF_TIMEOUT_S = 60.0
+
+_HEAD_BYTES = 1 << 20
+_MAX_NAME_CHARS = 120
+_WORKER = Path(__file__).with_name("pdf_worker.py")
+_PDF_MAGIC = b"%PDF-"
+# Readers look for the mark within so many bytes.
+_PDF_MAGIC_REACH = 1024
+# What PDFium writes for a hyphen at the end of a line.
+_LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
+
+
+def detect_document(path: Path, name: str) -> Literal["text", "pdf"] | None:
+    """What a file is, by its content; None if it is neither text nor PDF.
+
+    Args:
+        path: where it is kept.
+        name: what it was called. Decides one case only: text in which a PDF's mark stands behind other words.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(_PDF_MAGIC):
+        return "pdf"
+    is_text = decode(head, final=len(head) < _HEAD_BYTES) is not None
+    if _PDF_MAGIC in head[:_PDF_MAGIC_REACH] and (not is_text or name.lower().endswith(".pdf")):
+        return "pdf"
+    return "text" if is_text else None
+
+
+def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: str | None = None) -> tuple[str, str]:
+    r"""The text of a file, with line ends "\n", and the name of its encoding.
+
+    Args:
+        max_bytes: the file's largest size.
+        name: what the file is called in messages; its own name if None.
+        encoding: one of `encodings.ENCODINGS`; found out if None.
+
+    Raises:
+        DocumentTooLargeError: it has more bytes.
+        DamagedDocumentError: it isn't text, or not in this encoding.
+        DocumentError: it is empty.
+        OSError: it can't be read.
+    """
+    name = _shown(name or path.name)
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise DocumentTooLargeError(
+            say(
+                "{name} is larger than the limit of {most}. Send the part that matters.",
+                name=name,
+                most=size(max_bytes),
+            )
+        )
+    found = decode(data) if encoding is None else (decode_as(data, encoding) or "", encoding)
+    if found is None:
+        raise DamagedDocumentError(
+            say(
+                "{name} isn't text in any common encoding. Save it as plain text in UTF-8, or as PDF.",
+                name=name,
+            )
+        )
+    text, encoding = found
+    if not text.strip():
+        if data.strip() and decode_as(data, encoding) is None:
+            raise DamagedDocumentError(
+                say("{name} isn't text in {encoding}. Choose another encoding.", name=name, encoding=_shown(encoding))
+            )
+        raise DocumentError(say("{name} is empty.", name=name))
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
+
+
+def read_pdf_text(
+    path: Path, *, max_pages: int, name: str | None = None, asker: Asker | None = None
+) -> tuple[str, ...]:
+    """The text of each page of a PDF; a page that is a picture has none.
+
+    Args:
+        max_pages: the most pages it may have.
+        name: what the file is called in messages; its own name if None.
+        asker: if they leave, the work ends with a DamagedDocumentError that nobody sees.
+
+    Raises:
+        EncryptedDocumentError: it needs a password.
+        DocumentTooLargeError: too many bytes, pages or characters.
+        NoTextError: no page has text.
+        DamagedDocumentError: it can't be read.
+    """
+    name = _shown(name or path.name)
+    with closing(
+        _answers(path, name, {"task": "text", "max_pages": max_pages, "max_chars": MAX_TEXT_CHARS}, asker)
+    ) as answers:
+        num_pages = next(answers)[0]["num_pages"]
+        if num_pages > max_pages:
+            raise DocumentTooLargeError(
+                say(
+                    "{name} has {pages}, and at most {most} can be read. Send the pages that matter.",
+                    name=name,
+                    pages=_pages(num_pages),
+                    most=max_pages,
+                )
+            )
+        texts = [next(answers)[0]["text"].replace("\r\n", "\n").replace("\r", "\n") for _ in range(num_pages)]
+    pages = tuple(_LINE_HYPHEN.sub("", text).replace("\0", "") for text in texts)
+    if not any(page.strip() for page in pages):
+        raise NoTextError(
+            say(
+                "{name} has no text: {pages}, all of them pictures. Send its pages as pictures.",
+                name=name,
+                pages=_pages(num_pages),
+            )
+        )
+    return pages
+
+
+def render_pdf_pages(
+    path: Path, *, max_pages: int, max_side: int = 1568, name: str | None = None, asker: Asker | None = None
+) -> Iterator[tuple[Image.Image, int]]:
+    """The first pages of a PDF as RGB pictures, each drawn when it is asked for, and beside each how many there are.
+
+    Args:
+        max_pages: the most pages that are drawn.
+        max_side: the longer side's most pixels. A small page is drawn at 300 dots an inch, and stays smaller.
+        name: what the file is called in messages; its own name if None.
+        asker: if they leave, the work ends with a DamagedDocumentError that nobody sees.
+
+    Raises:
+        EncryptedDocumentError: it needs a password.
+        DocumentTooLargeError: too many bytes.
+        DamagedDocumentError: it can't be drawn.
+    """
+    name = _shown(name or path.name)
+    work = {"task": "render", "max_pages": max_pages, "max_side": max_side}
+    with closing(_answers(path, name, work, asker)) as answers:
+        num_pages = next(answers)[0]["num_pages"]
+        for _ in range(min(num_pages, max_pages)):
+            header, pixels = next(answers)
+            picture = Image.frombytes(
+                "RGB", (header["width"], header["height"]), pixels, "raw", "RGB", header["stride"]
+            )
+            yield picture, num_pages
+
+
+def as_context(name: str, text: str) -> str:
+    """A document as the model reads it: its name, and its text between two fences of backticks.
+
+    The fences are longer than any row of backticks in the text, so the text can't end them; it is not changed.
+    """
+    longest = max((len(row) for row in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    end = "" if text.endswith("\n") else "\n"
+    return f"Document {_shown(name)}:\n{fence}\n{text}{end}{fence}\n"
+
+
+def _shown(name: str) -> str:
+    """A file's name within a line of words: no path, no control characters, no end to its quotation marks."""
+    name = re.split(r"[/\\]", name)[-1]
+    name = "".join(" " if not character.isprintable() or character in '"`' else character for character in name)
+    name = " ".join(name.split()) or "document"
+    return f'"{name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + "…"}"'
+
+
+def _pages(num_pages: int) -> Saying:
+    return say("{n} {n|page|pages}", n=num_pages)
+
+
+def _answers(
+    path: Path, name: str, work: dict[str, Any], asker: Asker | None
+) -> Generator[tuple[dict[str, Any], bytes], None, None]:
+    """What a child process says of a file, one answer after the other; it is gone when this ends."""
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_PDF_BYTES:
+        raise DocumentTooLargeError(
+            say(
+                "{name} has {size}; a PDF can have up to {most}. Send the pages that matter.",
+                name=name,
+                size=size(num_bytes),
+                most=size(MAX_PDF_BYTES),
+            )
+        )
+    found = importlib.util.find_spec("pypdfium2")
+    if found is None or found.origin is None:
+        raise DocumentError(say("{name} can't be read here: PDF files need the package pypdfium2.", name=name))
+    request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
+    # Isolated: neither this folder nor the environment says what the child imports.
+    process = subprocess.Popen(
+        [sys.executable, "-I", str(_WORKER), json.dumps(request)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    clock = threading.Timer(PDF_TIMEOUT_S, process.kill)
+    clock.daemon = True
+    clock.start()
+    try:
+        with (asker or Asker()).ending(process.kill):
+            while True:
+                line = process.stdout.readline()
+                header: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {"error": "crashed"}
+                num_pixel_bytes = header.get("stride", 0) * header.get("height", 0)
+                pixels = process.stdout.read(num_pixel_bytes)
+                if "error" in header or len(pixels) != num_pixel_bytes:
+                    raise _error(header.get("error", "crashed"), name)
+                yield header, pixels
+    finally:
+        clock.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _error(code: str, name: str) -> DocumentError:
+    if code == "encrypted":
+        return EncryptedDocumentError(
+            say("{name} is locked with a password. Save a copy without one and send that.", name=name)
+        )
+    if code == "long":
+        return DocumentTooLargeError(
+            say(
+                "{name} has more than {most} characters of text. Send the pages that matter.",
+                name=name,
+                most=MAX_TEXT_CHARS,
+            )
+        )
+    if code in ("memory", "crashed"):
+        return DamagedDocumentError(
+            say(
+                "{name} can't be read: it is damaged, or needs more memory or time than a PDF may take. Save "
+                "it again from the program that made it, or send pictures of its pages.",
+                name=name,
+            )
+        )
+    return DamagedDocumentError(
+        say("{name} isn't a PDF that can be read: it is damaged or cut off. Save or download it again.", name=name)
+    )

@@ -1,0 +1,1 @@
+"""Pictures and videos as a person sees and cuts them."""

@@ -1,0 +1,212 @@
+"""What the model sees of a video: the frames that its plan samples, each with its time, as small pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from qwen35mm.chat.replies.drafts import Draft
+from qwen35mm.chat.replies.past import Past
+from qwen35mm.chat.replies.prompting import with_names
+from qwen35mm.chat.replies.turns import Person, Question, Turns
+from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store.records import Attachment
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.contract import Backend
+from qwen35mm.decoding import Answer, asked_by, read_by
+from qwen35mm.decoding.answers import Data, read_list, require
+from qwen35mm.errors import NotFoundError, PromptError, RequestError
+from qwen35mm.pools import DRAFTS, STRIPS, Asker
+from qwen35mm_preprocess import MediaError, MediaLimitError, MediaLimits, MediaPlan, VideoProcessing
+from qwen35mm_preprocess.say import decimal, said_of, say
+from qwen35mm_preprocess.types import Progress
+from qwen35mm_preprocess.video import sampled_frames
+
+MAX_STRIP_S = 60.0
+MAX_KEPT_BYTES = 64 << 20
+_SIDE = 240
+# Of more frames than these the pictures are smaller, so that a strip stays below some megabytes.
+_MANY = 96
+_SMALL_SIDE = 128
+
+
+class _Frame(NamedTuple):
+    """A frame with its picture, a data: URI, and whether it shows the same as before."""
+
+    index: int
+    time_s: float
+    is_same: bool
+    picture: str
+
+
+class Strips:
+    """Makes strips, and keeps the last ones: a video that is looked at twice is decoded once.
+
+    Args:
+        backend: says how media are read.
+        store: has the messages.
+        turns: plan those that aren't sent.
+    """
+
+    def __init__(self, backend: Backend, store: ConversationStore, turns: Turns) -> None:
+        self._backend = backend
+        self._store = store
+        self._turns = turns
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Any, ...], list[_Frame]] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def draft(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
+        """The strip of the first file of a message that isn't sent, as JSON values.
+
+        Args:
+            asker: when they leave, it ends.
+
+        Raises:
+            PromptError: the file is no video.
+            MediaError: it can't be read, or takes too long; names the file.
+        """
+
+        def plan() -> Attachment:
+            draft = self._turns.draft(person, question)[0]
+            if not draft.node.attachments:
+                raise PromptError(say("Name the video whose frames are to be shown."))
+            return self._turns.drafts.plan(draft).node.attachments[0]
+
+        return await self._of(person, await DRAFTS.run_for(person.line, plan), asker)
+
+    async def sent(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> dict[str, Any]:
+        """The strip of a message's file as it was sent. Raises what `draft` does, and NotFoundError."""
+
+        def find() -> Attachment:
+            kept, tree = self._store.read(person.owner, conversation)
+            files = tree.nodes[node].attachments if node in tree.nodes else ()
+            if not 0 <= at < len(files):
+                raise NotFoundError(say("This file no longer exists."))
+            alone = replace(tree.nodes[node], attachments=(files[at],))
+            return self._turns.drafts.plan(Draft(Past(), alone, Settings.kept(kept.settings))).node.attachments[0]
+
+        return await self._of(person, await DRAFTS.run_for(person.line, find), asker)
+
+    async def _of(self, person: Person, file: Attachment, asker: Asker) -> dict[str, Any]:
+        plan = file.plan
+        if file.kind != "video" or plan is None:
+            raise PromptError(say("Only a video has frames to show."))
+        media = self._backend.media
+        try:
+            frames = await STRIPS.run_for(person.line or "", self._frames, file.digest, plan, asker)
+        except MediaError as error:
+            raise type(error)(with_names(said_of(error), [file])) from None
+        drops, dropped = plan.similar_difference is not None, frozenset(plan.similar_indices)
+        most = media.budget.max_frames or media.video_processing.max_frames
+        return {
+            "frames": [
+                {
+                    "time_s": frame.time_s,
+                    "is_same": frame.is_same,
+                    "is_kept": frame.index not in dropped and not (drops and frame.is_same),
+                    "picture": frame.picture,
+                }
+                for frame in frames
+            ],
+            "duration_s": plan.duration_s,
+            "size": list(plan.size),
+            "most": min(most, plan.source_frames or most),
+        }
+
+    def _frames(self, digest: str, plan: MediaPlan, asker: Asker) -> list[_Frame]:
+        # All that decides what is seen; which of them are left out doesn't.
+        key = (digest, plan.size, frozenset((*(plan.frame_indices or ()), *plan.similar_indices)))
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        frames = self._make(digest, plan, asker)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = frames
+                self._kept_bytes += _num_bytes(frames)
+            while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[1])
+        return frames
+
+    def _make(self, digest: str, plan: MediaPlan, asker: Asker) -> list[_Frame]:
+        media, path = self._backend.media, self._store.media.path(digest)
+        end_s = time.monotonic() + MAX_STRIP_S
+        gone = threading.Event()
+
+        def go_on(done: int, total: int) -> None:
+            if gone.is_set():
+                raise RequestError(say("Nothing waits for these frames any more."))
+            if time.monotonic() > end_s:
+                raise MediaLimitError(
+                    say(
+                        "The frames of '{digest}' take too long to show ({done} of {total} came in {s} seconds). "
+                        "Choose fewer, or a part. You can still ask the model about them.",
+                        digest=digest,
+                        done=done,
+                        total=total,
+                        s=decimal(MAX_STRIP_S, 0),
+                    )
+                )
+
+        media.check(plan, path)
+        side = _SIDE if len(plan.frame_indices or ()) <= _MANY else _SMALL_SIDE
+        with asker.ending(gone.set):
+            difference = media.budget.similar_difference
+            asked = (plan, media.video_processing, media.limits, difference, side)
+            read = partial(_read_frames, plan=plan, side=side)
+            return read_by(asked_by(media, asker), path, _decode, *asked, read=read, progress=go_on)
+
+
+def _decode(
+    path: Path,
+    plan: MediaPlan,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    difference: float,
+    side: int,
+    progress: Progress,
+) -> Answer:
+    frames, pictures = [], []
+    for each in sampled_frames(path, plan, processing, limits, difference, progress):
+        pictures.append(_picture(each.pixels, side))
+        frames.append([each.index, each.time_s, each.is_similar, len(pictures[-1])])
+    return Answer(frames, pictures)
+
+
+def _read_frames(values: Any, data: Data, plan: MediaPlan, side: int) -> list[_Frame]:
+    known = {*(plan.frame_indices or ()), *plan.similar_indices}
+    require(len(values) <= len(known), "more frames than were asked for")
+    pictures = data.take(len(values) * 4 * side**2)
+    frames, start = [], 0
+    for index, time_s, is_same, num_bytes in read_list(values):
+        require(index in known and type(is_same) is bool and type(num_bytes) is int, "no frame")
+        require(type(time_s) is float and math.isfinite(time_s) and num_bytes >= 0, "no frame")
+        picture = base64.b64encode(pictures[start : start + num_bytes]).decode()
+        frames.append(_Frame(index, time_s, is_same, f"data:image/jpeg;base64,{picture}"))
+        start += num_bytes
+    require(start == len(pictures), "pictures of other sizes")
+    return frames
+
+
+def _picture(pixels: Any, side: int) -> bytes:
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((side, side))
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=80)
+    return data.getvalue()
+
+
+def _num_bytes(frames: list[_Frame]) -> int:
+    return sum(len(frame.picture) for frame in frames)

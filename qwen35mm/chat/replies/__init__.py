@@ -1,0 +1,1 @@
+"""From a person's message to a reply that is written."""

@@ -1,0 +1,297 @@
+"""What a message will cost before it is sent, and what to do where it doesn't fit."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from qwen35mm.chat.media.plans import completed
+from qwen35mm.chat.replies.past import Past
+from qwen35mm.chat.replies.prompting import prompt_messages, with_names
+from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store.media import MediaStore
+from qwen35mm.chat.store.records import Attachment, Node
+from qwen35mm.contract import Backend
+from qwen35mm.errors import ContextTooLongError, PromptError
+from qwen35mm_preprocess import (
+    MediaBudget,
+    MediaError,
+    MediaPlan,
+    MediaProcessor,
+    VideoClip,
+)
+from qwen35mm_preprocess.say import Said, said_of, say, size, tokens
+
+# Less room than this for an answer isn't worth sending for.
+_LEAST_ANSWER = 128
+_LEAST_MEDIUM = 64
+# What a summary may take, with the answer after it.
+_SUMMARY = 512
+_BLIND = say("This model can't see pictures or videos. Remove this, or choose another model.")
+# Any message: what stands before one is counted with it, and without.
+_NEXT = Node("0" * 32, None, "user", 0.0, "...")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A message that isn't sent yet.
+
+    Attributes:
+        node: the message; its media have plans only once `Drafts.plan` was called.
+        start: the first message of the past that its prompt will hold.
+        growing: what is still being written after the past: a question and its answer so far.
+        limits: settings of its media that are its own, in place of `settings`.
+    """
+
+    past: Past
+    node: Node
+    settings: Settings
+    start: int = 0
+    growing: tuple[Node, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> tuple[Node, ...]:
+        """The messages before it that its prompt will hold."""
+        return (*self.past.path[self.start :], *self.growing)
+
+    def budget(self, default: MediaBudget) -> MediaBudget:
+        """What its media may cost, with the machine's defaults where nothing is set."""
+        return Settings({**self.settings.values, **self.limits}).budget(default)
+
+
+class Drafts:
+    """Plans and counts drafts; the same file under the same limits is looked at once, and the same past counted once.
+
+    In the family's templates the last turn is written without a look at those before it, and control tokens part it
+    from them. So an estimate is exact that adds up a past and a message which were counted apart.
+    """
+
+    def __init__(self, backend: Backend, media: MediaStore) -> None:
+        self._backend = backend
+        self._media = media
+        self._plan = functools.lru_cache(maxsize=512)(self._make_plan)
+        self._count_past = functools.lru_cache(maxsize=512)(self._count_before)
+
+    def plan(self, draft: Draft) -> Draft:
+        """The draft with a plan for each medium.
+
+        Raises:
+            MediaError: one can't be read, or is over a limit; says which, by its name.
+        """
+        return replace(draft, node=replace(draft.node, attachments=tuple(self._planned(draft, draft.node.attachments))))
+
+    def measure(self, draft: Draft) -> dict[str, Any]:
+        """What the draft costs and whether it fits, as JSON values for the page."""
+        views, planned = [], []
+        for attachment in draft.node.attachments:
+            try:
+                (attachment,) = self._planned(draft, [attachment])
+                planned.append(attachment)
+                blind = self._backend.info.images is False and attachment.kind != "text"
+                views.append({**_cost(attachment), **({"error": _BLIND} if blind else {})})
+            except MediaError as error:
+                views.append({**_cost(attachment), "error": said_of(error)})
+        node = replace(draft.node, attachments=tuple(planned))
+        return {"media": views, **self.room(replace(draft, node=node))}
+
+    def room(self, draft: Draft, num_all: int | None = None) -> dict[str, Any]:
+        """How much of the context a planned draft takes, and what would fit where it doesn't.
+
+        Args:
+            num_all: tokens of its prompt, where they are known.
+        """
+        context, reserve = self._backend.context_length, self.reserve
+        num_history, estimated = self._estimate(draft)
+        num_all = estimated if num_all is None else num_all
+        room = context - num_all
+        fits = room >= reserve
+        return {
+            "tokens": {
+                "history": num_history,
+                "all": num_all,
+                "context": context,
+                "room": max(room, 0),
+                "reserve": reserve,
+                "exact": self._backend.info.exact_counts,
+            },
+            "fits": fits,
+            "offers": [] if fits else self._offers(draft, num_all),
+        }
+
+    def count(self, draft: Draft) -> int:
+        """Tokens of a planned draft's whole prompt; 0 where it can't become one, which sending it will tell."""
+        try:
+            return self._count([*draft.path, draft.node], draft.settings)
+        except PromptError:
+            return 0
+
+    @property
+    def reserve(self) -> int:
+        """Tokens of the context that are kept for an answer."""
+        return answer_reserve(self._backend.context_length)
+
+    def _offers(self, draft: Draft, num_all: int) -> list[dict[str, Any]]:
+        offers: list[dict[str, Any]] = []
+        limits = self._smaller_limits(draft, num_all)
+        if limits:
+            kinds = [attachment.kind for attachment in draft.node.attachments if attachment.plan is not None]
+            label = _limit_offer(kinds, max(limits.values()))
+            offers.append({"kind": "media", "label": label, "settings": limits})
+        first = self._first_that_fits(draft)
+        if first is not None:
+            offers.append(
+                {
+                    "kind": "shorten",
+                    "label": _shorten_offer(first - draft.start),
+                    "first": draft.past.path[first].id,
+                }
+            )
+        if draft.path and self.fits(_alone(draft), room=_SUMMARY):
+            offers.append({"kind": "summary", "label": say("Start a new chat with a summary of this one")})
+        return offers
+
+    def _smaller_limits(self, draft: Draft, num_all: int) -> dict[str, int]:
+        """Settings with which the message's media take no more than there is room for; none where that can't be."""
+        planned = {id(each): each.plan for each in draft.node.attachments if each.plan is not None}
+        num_media = sum(plan.num_prompt_tokens for plan in planned.values())
+        affordable = (self._backend.context_length - self.reserve - (num_all - num_media)) // max(len(planned), 1)
+        if affordable < _LEAST_MEDIUM:
+            return {}
+        now = draft.budget(self._backend.media.budget)
+        limits = {}
+        for kind in {plan.kind for plan in planned.values()}:
+            name, limit = f"max_{kind}_tokens", now.max_image_tokens if kind == "image" else now.max_video_tokens
+            if limit is None or limit > affordable:
+                limits[name] = affordable
+        attachments = tuple(replace(attachment, plan=None) for attachment in draft.node.attachments)
+        node = replace(draft.node, attachments=attachments)
+        smaller = replace(draft, node=node, limits={**draft.limits, **limits})
+        return limits if limits and self.fits(smaller) else {}
+
+    def _first_that_fits(self, draft: Draft) -> int | None:
+        """Where the oldest question is with which, and all after it, the draft fits; questions only get rarer by
+        leaving out."""
+        starts = [at for at, node in enumerate(draft.past.path) if node.role == "user" and at > draft.start]
+        found = bisect.bisect_left(starts, True, key=lambda start: self.fits(replace(draft, start=start)))
+        return starts[found] if found < len(starts) else None
+
+    def fits(self, draft: Draft, *, room: int | None = None) -> bool:
+        """Whether a draft, planned or not, leaves so much room in the context; None is what an answer needs."""
+        try:
+            _, num_all = self._estimate(self.plan(draft))
+        except MediaError:
+            return False
+        return num_all + (self.reserve if room is None else room) <= self._backend.context_length
+
+    def _estimate(self, draft: Draft) -> tuple[int, int]:
+        """Tokens before a planned draft, and of its whole prompt; 0 where it can't become one."""
+        settings, model = draft.settings, self._backend.info
+        alone = Settings({"thinking": settings.enable_thinking(model)})
+        try:
+            num_history = self._count_past(
+                draft.past, draft.start, settings.system, alone.values["thinking"], model, self._backend.media
+            )
+            if draft.growing:
+                num_history += self._count([*draft.growing, _NEXT], alone) - self._count([_NEXT], alone)
+            return num_history, num_history + self._count([draft.node], alone)
+        except PromptError:
+            return 0, 0
+
+    def _count_before(self, past: Past, start: int, system: str, thinking: bool, *_of_model: Any) -> int:
+        """What a prompt with these messages has more than one without."""
+        if start == len(past.path) and not system:
+            return 0
+        settings = Settings({"system": system, "thinking": thinking})
+        with_them = self._count([*past.path[start:], _NEXT], settings)
+        return with_them - self._count([_NEXT], Settings({"thinking": thinking}))
+
+    def _count(self, path: Sequence[Node], settings: Settings) -> int:
+        messages = prompt_messages(path, self._media, settings.system, self._backend.media)
+        thinking = settings.enable_thinking(self._backend.info)
+        try:
+            return self._backend.count_tokens(messages, enable_thinking=thinking)
+        except ContextTooLongError as error:
+            return error.num_tokens or self._backend.context_length  # it doesn't fit, whatever it is counted for
+        except MediaError as error:
+            files = [attachment for node in path for attachment in node.attachments]
+            raise type(error)(with_names(said_of(error), files)) from None
+
+    def _planned(self, draft: Draft, attachments: Sequence[Attachment]) -> list[Attachment]:
+        processor = self._backend.media
+        budget = draft.budget(processor.budget)
+        planned = []
+        for attachment in attachments:
+            if attachment.kind == "text" or attachment.plan is not None:
+                planned.append(attachment)
+                continue
+            try:
+                plan = self._plan(attachment.digest, attachment.kind, budget, processor, attachment.clip)
+            except MediaError as error:
+                raise type(error)(with_names(said_of(error), [attachment])) from None
+            plan = completed(plan, attachment.digest, draft.past.known, processor.video_processing)
+            planned.append(replace(attachment, plan=plan))
+        return planned
+
+    def _make_plan(
+        self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor, clip: VideoClip | None
+    ) -> MediaPlan:
+        if clip is not None and clip.num_frames is not None:
+            # Chosen for this file; what the machine allows holds all the same.
+            budget = replace(budget, max_frames=processor.budget.max_frames)
+        return replace(processor, budget=budget).plan(self._media.path(digest), kind, clip)
+
+
+def answer_reserve(context_length: int) -> int:
+    """Tokens of a context that are kept for an answer."""
+    return min(_LEAST_ANSWER, context_length // 8)
+
+
+def _alone(draft: Draft) -> Draft:
+    return replace(draft, start=len(draft.past.path), growing=())
+
+
+def _limit_offer(kinds: Sequence[str], num_tokens: int) -> Said:
+    if len(kinds) > 1:
+        return say("Limit each picture and clip to {n} tokens", n=num_tokens)
+    if kinds[0] == "image":
+        return say("Limit the picture to {n} tokens", n=num_tokens)
+    return say("Limit the clip to {n} tokens", n=num_tokens)
+
+
+def _shorten_offer(num_messages: int) -> Said:
+    if num_messages == 1:
+        return say("Leave the oldest message out of the prompt")
+    return say("Leave the oldest {n} messages out of the prompt", n=num_messages)
+
+
+def _cost_line(plan: MediaPlan) -> Said:
+    """Such as "12 frames, 1,536 tokens, 18 MiB of cache"."""
+    num_tokens, cache = tokens(plan.num_prompt_tokens), size(plan.cache_bytes)
+    if plan.frame_indices is None:
+        return say("{tokens}, {size} of cache", tokens=num_tokens, size=cache)
+    num_frames = len(plan.frame_indices)
+    frames = say("{n} {n|frame|frames}", n=num_frames)
+    return say("{frames}, {tokens}, {size} of cache", frames=frames, tokens=num_tokens, size=cache)
+
+
+def _cost(attachment: Attachment) -> dict[str, Any]:
+    """What a medium costs, for its thumbnail."""
+    view: dict[str, Any] = {
+        "digest": attachment.digest,
+        "name": attachment.name,
+        "kind": attachment.kind,
+        "num_bytes": attachment.num_bytes,
+        "notes": [],
+        "error": None,
+        "label": size(attachment.num_bytes),
+    }
+    plan = attachment.plan
+    if plan is not None:
+        view["label"] = _cost_line(plan)
+        view["notes"] = [with_names(note, [attachment]) for note in plan.notes]
+        view["num_tokens"] = plan.num_prompt_tokens
+    return view

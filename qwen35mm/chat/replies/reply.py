@@ -1,0 +1,251 @@
+"""One reply in progress: a task that writes what comes into the store, and then shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from qwen35mm.chat.replies.prompting import with_names
+from qwen35mm.chat.replies.stats import Tally
+from qwen35mm.chat.store.records import Node
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.contract import (
+    Backend,
+    Event,
+    Finished,
+    GenerationRequest,
+    MediaPlanned,
+    Progress,
+    TextDelta,
+)
+from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, StorageError, report_bug
+from qwen35mm.pools import SAVING
+from qwen35mm_preprocess.say import Said, said_of
+
+logger = logging.getLogger(__name__)
+
+# 15 drawings a second look fluent, and leave the processor to the model.
+UPDATE_INTERVAL_S = 1 / 15
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a reply is made from.
+
+    Attributes:
+        node: the reply's message, already in the store; its text so far is continued.
+        path: the messages that the prompt holds, for their media's plans.
+        request: what the backend is asked; it ends with the reply so far where one is continued. A temporary chat's
+            is retained in memory alone.
+    """
+
+    owner: str
+    node: Node
+    path: tuple[Node, ...]
+    request: GenerationRequest
+
+    @property
+    def conversation_id(self) -> str:
+        assert self.request.conversation is not None, "a chat's requests name their conversation"
+        return self.request.conversation
+
+    @property
+    def temporary(self) -> bool:
+        """Whether nothing of it may be written to a disk."""
+        return self.request.retain == "memory"
+
+
+class Reply:
+    """One reply in progress. Made and used inside the event loop.
+
+    Attributes:
+        node: the message as far as it is written.
+        shown: as far as it is stored, which is what there is to see.
+        progress: of the work before the next text; None while there is text.
+        tally: of its tokens.
+        too_long: whether it failed because its prompt doesn't fit.
+        unsaved: why its newest state could not be stored, in words for a person; None where it is, or where the
+            message was deleted.
+        watchers: each is set when there is something new to see.
+
+    Args:
+        on_done: called once, when the reply's end is stored.
+    """
+
+    def __init__(
+        self, work: Work, store: ConversationStore, backend: Backend, on_done: Callable[[Reply], None]
+    ) -> None:
+        self.work = work
+        self.node = self.shown = self._stored = work.node
+        self.progress: Progress | None = None
+        self.tally = Tally()
+        self.too_long = False
+        self.unsaved: Said | None = None
+        self.watchers: set[asyncio.Event] = set()
+        self._store = store
+        self._backend = backend
+        self._on_done = on_done
+        self._thinking_since_s: float | None = None
+        self._pinned: dict[str, Node] = {}
+        self._saving = threading.Lock()
+        self._dirty = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._begun = self._stopped = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply is complete, stopped or failed, and its end stored."""
+        return self._task is not None and self._task.done()
+
+    def start(self) -> None:
+        """Begins the work; in the context of a page's event, which is what a Space counts GPU time by."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+            self._task.add_done_callback(self._end)
+
+    async def stop(self) -> None:
+        """Ends the work at once, and returns when its end is stored; what was written stays."""
+        self.start()
+        assert self._task is not None
+        # Once only: a second cancellation would hit the storing of the end. And a task that is cancelled before its
+        # first step never gets to storing anything.
+        if not self._stopped:
+            self._stopped = True
+            if self._begun:
+                self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def store_missed(self) -> None:
+        """Tries once more to store what could not be; `unsaved` says whether that went."""
+        if self.unsaved is not None:
+            await self._save()
+
+    async def _work(self) -> None:
+        self._begun = True
+        saving = asyncio.create_task(self._save_regularly())
+        try:
+            if not self._stopped:
+                await self._follow()
+        except Qwen35mmError as error:
+            self.too_long = isinstance(error, ContextTooLongError)
+            files = [attachment for node in self.work.path for attachment in node.attachments]
+            self.node = replace(self.node, status="failed", error=with_names(said_of(error), files))
+        except Exception as error:
+            self.node = replace(self.node, status="failed", error=report_bug(logger, "a reply failed", error))
+        finally:
+            # Who stops it from here on waits for its end, and cancels nothing.
+            self._stopped = True
+            saving.cancel()
+            self._end_thinking()
+            self.progress = None
+            # Of one that is continued and gets no further, those of what there was before.
+            self.node = replace(self.node, stats=self.tally.stats() or self.node.stats)
+            if self.node.status == "running":
+                self.node = replace(self.node, status="stopped")
+            # The end of the server, which cancels every task again, must not keep it from being written.
+            await asyncio.shield(self._save())
+
+    async def _follow(self) -> None:
+        events = self._backend.stream(self.work.request)
+        try:
+            async for event in events:
+                self._take(event)
+                self._dirty.set()
+        finally:
+            await events.aclose()
+
+    def _take(self, event: Event) -> None:
+        self.tally.take(event)
+        if isinstance(event, TextDelta):
+            self.progress = None
+            if event.channel == "reasoning":
+                self._thinking_since_s = self._thinking_since_s or time.monotonic()
+                self.node = replace(self.node, reasoning=self.node.reasoning + event.text)
+            else:
+                self._end_thinking()
+                self.node = replace(self.node, text=self.node.text + event.text)
+        elif isinstance(event, Progress):
+            self.progress = event
+        elif isinstance(event, MediaPlanned):
+            self._take_plans(event)
+        elif isinstance(event, Finished):
+            reason = event.result.finish_reason
+            status = {"stop": "finished", "length": "length"}.get(reason, "stopped")
+            self.node = replace(self.node, status=status)
+
+    def _take_plans(self, event: MediaPlanned) -> None:
+        """Keeps each medium's plan with its message, so that later prompts see the same pixels.
+
+        Tells what was reduced of the new ones and of the question's.
+        """
+        plans = iter(event.plans)
+        told = [note for node in self.work.path for note in node.notes]
+        question = next((node for node in reversed(self.work.path) if node.role == "user"), None)
+        fresh: dict[Said, None] = {}
+        for node in self.work.path:
+            files = tuple(file if file.kind == "text" else replace(file, plan=next(plans)) for file in node.attachments)
+            if files != node.attachments:
+                self._pinned[node.id] = replace(node, attachments=files)
+            if node is question or node.id in self._pinned:
+                for note in (note for file in files if file.plan for note in file.plan.notes):
+                    fresh[with_names(note, files)] = None
+        files = [attachment for node in self.work.path for attachment in node.attachments]
+        for warning in event.warnings:
+            fresh[with_names(warning, files)] = None
+        notes = tuple(note for note in fresh if note not in told)
+        self.node = replace(self.node, notes=(*self.node.notes, *notes))
+
+    def _end_thinking(self) -> None:
+        if self._thinking_since_s is not None:
+            seconds = (self.node.thinking_s or 0.0) + time.monotonic() - self._thinking_since_s
+            self.node = replace(self.node, thinking_s=seconds)
+            self._thinking_since_s = None
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            await self._save()
+            await asyncio.sleep(UPDATE_INTERVAL_S)
+
+    async def _save(self) -> None:
+        """Writes, then shows: what was seen once is still there after the process was killed."""
+        self.shown = await SAVING.run(self.store_newest)
+        self._tell()
+
+    def store_newest(self) -> Node:
+        """Stores what isn't yet, and gives what there is to see; `unsaved` says whether that went.
+
+        From any thread; whichever call comes last writes the newest state.
+        """
+        with self._saving:
+            node = self.node
+            try:
+                for node_id in list(self._pinned):
+                    self._store.update(self.work.owner, self._pinned[node_id])
+                    del self._pinned[node_id]
+                if node != self._stored:
+                    self._store.update(self.work.owner, node)
+            except NotFoundError:
+                # It was deleted meanwhile, and there is nothing to be stored any more.
+                self._pinned, self._stored, self.unsaved = {}, node, None
+            except StorageError as error:
+                # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
+                if self.unsaved is None:
+                    logger.warning("a reply could not be stored: %s", error)
+                self.unsaved = said_of(error)
+            else:
+                self._stored, self.unsaved = node, None
+            return node
+
+    def _end(self, _: asyncio.Task[None]) -> None:
+        self._tell()
+        self._on_done(self)
+
+    def _tell(self) -> None:
+        for watcher in self.watchers:
+            watcher.set()

@@ -1,0 +1,392 @@
+"""Turns: from what a person sends to a question in the store and a reply that begins."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import io
+import time
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+from weakref import WeakValueDictionary
+
+from pydantic import BaseModel, BeforeValidator
+
+from qwen35mm.chat.documents.documents import as_context
+from qwen35mm.chat.replies.drafts import Draft, Drafts
+from qwen35mm.chat.replies.past import Past, Pasts
+from qwen35mm.chat.replies.prompting import TooLongError, prompt_messages, prompt_path
+from qwen35mm.chat.replies.replies import Replies, Work
+from qwen35mm.chat.settings import MEDIA, Settings, made_with
+from qwen35mm.chat.store.markdown import export_markdown
+from qwen35mm.chat.store.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Id, Node
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tree import Tree
+from qwen35mm.contract import Backend, GenerationRequest
+from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
+from qwen35mm.pools import DRAFTS, TURNS
+from qwen35mm_preprocess import VideoClip
+from qwen35mm_preprocess.say import say
+
+MAX_TEXT_CHARS = 2_000_000
+MAX_ATTACHMENTS = 64
+MAX_NAME_CHARS = 255
+_TITLE_CHARS = 60
+_SUMMARISE = (
+    "Summarise the attached conversation so that it can be gone on with from your summary alone. Keep names, numbers, "
+    "decisions, what was seen in pictures and videos, and what is still open. Write nothing else."
+)
+
+
+@dataclass(frozen=True)
+class Person:
+    """Whose things these are.
+
+    Attributes:
+        owner: what conversations are kept under.
+        tenant: what cached words and pictures are kept apart by; None where one person has the machine.
+        max_replies: replies in progress at one time.
+        account: what limits count for; empty for the owner.
+    """
+
+    owner: str
+    tenant: str | None = None
+    max_replies: int = 4
+    account: str = field(default="", compare=False)
+
+    @property
+    def line(self) -> str | None:
+        """Whose work waits for each other: see `Pool.run_for`; None where one person has the machine."""
+        return None if self.tenant is None else self.account or self.owner
+
+
+class SentFile(BaseModel):
+    """A file of a message, as a page names it; see `records.Attachment`."""
+
+    digest: str
+    kind: AttachmentKind
+    name: str
+    clip: Annotated[VideoClip | None, BeforeValidator(CLIPS.checked)] = None
+    crop_of: Annotated[Crop | None, BeforeValidator(CROPS.checked)] = None
+
+
+class Once(BaseModel):
+    """What holds for one message alone.
+
+    Attributes:
+        limits: settings of its media, in place of the conversation's.
+        first: the oldest message that its prompt holds, where the conversation's is an older one.
+    """
+
+    limits: dict[str, Any] = {}
+    first: str | None = None
+
+
+class Question(BaseModel):
+    """A message that is to be sent.
+
+    Attributes:
+        id: of the message, where a page names it, which sends it again when it doesn't know whether it came.
+        conversation: None begins a new one.
+        parent: the message before it; another one than the last begins a branch. None is a first message.
+        settings: None are the conversation's.
+    """
+
+    id: Id | None = None
+    conversation: str | None = None
+    parent: str | None = None
+    text: str = ""
+    attachments: list[SentFile] = []
+    settings: dict[str, Any] | None = None
+    once: Once = Once()
+
+
+class Turns:
+    """Begins, continues and ends the replies of people over a backend.
+
+    Every method takes the person first, and touches nobody else's things. All run in the server's event loop; what
+    takes time runs in threads.
+
+    Args:
+        backend: answers.
+        store: keeps everything.
+        replies: the replies in progress.
+        larger_context: the largest context, up to a limit, that could be had instead; None where it stays as it is.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: ConversationStore,
+        replies: Replies,
+        larger_context: Callable[[int], Awaitable[int | None]] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._larger_context = larger_context
+        self._store = store
+        self._replies = replies
+        self.drafts = Drafts(backend, store.media)
+        self._pasts = Pasts(store, replies)
+        self._places: list[tuple[str, str | None]] = []
+        # By the reply's id: it is stored a moment before it is among the replies.
+        self._works: WeakValueDictionary[str, Work] = WeakValueDictionary()
+
+    async def measure(self, person: Person, question: Question) -> dict[str, Any]:
+        """What a message would cost; see `Drafts.measure`."""
+        cost = await DRAFTS.run_for(person.line, lambda: self.drafts.measure(self.draft(person, question)[0]))
+        if not cost["fits"]:
+            await self._offer_larger_context(cost["offers"], cost["tokens"]["all"])
+        return cost
+
+    async def send(self, person: Person, question: Question) -> tuple[str, str]:
+        """Adds a message, and a reply that begins when it is watched; ids of conversation and reply.
+
+        Raises:
+            TooLongError: it doesn't fit into the context.
+            MediaError: an attached file can't be read.
+            RequestError: a reply of this conversation, or too many of this person, are in progress.
+            StorageError: it can't be stored; nothing is changed.
+        """
+
+        def store() -> Work:
+            draft, conversation = self._prepared(person, question)
+            if conversation is None:
+                return self._begin_new(person, _title(draft.node), draft.settings, draft.node)
+            settings = draft.settings.values
+            reply = self._reply_to(draft.node, draft.settings)
+            work = self._work(person, replace(conversation, settings=settings), (*draft.path, draft.node), reply)
+            self._store.add(person.owner, conversation.id, draft.node, reply, settings=settings)
+            return work
+
+        try:
+            return await self._begin(person, question.conversation, store)
+        except TooLongError as error:
+            await self._offer_larger_context(error.offers, error.num_tokens)
+            raise
+
+    async def answer_again(
+        self, person: Person, conversation_id: str, question_id: str, settings: Settings | None = None
+    ) -> str:
+        """Another reply to a message, beside those it has; its id. `settings` are of it alone, None the conversation's.
+        Raises what `send` does."""
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            whole = tree.path(question_id)
+            path = prompt_path(whole, conversation.first, whole[-1].first)
+            if path[-1].role != "user":
+                raise PromptError(say("Only a question can be answered."))
+            is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
+            own = settings or Settings.kept(conversation.settings)
+            reply = self._reply_to(path[-1], own)
+            work = self._work(person, replace(conversation, settings=own.values), path, reply)
+            self._store.add(person.owner, conversation_id, reply, first=reply.id if is_summary else None)
+            return work
+
+        return (await self._begin(person, conversation_id, store))[1]
+
+    async def go_on(self, person: Person, conversation_id: str, reply_id: str) -> str:
+        """Continues a reply that was stopped or cut off; its id. Raises what `send` does."""
+        if self._backend.info.continues is False:
+            raise PromptError(say("This model can't continue an answer. Regenerate it instead."))
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            # A summary is what later prompts begin with; its own begins with what it sums up.
+            whole = tree.path(reply_id)
+            firsts = (conversation.first, *(node.first for node in whole[-2:]))
+            path = prompt_path(whole, *(() if conversation.first == reply_id else firsts))
+            node = path[-1]
+            if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
+                raise PromptError(say("Only an answer that was stopped, or cut off by a limit, can be continued."))
+            # What it cost so far is kept until the rest is there; then its numbers are the rest's.
+            work = self._work(person, conversation, path, replace(node, status="running", error=None))
+            self._store.update(person.owner, work.node)
+            return work
+
+        return (await self._begin(person, conversation_id, store))[1]
+
+    async def summarise(self, person: Person, conversation_id: str, title: str) -> tuple[str, str]:
+        """Begins a new conversation with a summary of this one; ids of it and of the summary, a reply in progress.
+
+        Args:
+            title: the new one's, cut where it is too long.
+
+        Raises what `send` does.
+        """
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            settings = Settings.kept(conversation.settings)
+            question = self._summary_question(person, conversation, tree, settings)
+            return self._begin_new(person, title[:_TITLE_CHARS], settings, question, is_summary=True)
+
+        await self._replies.store_missed(person.owner, conversation_id)
+        return await self._begin(person, None, store)
+
+    async def stop(self, person: Person, conversation_id: str, node_ids: Container[str] | None = None) -> None:
+        """Ends a conversation's replies in progress, or those among `node_ids`; returns when their ends are stored."""
+        for reply in self._replies.of(person.owner, conversation_id):
+            if node_ids is None or reply.node.id in node_ids:
+                await reply.stop()
+
+    def has_begun(self, person: Person, node_id: str) -> bool:
+        """Whether a reply that is stored as running is in progress, or about to be; from any thread."""
+        work, reply = self._works.get(node_id), self._replies.find(person.owner, node_id)
+        if reply is not None and not reply.done:
+            return True
+        return work is not None and (reply is None or reply.work is not work)
+
+    async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
+        """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
+        with self._place(person, conversation_id), self._replies.coming():
+            if conversation_id is not None:
+                await self._replies.store_missed(person.owner, conversation_id)
+            work = await TURNS.run_for(person.line, store)
+            self._replies.add(work)
+        return work.conversation_id, work.node.id
+
+    def _begin_new(
+        self, person: Person, title: str, settings: Settings, question: Node, *, is_summary: bool = False
+    ) -> Work:
+        reply = self._reply_to(question, settings)
+        first = reply.id if is_summary else None
+        now_s = time.time()
+        conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first, titled=is_summary)
+        work = self._work(person, conversation, [question], reply)
+        self._store.insert(person.owner, [(conversation, Tree([question, reply]))])
+        return work
+
+    def _prepared(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
+        """A message that fits, with its media planned, and its conversation; nothing is stored yet."""
+        draft, conversation = self.draft(person, question)
+        if not draft.node.text.strip() and not draft.node.attachments:
+            raise PromptError(say("Type a question, or add a picture or a video."))
+        draft = self.drafts.plan(draft)
+        room = self.drafts.room(draft, self.drafts.count(draft))
+        if not room["fits"]:
+            raise TooLongError(room["tokens"], room["offers"])
+        return draft, conversation
+
+    def draft(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
+        if len(question.text) > MAX_TEXT_CHARS:
+            raise PromptError(
+                say("A message's text has at most {most} characters; attach the rest as files.", most=MAX_TEXT_CHARS)
+            )
+        if len(question.attachments) > MAX_ATTACHMENTS:
+            raise PromptError(
+                say("A message has at most {most} files; got {n}.", most=MAX_ATTACHMENTS, n=len(question.attachments))
+            )
+        attachments = tuple(self._attached(person, file) for file in question.attachments)
+        node = _node(question.parent, "user", question.id, text=question.text, attachments=attachments)
+        limits = Settings.read(question.once.limits).values
+        if not limits.keys() <= MEDIA.keys():
+            raise PromptError(say("For one message, only its media limits can be set."))
+        if question.conversation is None:
+            if question.parent is not None:
+                raise PromptError(say("A new chat has no messages before its first."))
+            return Draft(Past(), node, Settings.read(question.settings or {}), limits=limits), None
+        conversation = self._store.conversation(person.owner, question.conversation)
+        kept = question.settings is None
+        settings = Settings.kept(conversation.settings) if kept else Settings.read(question.settings)
+        past, growing = self._pasts.before(person.owner, conversation, question.parent, question.once.first)
+        if question.once.first in {each.id for each in past.path}:
+            node = replace(node, first=question.once.first)
+        return Draft(past, node, settings, growing=growing, limits=limits), conversation
+
+    def _attached(self, person: Person, file: SentFile) -> Attachment:
+        media = self._store.media
+        if not media.is_of(person.owner, file.digest):
+            raise NotFoundError(say("The file '{name}' no longer exists. Attach it again.", name=file.name))
+        with media.open(file.digest) as stream:
+            num_bytes = stream.seek(0, 2)
+        clip = file.clip if file.kind == "video" else None
+        crop = file.crop_of if file.kind == "image" else None
+        if crop is not None and not media.is_of(person.owner, crop.digest):
+            crop = None
+        return Attachment(file.digest, file.kind, file.name[:MAX_NAME_CHARS], num_bytes, clip=clip, crop_of=crop)
+
+    def _summary_question(self, person: Person, conversation: Conversation, tree: Tree, settings: Settings) -> Node:
+        """Asks for a summary of a conversation, as a text file with its newest messages: as many as fit.
+
+        Raises:
+            RequestError: there are none, or not even the last one fits.
+        """
+        path, title = tree.path(conversation.head), f"{conversation.title or 'conversation'}.md"
+        if not path:
+            raise RequestError(say("There is nothing to summarise yet."))
+
+        def text_from(start: int) -> str:
+            messages = Tree([replace(path[start], parent=None), *path[start + 1 :]])
+            return export_markdown(messages, path[-1].id, conversation.title)
+
+        def fits(start: int) -> bool:
+            question = _node(None, "user", text=f"{as_context(title, text_from(start))}\n\n{_SUMMARISE}")
+            return self.drafts.fits(Draft(Past(), question, settings))
+
+        start = bisect.bisect_left(range(len(path)), True, key=fits)
+        if start == len(path):
+            raise RequestError(say("Not even the last message fits the context. Start a new chat."))
+        data = text_from(start).encode()
+        digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
+        self._store.media.hold(person.owner, digest)
+        return _node(None, "user", text=_SUMMARISE, attachments=(Attachment(digest, "text", title, num_bytes),))
+
+    def _reply_to(self, question: Node, settings: Settings) -> Node:
+        model, how = self._backend.info, made_with(settings, self._backend.info)
+        return _node(question.id, "assistant", status="running", model=model.name, settings=how)
+
+    def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
+        settings = Settings.kept(conversation.settings)
+        model = self._backend.info
+        messages = prompt_messages(path, self._store.media, settings.system, self._backend.media)
+        request = GenerationRequest(
+            messages,
+            settings.params(model),
+            enable_thinking=settings.enable_thinking(model),
+            conversation=conversation.id,
+            tenant=person.tenant,
+            continue_reply=messages[-1].role == "assistant",
+        )
+        work = self._works[reply.id] = Work(person.owner, reply, tuple(path), request)
+        return work
+
+    async def _offer_larger_context(self, offers: list[dict[str, Any]], num_tokens: int) -> None:
+        """Adds a context of twice what is needed, or the largest that fits the memory, if that is enough."""
+        if self._larger_context is None:
+            return
+        length = await self._larger_context(2 * num_tokens)
+        if length is not None and length - length // 8 >= num_tokens:
+            label = say("Raise the context to {n} tokens", n=length)
+            offers.append({"kind": "context", "label": label, "context_length": length})
+
+    @contextlib.contextmanager
+    def _place(self, person: Person, conversation_id: str | None) -> Iterator[None]:
+        """A place for one more reply, kept while it is being prepared: two requests may come at one time."""
+        mine = [place for owner, place in self._places if owner == person.owner]
+        if conversation_id is not None and (conversation_id in mine or self._replies.of(person.owner, conversation_id)):
+            raise RequestError(say("One answer at a time: wait for it, or press Stop."))
+        if len(mine) + len(self._replies.of(person.owner)) >= person.max_replies:
+            if person.max_replies == 1:
+                raise QueueFullError(say("You already have an answer in progress. Wait for it, or stop it."))
+            raise QueueFullError(
+                say("You already have {n} answers in progress. Wait for one, or stop one.", n=person.max_replies)
+            )
+        place = (person.owner, conversation_id)
+        self._places.append(place)
+        try:
+            yield
+        finally:
+            self._places.remove(place)
+
+
+def _node(parent: str | None, role: Any, node_id: str | None = None, **fields: Any) -> Node:
+    return Node(node_id or new_id(), parent, role, time.time(), **fields)
+
+
+def _title(node: Node) -> str:
+    line = next((line.strip() for line in node.text.splitlines() if line.strip()), "")
+    if not line:
+        line = ", ".join(attachment.name for attachment in node.attachments)
+    return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1].rstrip() + "…"

@@ -1,0 +1,1 @@
+"""Conversations and their media in files: records, the database, archives."""

@@ -1,0 +1,396 @@
+"""Conversations in one ZIP file, to be kept elsewhere and to come back.
+
+    conversations/<id>.json     one for each conversation, with all its branches
+    media/<digest>.<ext>        each file once, named by the SHA-256 of its bytes
+    <title>.md                  the shown branch, for reading; ignored by an import
+
+A JSON file is one object, in UTF-8:
+
+    format      "qwen35mm-conversation"
+    version     2; 1 has no `pinned` and `titled`, no `first`, `edited` and `settings` of messages, no `clip` and
+                `crop_of` of attachments and no `similar_indices` of plans; another version is refused
+    title, created_s, updated_s (seconds since the epoch), settings (an object)
+    pinned, titled (true or false: see `records.Conversation`)
+    head        id of the message that is shown last, or null
+    first       id of the oldest message that prompts still hold, or null for all
+    messages    objects with the fields of `records.Node`, parents by id, in the order in which they came; `attachments`
+                are objects with the fields of `records.Attachment`, `plan` an object with those of `MediaPlan`, or null
+
+No key is left out, and none is added without a new version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import pickle
+import re
+import struct
+import tempfile
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, cast
+
+from pydantic import BaseModel, ValidationError
+
+from qwen35mm.chat.store.markdown import markdown, media_names
+from qwen35mm.chat.store.records import KEPT, Attachment, Conversation, Id, Node, Time, complete, place_of
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tree import Tree
+from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
+from qwen35mm.outside_json import JsonLimitError, load_json
+from qwen35mm_preprocess.say import Said, decimal, said_of, say
+
+MAX_FILES = 20_000
+MAX_JSON_BYTES = 64 << 20
+# The list of 20,000 files takes half of this. zipfile reads the list in one piece.
+_MAX_READ_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
+_MAX_TITLE_BYTES = 150
+
+_FORMAT = "qwen35mm-conversation"
+_VERSION = 2
+_FIRST_VERSION = 1
+_CONVERSATION = re.compile(r"conversations/[0-9a-f]{32}\.json")
+_MEDIA = re.compile(r"media/([0-9a-f]{64})\.[a-z0-9]{1,8}")
+_READABLE = re.compile(r"[^/\\]+\.md")
+_FOLDERS = ("conversations/", "media/")
+_IS_ENCRYPTED = 1
+_WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+# What zipfile raises for damaged archives, and for what it doesn't support.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+    OverflowError,
+    ValueError,
+)
+
+
+class _File(BaseModel):
+    """A JSON file."""
+
+    model_config = KEPT
+
+    format: str
+    version: int
+    title: str
+    created_s: Time
+    updated_s: Time
+    head: Id | None
+    first: Id | None
+    settings: dict[str, Any]
+    pinned: bool = False
+    titled: bool = True
+    messages: list[Node]
+
+
+def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[str], stream: BinaryIO) -> None:
+    """Writes conversations of one owner as an archive; `stream` need not be seekable.
+
+    Raises:
+        NotFoundError: no such conversation.
+        ArchiveError: there would be more files than an import reads.
+        StorageError: a message's file is gone or damaged, or can't be read; the archive can't be written.
+    """
+    names: dict[str, str] = {}
+    titles: dict[str, int] = {}
+    try:
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            for num_conversations, conversation_id in enumerate(dict.fromkeys(conversation_ids)):
+                conversation, tree = store.read(owner, conversation_id)
+                names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
+                if 2 * num_conversations + len(names) + 2 > MAX_FILES:
+                    raise ArchiveError(say("These are too many chats and files for one archive. Export fewer."))
+                archive.writestr(f"conversations/{conversation.id}.json", _to_json(conversation, tree))
+                text = markdown(tree.path(conversation.head), conversation.title, names)
+                archive.writestr(f"{_file_name(conversation.title, titles)}.md", text)
+            for digest, name in names.items():
+                _write_media(store, digest, archive, name)
+    except OSError as error:
+        raise StorageError(say("The archive can't be written: the disk is full or failed.")) from error
+
+
+def import_zip(
+    store: ConversationStore,
+    owner: str,
+    stream: BinaryIO,
+    *,
+    max_bytes: int,
+    max_conversations: int = MAX_FILES,
+    max_json_bytes: int = MAX_JSON_BYTES,
+    admit: Callable[[Attachment], Attachment] = lambda attachment: attachment,
+) -> list[Conversation]:
+    """Adds the conversations of an archive under new ids: all of them, or none after an error.
+
+    A reply that was being written when it was exported is "stopped". Anybody may have made the archive: nothing in it
+    is trusted, and nothing of it is unpacked by its name.
+
+    Args:
+        stream: seekable.
+        max_bytes: how many the archive may have when it is unpacked.
+        max_conversations: how many it may hold.
+        max_json_bytes: how many one conversation may have without its files.
+        admit: a file that is in the store by now, as it may be kept; raises what is wrong with it.
+
+    Raises:
+        MediaError, DocumentError: from `admit`.
+        ArchiveError: the archive is damaged, too large, of another version, or holds what no export writes.
+        StorageError: the disk is full, or can't be written to.
+    """
+    with _damage_in_words(say("The archive")):
+        # The directory is read at once; an explicit close would only close the caller's stream.
+        archive = zipfile.ZipFile(cast(BinaryIO, _Bounded(stream)))
+    conversations, media = _list(archive, max_bytes, max_json_bytes)
+    if len(conversations) > max_conversations:
+        raise ArchiveError(
+            say(
+                "The archive has {n} {n|chat|chats}; there is room for {room} here. Export fewer at a time, "
+                "or delete some that you don't need.",
+                n=len(conversations),
+                room=max_conversations,
+            )
+        )
+    new_digests = [digest for digest in media if digest not in store.media]
+    imported: list[Conversation] = []
+
+    def read() -> Iterator[tuple[Conversation, tuple[Node, ...]]]:
+        unused = dict(media)
+        for entry in conversations:
+            conversation, tree = _read(archive, entry)
+            for attachment in (file for node in tree.nodes.values() for file in node.attachments):
+                unused.pop(attachment.digest, None)
+                file = media.get(attachment.digest)
+                if file is None:
+                    raise ArchiveError(
+                        say("A message's file is missing from the archive: {name}.", name=_shown(attachment.name))
+                    )
+                if file.file_size != attachment.num_bytes:
+                    raise ArchiveError(
+                        say("The file {name} is damaged: its length is wrong.", name=_shown(attachment.name))
+                    )
+            conversation, nodes = _with_new_ids(conversation, tree, admit)
+            imported.append(conversation)
+            yield conversation, nodes
+        for file in unused.values():
+            raise ArchiveError(
+                say("The archive has a file that no message refers to: {name}.", name=_shown(file.filename))
+            )
+
+    try:
+        for digest, entry in media.items():
+            _read_media(archive, digest, entry, store)
+        with _set_aside(read()) as checked:
+            store.insert(owner, ((conversation, Tree(nodes)) for conversation, nodes in checked))
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            store.media.discard(new_digests)
+        raise
+    return imported
+
+
+@contextlib.contextmanager
+def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """All the values again, from the disk: everybody else waits for a transaction, so nothing is parsed in one, and all
+    of them may be more than the memory holds."""
+    with tempfile.TemporaryFile() as file:
+        for value in values:
+            try:
+                pickle.dump(value, file)
+            except OSError as error:
+                raise StorageError(
+                    say("The disk is full or failed, so nothing was imported. Free some space.")
+                ) from error
+        end = file.tell()
+        file.seek(0)
+        # Written above, by nobody else.
+        yield iter(lambda: pickle.load(file) if file.tell() < end else None, None)
+
+
+def _to_json(conversation: Conversation, tree: Tree) -> str:
+    kept = {**vars(conversation), "settings": dict(conversation.settings), "messages": [*tree.nodes.values()]}
+    del kept["id"], kept["unseen"]
+    return _File.model_construct(format=_FORMAT, version=_VERSION, **kept).model_dump_json(indent=1)
+
+
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversation, Tree]:
+    """A conversation with the archive's own ids. Raises ArchiveError."""
+    name = _shown(entry.filename)
+    with _damage_in_words(name), archive.open(entry) as file:
+        # No more than is declared: a size that lies would fill the memory.
+        text = file.read(entry.file_size)
+    try:
+        values = load_json(text, max_bytes=entry.file_size)
+    except JsonLimitError:
+        what = say("{name} in the archive has too many values, or nests them too deeply.", name=name)
+        raise ArchiveError(what) from None
+    except ValueError:
+        raise ArchiveError(say("{name} in the archive isn't a JSON file that was exported here.", name=name)) from None
+    if not isinstance(values, dict) or values.get("format") != _FORMAT:
+        raise ArchiveError(say("{name} in the archive isn't a chat that was exported here.", name=name))
+    version = values.get("version")
+    if version not in (_FIRST_VERSION, _VERSION) or isinstance(version, bool):
+        raise ArchiveError(
+            say(
+                "{name} in the archive is of another version than {first} or {last}. Import it with "
+                "the program that wrote it, or update this one.",
+                name=name,
+                first=_FIRST_VERSION,
+                last=_VERSION,
+            )
+        )
+    if version == _FIRST_VERSION:
+        complete(values)
+    try:
+        read = _File.model_validate_json(text)
+        if read.model_dump(mode="json") != values:
+            raise ConversationDataError(say("A key is missing."))
+        tree = Tree(read.messages)
+        if not {read.head, read.first, *(node.first for node in read.messages)} <= {None, *tree.nodes}:
+            raise ConversationDataError(say("Its head or a first message is missing."))
+    except ValidationError as error:
+        raise ArchiveError(
+            say("{name} in the archive is damaged. Its {place} has the wrong form.", name=name, place=place_of(error))
+        ) from None
+    except ConversationDataError as error:
+        raise ArchiveError(say("{name} in the archive is damaged. {error}", name=name, error=said_of(error))) from None
+    kept = read.model_dump(exclude={"format", "version", "messages"})
+    return Conversation(id="", **kept), tree
+
+
+def _with_new_ids(
+    conversation: Conversation, tree: Tree, admit: Callable[[Attachment], Attachment]
+) -> tuple[Conversation, tuple[Node, ...]]:
+    ids: dict[str | None, str | None] = {None: None, **{identity: new_id() for identity in tree.nodes}}
+
+    def renewed(node: Node) -> Node:
+        status = "stopped" if node.status == "running" else node.status
+        files = tuple(map(admit, node.attachments))
+        places = {"id": ids[node.id], "parent": ids[node.parent], "first": ids[node.first]}
+        return dataclasses.replace(node, **places, status=status, attachments=files)
+
+    head, first = ids[conversation.head], ids[conversation.first]
+    nodes = tuple(map(renewed, tree.nodes.values()))
+    return dataclasses.replace(conversation, id=new_id(), head=head, first=first), nodes
+
+
+def _list(
+    archive: zipfile.ZipFile, max_bytes: int, max_json_bytes: int
+) -> tuple[list[zipfile.ZipInfo], dict[str, zipfile.ZipInfo]]:
+    """The JSON files, and the media by digest, checked by their names and declared sizes.
+
+    Raises:
+        ArchiveError: a foreign name or kind of file, a name twice, more than `max_bytes` unpacked, no conversation.
+    """
+    entries = archive.infolist()
+    if len(entries) > MAX_FILES:
+        raise ArchiveError(say("The archive has {n} files; up to {most} are read.", n=len(entries), most=MAX_FILES))
+    num_bytes = sum(entry.file_size for entry in entries)
+    if num_bytes > max_bytes:
+        raise ArchiveError(
+            say(
+                "The archive has {n} MiB when unpacked; {most} are allowed.",
+                n=decimal(num_bytes / 2**20, 1),
+                most=decimal(max_bytes / 2**20, 1),
+            )
+        )
+    conversations, media, names = [], {}, set()
+    for entry in entries:
+        name = entry.filename
+        if name in names:
+            raise ArchiveError(say("The archive has two files named {name}.", name=_shown(name)))
+        names.add(name)
+        if name in _FOLDERS and entry.file_size == 0:
+            continue
+        if entry.flag_bits & _IS_ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ArchiveError(
+                say("{name} in the archive is encrypted, or compressed in an unsupported way.", name=_shown(name))
+            )
+        if _CONVERSATION.fullmatch(name):
+            if entry.file_size > max_json_bytes:
+                most = max_json_bytes >> 20
+                raise ArchiveError(say("{name} is larger than the limit of {most} MiB.", name=_shown(name), most=most))
+            conversations.append(entry)
+        elif found := _MEDIA.fullmatch(name):
+            if found[1] in media:
+                raise ArchiveError(say("The archive has a media file twice: {name}.", name=_shown(name)))
+            media[found[1]] = entry
+        elif not _READABLE.fullmatch(name):
+            raise ArchiveError(
+                say(
+                    "The archive has an unexpected file: {name}. Choose a ZIP file that was exported here.",
+                    name=_shown(name),
+                )
+            )
+    if not conversations:
+        raise ArchiveError(say("The archive has no chat. Choose a ZIP file that was exported here."))
+    return conversations, media
+
+
+def _read_media(archive: zipfile.ZipFile, digest: str, entry: zipfile.ZipInfo, store: ConversationStore) -> None:
+    name = _shown(entry.filename)
+    with _damage_in_words(name), archive.open(entry) as file:
+        try:
+            store.media.add(cast(BinaryIO, file), max_bytes=entry.file_size, digest=digest)
+        except ConversationDataError:
+            raise ArchiveError(say("{name} in the archive is damaged: its content doesn't match.", name=name)) from None
+
+
+def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile, name: str) -> None:
+    # Pictures and videos are compressed already.
+    entry = zipfile.ZipInfo(name)
+    sha256 = hashlib.sha256()
+    with store.media.open(digest) as file, archive.open(entry, "w", force_zip64=True) as out:
+        while piece := file.read(_PIECE_BYTES):
+            sha256.update(piece)
+            out.write(piece)
+    if sha256.hexdigest() != digest:
+        raise StorageError(say("A stored file is damaged on the disk, so the chat with it can't be exported."))
+
+
+def _file_name(title: str, taken: dict[str, int]) -> str:
+    """A name for a title that every file system takes, and that no other has in this archive."""
+    kept = "".join("_" if unicodedata.category(c)[0] == "C" or c in '<>:"/\\|?*' else c for c in title)
+    name = unicodedata.normalize("NFC", kept).encode("utf-8")[:_MAX_TITLE_BYTES].decode("utf-8", "ignore").strip(" .")
+    name = f"_{name}" if _WINDOWS_DEVICES.fullmatch(name) else name or "Conversation"
+    unique = name
+    while unique.casefold() in taken:
+        taken[name.casefold()] += 1
+        unique = f"{name} ({taken[name.casefold()]})"
+    taken[unique.casefold()] = 1
+    return unique
+
+
+class _Bounded:
+    """A stream that never gives a large piece, so that a list of files can't fill the memory."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size if 0 <= size <= _MAX_READ_BYTES else _MAX_READ_BYTES + 1)
+        if len(data) > _MAX_READ_BYTES:
+            raise ArchiveError(say("The archive's list of files is damaged or too long."))
+        return data
+
+
+def _shown(name: str) -> str:
+    """A name from an archive, fit for a message."""
+    return repr(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
+
+
+@contextlib.contextmanager
+def _damage_in_words(what: Said) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise ArchiveError(say("{what} is damaged, or isn't a ZIP file that was exported here.", what=what)) from error

@@ -1,0 +1,145 @@
+"""Temporary conversations: never stored. Their texts are in this process's memory alone, their files in a folder and
+go with the conversation, and the engine keeps nothing of them on its disk.
+
+One ends when its page says so, and some minutes after its page has fallen silent: a browser that was killed says
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.chat.store.records import DIGEST, Conversation
+from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.tree import Tree
+from qwen35mm.errors import NotFoundError, StorageError
+from qwen35mm.pools import REQUESTS
+
+logger = logging.getLogger(__name__)
+
+# A page is heard of every minute; one in the background a little later.
+SILENCE_S = 300.0
+_PREFIX = "qwen35mm-temporary-"
+# Requests that come before there is a conversation.
+_OF_FILES = frozenset({"preview"})
+_BEGINNINGS = frozenset({"send", "measure", "strip", "example", "crop"})
+
+
+class TemporaryStore(ConversationStore):
+    """Conversations in memory, with their files in a folder that nobody finds again.
+
+    Attributes:
+        owners: of the conversations that haven't ended, by their ids.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, in_memory=True)
+        self.owners: dict[str, str] = {}
+
+    def insert(self, owner: str, conversations: Iterable[tuple[Conversation, Tree]]) -> None:
+        conversations = list(conversations)
+        super().insert(owner, conversations)
+        self.owners.update({conversation.id: owner for conversation, _ in conversations})
+
+    def remove(self, owner: str, conversation_id: str | None) -> None:
+        """Removes a conversation with its files, and with an owner's last one what else is theirs."""
+        with contextlib.suppress(NotFoundError):
+            if conversation_id is not None:
+                self.delete(owner, conversation_id)
+        self.owners.pop(conversation_id or "", None)
+        if owner not in self.owners.values():
+            self.delete_owner(owner)
+        self.purge()
+        self.media.collect_garbage(min_age_s=0.0)
+
+
+class TemporaryChats:
+    """Which temporary conversations there are, and when each ends. Made and used inside the event loop.
+
+    Args:
+        stop: ends a conversation's replies.
+        silence_s: seconds after which a page is gone that says nothing any more.
+    """
+
+    def __init__(self, store: TemporaryStore, stop: Callable[[str, str], Any], *, silence_s: float = SILENCE_S) -> None:
+        self.store = store
+        self._stop = stop
+        self._silence_s = silence_s
+        self._timers: dict[tuple[str, str | None], asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def is_meant(self, owner: str, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether a request is about a temporary conversation, or begins one; its page is there, then."""
+        conversation = arguments.get("conversation")
+        digest = arguments.get("digest")
+        if name in _OF_FILES and isinstance(digest, str) and re.fullmatch(DIGEST, digest):
+            return self.store.media.is_of(owner, digest)
+        mine = isinstance(conversation, str) and self.store.owners.get(conversation) == owner
+        if mine or (name in _BEGINNINGS and arguments.get("temporary") is True):
+            self.heard(owner, conversation if mine else None)
+            return True
+        return False
+
+    def mark(self, owner: str, answer: dict[str, Any]) -> None:
+        """Says of a conversation in an answer that it is temporary; its page is there."""
+        chat = answer.get("chat", answer)
+        if "messages" in chat:
+            chat["temporary"] = True
+            self.heard(owner, chat["id"])
+
+    def heard(self, owner: str, conversation_id: str | None) -> None:
+        """The page of a conversation is there; None for one that is still to begin, and has files perhaps."""
+        key = (owner, conversation_id)
+        if key in self._timers:
+            self._timers[key].cancel()
+        self._timers[key] = asyncio.get_running_loop().call_later(self._silence_s, self._end_soon, *key)
+
+    async def end(self, owner: str, conversation_id: str | None) -> None:
+        """Ends a conversation; nothing is left of it. Nothing happens where it isn't this owner's."""
+        if conversation_id is not None and self.store.owners.get(conversation_id) != owner:
+            return
+        timer = self._timers.pop((owner, conversation_id), None)
+        if timer is not None:
+            timer.cancel()
+        if conversation_id is not None:
+            await self._stop(owner, conversation_id)
+        try:
+            await REQUESTS.run(self.store.remove, owner, conversation_id)
+        except StorageError as error:
+            logger.warning("a temporary conversation could not be removed: %s", error)
+
+    def _end_soon(self, owner: str, conversation_id: str | None) -> None:
+        self._ending.add(task := asyncio.ensure_future(self.end(owner, conversation_id)))
+        task.add_done_callback(self._ending.discard)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that goes with the block; those of processes that were killed before they could remove theirs go now."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        found = re.fullmatch(rf"{_PREFIX}(\d+)-.*", folder.name)
+        if found and not _is_running(int(found[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # there, asking would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

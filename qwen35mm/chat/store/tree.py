@@ -1,0 +1,88 @@
+"""A conversation is a tree of messages with parent pointers: an edit or a new reply is one more child."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from qwen35mm.chat.store.records import Node
+from qwen35mm.errors import ConversationDataError, NotFoundError
+from qwen35mm_preprocess.say import say
+
+
+class Tree:
+    """The messages of one conversation, checked to be a tree (or several: an edited first message is another root).
+
+    Children are ordered by `created_s`; those of one time stay in the order in which they came.
+
+    Raises:
+        ConversationDataError: two messages of one id, a parent that isn't there, or a cycle.
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        by_id: dict[str, Node] = {}
+        for node in nodes:
+            if node.id in by_id:
+                raise ConversationDataError(say("The chat is damaged: two messages have the same id."))
+            by_id[node.id] = node
+        children: dict[str | None, list[Node]] = {None: []}
+        for node in sorted(by_id.values(), key=lambda node: node.created_s):
+            if node.parent is not None and node.parent not in by_id:
+                raise ConversationDataError(say("The chat is damaged: a message's parent is missing."))
+            children.setdefault(node.parent, []).append(node)
+        self._nodes: Mapping[str, Node] = MappingProxyType(by_id)
+        self._children = {parent: tuple(nodes) for parent, nodes in children.items()}
+        if len(self._below(None)) != len(by_id):
+            raise ConversationDataError(say("The chat is damaged: its messages form a loop."))
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """All messages by id, in the order in which they came; read-only."""
+        return self._nodes
+
+    def path(self, leaf_id: str | None) -> tuple[Node, ...]:
+        """The messages from the root to `leaf_id`, which need not be a leaf; none for None."""
+        path = []
+        while leaf_id is not None:
+            node = self._node(leaf_id)
+            path.append(node)
+            leaf_id = node.parent
+        return tuple(reversed(path))
+
+    def children(self, parent_id: str | None) -> tuple[Node, ...]:
+        """The answers to a message, oldest first; the roots for None."""
+        if parent_id is not None:
+            self._node(parent_id)
+        return self._children.get(parent_id, ())
+
+    def siblings(self, node_id: str) -> tuple[Node, ...]:
+        """The children of the same parent, oldest first, the node itself among them."""
+        return self.children(self._node(node_id).parent)
+
+    def newest_leaf(self, node_id: str | None) -> str | None:
+        """The leaf reached by going to the newest child each time; from the newest root for None."""
+        if node_id is not None:
+            self._node(node_id)
+        while children := self._children.get(node_id):
+            node_id = children[-1].id
+        return node_id
+
+    def subtree(self, node_id: str) -> frozenset[str]:
+        """The ids of a message and of everything below it."""
+        self._node(node_id)
+        return frozenset((node_id, *self._below(node_id)))
+
+    def _below(self, parent_id: str | None) -> list[str]:
+        found: list[str] = []
+        open_ids = [parent_id]
+        while open_ids:
+            ids = [node.id for node in self._children.get(open_ids.pop(), ())]
+            found += ids
+            open_ids += ids
+        return found
+
+    def _node(self, node_id: str) -> Node:
+        node = self._nodes.get(node_id)
+        if node is None:
+            raise NotFoundError(say("This message is no longer in the chat."))
+        return node

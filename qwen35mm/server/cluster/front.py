@@ -1,0 +1,203 @@
+"""The one address of several engines: each request is passed on to one of them, and what it answers comes back.
+
+Each engine has the whole application (`create_app`), so that every protocol, error and limit is as on one machine. What
+is done here is what must come before a body is passed on, and what only somebody in front can do: an engine that dies
+before it has said a word is replaced by another one without anybody noticing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, read_bytes
+from qwen35mm.http.errors import HttpError
+from qwen35mm.http.settings import HttpSettings
+from qwen35mm.http.streams import frame, until_the_end, while_connected
+from qwen35mm.pools import PROMPTS
+from qwen35mm.server.anthropic import messages
+from qwen35mm.server.app import answering, limits
+from qwen35mm.server.cluster.calls import AsgiMessage, Call, EngineLostError, scope_of
+from qwen35mm.server.cluster.conversations import addresses_of
+from qwen35mm.server.errors import ApiError, api_error
+from qwen35mm.server.keys import ANYBODY, Keys
+
+# A request at which so many engines died isn't given to another one.
+_MAX_BEGUN = 3
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+# A response that is asked for by its id, and the id of a new one, by which its answer begins.
+_NAMED = re.compile(r"/v1/responses/(resp_[0-9a-f]{32})(?:/.*)?")
+_GOES_ON = re.compile(rb'"previous_response_id"\s*:\s*"resp_')
+_MADE = re.compile(rb'"id":"(resp_[0-9a-f]{32})"')
+_MOST_RESPONSES = 20_000
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .*)")
+
+
+class Cluster(Protocol):
+    """Several engines."""
+
+    def answer(self, call: Call) -> AsyncGenerator[list[AsgiMessage], None]:
+        """What one engine's application answers, several messages at a time. Leaving the iterator calls it off.
+
+        Raises:
+            EngineLostError: the engine has ended.
+        """
+        ...
+
+    async def everywhere(self, call: Call) -> Mapping[str, tuple[int, bytes]]:
+        """What each engine's application answers: status and body, by the engine's name."""
+        ...
+
+
+def create_front(
+    cluster: Cluster,
+    *,
+    keys: Keys | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    max_held_bytes: int = MAX_HELD_BYTES,
+    settings: HttpSettings | None = None,
+    only_this_machine: bool = True,
+) -> Starlette:
+    """The application in front of several engines; arguments are `create_app`'s."""
+    front = _Front(cluster, keys or Keys([]))
+    routes = [
+        Route("/health", answering(front.health)),
+        Route("/metrics", answering(front.metrics)),
+        Route("/{path:path}", answering(front.pass_on), methods=_METHODS),
+    ]
+    return Starlette(
+        routes=routes, middleware=limits(settings or HttpSettings(), only_this_machine, max_body_bytes, max_held_bytes)
+    )
+
+
+class _Front:
+    def __init__(self, cluster: Cluster, keys: Keys) -> None:
+        self._cluster = cluster
+        self._keys = keys
+        # The addresses of what responses answered, by the caller and the id.
+        self._ended: OrderedDict[tuple[str, str], tuple[bytes, ...]] = OrderedDict()
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Those of every engine, told apart by the label `engine`."""
+        self._keys.caller_of(request)
+        answers = await self._cluster.everywhere(Call(scope_of(request)))
+        texts = {engine: body.decode() for engine, (status, body) in answers.items() if status == 200}
+        return Response(labelled(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def pass_on(self, request: Request) -> Response:
+        scope, body, addresses, caller, is_bound = scope_of(request), b"", (), ANYBODY, False
+        if named := _NAMED.fullmatch(request.url.path):
+            # Where responses are in each engine's memory, that one has it.
+            caller = self._keys.caller_of(request)
+            addresses = self._ended.get((caller.name, named[1]), ())
+            is_bound = True
+        elif request.method not in ("GET", "HEAD", "OPTIONS"):
+            caller = self._keys.caller_of(request)
+            body = bytes(await read_bytes(request))
+            addresses = await PROMPTS.run(addresses_of, body, caller.name, self._ended)
+            is_bound = _GOES_ON.search(body) is not None
+            if addresses and request.url.path == "/v1/responses":
+                # Others may have said the same; what is kept of it is where this request goes.
+                addresses += (os.urandom(16),)
+        answer = self._noted(self._answer(Call(scope, body, addresses, is_bound)), caller.name, addresses)
+        try:
+            head = await while_connected(request, anext(answer))
+        except BaseException:
+            await answer.aclose()
+            raise
+        response = StreamingResponse(_body(answer, request), head["status"])
+        response.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]
+        return response
+
+    async def _noted(
+        self, answer: AsyncGenerator[AsgiMessage, None], caller: str, addresses: tuple[bytes, ...]
+    ) -> AsyncGenerator[AsgiMessage, None]:
+        """An answer as it is; if it is a response, what it answered is remembered by its id."""
+        async with contextlib.aclosing(answer):
+            async for message in answer:
+                if addresses and (found := _MADE.search(message.get("body", b""))):
+                    self._ended[caller, found[1].decode()] = addresses
+                    if len(self._ended) > _MOST_RESPONSES:
+                        self._ended.popitem(last=False)
+                    addresses = ()
+                yield message
+
+    async def _answer(self, call: Call) -> AsyncGenerator[AsgiMessage, None]:
+        """What an engine answers: of several, where one dies before the body begins."""
+        for is_last in (*[False] * (_MAX_BEGUN - 1), True):
+            head: AsgiMessage | None = None
+            begun = is_last
+            try:
+                async with contextlib.aclosing(self._cluster.answer(call)) as batches:
+                    async for message in _flat(batches):
+                        if message["type"] == "http.response.start":
+                            head = message
+                            continue
+                        begun = True
+                        if head is not None:
+                            yield head
+                            head = None
+                        yield message
+                return
+            except EngineLostError:
+                if begun:
+                    text = "The machine that answered has ended. Ask again: another one goes on."
+                    raise ApiError(503, text, code="engine_lost", headers={"retry-after": "1"}) from None
+
+
+async def _flat(batches: AsyncIterator[list[AsgiMessage]]) -> AsyncGenerator[AsgiMessage, None]:
+    async for batch in batches:
+        for message in batch:
+            yield message
+
+
+async def _body(answer: AsyncGenerator[AsgiMessage, None], request: Request) -> AsyncGenerator[bytes, None]:
+    num_events = 0
+    async with contextlib.aclosing(answer), contextlib.aclosing(until_the_end(request.scope, answer)) as messages:
+        try:
+            async for message in messages:
+                data = message.get("body", b"")
+                num_events += data.count(b"\n\n")
+                yield data
+        except (ApiError, HttpError) as error:
+            yield _error_frame(api_error(error), request.url.path, num_events)
+
+
+def _error_frame(error: ApiError, path: str, num_events: int) -> bytes:
+    """The last event of a stream, in its protocol's form."""
+    if path.startswith("/v1/messages"):
+        return messages.error_frame(error)
+    if path.startswith("/v1/responses"):
+        told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        return frame({**told, "sequence_number": num_events}, "error")
+    return frame(error.body)
+
+
+def labelled(texts: Mapping[str, str]) -> str:
+    """Prometheus' texts of several engines as one, in which each sample has the label `engine`."""
+    families: dict[str, list[str]] = {}
+    for engine, text in texts.items():
+        heads: list[str] = []
+        name = ""
+        for line in text.splitlines():
+            if line.startswith("#"):
+                name = line.split(" ", 3)[2]
+                heads = families.setdefault(name, [])
+                if line not in heads:
+                    heads.append(line)
+            elif found := _SAMPLE.fullmatch(line):
+                labels = ",".join(filter(None, [found[2], f'engine="{engine}"']))
+                families[name].append(f"{found[1]}{{{labels}}}{found[3]}")
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)

@@ -1,0 +1,1 @@
+"""OpenAI's forms: chat completions, responses, completions and embeddings."""

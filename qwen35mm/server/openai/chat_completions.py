@@ -1,0 +1,150 @@
+"""OpenAI's chat completions: a body as what is asked of the model, and its events as what a client reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from qwen35mm.contract import GenerationRequest
+from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
+from qwen35mm.server import fields
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, told
+from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
+from qwen35mm.server.keys import Caller
+from qwen35mm.server.openai.choices import MAX_CHOICES
+from qwen35mm.server.parts import Parts, Sources
+from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
+
+MAX_MESSAGES = 10_000
+# What clients send with every request though it asks for nothing; any other value is refused by name.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": ("medium",),
+}
+
+
+class StreamOptions(BaseModel):
+    model_config = STRICT
+
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: bool | None = None
+
+
+class Function(BaseModel):
+    model_config = STRICT
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChatCompletionRequest(RequestFields):
+    """The body of POST /v1/chat/completions. What isn't known or can't be done is refused by its name."""
+
+    messages: Annotated[
+        list[Annotated[dict[str, Any], Described(ChatMessage)]], Field(min_length=1, max_length=MAX_MESSAGES)
+    ]
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Annotated[int, told(minimum=1)] | None = None
+    max_tokens: Annotated[int, told(minimum=1)] | None = None
+    response_format: Annotated[dict[str, Any], Described(ResponseFormat)] | None = None
+    tools: Annotated[list[Tool], Field(default_factory=list, max_length=MAX_TOOLS)]
+    tool_choice: ToolChoice = "auto"
+    reasoning_effort: Effort | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def known_fields(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what asks for nothing. Raises ApiError: 400, a field asks for what can't be had here."""
+    return fields.known_fields(body, _NOTHING)
+
+
+async def asked_of(
+    request: ChatCompletionRequest, caller: Caller, backend: ServedBackend, sources: Sources
+) -> GenerationRequest:
+    """What a body asks of the model.
+
+    Raises:
+        ApiError: 400, which field can't be used, and why.
+        PromptError, RequestError: the messages, or the schema, can't be used.
+    """
+    parts = Parts(sources, backend.media, request.mm_processor_kwargs)
+    messages = [
+        await parts.message({**values, "role": _role(values.get("role"))}, f"messages.{at}")
+        for at, values in enumerate(request.messages)
+    ]
+    asked = GenerationRequest(
+        messages,
+        request.params(
+            backend.loaded,
+            max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
+            effort=request.reasoning_effort,
+            json_schema=_schema(request.response_format),
+            logprobs=_num_logprobs(request),
+        ),
+        enable_thinking=request.thinks(request.reasoning_effort),
+        tools=tools_of(request),
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        continue_reply=request.continue_final_message,
+        tenant=tenant_of(caller, request.cache_salt or ""),
+    )
+    await check_constraints(asked, caller, backend)
+    return asked
+
+
+def tools_of(request: ChatCompletionRequest) -> tuple[dict[str, Any], ...]:
+    """The tools that the model is told of, in OpenAI's form: none where it may call none."""
+    if request.tool_choice == "none":
+        return ()
+    return tuple(tool.model_dump(exclude_none=True) for tool in request.tools)
+
+
+def _num_logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.top_logprobs and not request.logprobs:
+        raise ApiError(400, "top_logprobs are told beside logprobs: ask for these, too.", "top_logprobs")
+    return request.top_logprobs if request.logprobs else None
+
+
+def _role(role: Any) -> Any:
+    return "system" if role == "developer" else role
+
+
+def _schema(response_format: dict[str, Any] | None) -> str | None:
+    """The JSON schema, as text, that answers are held to; None for plain text."""
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return '{"type": "object"}'
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return json.dumps(schema)
+    place = "response_format"
+    raise ApiError(400, f'{place} must be {{"type": "text"}}, "json_object" or "json_schema" with a schema.', place)

@@ -1,0 +1,150 @@
+"""Replies as clients of chat completions read them, in one piece or as they are written."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+from qwen35mm.contract import Finished, Result, TokenLogprob, ToolCall
+from qwen35mm.http.streams import frame
+from qwen35mm.server.openai.choices import OfChoice
+from qwen35mm.server.reply import Piece, ReplyReader
+
+
+class Completion:
+    """The answer to one request.
+
+    Args:
+        model: the name that it says.
+        readers: one for each of its replies.
+    """
+
+    def __init__(self, model: str, readers: Sequence[ReplyReader], *, includes_usage: bool = False) -> None:
+        self._choices = [_Choice(index, reader) for index, reader in enumerate(readers)]
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._includes_usage = includes_usage
+
+    def take(self, told: OfChoice) -> Iterable[object]:
+        """Takes the next event in."""
+        return self._choices[told.index].reader.take(told.event)
+
+    def whole(self) -> dict[str, Any]:
+        """All of it, once it is finished."""
+        choices = [choice.whole() for choice in self._choices]
+        head = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+        return head | {"timings": _timings([choice.reader.finished for choice in self._choices])}
+
+    async def frames(self, events: AsyncIterator[OfChoice]) -> AsyncIterator[bytes]:
+        """The server-sent events of a stream."""
+        async for told in events:
+            choice = self._choices[told.index]
+            for part in choice.parts(told):
+                is_last = isinstance(told.event, Finished) and part["finish_reason"]
+                timings = {"timings": _timings([choice.reader.finished])} if is_last else {}
+                yield frame(self._chunk([part]) | timings)
+        if self._includes_usage:
+            yield frame(self._chunk([]) | {"usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk", "choices": choices}
+
+    def _usage(self) -> dict[str, Any]:
+        results = [choice.reader.finished for choice in self._choices]
+        num_prompt, num_generated = results[0].num_prompt_tokens, sum(each.num_generated_tokens for each in results)
+        num_thinking = sum(choice.reader.num_thinking for choice in self._choices)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": results[0].cache.num_cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": num_thinking},
+        }
+
+
+class _Choice:
+    """One reply."""
+
+    def __init__(self, index: int, reader: ReplyReader) -> None:
+        self.reader = reader
+        self._index = index
+        self._has_begun = False
+        self._num_calls = 0
+
+    def whole(self) -> dict[str, Any]:
+        """All of it."""
+        result, calls = self.reader.finished, self.reader.calls
+        message: dict[str, Any] = {"role": "assistant", "content": self.reader.text, "refusal": None}
+        if calls:
+            message |= {"content": self.reader.text or None, "tool_calls": [_call(call) for call in calls]}
+        if result.reasoning:
+            message |= _reasoning(result.reasoning)
+        return {"index": self._index, "message": message, **self._end, "logprobs": self._logprobs(result)}
+
+    def parts(self, told: OfChoice) -> Iterator[dict[str, Any]]:
+        """What a stream says by the next event."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._part({"role": "assistant", "content": ""})
+        for found in self.reader.take(told.event):
+            yield self._part(self._delta(found))
+        if isinstance(told.event, Finished):
+            yield {**self._part({}), **self._end}
+
+    def _delta(self, found: Piece | ToolCall) -> dict[str, Any]:
+        if isinstance(found, ToolCall):
+            self._num_calls += 1
+            return {"tool_calls": [{"index": self._num_calls - 1, **_call(found)}]}
+        return {"content": found.text} if found.kind == "text" else _reasoning(found.text)
+
+    def _part(self, delta: dict[str, Any]) -> dict[str, Any]:
+        logprobs = None if "reasoning" in delta or "role" in delta else self._logprobs()
+        return {"index": self._index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
+
+    @property
+    def _end(self) -> dict[str, Any]:
+        """Why the reply ended; `stop_reason` is vLLM's word for what of the request ended it."""
+        result = self.reader.finished
+        reason = "tool_calls" if self.reader.calls and result.finish_reason == "stop" else result.finish_reason
+        return {"finish_reason": reason, "stop_reason": result.stopped_by}
+
+    def _logprobs(self, result: Result | None = None) -> dict[str, Any] | None:
+        """Those of the tokens that weren't told yet; None for none, where there is no result that has some."""
+        told = self.reader.take_logprobs()
+        if not told and (result is None or result.logprobs is None):
+            return None
+        return {"content": [_logprob(each, with_top=True) for each in told], "refusal": None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _logprob(told: TokenLogprob, *, with_top: bool = False) -> dict[str, Any]:
+    own = {"token": told.text, "logprob": told.logprob, "bytes": list(told.bytes)}
+    return own | {"top_logprobs": [_logprob(each) for each in told.top]} if with_top else own
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _timings(results: Sequence[Result]) -> dict[str, Any]:
+    """As llama-server's. Of several replies to one prompt: the first one's prompt, all tokens, the longest time."""
+    cache, num_tokens = results[0].cache, sum(each.num_generated_tokens for each in results)
+    decode_s = max(each.cache.decode_s for each in results)
+    speed = results[0].decode_tokens_per_s if len(results) == 1 else num_tokens / decode_s if decode_s else None
+    return {
+        "cache_n": cache.num_cached_tokens,
+        "prompt_n": cache.num_prefilled_tokens,
+        "prompt_ms": cache.prefill_s * 1000,
+        "prompt_per_second": cache.num_prefilled_tokens / cache.prefill_s if cache.prefill_s else None,
+        "predicted_n": num_tokens,
+        "predicted_ms": decode_s * 1000,
+        "predicted_per_second": speed,
+    }

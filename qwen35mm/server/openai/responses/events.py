@@ -1,0 +1,234 @@
+"""A response in the making: its items, and the events by which a client follows them."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from qwen35mm.contract import Event, Result, TokenLogprob, ToolCall
+from qwen35mm.http.streams import frame
+from qwen35mm.server.errors import ApiError, api_error
+from qwen35mm.server.openai.responses.items import item_id
+from qwen35mm.server.reply import Piece, ReplyReader
+
+# A response's words for what went wrong; everything else is the server's fault.
+_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+Values = dict[str, Any]
+
+
+class Answer:
+    """One response as a client reads it.
+
+    Args:
+        head: what is the same of the response all the time, its `id` among it.
+        reader: of its reply.
+        node: 32 hex digits, by which it will be kept.
+        summarizes: whether the thinking stands where a client looks for a summary of it.
+        keep: keeps the response at its end; False where that fails. None where it isn't to be kept.
+    """
+
+    def __init__(
+        self,
+        head: Values,
+        reader: ReplyReader,
+        *,
+        node: str,
+        summarizes: bool,
+        keep: Callable[[Values], Awaitable[bool]] | None,
+    ) -> None:
+        self.reader = reader
+        self._head = head
+        self._keep = keep
+        self._output = Output(node, summarizes=summarizes)
+        self._num_events = 0
+
+    def take(self, event: Event) -> Iterator[Values]:
+        """Takes the next event of its reply in, and gives those by which a client follows it."""
+        for found in self.reader.take(event):
+            yield from self._output.take(found, self.reader.take_logprobs())
+
+    async def whole(self) -> Values:
+        """All of it, once its reply is finished; it is kept, then."""
+        for _ in self._output.end(self._status):
+            pass
+        return await self._kept(self._finished())
+
+    async def frames(self, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+        """The server-sent events of a stream."""
+        for name in ("created", "in_progress"):
+            yield self._frame({"type": f"response.{name}", "response": self._response("in_progress", [])})
+        try:
+            async for event in events:
+                for each in self.take(event):
+                    yield self._frame(each)
+        except Exception as error:
+            told = api_error(error)
+            for each in self._output.end("incomplete"):
+                yield self._frame(each)
+            yield self._frame({"type": "error", "code": told.code, "message": told.message, "param": told.param})
+            failed = await self._kept(self._failed(told))
+            yield self._frame({"type": "response.failed", "response": failed})
+            return
+        for each in self._output.end(self._status):
+            yield self._frame(each)
+        response = await self._kept(self._finished())
+        yield self._frame({"type": f"response.{response['status']}", "response": response})
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream that can't go on."""
+        return self._frame({"type": "error", "code": error.code, "message": error.message, "param": error.param})
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self.reader.finished.finish_reason == "stop" else "incomplete"
+
+    def _finished(self) -> Values:
+        status, result, output = self._status, self.reader.finished, self._output
+        if status == "completed":
+            return self._response(status, output.items, completed_at=int(time.time()), usage=self._usage(result))
+        why = {"reason": "max_output_tokens"}
+        return self._response(status, output.items, incomplete_details=why, usage=self._usage(result))
+
+    def _failed(self, error: ApiError) -> Values:
+        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        return self._response("failed", self._output.items, error=told)
+
+    def _response(self, status: str, output: list[Values], **said: Any) -> Values:
+        empty = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        return {**self._head, "status": status, "output": output, **empty, **said}
+
+    async def _kept(self, response: Values) -> Values:
+        is_kept = self._keep is not None and await self._keep(response)
+        return {**response, "store": is_kept}
+
+    def _usage(self, result: Result) -> Values:
+        return {
+            "input_tokens": result.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": result.cache.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": result.num_generated_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reader.num_thinking},
+            "total_tokens": result.num_prompt_tokens + result.num_generated_tokens,
+        }
+
+    def _frame(self, event: Values) -> bytes:
+        self._num_events += 1
+        return frame({**event, "sequence_number": self._num_events - 1}, event["type"])
+
+
+class Output:
+    """The items of a response, and the events by which each comes. What an event holds may still change: write it
+    before the next one is asked for.
+
+    Attributes:
+        items: those that there are so far; the last one may still grow.
+    """
+
+    def __init__(self, node: str, *, summarizes: bool = False) -> None:
+        self.items: list[Values] = []
+        self._node = node
+        self._summarizes = summarizes
+        # What the last item is, while it grows.
+        self._open: str | None = None
+
+    def take(self, found: Piece | ToolCall, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Values]:
+        """The events by which the next of a reply comes.
+
+        Args:
+            logprobs: of its tokens, if they were asked for; those of a call aren't told.
+        """
+        if isinstance(found, ToolCall):
+            yield from self.end()
+            yield from self._call(found)
+            return
+        if self._open != found.kind:
+            yield from self.end()
+            yield from self._begin(found.kind)
+        self._part["text"] += found.text
+        told: Values = {}
+        if found.kind == "text":
+            self._part["logprobs"] += [_logprob(each) for each in logprobs]
+            told["logprobs"] = list(map(_without_bytes, map(_logprob, logprobs)))
+        yield {"type": f"{self._text_event}.delta", **self._place, "delta": found.text, **told}
+
+    def end(self, status: str = "completed") -> Iterator[Values]:
+        """The events by which the item that still grows ends, if there is one."""
+        if self._open is None:
+            return
+        item, part = self.items[-1], self._part
+        told = {"logprobs": list(map(_without_bytes, part["logprobs"]))} if self._open == "text" else {}
+        yield {"type": f"{self._text_event}.done", **self._place, "text": part["text"], **told}
+        yield {"type": f"{self._part_event}.done", **self._place, "part": part}
+        item["status"] = status
+        self._open = None
+        yield self._of_item("done", item)
+
+    def _begin(self, kind: str) -> Iterator[Values]:
+        self._open = kind
+        item: Values
+        if kind == "text":
+            item = {"type": "message", "role": "assistant", "content": []}
+            part: Values = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item = {"type": "reasoning", "summary": []} | ({} if self._summarizes else {"content": []})
+            part = {"type": "summary_text" if self._summarizes else "reasoning_text", "text": ""}
+        yield self._of_item("added", self._new(item))
+        item = self.items[-1]
+        (item["summary"] if self._is_summary else item["content"]).append(part)
+        yield {"type": f"{self._part_event}.added", **self._place, "part": part}
+
+    def _call(self, call: ToolCall) -> Iterator[Values]:
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+        head = {"type": "function_call", "call_id": f"call_{uuid.uuid4().hex[:24]}", "name": call.name}
+        item = self._new({**head, "arguments": ""})
+        yield self._of_item("added", item)
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        yield {"type": "response.function_call_arguments.delta", **place, "delta": arguments}
+        yield {"type": "response.function_call_arguments.done", **place, "arguments": arguments}
+        item |= {"arguments": arguments, "status": "completed"}
+        yield self._of_item("done", item)
+
+    def _new(self, item: Values) -> Values:
+        self.items.append({"id": item_id(item["type"], self._node, len(self.items)), "status": "in_progress", **item})
+        return self.items[-1]
+
+    def _of_item(self, what: str, item: Values) -> Values:
+        return {"type": f"response.output_item.{what}", "output_index": len(self.items) - 1, "item": item}
+
+    @property
+    def _is_summary(self) -> bool:
+        return self._open == "thinking" and self._summarizes
+
+    @property
+    def _part(self) -> Values:
+        item = self.items[-1]
+        return (item["summary"] if self._is_summary else item["content"])[0]
+
+    @property
+    def _place(self) -> Values:
+        index = "summary_index" if self._is_summary else "content_index"
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, index: 0}
+
+    @property
+    def _text_event(self) -> str:
+        if self._open == "text":
+            return "response.output_text"
+        return "response.reasoning_summary_text" if self._summarizes else "response.reasoning_text"
+
+    @property
+    def _part_event(self) -> str:
+        return "response.reasoning_summary_part" if self._is_summary else "response.content_part"
+
+
+def _logprob(told: TokenLogprob) -> Values:
+    own, *top = ({"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)} for each in (told, *told.top))
+    return {**own, "top_logprobs": top}
+
+
+def _without_bytes(told: Values) -> Values:
+    """As deltas have it."""
+    top = [{"token": each["token"], "logprob": each["logprob"]} for each in told["top_logprobs"]]
+    return {"token": told["token"], "logprob": told["logprob"], "top_logprobs": top}

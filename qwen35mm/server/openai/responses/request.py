@@ -1,0 +1,129 @@
+"""A request of the responses API as what is asked of the model."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from qwen35mm.chat.store.store import new_id
+from qwen35mm.contract import GenerationRequest, SamplingParams
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
+from qwen35mm.server.keys import Caller
+from qwen35mm.server.openai.responses.bodies import LOGPROBS, CountRequest, JsonObject, JsonSchema, ResponsesRequest
+from qwen35mm.server.openai.responses.items import Find, Turn, messages_of, read_turn
+from qwen35mm.server.openai.responses.kept import Past
+from qwen35mm.server.parts import Parts, Sources
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a request asks, and how it is kept: the node with its input, and the items in that."""
+
+    node: str
+    turn: Turn
+    asked: GenerationRequest
+
+
+async def question_of(
+    request: CountRequest, past: Past, caller: Caller, backend: ServedBackend, sources: Sources, find: Find
+) -> Question:
+    """What a body asks of the model, after what was said before.
+
+    Raises:
+        ApiError: 400 or 404, which field can't be used, and why.
+        PromptError, RequestError: the messages, or the schema, can't be used.
+    """
+    parts = Parts(sources, backend.media, request.mm_processor_kwargs)
+    node = new_id()
+    turn = await read_turn(request.input, node, parts, find)
+    max_tokens = request.max_output_tokens if isinstance(request, ResponsesRequest) else None
+    params = request.params(
+        backend.loaded,
+        max_tokens=max_tokens,
+        effort=request.effort,
+        json_schema=_schema(request),
+        logprobs=_num_logprobs(request),
+    )
+    is_kept = isinstance(request, ResponsesRequest) and request.store
+    asked = GenerationRequest(
+        messages_of((*past.turns, turn), request.instructions),
+        params,
+        enable_thinking=request.thinks(request.effort),
+        tools=_tools(request),
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        tenant=tenant_of(caller, request.cache_salt or ""),
+        conversation=past.conversation if is_kept else None,
+    )
+    await check_constraints(asked, caller, backend)
+    return Question(node, turn, asked)
+
+
+def head_of(request: ResponsesRequest, node: str, model: str, params: SamplingParams) -> dict[str, Any]:
+    """What a response says all the time of itself and of its request."""
+    text = {} if request.text is None else request.text.model_dump(exclude_none=True, by_alias=True)
+    reasoning = request.reasoning
+    return {
+        "id": f"resp_{node}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": request.effort, "summary": None if reasoning is None else reasoning.asked_summary},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.store,
+        "temperature": params.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
+        "tool_choice": _said(request.tool_choice),
+        "tools": [
+            {"parameters": None, "strict": False, **tool.model_dump(exclude_none=True)} for tool in request.tools
+        ],
+        "top_logprobs": request.top_logprobs,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }
+
+
+def _said(choice: str) -> str | dict[str, str]:
+    return choice if choice in ("auto", "none", "required") else {"type": "function", "name": choice}
+
+
+def _tools(request: CountRequest) -> tuple[dict[str, Any], ...]:
+    """The tools that the model is told of, in the form of chat completions: none where it may call none."""
+    if request.tool_choice == "none":
+        return ()
+    functions = [
+        tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+        for tool in request.tools
+    ]
+    return tuple({"type": "function", "function": function} for function in functions)
+
+
+def _num_logprobs(request: CountRequest) -> int | None:
+    if not isinstance(request, ResponsesRequest) or LOGPROBS not in request.include:
+        if isinstance(request, ResponsesRequest) and request.top_logprobs:
+            message = f"top_logprobs are told beside logprobs: name {LOGPROBS} in include."
+            raise ApiError(400, message, "top_logprobs")
+        return None
+    return request.top_logprobs
+
+
+def _schema(request: CountRequest) -> str | None:
+    match request.text and request.text.format:
+        case JsonObject():
+            return '{"type": "object"}'
+        case JsonSchema(json_schema=schema):
+            return json.dumps(schema)
+    return None

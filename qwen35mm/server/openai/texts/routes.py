@@ -1,0 +1,133 @@
+"""The routes of texts without a template."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from qwen35mm.contract import Event
+from qwen35mm.errors import ContextTooLongError, PromptError
+from qwen35mm.http.streams import frame
+from qwen35mm.server.body import read_body
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.generation import ServedBackend, tenant_of
+from qwen35mm.server.keys import Caller
+from qwen35mm.server.openai.texts import embeddings
+from qwen35mm.server.openai.texts.completions import (
+    Choice,
+    ChoiceReader,
+    CompletionRequest,
+    Completions,
+    choices_of,
+    known_fields,
+)
+from qwen35mm.server.openai.texts.embeddings import EmbeddingRequest, VectorReader, check_dimensions
+from qwen35mm.server.openai.texts.inputs import inputs_of
+from qwen35mm.server.openapi import Route
+
+if TYPE_CHECKING:
+    from qwen35mm.server.app import Api
+
+
+class TextBackend(Protocol):
+    """What reads and goes on with texts; see `qwen35mm.backends.LocalBackend` for what each member means."""
+
+    def stream_prompt(self, prompt: Any, params: Any = None, **options: Any) -> AsyncGenerator[Event, None]: ...
+
+    def stream_score(self, text: Any, **options: Any) -> AsyncGenerator[Event, None]: ...
+
+    def stream_embedding(self, given: Any, **options: Any) -> AsyncGenerator[Event, None]: ...
+
+
+class TextRoutes:
+    """Answers them with one backend."""
+
+    def __init__(self, api: Api, backend: ServedBackend) -> None:
+        self._api = api
+        self._backend = backend
+
+    def routes(self) -> list[Route]:
+        """What it answers."""
+        return [
+            Route("/v1/completions", "POST", self.completions, CompletionRequest),
+            Route("/v1/embeddings", "POST", self.embeddings, EmbeddingRequest),
+        ]
+
+    async def completions(self, request: Request) -> Response:
+        """Go on with texts, without a template; with `echo` and `logprobs`, how likely they are."""
+        caller = self._api.caller(request)
+        body = await read_body(request, CompletionRequest, known_fields)
+        self._api.check_model(body.model)
+        loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
+        readers = [ChoiceReader(choice, loaded.tokenizer) for choice in choices_of(body, loaded)]
+        streams = [self._completion(caller, reader.choice, tenant) for reader in readers]
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        reply = Completions(loaded.name, readers, includes_usage=usage)
+        if body.stream:
+            return await self._api.stream_events(request, _chained(streams), reply.frames, lambda e: frame(e.body))
+        await self._api.read(request, list(zip(streams, readers, strict=True)))
+        return JSONResponse(reply.whole())
+
+    async def embeddings(self, request: Request) -> Response:
+        """Vectors of texts: final hidden states of a chat model, which wasn't trained for it."""
+        caller = self._api.caller(request)
+        body = await read_body(request, EmbeddingRequest, embeddings.known_fields)
+        self._api.check_model(body.model)
+        loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
+        check_dimensions(body.dimensions, loaded.config.text.hidden_size)
+        inputs = inputs_of(body.input, "input")
+        readers = [VectorReader() for _ in inputs]
+        streams = [self._embedding(caller, given, tenant, is_more=at > 0) for at, given in enumerate(inputs)]
+        await self._api.read(request, list(zip(streams, readers, strict=True)))
+        return JSONResponse(embeddings.whole(loaded.name, readers, body.encoding_format))
+
+    def _completion(self, caller: Caller, choice: Choice, tenant: str | None) -> AsyncGenerator[Event, None]:
+        def begin() -> AsyncGenerator[Event, None]:
+            how: dict[str, Any] = {"control_tokens": True, "tenant": tenant}
+            if choice.params is None:
+                return self._texts.stream_score(choice.prompt, num_top=choice.num_top or 0, **how)
+            if choice.echoes and choice.num_top is not None:
+                # All of it is computed, and nobody is known to go on from there.
+                how |= {"prompt_logprobs": choice.num_top, "retain": "shared"}
+            return self._texts.stream_prompt(choice.prompt, choice.params, finds_thinking=False, **how)
+
+        return _about("prompt", self._api.in_turn(caller, begin, is_more=choice.index > 0))
+
+    def _embedding(
+        self, caller: Caller, given: Any, tenant: str | None, *, is_more: bool
+    ) -> AsyncGenerator[Event, None]:
+        def begin() -> AsyncGenerator[Event, None]:
+            return self._texts.stream_embedding(given, tenant=tenant)
+
+        return _about("input", self._api.in_turn(caller, begin, is_more=is_more))
+
+    @property
+    def _texts(self) -> TextBackend:
+        backend: Any = self._backend
+        if not hasattr(backend, "stream_prompt"):
+            raise ApiError(501, "The model that answers here takes conversations only.", code="unsupported")
+        return backend
+
+
+async def _about(field: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """The events; what can't be used is told of this field."""
+    try:
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+    except ContextTooLongError as error:
+        raise ApiError(400, str(error), field, "context_length_exceeded") from None
+    except PromptError as error:
+        raise ApiError(400, str(error), field) from None
+
+
+async def _chained(streams: list[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
+    """One after the other."""
+    for stream in streams:
+        async with contextlib.aclosing(stream) as events:
+            async for event in events:
+                yield event

@@ -54,7 +54,8 @@ class CaptionActor:
 
     async def describe(self) -> dict[str, Any]:
         """The engine's model, as `RayCaptioner` takes it. Raises Qwen35mmError."""
-        return {name: value for name, value in vars(self._captioner).items() if name not in ("backend", "form")}
+        own = vars(self._captioner)
+        return {name: value for name, value in own.items() if name not in ("backend", "form", "num_at_once")}
 
     async def caption(
         self, identity: Mapping[str, Any], request: CaptionRequest, known: Caption | None, judges: bool

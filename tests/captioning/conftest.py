@@ -15,6 +15,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.decoding import child, decoders
 from qwen35mm.decoding.answers import read_here
 from tests.captioning.fake_model import picture
+from tests.cli.conftest import qwen35mm  # noqa: F401 - a fixture
 
 
 @pytest.fixture

@@ -1,17 +1,20 @@
-"""Runs over a local Ray cluster, engines of which are killed on the way."""
+"""Captions from engines on a Ray cluster: with actors in this process, and on real clusters whose engines die."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -27,8 +30,13 @@ from tests.captioning.runs import failures, job, listed, settings, texts
 
 pytest.importorskip("ray")
 
+from ray import cloudpickle
+from ray.exceptions import RayActorError, RayTaskError
+
+from qwen35mm.captioning import ray_cluster
 from qwen35mm.captioning.ray_cluster import open_cluster
 from tests.children import ROOT, environment
+from tests.cli.conftest import Run
 
 NUM_ITEMS = 40
 # Ray, and two processes with a model, take half a minute to start.
@@ -44,6 +52,87 @@ def media(tmp_path: Path) -> Path:
     for seed in range(NUM_ITEMS):
         picture(seed).save(folder / f"{seed:02}.png")
     return folder
+
+
+def sent(value: Any) -> Any:
+    """It, as another process would get it."""
+    return cloudpickle.loads(cloudpickle.dumps(value))  # pyright: ignore[reportPrivateImportUsage]
+
+
+@dataclass
+class LocalActor:
+    """What Ray makes of a class, in this process; arguments and answers are pickled as between two."""
+
+    actor: Any
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            try:
+                answer = await getattr(self.actor, name)(*sent(arguments))
+            except Exception as error:
+                raise RayTaskError(name, f"{type(error).__name__}: {error}", error) from error
+            return sent(answer)
+
+        return SimpleNamespace(remote=lambda *arguments: asyncio.ensure_future(call(*arguments)))
+
+    def close(self) -> None:
+        made = vars(self.actor)
+        if "_captioner" in made:
+            made["_captioner"].backend.close()
+        if "_workers" in made:
+            made["_workers"].close()
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalActor]]:
+    """The actors of a cluster without processes of its own, in the order that they are made."""
+    made: list[LocalActor] = []
+
+    def remote(kind: Callable[..., Any]) -> Any:
+        def make(*arguments: Any) -> LocalActor:
+            made.append(LocalActor(kind(*sent(arguments))))
+            return made[-1]
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
+
+    monkeypatch.setattr(ray_cluster, "connect", lambda address: [{"CPU": 2.0}])
+    monkeypatch.setattr(ray_cluster, "ray", SimpleNamespace(remote=remote, shutdown=lambda: None))
+    yield made
+    for actor in made:
+        actor.close()
+
+
+def test_engines_of_a_cluster_write_the_same_captions(tmp_path: Path, qwen35mm: Run, actors: list[LocalActor]) -> None:
+    for seed in range(3):
+        picture(seed).save(tmp_path / f"{seed}.png")
+    command = ("caption", tmp_path, "--preset", "plain", "--max-tokens", "8", "--slots", "1", "--media-workers", "1")
+    done = qwen35mm(*command, "--ray", "local", "--ray-actors", "2")
+    assert done.returncode == 0, done.stderr
+    assert "3 done" in done.stderr
+    assert len(actors) == 2
+    on_cluster = texts(tmp_path)
+    # They are the same work: a run without Ray has nothing to do, and writes the same where it may.
+    assert "0 done, 3 skipped" in qwen35mm(*command).stderr
+    (tmp_path / "0.txt").unlink()
+    assert qwen35mm(*command, "--state-dir", tmp_path / "other").returncode == 0
+    assert texts(tmp_path) == on_cluster
+
+
+def test_what_a_cluster_cannot_do_is_said(
+    tmp_path: Path, qwen35mm: Run, actors: list[LocalActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture(0).save(tmp_path / "0.png")
+    command = ("caption", tmp_path, "--preset", "plain", "--ray", "local", "--ray-actors", "1")
+    done = qwen35mm(*command, "--model", "/nowhere")
+    assert (done.returncode, "There is no folder '/nowhere'" in done.stderr) == (1, True), done.stderr
+
+    async def die(*_: object) -> None:
+        raise RayActorError
+
+    monkeypatch.setattr(ray_cluster.CaptionActor, "caption", die)
+    monkeypatch.setattr(ray_cluster, "RayActorError", RayTaskError)
+    qwen35mm(*command)
+    assert [each["kind"] for each in failures(tmp_path)] == ["worker"]
 
 
 class DeadlyBackend(LocalBackend):

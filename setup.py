@@ -2,14 +2,21 @@
 
 They are plain C functions on pointers, so that pip's isolated build needs a C++ compiler and nothing of PyTorch. Where
 there is no compiler, or it doesn't know an instruction set, that library is left out and torch does its work.
+A wheel has the libraries of all instruction sets. A build in the sources' own folder (`pip install -e .`, or `build_ext
+--inplace`) has the one that this processor would load; with QWEN35MM_INSTRUCTION_SETS=all it has all of them, too.
 Everything else about the package is in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import copy
+import ctypes
+import functools
+import os
 import platform
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -32,7 +39,46 @@ INSTRUCTION_SETS = {
 INSTRUCTION_SETS |= {"AMD64": INSTRUCTION_SETS["x86_64"], "arm64": INSTRUCTION_SETS["aarch64"]}
 
 
+def sets_of_this_processor() -> list[str]:
+    """The instruction set whose library this processor would load, or all where the system doesn't list what it has."""
+    names = list(INSTRUCTION_SETS.get(platform.machine(), {}))
+    if platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists():
+        return names
+    # Linux writes avx512_vnni and the compiler -mavx512vnni.
+    words = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
+    if not _may_use_amx():
+        words.discard("amxtile")
+    return [
+        name
+        for name, flags in INSTRUCTION_SETS["x86_64"].items()
+        if words.issuperset(flag[2:].replace("-", "") for flag in flags)
+    ][-1:]
+
+
+def _may_use_amx() -> bool:
+    """Whether Linux lets a process use AMX's tiles: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+
+
+def compile_in_threads(compiler: Any, sources: list[str], **options: Any) -> list[str]:
+    """What `compiler.compile` does, one source a thread."""
+    with ThreadPool() as pool:
+        made = pool.map(lambda source: compiler.compile([source], **options), sources, chunksize=1)
+    return [path for paths in made for path in paths]
+
+
 class BuildLibraries(build_ext):
+    def run(self) -> None:
+        if self.inplace and os.environ.get("QWEN35MM_INSTRUCTION_SETS") != "all":
+            wanted = sets_of_this_processor()
+            for ext in list(self.extensions):
+                name = ext.name.rpartition(".")[2]
+                if name not in wanted:
+                    self.extensions.remove(ext)
+                    # It may be there, made from older sources.
+                    (NATIVE / f"{name}.so").unlink(missing_ok=True)
+        super().run()
+
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []  # These are loaded with ctypes: there is no PyInit to export.
 
@@ -44,11 +90,9 @@ class BuildLibraries(build_ext):
         # The same sources, several libraries: each has object files of its own.
         one = copy.copy(self)
         one.build_temp = str(Path(self.build_temp) / ext.name.rpartition(".")[2])
+        one.compiler = copy.copy(self.compiler)
+        one.compiler.compile = functools.partial(compile_in_threads, self.compiler)
         super(BuildLibraries, one).build_extension(ext)
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.parallel = self.parallel or True
 
 
 class PlatformWheel(bdist_wheel):

@@ -19,7 +19,7 @@ from qwen35mm.option_values import parse_logins, parse_size, with_options
 from qwen35mm.settings import ModelOptions, PageOptions
 from qwen35mm_preprocess import MediaBudget
 
-# Every setting but `no_disk_cache`, as a person writes it and as it arrives.
+# Settings of each kind, as a person writes them and as they arrive; cli/test_options.py has all.
 MODEL: dict[str, tuple[str, Any]] = {
     "model": ("m", "m"),
     "dtype": ("float32", "float32"),

@@ -34,10 +34,10 @@ CLANG_FORMAT := $(PY) -c "from clang_format import clang_format; clang_format()"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-gpu test-space pytest lint format type pyright tsc scripts bench docs clean
+.PHONY: help chat ask test test-quick test-slow test-emulated test-gpu test-space pytest lint format type pyright tsc scripts bench docs clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  Options: MODEL=folder-or-hub-id  PORT=7860  ARGS='more flags'  PYTHON=python3.12"
 
 $(PY):
@@ -83,8 +83,13 @@ pytest: $(STAMP)
 test-quick:  ## rules, types, the page's scripts, and what takes about a minute: for while you work
 	@$(MAKE) --no-print-directory test TESTS="$(QUICK)"
 
-test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
-	$(PY) -m pytest -m 'not gpu' --hypothesis-profile=thorough $(ARGS)
+# Hypothesis marks its tests itself.
+test-slow: $(STAMP)  ## the long tests that `make test` leaves out, and properties with many examples
+	$(PY) -m pytest -n $(WORKERS) -m '(slow or hypothesis) and not emulated and not gpu' --hypothesis-profile=thorough \
+	  $(TESTS) $(ARGS)
+
+test-emulated: $(STAMP)  ## the kernels in all cases, as cards and other processors would run them
+	$(PY) -m pytest -n $(WORKERS) -m 'emulated and not gpu' tests/kernels $(ARGS)
 
 # 3 GB from PyPI. Once made, it is made again when requirements.txt changes.
 $(SPACE_VENV)/.installed: requirements.txt

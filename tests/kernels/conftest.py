@@ -1,5 +1,6 @@
 """Each kernel test runs by every backend: torch, each compiled library that this processor runs, Triton's interpreter,
-and compiled on a card with `make test-gpu`. `make test-slow` adds the libraries of other processors, emulated.
+and compiled on a card with `make test-gpu`. `make test-emulated` adds the libraries of other processors, emulated, and
+all cases of Triton's interpreter.
 
 Buffers are poisoned: what a kernel doesn't write is NaN, never a lucky zero.
 """
@@ -23,7 +24,7 @@ from tests.kernels.compare import LENGTHS, Backend
 from tests.kernels.native import emulated
 
 NATIVE = tuple(library.usable_libraries())
-EMULATED = tuple(pytest.param(name, marks=pytest.mark.slow) for name in emulated.FLAGS)
+EMULATED = tuple(pytest.param(name, marks=pytest.mark.emulated) for name in emulated.FLAGS)
 TRITON = ("interpreted", pytest.param("cuda", marks=pytest.mark.gpu))
 # Backends of which `make test` runs one case of so many.
 SPARSE = {"interpreted": 5} | dict.fromkeys(NATIVE[1:], 3)
@@ -97,8 +98,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Interpreted is every fifth, and compiled for lesser processors than this one every third: dtypes and lengths take
     turns. The longest length is interpreted in none: it is for what torch does in blocks, and no kernel has a branch
-    for it. The others are slow: `make test-slow` runs all, and a card what is interpreted here, which takes a thousand
-    times what torch does.
+    for it. `make test-emulated` runs the others, and a card what is interpreted here, which takes a thousand times what
+    torch does.
     """
     counts = Counter[tuple[str, str]]()
     for item in items:
@@ -109,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in SPARSE.keys() & parts:
             is_long = name == "interpreted" and str(LENGTHS[-1]) in parts
             if is_long or counts[test, name] % SPARSE[name]:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.emulated)
             counts[test, name] += not is_long
 
 

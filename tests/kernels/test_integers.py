@@ -21,7 +21,7 @@ FORMATS = ((8, 32, False), (4, 32, False), (4, 128, True), (4, 32, True), (8, 16
 SHAPES = ((21, 272), (5, 1040))
 # A few of them in `make test`.
 CASES = [
-    pytest.param(*case, marks=[pytest.mark.slow] if index % 65 else [])
+    pytest.param(*case, marks=[pytest.mark.emulated] if index % 65 else [])
     for index, case in enumerate(itertools.product(ROWS, SHAPES, FORMATS, DTYPES))
 ]
 

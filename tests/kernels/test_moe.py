@@ -54,7 +54,7 @@ def test_experts_in_tiles(num_tokens: int, dtype: torch.dtype, triton_backend: B
     triton_backend.check("moe_experts", *make(num_tokens, dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 def test_experts_at_real_dims(backend: Backend) -> None:
     backend.check("moe_experts", *make(2, torch.bfloat16, hidden=2048, width=512, experts=2, top_k=1))
 

@@ -203,13 +203,13 @@ def check_real_vocabulary(backend: Backend, rows: SamplingRows) -> None:
     assert torch.equal(backend.run("sample", logits, rows, *seen, banned), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 def test_the_real_vocabulary_in_the_default_blocks(kernel_backend: Backend) -> None:
     rows = make_rows(2, temperature=[1.0, 0.8], top_k=[20, 0], top_p=[0.95, 1.0])
     check_real_vocabulary(kernel_backend, rows)
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 def test_the_real_vocabulary_where_candidates_run_short(kernel_backend: Backend) -> None:
     rows = make_rows(3, temperature=[2.0, 3.0], top_k=[0, 5000, 0], top_p=[0.9, 0.99])
     check_real_vocabulary(kernel_backend, rows)

@@ -17,7 +17,7 @@ from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.moe import _DEFAULTS
 from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.emulated
 
 CARDS = (80, 90, 100)
 CONSUMER_SHARED_BYTES = 99 << 10

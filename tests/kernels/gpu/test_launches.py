@@ -71,7 +71,7 @@ def test_every_kernel_is_launched_by_the_engine() -> None:
     assert by_the_engine == kernels_of_the_package()
 
 
-@pytest.mark.parametrize("size", [pytest.param("0.8B", marks=pytest.mark.slow), "35B-A3B"])
+@pytest.mark.parametrize("size", [pytest.param("0.8B", marks=pytest.mark.emulated), "35B-A3B"])
 def test_no_length_and_no_batch_is_compiled_for_by_itself(size: str) -> None:
     """A compiler that runs in the middle of a chat is seconds of silence; and other code may round otherwise."""
     for names in (
@@ -85,7 +85,7 @@ def test_no_length_and_no_batch_is_compiled_for_by_itself(size: str) -> None:
             assert variants == first
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(("size", "dtype"), MODELS)
 def test_everything_that_the_engine_launches_compiles(size: str, dtype: str, capability: int) -> None:
@@ -98,7 +98,7 @@ def test_everything_that_the_engine_launches_compiles(size: str, dtype: str, cap
             assert compiled.spilled_bytes <= 16, variant
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype"),

@@ -13,7 +13,7 @@ from tests.kernels.native.emulated import SOURCES
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("flags", [[], ["-march=armv8.2-a+dotprod"]], ids=["neon", "neon_dotprod"])
 def test_products(flags: list[str], tmp_path: Path) -> None:
     if not (shutil.which(COMPILER) and shutil.which(EMULATOR)):

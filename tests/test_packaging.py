@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from qwen35mm_kernels.cpu.native.library import NEEDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -156,6 +159,21 @@ def test_make_and_the_classifiers_allow_the_pythons_that_are_required() -> None:
     allowed = [f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in SpecifierSet(PROJECT["requires-python"])]
     assert [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3" in line] == allowed
     assert f"(3, {allowed[0][2:]}) <= sys.version_info[:2] <= (3, {allowed[-1][2:]})" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("best", ["amx", "avx512_bf16", "avx512", "avx2"])
+def test_a_checkout_compiles_the_library_that_its_processor_loads(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setuptools", "77")
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr(Path, "read_text", lambda path: f"flags\t\t: fpu sse2 {' '.join(NEEDS[best])}\nbugs\t\t:\n")
+    program = runpy.run_path(str(ROOT / "setup.py"))
+    functions = program["sets_of_this_processor"].__globals__
+    monkeypatch.setitem(functions, "_may_use_amx", lambda: True)
+    assert program["sets_of_this_processor"]() == [best]
+    monkeypatch.setitem(functions, "_may_use_amx", lambda: False)
+    assert program["sets_of_this_processor"]() == ["avx512_bf16" if best == "amx" else best]
 
 
 def names(lines: list[str]) -> set[str]:

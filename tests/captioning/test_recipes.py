@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.assets import asset_path
+from qwen35mm.captioning.job import Job
 from tests.backends.remote.server import running_server
 from tests.children import ROOT
+from tests.cli.conftest import Run
 from tests.forked import run
 
 TEXT = (ROOT / "docs" / "captions.md").read_text("utf-8")
@@ -49,6 +52,22 @@ def test_there_are_recipes() -> None:
     assert len(RECIPES) >= 12
     told = TEXT.split("## Recipes")[1].split("## Sources")[0]
     assert len(RECIPES) == told.count("```") / 2, "each block is one that is run"
+
+
+def test_the_command_takes_each_recipe(place: Path, qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is checked before a model is loaded."""
+    monkeypatch.chdir(place)
+    jobs: list[Job] = []
+
+    async def begin(job: Job, *_: object) -> int:
+        jobs.append(job)
+        return 0
+
+    monkeypatch.setattr(importlib.import_module("qwen35mm.cli.caption"), "_caption", begin)
+    for recipe in RECIPES:
+        done = qwen35mm(*shlex.split(recipe)[1:])
+        assert done.returncode == 0, f"{recipe}: {done.stderr}"
+    assert len(jobs) == len(RECIPES)
 
 
 @pytest.mark.slow

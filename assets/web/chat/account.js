@@ -5,7 +5,7 @@
 import { browserStorage } from "../compose/drafts.js";
 import { Problem, postTo } from "../shared/api.js";
 import { ask, h, iconButton } from "../shared/dom.js";
-import { endSession, GUEST, keepSession, PERSON, SESSION } from "../shared/session.js";
+import { endSession, GUEST, keepSession, otherTabs, PERSON, SESSION } from "../shared/session.js";
 import { t } from "../shared/words.js";
 import { askToLogIn } from "./login.js";
 
@@ -17,7 +17,7 @@ export function keepFor(/** @type {Account | null} */ account) {
   const storage = browserStorage();
   if (!account || !storage) return;
   // Other tabs of the browser log out along with one.
-  new BroadcastChannel(PERSON).addEventListener("message", () => location.reload());
+  otherTabs().addEventListener("message", () => location.reload());
   const before = storage.getItem(PERSON);
   if (before && before !== account.name) forgetAll();
   if (account.name) storage.setItem(PERSON, account.name);
@@ -56,7 +56,7 @@ async function logOut(/** @type {boolean} */ everywhere) {
   await postTo("logout", { everywhere });
   forgetAll();
   endSession();
-  new BroadcastChannel(PERSON).postMessage(null);
+  otherTabs().postMessage(null);
   location.reload();
 }
 

@@ -4,13 +4,19 @@
 import { browserStorage } from "../compose/drafts.js";
 
 export const SESSION = "qwen35mm-session";
-/** The channel on which tabs tell each other that somebody else is there. */
+/** Names who is logged in: what the browser keeps under it, and the channel of its tabs. */
 export const PERSON = "qwen35mm-person";
 /** The key of a guest who has logged in, for when they log out. */
 export const GUEST = "qwen35mm-guest";
 const NOBODY = { key: "1", ticket: "" };
 /** Of a page whose browser keeps nothing. @type {{ key: string, ticket: string }} */
 let session = NOBODY;
+
+/** @type {BroadcastChannel | undefined} */
+let tabs;
+
+/** How the browser's tabs tell each other that somebody else is there. One a page: a page doesn't hear itself. */
+export const otherTabs = () => (tabs ??= new BroadcastChannel(PERSON));
 
 /** Takes the key and the ticket for files that the program has given. */
 export function keepSession(/** @type {{ key: string | null, ticket: string | null }} */ { key, ticket }) {
@@ -29,7 +35,7 @@ export function logInAs(/** @type {{ key: string, ticket: string }} */ person) {
   if (before && !storage?.getItem(GUEST)) storage?.setItem(GUEST, before);
   keepSession(person);
   // Other tabs of the browser are this person's now.
-  new BroadcastChannel(PERSON).postMessage(null);
+  otherTabs().postMessage(null);
   return Boolean(storage);
 }
 

@@ -58,7 +58,7 @@ def test_an_answer_can_be_stopped_before_there_is_news_of_it(open_page: OpenPage
     page, other = open_page(), open_page()
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")
-    other.page.route("**/call/watch", lambda route: None)
+    other.page.route("**/watch", lambda route: None)
     other.page.reload()
     other.chats.locator("a").click()
     expect(other.answers.locator(".answer")).to_contain_text("word word")

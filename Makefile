@@ -89,7 +89,7 @@ test-slow: $(STAMP)  ## the long tests that `make test` leaves out, and properti
 	  $(TESTS) $(ARGS)
 
 test-emulated: $(STAMP)  ## the kernels in all cases, as cards and other processors would run them
-	$(PY) -m pytest -n $(WORKERS) -m 'emulated and not gpu' tests/kernels $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) -m 'emulated and not gpu' $(TESTS) $(ARGS)
 
 # 3 GB from PyPI. Once made, it is made again when requirements.txt changes.
 $(SPACE_VENV)/.installed: requirements.txt

@@ -22,7 +22,7 @@ TINY = Shapes("tiny", 64, 4, 2, 4, k_heads=2, gdn_dim=16, head_dim=32, rotary_di
 LAUNCH_MS, KERNEL_MS = 3.0, 0.25
 
 
-@pytest.mark.parametrize(("ops", "size"), [(cpu, 3), pytest.param(gpu, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ops", "size"), [(cpu, 3), pytest.param(gpu, 3, marks=pytest.mark.emulated)])
 @pytest.mark.parametrize("operation", sorted({*reference.__all__} - {"moe_route", "vision_attention"}))
 def test_a_case_computes_what_its_reference_does(operation: str, ops: Any, size: int) -> None:
     torch.manual_seed(0)

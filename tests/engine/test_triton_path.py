@@ -81,11 +81,11 @@ def requests(spec: TinySpec) -> list[Request]:
     ("spec", "kv_dtype", "slots"),
     [
         (DENSE, "auto", 3),
-        pytest.param(MOE, "auto", 3, marks=pytest.mark.slow),
-        pytest.param(DENSE, "auto", 1, marks=pytest.mark.slow),
-        pytest.param(MOE, "auto", 1, marks=pytest.mark.slow),
-        pytest.param(DENSE, "k=int8,v=int4", 3, marks=pytest.mark.slow),
-        pytest.param(DENSE, "k=fp8,v=fp8_e5m2", 1, marks=pytest.mark.slow),
+        pytest.param(MOE, "auto", 3, marks=pytest.mark.emulated),
+        pytest.param(DENSE, "auto", 1, marks=pytest.mark.emulated),
+        pytest.param(MOE, "auto", 1, marks=pytest.mark.emulated),
+        pytest.param(DENSE, "k=int8,v=int4", 3, marks=pytest.mark.emulated),
+        pytest.param(DENSE, "k=fp8,v=fp8_e5m2", 1, marks=pytest.mark.emulated),
     ],
     ids=lambda value: value.name if isinstance(value, TinySpec) else str(value),
 )
@@ -106,7 +106,7 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
 
 @pytest.mark.parametrize(
     ("weights", "num_requests"),
-    [("int4", 1), *(pytest.param(each, 3, marks=pytest.mark.slow) for each in ("int4", "int8"))],
+    [("int4", 1), *(pytest.param(each, 3, marks=pytest.mark.emulated) for each in ("int4", "int8"))],
 )
 def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
     weights: str, num_requests: int, monkeypatch: pytest.MonkeyPatch

@@ -338,6 +338,8 @@ def test_a_class_says_what_a_tool_takes(client: openai.OpenAI) -> None:
     # What the client parsed can be sent back as it is.
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Shown."}
     # The demo model has never seen a result, and would go on to the end of the context.
-    told = ask(client, [{"role": "user", "content": "Hello"}, *parsed.output, result], tools=[tool], max_output_tokens=3)
+    told = ask(
+        client, [{"role": "user", "content": "Hello"}, *parsed.output, result], tools=[tool], max_output_tokens=3
+    )
     assert parsed.usage is not None
     assert told.usage.input_tokens > parsed.usage.input_tokens

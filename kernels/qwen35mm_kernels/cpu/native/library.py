@@ -101,8 +101,9 @@ def find_library() -> Library | None:
     if wanted:
         raise RuntimeError(f"{ENVIRONMENT} asks for '{wanted}', and here are {usable_libraries() or 'none'}.")
     logger.warning(
-        "The compiled part for this CPU (%s) isn't there, so that torch computes: a half of the speed or less, and "
-        "int8 and int4 weights slower than bfloat16. Install a C++ compiler (g++ or clang++) and qwen35mm again.",
+        "There are no compiled operations for this CPU (%s): torch computes, at half the speed or less, and int8 and "
+        "int4 weights are slower than bfloat16. Install a C++ compiler (g++ or clang++) and then qwen35mm again. A "
+        "checkout from another machine needs the same: it has the operations for that machine's CPU.",
         platform.machine(),
     )
     return None

@@ -84,7 +84,7 @@ def small_cases(kernel: str) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize(
-    "kernel", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SPACES]
+    "kernel", [name if name in QUICK else pytest.param(name, marks=pytest.mark.emulated) for name in SPACES]
 )
 @torch.inference_mode()
 def test_every_cut_gives_the_right_result(kernel: str) -> None:
@@ -110,7 +110,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, cache: Path, capability: int) -> 
     return compiler_processes(capability, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     key, good, bad = ("rms_norm", "D1024"), Config({"BLOCK_ROWS": 4}, 8, 1), Config({"BLOCK_ROWS": 3}, 8, 1)
     with compiling(monkeypatch, tmp_path, 90) as pool:
@@ -123,7 +123,7 @@ def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(list(tmp_path.rglob("_rms_norm_kernel.cubin"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_candidate_compiles(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failures = []

@@ -54,7 +54,9 @@ def read_names(function: Any) -> set[str]:
     read = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for each in inspect.signature(function, eval_str=True).parameters.values():
         if isinstance(each.annotation, type) and dataclasses.is_dataclass(each.annotation):
-            read |= {name for source in SOURCES for name in read_of_group(source, each.annotation.__name__)}
+            found = {name for source in SOURCES for name in read_of_group(source, each.annotation.__name__)}
+            # `values()` reads a group as a whole.
+            read |= {field.name for field in dataclasses.fields(each.annotation)} if "values" in found else found
     return read
 
 
@@ -69,12 +71,17 @@ def read_of_group(source: str, group: str) -> set[str]:
             holders.append((node, "self"))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = [each for each in (*node.args.args, *node.args.kwonlyargs) if each.annotation is not None]
-            holders += [(node, each.arg) for each in given if ast.unparse(each.annotation or node) == group]
+            holders += [
+                (node, each.arg)
+                for each in given
+                if ast.unparse(each.annotation or node).removesuffix(" | None") == group
+            ]
     return {
         node.attr
         for holder, name in holders
         for node in ast.walk(holder)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+        # `options.name`, and `(options or Options()).name`.
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).partition(" or ")[0] == name
     }
 
 

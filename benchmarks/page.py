@@ -24,9 +24,9 @@ import psutil
 from playwright.sync_api import expect
 
 from benchmarks.frame import Sample, Spread, parse, parser, report
-from qwen35mm.chat.records import Conversation, Node
-from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Tree
+from qwen35mm.chat.store.records import Conversation, Node
+from qwen35mm.chat.store.store import ConversationStore, new_id
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.contract import Event, Finished, GenerationRequest, TextDelta
 from tests.chat.fake_backend import MARKDOWN, FakeBackend, make_result
 from tests.web.browser import ChatPage, open_browser

@@ -42,7 +42,7 @@ class Decoding:
         sizes = {"num_slots": 1, "num_tokens": num_places, "dtype": model.dtype, "device": model.layer_devices}
         pools = CachePools(config, **sizes, kv_formats=formats)
         self._cache: SequenceCache = pools.new_sequence()
-        past = max(context - EngineSettings().piece_tokens_on(model.device), 0)
+        past = max(context - EngineSettings().chunk_tokens_on(model.device), 0)
         self._cache.prepare(past)
         for pair in pools.kv.layers.values():
             for rows, format in zip(pair, formats, strict=True):

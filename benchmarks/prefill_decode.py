@@ -34,7 +34,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.settings import piece_tokens_at
+from qwen35mm.engine.settings import chunk_tokens_at
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import load
@@ -54,7 +54,7 @@ class Ours:
         self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device, weights=weights)
         self.model, self._config = loaded.model, loaded.config
-        self._piece_tokens = EngineSettings().piece_tokens_on(self.model.device)
+        self._piece_tokens = EngineSettings().chunk_tokens_on(self.model.device)
         num_slots = max(arguments.slots)
         most = max(*arguments.lengths, SLOT_TOKENS) + self._num_decoded
         num_tokens = most + num_slots * (SLOT_TOKENS + self._num_decoded + DEFAULT_BLOCK_SIZE)
@@ -83,7 +83,7 @@ class Ours:
         positions = torch.arange(len(token_ids)).expand(3, -1)
         token_ids, positions = token_ids.to(self.model.device), positions.to(self.model.device)
         while cache.length < len(token_ids):
-            stop = cache.length + piece_tokens_at(cache.length, self._piece_tokens, self.model.device)
+            stop = cache.length + chunk_tokens_at(cache.length, self._piece_tokens, self.model.device)
             ids, places = token_ids[cache.length : stop], positions[:, cache.length : stop]
             cache.prepare(len(ids))
             hidden = self.model(prefill_batch(cache, self.model.embed_tokens(ids), places))

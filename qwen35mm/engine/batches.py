@@ -1,4 +1,4 @@
-"""Batches for the model, from sequences' caches: a piece of a prompt, or a step of several replies."""
+"""Batches for the model, from sequences' caches: a chunk of a prompt, or a step of several replies."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Commits:
             self._end(key)
 
     def step(self) -> None:
-        """Does one piece of the first commit in line. A failure ends it, and nothing else."""
+        """Does one piece of the first commit in the queue. A failure ends it, and nothing else."""
         key, prefill = next(iter(self._pending.items()))
         try:
             prefill.step()

@@ -1,7 +1,7 @@
 """The engine: requests in, events out, one bounded piece of work per `step()`.
 
 It is synchronous, knows no threads and does no input or output; what must be read or written is handed to a reader and
-a writer. A step runs at most one piece of one prompt (some vision layers, or one piece of prefill), then one token of
+a writer. A step runs at most one piece of one prompt (some vision layers, or one chunk of prefill), then one token of
 every running reply. While a prompt waits for a file the next one is begun. History commits are computed when nothing
 else is to do.
 """
@@ -249,7 +249,7 @@ class Engine:
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
 
     def _run_prefill(self, reply: Reply) -> list[StepOutput]:
-        """One piece of the prompt in hand; its reply begins when that was the last."""
+        """One chunk of the prompt in hand; its reply begins when that was the last."""
         try:
             outputs = [StepOutput(reply.request.id, progress) for progress in reply.prefill.step()]
             if reply.prefill.done:

@@ -64,15 +64,15 @@ def plan_engine(
 def work_bytes(
     config: ModelConfig, dtype: torch.dtype, settings: EngineSettings, budget: MediaBudget, device: torch.device
 ) -> int:
-    """Bytes that a step computes with at most: the largest piece of a prompt or unit of a medium, and logits.
+    """Bytes that a step computes with at most: the largest chunk of a prompt or unit of a medium, and logits.
 
     One prompt at a time is computed. What decoding a medium's file takes isn't in it: that is up to the file.
     """
     rows = settings.slots
     # What a sampler knows of each slot's tokens, and which can't be chosen.
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
-    piece = prefill_bytes(config, dtype, settings.piece_tokens_on(device))
-    return max(piece, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
+    chunk = prefill_bytes(config, dtype, settings.chunk_tokens_on(device))
+    return max(chunk, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
 
 
 def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:

@@ -21,7 +21,7 @@ from qwen35mm.engine.batches import prefill_batch, upload
 from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.engine.settings import piece_tokens_at
+from qwen35mm.engine.settings import chunk_tokens_at
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnits, encode, needed_units, place
 from qwen35mm_preprocess import PreparedMedia
 
@@ -78,7 +78,7 @@ class Prefill:
         return self.start.sequence
 
     def step(self) -> list[Progress]:
-        """Does a bounded piece of work: some vision layers, or one piece of the prompt; [] where it waits for a file.
+        """Does a bounded piece of work: some vision layers, or one chunk of the prompt; [] where it waits for a file.
 
         Raises:
             OutOfBlocksError: no room now; the same step may be tried again.
@@ -151,7 +151,7 @@ class Prefill:
         missing = [unit for unit in units.values() if unit.address not in features]
         self._num_cached_units, self._num_encoded_units = len(units) - len(missing), len(missing)
         features |= yield from self._encode(missing, self._worth_keeping(units))
-        yield from self._run_pieces(start, units, features, num_seen)
+        yield from self._run_chunks(start, units, features, num_seen)
         self.done = True
         # Where nothing was left to run, this is the step's end.
         yield None
@@ -237,7 +237,7 @@ class Prefill:
         yield Progress("read", indices.index(media_index), len(indices))
         return (yield from self._result(future))
 
-    def _run_pieces(
+    def _run_chunks(
         self, start: Start, units: VisionUnits, features: dict[bytes, torch.Tensor], num_seen: int
     ) -> Work[None]:
         """Runs what is left of the prompt.
@@ -254,7 +254,7 @@ class Prefill:
             for span in prompt.spans
             if (unit := units.get((span.media_index, span.unit_index // UNIT_TEMPORAL_PATCHES))) is not None
         }
-        for begin, stop, segment_index in self._pieces(start.num_segments):
+        for begin, stop, segment_index in self._chunks(start.num_segments):
             yield from self._with_room(lambda size=stop - begin: cache.prepare(size))
             embeds = model.embed_tokens(token_ids[begin:stop])
             place(prompt, units, features, embeds, begin)
@@ -275,14 +275,14 @@ class Prefill:
             del embeds, hidden
             yield Progress("prefill", stop, num_tokens)
 
-    def _pieces(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:
+    def _chunks(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:
         """What is left to run behind the first segments: (start, stop, the segment that ends there, if one does)."""
         segments = list(enumerate(self._chain.segments))[num_segments:]
         bounds: list[tuple[int, int, int | None]] = [(each.start, each.stop, index) for index, each in segments]
         if self._prompt.tail_start < self._stop:
             bounds.append((self._prompt.tail_start, self._stop, None))
         for start, stop, index in bounds:
-            size = piece_tokens_at(start, self._runtime.piece_tokens, self._runtime.model.device)
+            size = chunk_tokens_at(start, self._runtime.chunk_tokens, self._runtime.model.device)
             for at in range(start, stop, size):
                 yield at, min(at + size, stop), index if at + size >= stop else None
 

@@ -65,7 +65,7 @@ class PromptReader:
         self._sum: torch.Tensor | None = None
 
     def take(self, hidden: torch.Tensor, begin: int) -> Iterator[None]:
-        """Takes the final hidden states [N, hidden] of the tokens from `begin` on, in bounded pieces of work."""
+        """Takes the final hidden states [N, hidden] of the tokens from `begin` on, in bounded chunks of work."""
         foretells = self._reading.what in ("logprobs", "states")
         stop = min(begin + len(hidden), len(self._token_ids) - foretells)
         rows = hidden[max(self.first_row - begin, 0) : stop - begin]

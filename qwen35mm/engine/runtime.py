@@ -82,7 +82,7 @@ class Runtime:
         config, model = loaded.config, loaded.model
         self.loaded, self.model = loaded, model
         self.context_length = settings.context_length_of(config.text)
-        self.piece_tokens = settings.piece_tokens_on(model.device)
+        self.chunk_tokens = settings.chunk_tokens_on(model.device)
         self.slots = settings.slots
         self.reuse, self.cache_settings = cache.reuse, cache
         self.reader = reader
@@ -120,7 +120,7 @@ class Runtime:
         if cache.directory is not None and cache.reuse:
             # Opened before the weights are hashed: where it can't be used, that is told at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
-            self.root = _root(loaded, self.piece_tokens, self.pools.kv.formats, cache)
+            self.root = _root(loaded, self.chunk_tokens, self.pools.kv.formats, cache)
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
             self.pools,
@@ -176,7 +176,7 @@ class Runtime:
         }
 
 
-def _root(loaded: LoadedModel, piece_tokens: int, kv_formats: KVFormats, cache: CacheSettings) -> bytes:
+def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: CacheSettings) -> bytes:
     """What decides the bits of a cached segment, apart from its tokens."""
     model = loaded.model
     assert cache.directory is not None
@@ -186,7 +186,7 @@ def _root(loaded: LoadedModel, piece_tokens: int, kv_formats: KVFormats, cache: 
             "weights_format": loaded.weights,
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
-            "piece_tokens": piece_tokens,
+            "chunk_tokens": chunk_tokens,
             "kv": [format.name for format in kv_formats],
             "kept_states": cache.kept_states,
             "rope": asdict(loaded.config.text.rope),

@@ -11,12 +11,12 @@ from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess.say import say
 
 DEFAULT_CONTEXT_LENGTH = 32_768
-CPU_PIECE_TOKENS = 512
-GPU_PIECE_TOKENS = 2048
-# From there on attention takes a CPU, with the 0.8B, longer than all else: pieces shrink as the tokens before them
+CPU_CHUNK_TOKENS = 512
+GPU_CHUNK_TOKENS = 2048
+# From there on attention takes a CPU, with the 0.8B, longer than all else: chunks shrink as the tokens before them
 # grow, so that attention in one step never takes longer than it does there.
 CPU_DEEP_TOKENS = 32_768
-CPU_LEAST_PIECE_TOKENS = 64
+CPU_LEAST_CHUNK_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class EngineSettings:
 
     Attributes:
         context_length: most tokens of a prompt and its reply; None takes the checkpoint's limit, at most 32,768.
-        piece_tokens: most prompt tokens of one step; None takes 512 on a CPU and 2,048 on a GPU. It decides where
+        chunk_tokens: most prompt tokens of one step; None takes 512 on a CPU and 2,048 on a GPU. It decides where
             products are cut, so another value is another cache. A CPU takes half of them behind 32,768 tokens, a
-            quarter behind 65,536, and so on (see `piece_tokens_at`).
+            quarter behind 65,536, and so on (see `chunk_tokens_at`).
         slots: requests that are computed at the same time.
         max_waiting: requests that may wait before further ones are refused.
         batch_invariant: whether a reply has the same bits whatever is decoded beside it. It costs a GPU little, where
@@ -36,15 +36,15 @@ class EngineSettings:
     """
 
     context_length: int | None = None
-    piece_tokens: int | None = None
+    chunk_tokens: int | None = None
     slots: int = 4
     max_waiting: int = 16
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("context_length", "piece_tokens", "slots", "max_waiting"):
+        for name in ("context_length", "chunk_tokens", "slots", "max_waiting"):
             value = getattr(self, name)
-            may_be_none = name in ("context_length", "piece_tokens")
+            may_be_none = name in ("context_length", "chunk_tokens")
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not (is_count or (value is None and may_be_none)):
                 raise ConfigError(f"{name} must be a whole number, 1 or more; got {value!r}.")
@@ -87,17 +87,17 @@ class EngineSettings:
             )
         return context_length
 
-    def piece_tokens_on(self, device: torch.device) -> int:
+    def chunk_tokens_on(self, device: torch.device) -> int:
         """Most prompt tokens of one step on a device."""
-        return self.piece_tokens or (GPU_PIECE_TOKENS if device.type == "cuda" else CPU_PIECE_TOKENS)
+        return self.chunk_tokens or (GPU_CHUNK_TOKENS if device.type == "cuda" else CPU_CHUNK_TOKENS)
 
 
-def piece_tokens_at(start: int, most: int, device: torch.device) -> int:
+def chunk_tokens_at(start: int, most: int, device: torch.device) -> int:
     """Prompt tokens of one step in a segment that begins behind `start` tokens, `most` of them at the prompt's start.
 
-    It depends on the prompt alone: other pieces would have other bits.
+    It depends on the prompt alone: other chunks would have other bits.
     """
     size = most
-    while device.type == "cpu" and size * start > most * CPU_DEEP_TOKENS and size // 2 >= CPU_LEAST_PIECE_TOKENS:
+    while device.type == "cpu" and size * start > most * CPU_DEEP_TOKENS and size // 2 >= CPU_LEAST_CHUNK_TOKENS:
         size //= 2
     return size

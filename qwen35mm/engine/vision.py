@@ -94,7 +94,7 @@ def encode(tower: VisionTower, unit: VisionUnit, medium: PreparedMedia) -> Itera
 def place(
     prompt: Prompt, units: VisionUnits, features: Mapping[bytes, torch.Tensor], embeds: torch.Tensor, start: int
 ) -> None:
-    """Writes units' features over the placeholders' embeddings of a piece.
+    """Writes units' features over the placeholders' embeddings of a chunk.
 
     Args:
         features: by the units' address.

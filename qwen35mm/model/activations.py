@@ -15,11 +15,11 @@ _INT64 = 8
 
 
 def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> int:
-    """Bytes of one piece of a prompt at its largest moment.
+    """Bytes of one chunk of a prompt at its largest moment.
 
     Args:
         dtype: of activations.
-        num_tokens: of the piece.
+        num_tokens: of the chunk.
     """
     text, item = config.text, dtype.itemsize
     # The stream, what the layer before adds, and its norm live as long as the layer.

@@ -27,7 +27,7 @@ _WHOLE = ["DecoderLayer", "VisionTower"]
 _ORDER = ("visual", "embedding", "lm_head", "layers", "norm")
 # A part of a card's free memory that several cards' weights leave for states, keys and values.
 _CACHE_SHARE = 8
-# Kernels, CUDA's own context and a first piece of prefill need some of it, whatever the model.
+# Kernels, CUDA's own context and a first chunk of prefill need some of it, whatever the model.
 RESERVE_BYTES = 1 << 30
 # What torch's message says of the size that it couldn't get, and where.
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (GiB|MiB|KiB|bytes)")

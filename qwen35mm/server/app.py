@@ -30,7 +30,6 @@ from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Caller, Keys
-from qwen35mm.server.line import FairLine
 from qwen35mm.server.metrics import Metrics
 from qwen35mm.server.openai import chat_completions
 from qwen35mm.server.openai.choices import OfChoice, events_of_choices
@@ -40,6 +39,7 @@ from qwen35mm.server.openai.responses.routes import ResponsesRoutes
 from qwen35mm.server.openai.texts.routes import TextRoutes
 from qwen35mm.server.openapi import Handler, Route, add_routes
 from qwen35mm.server.parts import Sources
+from qwen35mm.server.queue import FairQueue
 from qwen35mm.server.reply import ReplyReader
 from qwen35mm.server.streams import first_of, read_ahead
 
@@ -106,7 +106,7 @@ def create_app(
         openapi_url=None,
     )
     sources = sources or Sources()
-    api = Api(backend, keys or Keys([]), sources, FairLine(num_places, max_waiting), names)
+    api = Api(backend, keys or Keys([]), sources, FairQueue(num_places, max_waiting), names)
     responses = ResponsesRoutes(api, backend, sources, kept or KeptResponses.in_memory())
     texts = TextRoutes(api, backend)
     app.add_exception_handler(Exception, answer_error)
@@ -136,7 +136,7 @@ class Api:
     """What is asked over HTTP, answered by one backend."""
 
     def __init__(
-        self, backend: ServedBackend, keys: Keys, sources: Sources, line: FairLine, names: Sequence[str] = ()
+        self, backend: ServedBackend, keys: Keys, sources: Sources, line: FairQueue, names: Sequence[str] = ()
     ) -> None:
         self._backend = backend
         self._keys = keys

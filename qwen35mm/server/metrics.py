@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from qwen35mm.contract import Event, Finished, PromptRead, Result
 from qwen35mm.server.generation import ServedBackend
-from qwen35mm.server.line import FairLine
+from qwen35mm.server.queue import FairQueue
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -21,7 +21,7 @@ class Metrics:
         registry: what is shown; apart from every other of the process.
     """
 
-    def __init__(self, backend: ServedBackend, line: FairLine) -> None:
+    def __init__(self, backend: ServedBackend, line: FairQueue) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter("qwen35mm_requests", "Requests by their end.", ["end"], registry=registry)
         self._prompt = Counter("qwen35mm_prompt_tokens", "Tokens of prompts.", ["source"], registry=registry)

@@ -59,7 +59,7 @@ class Conversation:
         """Brings a prompt into the caches."""
         parts: dict[str, Any] = {
             **{"root": b"0" * 32, "reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
-            **{"model": Identity(), "piece_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
+            **{"model": Identity(), "chunk_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
         }
         runtime: Any = SimpleNamespace(**parts)
         work = Prefill(runtime, CachedPrompt(prompt))

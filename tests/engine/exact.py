@@ -59,7 +59,7 @@ MODELS = ((DENSE, "float32"), (MOE, "bfloat16"))
 MIN_SEGMENT = 32
 CONTEXT = 1024
 # Several segments and pieces in a conversation of a few hundred tokens.
-SETTINGS = EngineSettings(context_length=CONTEXT, piece_tokens=64, slots=3, batch_invariant=True)
+SETTINGS = EngineSettings(context_length=CONTEXT, chunk_tokens=64, slots=3, batch_invariant=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
 _VOCABULARY = ("red", "green", "blue", "square", "circle", "star", "left", "right", "above", "below", "many", "few")

@@ -39,7 +39,7 @@ from tests.engine.seen import counting, seen
 
 BLOCK = 8
 CONTEXT = 240
-SETTINGS = EngineSettings(context_length=CONTEXT, piece_tokens=16, slots=3, max_waiting=4, batch_invariant=True)
+SETTINGS = EngineSettings(context_length=CONTEXT, chunk_tokens=16, slots=3, max_waiting=4, batch_invariant=True)
 LONGEST_REPLY = 14
 # No request takes longer than this once everything else stands still.
 PATIENCE = 300

@@ -115,5 +115,5 @@ def check(result: Result, schema: dict[str, Any]) -> bool:
 
 
 def engine_of(loaded: LoadedModel, **options: Any) -> Engine:
-    settings = EngineSettings(**{"context_length": 512, "piece_tokens": 64, "slots": 4, **options})
+    settings = EngineSettings(**{"context_length": 512, "chunk_tokens": 64, "slots": 4, **options})
     return Engine(loaded, settings, cache_settings(loaded))

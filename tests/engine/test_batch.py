@@ -66,7 +66,7 @@ def test_slots_bound_how_many_run(loaded: LoadedModel, make_request: MakeRequest
 def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
     loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(loaded, EngineSettings(piece_tokens=64))
+    engine = Engine(loaded, EngineSettings(chunk_tokens=64))
     first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=40))
     engine.add(first)
     while not engine._decoder.running:
@@ -114,7 +114,7 @@ def test_vision_layers_stop_running_replies_for_one_step_at_most(
 @pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
 def test_a_request_ends_at_its_deadline(loaded: LoadedModel, make_request: MakeRequest, phase: str) -> None:
     now = [0.0]
-    engine = Engine(loaded, EngineSettings(slots=1, piece_tokens=16), clock=lambda: now[0])
+    engine = Engine(loaded, EngineSettings(slots=1, chunk_tokens=16), clock=lambda: now[0])
     other = make_request(Text("hello"), params=LONG)
     if phase == "waiting":
         engine.add(other)

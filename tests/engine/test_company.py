@@ -32,7 +32,7 @@ from tests.engine.exact import (
 
 BLOCK = 8
 CONTEXT = 128
-SETTINGS = EngineSettings(context_length=CONTEXT, piece_tokens=16, slots=3, batch_invariant=True)
+SETTINGS = EngineSettings(context_length=CONTEXT, chunk_tokens=16, slots=3, batch_invariant=True)
 
 
 @pytest.fixture(params=MODELS, ids=[f"{spec.name}-{dtype}" for spec, dtype in MODELS])
@@ -105,7 +105,7 @@ def test_replies_that_made_room_for_others_equal_cold(loaded: LoadedModel, chat:
 
 def test_a_prompt_that_has_to_begin_again_equals_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
     """It gives its blocks to the only reply that runs, once that has none left to grow into."""
-    settings = replace(SETTINGS, piece_tokens=1)
+    settings = replace(SETTINGS, chunk_tokens=1)
     engine = Engine(loaded, settings, cache_settings(loaded, num_tokens=CONTEXT))
     running = ask(chat, words("long answer", count=8), max_tokens=90)
     second = ask(chat, words("a long question", count=26), max_tokens=4)

@@ -82,7 +82,7 @@ def test_what_a_request_held_is_free_when_it_is_over(
     cancelled_after: int | None,
 ) -> None:
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
-    assert_free_at_the_end(Engine(loaded, EngineSettings(piece_tokens=32)), make_request, cancelled_after)
+    assert_free_at_the_end(Engine(loaded, EngineSettings(chunk_tokens=32)), make_request, cancelled_after)
 
 
 @pytest.mark.parametrize("error", [OutOfBlocksError("full"), KeyError("bug")])
@@ -142,13 +142,13 @@ def assert_free_at_the_end(engine: Engine, make_request: MakeRequest, cancelled_
         gc.enable()
 
 
-@pytest.mark.parametrize("piece_tokens", [7, 512])
-def test_pieces_do_not_change_the_reply(loaded: LoadedModel, make_request: MakeRequest, piece_tokens: int) -> None:
+@pytest.mark.parametrize("chunk_tokens", [7, 512])
+def test_pieces_do_not_change_the_reply(loaded: LoadedModel, make_request: MakeRequest, chunk_tokens: int) -> None:
     request = make_request(Image(noise(1)), Text("What is this, and where?"))
-    engine = Engine(loaded, EngineSettings(piece_tokens=piece_tokens))
+    engine = Engine(loaded, EngineSettings(chunk_tokens=chunk_tokens))
     outputs = run(engine, request)
     num_pieces = sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs)
-    assert num_pieces == -(-len(request.prompt.token_ids) // piece_tokens)
+    assert num_pieces == -(-len(request.prompt.token_ids) // chunk_tokens)
     whole = make_request(Image(noise(1)), Text("What is this, and where?"))
     reference = Engine(loaded)
     expected = finished(run(reference, whole), whole).result.token_ids
@@ -189,7 +189,7 @@ def test_a_prompt_goes_to_the_device_once(
     loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploads = watch(monkeypatch, prefill, "upload")
-    engine = Engine(loaded, EngineSettings(piece_tokens=7))
+    engine = Engine(loaded, EngineSettings(chunk_tokens=7))
     engine.add(make_request(Image(noise(0)), Text("What is this, and where?")))
     outputs = run(engine)
     assert sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs) > 3
@@ -199,7 +199,7 @@ def test_a_prompt_goes_to_the_device_once(
 def test_embeddings_leave_the_device_once_the_first_token_is_told(
     loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(loaded, EngineSettings(piece_tokens=16))
+    engine = Engine(loaded, EngineSettings(chunk_tokens=16))
     engine.add(make_request(Image(noise(0)), Text("What is this?")))
     offloads = watch(monkeypatch, VisionCache, "offload")
     engine.step()
@@ -225,7 +225,7 @@ def test_cancelling_takes_effect_before_the_next_step(
     loaded: LoadedModel, make_request: MakeRequest, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", 1)
-    engine = Engine(loaded, EngineSettings(piece_tokens=16))
+    engine = Engine(loaded, EngineSettings(chunk_tokens=16))
     request = make_request(
         Image(noise(0)), Text("What is this?"), params=SamplingParams(temperature=0.0, max_tokens=50)
     )
@@ -339,7 +339,7 @@ def test_a_thinking_budget_is_carried_out(loaded: LoadedModel, make_request: Mak
     assert result.text
 
 
-@pytest.mark.parametrize("bad", [{"context_length": 0}, {"piece_tokens": 0}, {"max_waiting": 0}])
+@pytest.mark.parametrize("bad", [{"context_length": 0}, {"chunk_tokens": 0}, {"max_waiting": 0}])
 def test_bad_settings_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         EngineSettings(**bad)
@@ -347,5 +347,5 @@ def test_bad_settings_are_named(bad: dict[str, Any]) -> None:
 
 def test_pieces_are_larger_on_a_gpu() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert (EngineSettings().piece_tokens_on(cpu), EngineSettings().piece_tokens_on(gpu)) == (512, 2048)
-    assert EngineSettings(piece_tokens=64).piece_tokens_on(gpu) == 64
+    assert (EngineSettings().chunk_tokens_on(cpu), EngineSettings().chunk_tokens_on(gpu)) == (512, 2048)
+    assert EngineSettings(chunk_tokens=64).chunk_tokens_on(gpu) == 64

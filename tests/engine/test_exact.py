@@ -18,7 +18,7 @@ from qwen35mm.cache.prefix_cache import PrefixCache
 from qwen35mm.cache.segment_index import CachedSegment
 from qwen35mm.contract import Image, Message, Video
 from qwen35mm.engine import Engine, Request
-from qwen35mm.engine.settings import piece_tokens_at
+from qwen35mm.engine.settings import chunk_tokens_at
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt.segments import cut_segments
 from tests.engine.exact import (
@@ -108,10 +108,10 @@ def test_warm_from_memory_equals_cold(loaded: LoadedModel, chat: Chat) -> None:
 def test_pieces_that_shrink_with_their_depth_equal_cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engine.exact._cold", {})  # what others have computed, and may use, is of other pieces
     monkeypatch.setattr("qwen35mm.engine.settings.CPU_DEEP_TOKENS", 128)
-    monkeypatch.setattr("qwen35mm.engine.settings.CPU_LEAST_PIECE_TOKENS", 8)
+    monkeypatch.setattr("qwen35mm.engine.settings.CPU_LEAST_CHUNK_TOKENS", 8)
     loaded = chat_model(*MODELS[0])
     stops = [0, 64, 128, 129, 256, 257, 512, 1025, 10**6]
-    assert [piece_tokens_at(stop, 64, loaded.model.device) for stop in stops] == [64, 64, 64, 32, 32, 16, 16, 8, 8]
+    assert [chunk_tokens_at(stop, 64, loaded.model.device) for stop in stops] == [64, 64, 64, 32, 32, 16, 16, 8, 8]
     answers = converse(Engine(loaded, SETTINGS, cache_settings(loaded)), Chat(loaded), six_turns(video=False))
     assert all(answer.result.cache.num_cached_tokens > 128 for answer in answers[2:])
 

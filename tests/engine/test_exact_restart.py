@@ -116,8 +116,8 @@ def test_what_was_kept_with_other_settings_is_not_taken_and_told(tmp_path: Path)
     loaded = chat_model(DENSE)
     request = Chat(loaded).request([user(words("question", count=80))])
     reports = []
-    for piece_tokens in (64, 32, 64):
-        settings = replace(SETTINGS, piece_tokens=piece_tokens)
+    for chunk_tokens in (64, 32, 64):
+        settings = replace(SETTINGS, chunk_tokens=chunk_tokens)
         engine = Engine(loaded, settings, cache_settings(loaded, directory=tmp_path))
         (answer,) = serve(engine, request)
         engine.flush()

@@ -45,7 +45,7 @@ from tests.engine.exact import (
 )
 
 PIECE = 48
-SETTINGS = EngineSettings(context_length=2048, piece_tokens=PIECE, slots=2)
+SETTINGS = EngineSettings(context_length=2048, chunk_tokens=PIECE, slots=2)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=16)
 SYSTEM = Message("system", (Text(words("system", count=30)),))
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]

@@ -90,7 +90,7 @@ def test_pixels_activations_and_features_leave_as_soon_as_they_are_used(
     prepared = [medium for medium in request.media if isinstance(medium, PreparedMedia)]
     media = tuple(DeferredMedia(medium.plan, functools.partial(load, medium)) for medium in prepared)
     first, second = request.prompt.spans
-    engine = Engine(loaded, EngineSettings(piece_tokens=8), CacheSettings(reuse=False))
+    engine = Engine(loaded, EngineSettings(chunk_tokens=8), CacheSettings(reuse=False))
     engine.add(replace(request, media=media))
     gc.collect()
     gc.disable()

@@ -21,7 +21,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.errors import ConfigError, QueueFullError
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Keys
-from qwen35mm.server.line import FairLine
+from qwen35mm.server.queue import FairQueue
 from tests.server.conftest import PATIENCE_S, Endless, serving
 
 FIRST, SECOND = "first-key-of-sixteen", "second-key-of-sixteen"
@@ -134,7 +134,7 @@ def test_a_full_line_says_when_to_come_again(endless: Endless) -> None:
 
 
 async def test_callers_take_turns() -> None:
-    line = FairLine(num_places=1, max_waiting=8)
+    line = FairQueue(num_places=1, max_waiting=8)
     order: list[str] = []
 
     async def ask(caller: str) -> None:

@@ -22,8 +22,8 @@ from qwen35mm.contract import (
     TextDelta,
 )
 from qwen35mm.server.app import create_app
-from qwen35mm.server.line import FairLine
 from qwen35mm.server.openai.choices import OfChoice, events_of_choices
+from qwen35mm.server.queue import FairQueue
 from tests.server.conftest import PATIENCE_S, sample, serving
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -148,7 +148,7 @@ async def test_one_that_fails_ends_the_others() -> None:
 
 async def test_choices_take_turns_with_others_and_are_let_in_together() -> None:
     """One place: another caller's request comes between two choices, and a full line refuses none of them."""
-    line, order = FairLine(1, max_waiting=1), []
+    line, order = FairQueue(1, max_waiting=1), []
 
     async def answer(one: GenerationRequest, is_more: bool) -> AsyncGenerator[Event, None]:
         async with line.place("", may_be_refused=not is_more):

@@ -1,4 +1,4 @@
-"""The line in front of the engine: each caller in turn, so that nobody's many requests hold up another's one."""
+"""The queue in front of the engine: each caller in turn, so that nobody's many requests hold up another's one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from qwen35mm.errors import QueueFullError
 
 
-class FairLine:
+class FairQueue:
     """Lets a number of requests through at one time; of those that wait, one of each caller in turn.
 
     Args:

@@ -57,7 +57,7 @@ $(CHAT_STAMP): $(SOURCES) | $(PY)
 
 # The tests run every instruction set that this processor has.
 $(STAMP): $(SOURCES) | $(PY)
-	@echo "Setting up (once): downloads the packages for tests, training and Ray, then compiles for all processors."
+	@echo "Setting up (once): downloads the packages for tests and Ray, then compiles for all processors."
 	QWEN35MM_INSTRUCTION_SETS=all $(PIP_INSTALL) -e '.[dev]'
 	@touch $(CHAT_STAMP) $@
 
@@ -133,7 +133,11 @@ bench: $(STAMP)  ## prefill and decode speed, us, transformers and the machine's
 	$(PY) -m benchmarks.prefill_decode --model build/random-0.8B --peer transformers $(ARGS)
 
 # Copied as they lie in the repository, so that their links hold; a broken one ends the build.
-docs: $(STAMP)  ## the documents as a searchable site in build/site
+$(VENV)/.installed-docs: docs/requirements.txt | $(PY)
+	$(PIP_INSTALL) -r docs/requirements.txt
+	@touch $@
+
+docs: $(VENV)/.installed-docs  ## the documents as a searchable site in build/site
 	rm -rf build/site-source && mkdir -p build/site-source/assets/demo
 	cp -r README.md CHANGELOG.md docs build/site-source
 	cp assets/demo/README.md assets/demo/training_info.json build/site-source/assets/demo

@@ -20,7 +20,6 @@ import hashlib
 import logging
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +76,6 @@ class DiskStore:
             with self._writing():
                 self._unfinished.touch(0o600)  # proves that files can be made here
                 self._evict(0)
-            shutil.rmtree(directory / "v1", ignore_errors=True)  # an earlier version's, which nobody reads
         except filelock.Timeout:
             logger.warning("disk cache: another process has held the lock for %.0f s", LOCK_TIMEOUT_S)
         except OSError as error:

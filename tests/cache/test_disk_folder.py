@@ -153,13 +153,6 @@ def test_a_killed_writer_s_file_goes_with_the_next_one_that_opens_or_writes(tmp_
     assert holds(store, 0)
 
 
-def test_files_of_an_earlier_version_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "v1" / "root").mkdir(parents=True)
-    (tmp_path / "v1" / "root" / "old.state").write_bytes(b"in another format")
-    DiskStore(tmp_path, max_bytes=BUDGET)
-    assert [path.name for path in tmp_path.iterdir()] == ["v2"]
-
-
 # The budget.
 
 

@@ -52,7 +52,7 @@ ENGLISH_ONLY = {
     "qwen35mm/decoding/decoders.py": (1, "whoever reads it has no page any more"),
     "qwen35mm/decoding/process.py": (1, "nobody waits for it"),
     "qwen35mm/decoding/processor.py": (1, "a caller's plans; of stored ones the records speak"),
-    "qwen35mm/engine/request.py": (7, "a caller's arguments; the page passes checked ones"),
+    "qwen35mm/engine/request.py": (1, "a caller's arguments; the page passes checked ones"),
     "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
     "qwen35mm/http/run.py": (2, "what the command line names, checked before there is a page"),

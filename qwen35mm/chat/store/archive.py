@@ -7,8 +7,7 @@
 A JSON file is one object, in UTF-8:
 
     format      "qwen35mm-conversation"
-    version     2; 1 has no `pinned` and `titled`, no `first`, `edited` and `settings` of messages, no `clip` and
-                `crop_of` of attachments and no `similar_indices` of plans; another version is refused
+    version     2; another version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     pinned, titled (true or false: see `records.Conversation`)
     head        id of the message that is shown last, or null
@@ -37,7 +36,7 @@ from typing import Any, BinaryIO, cast
 from pydantic import BaseModel, ValidationError
 
 from qwen35mm.chat.store.markdown import markdown, media_names
-from qwen35mm.chat.store.records import KEPT, Attachment, Conversation, Id, Node, Time, complete, place_of
+from qwen35mm.chat.store.records import KEPT, Attachment, Conversation, Id, Node, Time, place_of
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.chat.store.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
@@ -53,7 +52,6 @@ _MAX_TITLE_BYTES = 150
 
 _FORMAT = "qwen35mm-conversation"
 _VERSION = 2
-_FIRST_VERSION = 1
 _CONVERSATION = re.compile(r"conversations/[0-9a-f]{32}\.json")
 _MEDIA = re.compile(r"media/([0-9a-f]{64})\.[a-z0-9]{1,8}")
 _READABLE = re.compile(r"[^/\\]+\.md")
@@ -237,18 +235,15 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise ArchiveError(say("{name} in the archive isn't a chat that was exported here.", name=name))
     version = values.get("version")
-    if version not in (_FIRST_VERSION, _VERSION) or isinstance(version, bool):
+    if version != _VERSION or isinstance(version, bool):
         raise ArchiveError(
             say(
-                "{name} in the archive is of another version than {first} or {last}. Import it with "
-                "the program that wrote it, or update this one.",
+                "{name} in the archive doesn't have version {known}. Import it with the program that wrote it, or "
+                "update this one.",
                 name=name,
-                first=_FIRST_VERSION,
-                last=_VERSION,
+                known=_VERSION,
             )
         )
-    if version == _FIRST_VERSION:
-        complete(values)
     try:
         read = _File.model_validate_json(text)
         if read.model_dump(mode="json") != values:

@@ -157,8 +157,6 @@ class Conversation:
 
 _NODE = TypeAdapter(Node)
 _PLAN = TypeAdapter(MediaPlan)
-# What the first versions' plans lack.
-_ADDED_TO_PLANS = {"similar_indices": []}
 
 
 def checked_node(node: Node) -> Node:
@@ -227,12 +225,8 @@ def load_plan(text: str | None) -> MediaPlan | None:
         plan = None if text is None else _PLAN.validate_json(text)
     except ValidationError:
         return None
-    # A key that is missing was not known to the version that wrote it.
-    return (
-        plan
-        if plan is None or _PLAN.dump_python(plan, mode="json") == {**_ADDED_TO_PLANS, **json.loads(text or "")}
-        else None
-    )
+    # A missing key was unknown to the version that wrote the plan.
+    return plan if plan is None or _PLAN.dump_python(plan, mode="json") == json.loads(text or "") else None
 
 
 class Form(Generic[T]):
@@ -259,23 +253,6 @@ class Form(Generic[T]):
 
 CLIPS = Form(VideoClip)
 CROPS = Form(Crop)
-
-
-def complete(conversation: dict[str, Any]) -> None:
-    """Gives a conversation of the archives' first version, as JSON values, what it lacks."""
-    conversation |= {"pinned": False, "titled": True, **conversation}
-    messages = conversation.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if not isinstance(message, dict):
-            continue
-        message |= {"first": None, "edited": False, "settings": None, **message}
-        files = message.get("attachments")
-        for file in files if isinstance(files, list) else ():
-            if isinstance(file, dict):
-                file.setdefault("clip", None)
-                file.setdefault("crop_of", None)
-                if isinstance(plan := file.get("plan"), dict):
-                    plan |= {**_ADDED_TO_PLANS, **plan}
 
 
 def place_of(error: ValidationError) -> str:

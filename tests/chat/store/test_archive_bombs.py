@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat.store.store import ConversationStore
-from tests.chat.test_archive_hostile import FILE, PICTURE, conversation, packed, refused
+from tests.chat.store.test_archive_hostile import FILE, PICTURE, conversation, packed, refused
 
 
 @pytest.mark.parametrize(

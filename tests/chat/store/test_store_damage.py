@@ -116,7 +116,7 @@ def test_a_busy_database_is_said(store: ConversationStore, tmp_path: Path, monke
     conversation, _ = chat(store)
     other = sqlite3.connect(tmp_path / "data" / NAME, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    refused(store, "busy")
+    refused(store, "in use by another program")
     assert store.read(ME, conversation.id)[0] == conversation, "reading goes on"
     other.execute("ROLLBACK")
     other.close()

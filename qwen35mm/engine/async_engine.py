@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How often deadlines are looked at while everything waits for a file.
+# How often to check deadlines while everything waits for a file.
 DEADLINE_POLL_S = 0.25
 
 
-# Reading a prompt's cached segments shall not wait for another one's video.
+# So that one prompt's cached segments don't wait for another prompt's video.
 _NUM_READERS = 3
 
 
 class FileThreads(Executor):
-    """Threads for files, which begin with things in the order in which they come; `on_done` is called after each.
+    """Threads for files. Calls start in the order in which they come; `on_done` runs after each.
 
-    The library's own pools take no work any more once the program ends, when the engine still has some to write.
+    The standard library's pools refuse work at interpreter exit, when the engine still has entries to write.
     """
 
     def __init__(self, name: str, on_done: Callable[[], None], num_threads: int = 1) -> None:
@@ -81,18 +81,18 @@ class FileThreads(Executor):
                     future.set_result(do())
                 except BaseException as error:
                     future.set_exception(error)
-            # Nothing is held of it while there is nothing to do.
+            # Keep no references while idle.
             del work, future, do
 
 
 class AsyncEngine:
     """Runs an `Engine` in a thread of its own.
 
-    All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread, and so does
-    the end of the program: a thread that computes while Python takes itself apart aborts the process.
+    All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread. So does the
+    end of the program: a thread that computes during Python's shutdown aborts the process.
 
     Args:
-        make_engine: makes the engine with what reads and what writes for it.
+        make_engine: makes the engine from a reader and a writer.
     """
 
     def __init__(self, make_engine: Callable[[Executor, Executor], Engine]) -> None:
@@ -107,7 +107,7 @@ class AsyncEngine:
         self.context_length = self._engine.context_length
         self.plan = self._engine.runtime.plan
         self._commands: deque[Callable[[], None]] = deque()
-        # Entered and taken out by the streams themselves.
+        # Streams add and remove themselves.
         self._listeners: dict[str, Callable[[StepOutput], None]] = {}
         self._closing = False
         self._idle = threading.Event()
@@ -123,17 +123,17 @@ class AsyncEngine:
         return self._idle.is_set()
 
     def memory_use(self) -> dict[str, int]:
-        """Bytes that the cache holds, and its budgets; see `Runtime.memory_use`."""
+        """The cache's bytes and budgets; see `Runtime.memory_use`."""
         return self._engine.runtime.memory_use()
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Blocks until the engine has nothing to do; False where the time was over first."""
+        """Blocks until the engine is idle; False after the timeout."""
         return self._idle.wait(timeout_s)
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
-        """The events of a request, up to its last one: `Finished`, or `PromptRead` where no reply is wanted.
+        """The events of a request; the last is `Finished`, or `PromptRead` if no reply was requested.
 
-        Leaving the iterator cancels the request within one step.
+        Closing the iterator cancels the request within one step.
 
         Raises:
             RequestError: the engine refuses the request, or its time is over.
@@ -146,24 +146,24 @@ class AsyncEngine:
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
 
         def deliver(output: StepOutput) -> None:
-            # A closed loop has no reader left; its requests are cancelled by their own iterators.
+            # A closed loop has no readers; their iterators cancel their requests.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        # Before the command: whatever ends the engine from here on tells us.
+        # Before the command: so that the engine's end reaches this stream, too.
         request_id, last = request.id, request.last_event
         self._listeners[request_id] = deliver
         event: Event | None = None
         try:
             self._submit(functools.partial(self._add, request, deliver))
-            del request  # its pixels are large, and the answer may take long
+            del request  # its pixels are large, and the reply may take long
             while not isinstance(event, last):
                 told = (await outputs.get()).event
                 if isinstance(told, Qwen35mmError):
                     try:
                         raise told
                     finally:
-                        del told  # else this frame and its error hold each other, and the request
+                        del told  # else this frame and its error form a cycle that keeps the request
                 event = told
                 yield event
         finally:
@@ -172,26 +172,26 @@ class AsyncEngine:
                 self._submit(lambda: self._engine.cancel(request_id))
 
     def commit(self, source: CachedPrompt) -> None:
-        """Has a finished conversation's history computed for its next turn, when there is nothing else to do."""
+        """Has the engine compute a finished conversation's history for its next turn when idle."""
         with contextlib.suppress(EngineError):
             self._submit(lambda: self._engine.commit(source))
 
     def close(self) -> None:
-        """Ends the thread after the step in hand; running requests end with an `EngineError`.
+        """Ends the thread after the current step; running requests end with an `EngineError`.
 
-        What the disk tier lacks is written before this returns.
+        Writes pending entries to the disk tier before it returns.
         """
         self.begin_to_close()
         self._thread.join()
 
     def begin_to_close(self) -> None:
-        """As `close`, without waiting for anything: for where nobody may wait, as in a finalizer."""
+        """As `close`, without waiting, for finalizers."""
         with self._wake:
             self._closing = True
             self._wake.notify()
 
     def _end_files(self) -> None:
-        """Waits for what was handed to be written."""
+        """Ends the file threads; waits until everything handed to the writer is written."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
 
@@ -214,8 +214,8 @@ class AsyncEngine:
             deliver(StepOutput(request.id, self._engine.explained(error, request.id)))
 
     def _run(self) -> None:
-        # OpenMP keeps the number for each thread apart, and torch sets it in a new one only on the way: until then
-        # products would run, and round, as with the machine's own number, and not as the cache's root says.
+        # OpenMP keeps this number per thread, and torch sets it late in a new thread. Until then products would use,
+        # and round with, the machine's default number instead of the one in the cache's root.
         torch.set_num_threads(self._num_threads)
         try:
             while self._take_commands():
@@ -223,7 +223,7 @@ class AsyncEngine:
             reason = say("The engine was shut down.")
             self._engine.flush()
         except Exception:
-            # What goes wrong in a request is told to that request; what comes through is a bug of ours.
+            # A request's errors go to that request; an error here is our bug.
             logger.exception("the engine's thread failed")
             reason = say("The engine failed and has stopped; the log has the details. Start the program again.")
         with self._wake:
@@ -235,14 +235,14 @@ class AsyncEngine:
         self._idle.set()
 
     def _tell(self, outputs: list[StepOutput]) -> None:
-        """Apart from `_run`, whose frame would hold the last output, and its request, while nothing is to do."""
+        """Delivers events. Not in `_run`: its frame would keep the last output and its request while idle."""
         for output in outputs:
             deliver = self._listeners.get(output.request_id)
             if deliver is not None:
                 deliver(output)
 
     def _take_commands(self) -> bool:
-        """Carries out what callers asked for; sleeps while there is nothing to do. False when it is time to end."""
+        """Runs the callers' commands; sleeps while idle. False once the engine closes."""
         while True:
             is_late = False
             with self._wake:
@@ -264,7 +264,7 @@ class AsyncEngine:
 
 _RUNNING: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
-    # A forked child has none of the threads.
+    # A forked child has no threads to close.
     os.register_at_fork(after_in_child=_RUNNING.clear)
 
 

@@ -1,4 +1,4 @@
-"""Batches for the model, from sequences' caches: a chunk of a prompt, or a step of several replies."""
+"""Batches for the model: a chunk of a prompt, or a decode step of several replies."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import torch
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch
 
-# Rows of a step's numbers; every column is a sequence. So each row is dense, also where there is one sequence.
+# Rows of a step's numbers; every column is a sequence. So each row is dense.
 _TOKEN, _POSITION, _SLOT, _PLACE, _LENGTH, _STEP, _SAMPLED_SLOT = range(7)
 _UNUSED = (0, 0, -1, -1, 0, 0, -1)
 _FROM_SAMPLER = -1
 
 
 def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on a device, without waiting for what the device still has to do.
+    """A copy on a device, without waiting for the device's pending work.
 
-    A copy from ordinary memory waits until a GPU has done everything before it, and then the GPU waits for the host;
-    one from pinned memory takes its turn among the launches.
+    A copy from pageable memory waits for all of a GPU's pending work, and then the GPU waits for the host. A copy from
+    pinned memory is queued like a launch.
     """
     tensor = torch.tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.Tensor) -> Batch:
-    """A sequence's next tokens, which it has room for (`SequenceCache.prepare`).
+    """A sequence's next tokens; it must have room for them (`SequenceCache.prepare`).
 
     Args:
-        embeds: [T, hidden], which the model overwrites.
+        embeds: [T, hidden]; the model overwrites it.
         positions: [3, T] int64.
     """
     size, stop, device = cache.block_size, cache.length + len(embeds), embeds.device
@@ -52,12 +52,12 @@ def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.T
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The numbers of a decode step, written by the host.
+    """A decode step's inputs, written by the host.
 
     Attributes:
         numbers: [7, B] int64.
         block_table: [B, max_blocks] int32.
-        table_keys: [B], of which table each row of `block_table` is; a reply has another one every 64 tokens.
+        table_keys: [B], identifies each row's block table; a reply gets a new table every 64 tokens.
     """
 
     numbers: torch.Tensor
@@ -66,16 +66,16 @@ class StepInputs:
 
     @classmethod
     def unused(cls, size: int, max_blocks: int) -> StepInputs:
-        """`size` rows that nobody uses."""
+        """`size` unused rows."""
         table = torch.zeros(size, max_blocks, dtype=torch.int32)
         return cls(torch.tensor(_UNUSED)[:, None].repeat(1, size), table, [None] * size)
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> StepInputs:
-        """The same elsewhere."""
+        """A copy with its tensors moved by `move`."""
         return StepInputs(move(self.numbers), move(self.block_table), [*self.table_keys])
 
     def take(self, other: StepInputs) -> None:
-        """Copies another's numbers, and of its used rows' tables those from the first to the last that are others."""
+        """Copies another's numbers, and its block tables from the first to the last changed used row."""
         self.numbers.copy_(other.numbers, non_blocking=True)
         keys = zip(other.numbers[_SLOT].tolist(), self.table_keys, other.table_keys, strict=True)
         changed = [row for row, (slot, old, new) in enumerate(keys) if slot >= 0 and new is not old]
@@ -87,12 +87,12 @@ class StepInputs:
     def set(
         self, row: int, cache: SequenceCache, *, token_id: int | None, step: int = 0, is_sampled: bool = True
     ) -> None:
-        """Enters a sequence that has room for one more token.
+        """Enters a sequence with room for one more token.
 
         Args:
-            token_id: the token that is to be computed; None where only the sampler knows it yet.
-            step: the number, in its reply, of the token that will be chosen.
-            is_sampled: whether the step chooses it, and not the host.
+            token_id: the input token; None if only the sampler knows it yet.
+            step: the number of the token to choose, in its reply.
+            is_sampled: whether the step chooses it; else the host does.
         """
         length = cache.length
         self.numbers[:, row] = torch.tensor(
@@ -112,16 +112,16 @@ class StepInputs:
             self.table_keys[row] = cache.table_key
 
     def token_ids(self, newest: torch.Tensor) -> torch.Tensor:
-        """[B] int64, with those that only the sampler knows from its newest ones [num_slots + 1]."""
+        """[B] int64, each row's input token; from the sampler's `newest` [num_slots + 1] if need be."""
         token_ids, slots = self.numbers[_TOKEN], self.numbers[_SAMPLED_SLOT]
         return torch.where(token_ids == _FROM_SAMPLER, newest.to(slots.device)[slots], token_ids)
 
     def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B] int64 each: the slots whose tokens the step chooses, -1 for other rows, and the tokens' numbers."""
+        """[B] int64 each: the slots that the step samples, -1 for other rows, and the tokens' numbers."""
         return self.numbers[_SAMPLED_SLOT], self.numbers[_STEP]
 
     def batch(self, pools: CachePools, embeds: torch.Tensor) -> Batch:
-        """What the model runs, for the tokens' rows [B, hidden]."""
+        """The model's batch for the tokens' embeddings [B, hidden]."""
         return Batch(
             embeds,
             self.numbers[_POSITION].expand(3, -1),

@@ -1,8 +1,8 @@
-"""Replies that call tools in the form that a checkpoint's template has models write calls in, as a grammar.
+"""Grammars of replies that call tools, in the form that a checkpoint's template uses for calls.
 
-In the XML form a parameter that may be a text is free text up to `</parameter>`, or one of the texts that its schema
-lists; every other parameter is JSON that follows its schema. In the JSON form the arguments follow the whole schema.
-Parameters come in the schema's order, in either. After the calls the reply ends.
+In the XML form a parameter that may be a string is free text up to `</parameter>`, or one of its schema's listed
+strings; every other parameter is JSON that follows its schema. In the JSON form the arguments follow the whole schema.
+In both, parameters come in the schema's order, and the reply ends after the calls.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from qwen35mm.prompt.calls import CLOSE, OPEN, CallForm, form_of, kinds_of, reso
 from qwen35mm.tokenizer import Tokenizer
 
 MAX_CHARS = 500_000
-# What a name must be for a call of it to be read again.
+# Names that a call can be parsed back with.
 _NAME = re.compile(r"[^>\s]([^>\n]*[^>\s])?")
 _END = "</parameter>"
-# What a schema of parameters may say besides, where each is held by itself.
+# Keywords that a schema of parameters may have if each parameter is constrained separately.
 _TOP = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
 _OF_TEXTS = {"minLength", "maxLength", "pattern", "format", "not", "if", "allOf", "contentEncoding", "contentMediaType"}
@@ -38,20 +38,20 @@ _ANY_PARAMETER = '("<parameter=" /[A-Za-z_][A-Za-z0-9_.-]*/ ">\\n" text "\\n")*'
 async def constrained_calls(
     request: GenerationRequest, params: SamplingParams, loaded: LoadedModel, *, person: str | None = None
 ) -> str | None:
-    """The grammar that constrains an answer's calls; None where nothing does.
+    """The grammar that constrains an answer's calls; None if they are unconstrained.
 
-    `tool_choice` "required" asks for one call or more, a tool's name for one call of that tool. With "auto" the answer
-    is constrained where a tool is strict or a JSON schema is set: calls are calls of these tools, and the rest is free
-    or follows the schema. A tool that isn't strict is constrained as far as its schema can be.
+    `tool_choice` "required" asks for at least one call, a tool's name for one call of that tool. With "auto" the answer
+    is constrained if a tool is strict or a JSON schema is set: calls are calls of these tools, and the rest is free
+    text or follows the schema. The schema of a tool that isn't strict is enforced as far as possible.
 
-    Schemas are checked in threads, the answer's own too.
+    Threads check the schemas, including the answer's.
 
     Args:
-        params: the reply's; the model's defaults where the request has none.
-        person: who asks, where people are named.
+        params: the reply's; the model's defaults if the request has none.
+        person: who asks, if requests have names.
 
     Raises:
-        RequestError: there is no such choice, or what `check_json_schema` or `grammar_of_calls` raises.
+        RequestError: an unknown choice, or what `check_json_schema` or `grammar_of_calls` raises.
         MissingExtraError: llguidance isn't installed.
         EngineError: the schemas couldn't be checked.
     """
@@ -95,15 +95,15 @@ def grammar_of_calls(
     only_calls: bool,
     json_schema: str | None = None,
 ) -> str:
-    """The grammar, in llguidance's dialect of Lark.
+    """The grammar of an answer's calls, in llguidance's dialect of Lark.
 
     Args:
-        several: whether there may be several calls.
-        only_calls: whether there is at least one, and nothing else.
-        json_schema: what an answer without calls follows; None where that is free text, behind which calls may stand.
+        several: whether several calls are allowed.
+        only_calls: whether the answer must be calls, at least one.
+        json_schema: what an answer without calls follows; None allows free text, and calls after it.
 
     Raises:
-        RequestError: a tool that can't be called this way, or, of a strict one, a schema that can't be held.
+        RequestError: a tool can't be called in this form, or a strict tool's schema can't be enforced.
         MissingExtraError: llguidance isn't installed.
     """
     write = {"xml": _xml_function, "json": _json_function}[form]
@@ -119,7 +119,7 @@ def grammar_of_calls(
         answer = embedded(json.loads(json_schema), lenient=False)
         lines[:0] = ["start: answer | calls", f"answer: {answer}"]
     else:
-        # What is text may not look like a call that nothing holds.
+        # Free text must not look like an unconstrained call.
         free = f"TEXT: /(?s:.+)/ & ~/(?s:.*){OPEN}(?s:.*)/"
         before = f"before[suffix={_quoted(OPEN)}]: /(?s:.*)/"
         as_text = marks[0] == _quoted(OPEN)
@@ -145,7 +145,7 @@ def _check_num_chars(num_chars: int) -> None:
 
 @dataclass(frozen=True)
 class _Held:
-    """A schema in a grammar of calls, and what it is of, as a person is told."""
+    """A schema in a grammar of calls, and what it belongs to, for messages."""
 
     place: str
     kind: Kind
@@ -166,7 +166,7 @@ class _Function:
         name, schema = function.get("name"), function.get("parameters")
         _check_name(name, f"The tool {name!r}")
         schema = {"type": "object", "properties": {}, "additionalProperties": False} if schema is None else schema
-        # Before anything is looked for in it: what is referred to from everywhere is looked at each time.
+        # First, because later searches visit a schema once per reference to it.
         try:
             num_chars = len(json.dumps(schema))
         except RecursionError:
@@ -221,7 +221,7 @@ def _xml_function(rule: str, function: _Function) -> list[str]:
 
 
 def _xml_value(given: Any, function: _Function, place: str) -> str:
-    """A parameter's value with the line ends and the mark behind it."""
+    """A parameter's value with its line ends and closing mark."""
     schema = resolved(given, function.schema)
     schema = schema if isinstance(schema, Mapping) else {}
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -238,12 +238,12 @@ def _xml_value(given: Any, function: _Function, place: str) -> str:
             f"{place} can't be strict here: {', '.join(left)} can't be held of a text. Leave that out, or strict."
         )
     if function.strict and isinstance(given, Mapping):
-        _nested(given, function, place)  # that it is a schema at all
+        _nested(given, function, place)  # raises if it is no schema
     return '"\\n" text "\\n"'
 
 
 def _nested(given: Mapping[str, Any], function: _Function, place: str) -> str:
-    """A parameter's schema by itself, with the definitions that it may refer to."""
+    """A parameter's schema with the definitions that it may refer to."""
     definitions = {name: function.schema[name] for name in ("$defs", "definitions") if name in function.schema}
     return _held({**definitions, **given}, function, place)
 
@@ -255,7 +255,7 @@ def _held(schema: dict[str, Any], function: _Function, place: str) -> str:
 
 
 def _said_of_texts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[str]:
-    """The keywords about texts that aren't held, those of choices among them."""
+    """The schema's keywords about strings that can't be enforced, including its choices'."""
     choices = [each for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list) for each in schema[name]]
     found = set(schema) & _OF_TEXTS
     for choice in choices:
@@ -271,7 +271,7 @@ def _check_name(name: Any, place: str) -> None:
 
 
 def _mark(mark: str, tokenizer: Tokenizer) -> str:
-    """A mark as the token that it is, where it is one."""
+    """A mark as its control token if it is one, else as text."""
     token_id = tokenizer.control_ids.get(mark)
     return _quoted(mark) if token_id is None else f"<[{token_id}]>"
 

@@ -1,4 +1,4 @@
-"""History commits: finished conversations whose new segments are computed while nothing else is to do."""
+"""History commits: compute finished conversations' new segments while the engine is idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 
-# More conversations than this have no commit pending; the oldest ones do without.
+# Most pending commits; beyond this the oldest are dropped.
 _MAX_PENDING = 32
 
 
 class Commits:
-    """One pending commit per conversation; the first in line may be half done.
+    """One pending commit per conversation; the first may be partly done.
 
-    What a commit has computed is in the cache at its last cut already, so ending one loses less than a segment.
+    A commit's work is in the cache up to its last cut, so ending it loses less than a segment.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -33,7 +33,7 @@ class Commits:
 
     @property
     def begun(self) -> list[Prefill]:
-        """The one in hand, if it holds anything."""
+        """The commit that holds blocks, if there is one."""
         return [prefill for prefill in self._pending.values() if prefill.start is not None]
 
     @property
@@ -41,7 +41,7 @@ class Commits:
         return any(prefill.blocked for prefill in self._pending.values())
 
     def add(self, source: CachedPrompt) -> None:
-        """Enters a conversation's new history; an older one of the same conversation is dropped."""
+        """Adds a conversation's new history; drops an older one of the same conversation."""
         self.supersede(source.conversation)
         prefill = Prefill(self._runtime, source, with_tail=False)
         self._pending[source.conversation or uuid.uuid4().hex] = prefill
@@ -49,24 +49,24 @@ class Commits:
             self._end(next(iter(self._pending)))
 
     def supersede(self, conversation: str | None) -> None:
-        """Drops a conversation's pending commit: there is a newer prompt, which goes on from the commit's last cut."""
+        """Drops a conversation's pending commit: a newer prompt continues from the commit's last cut."""
         if conversation in self._pending:
             self._end(conversation)
 
     def give_way(self) -> bool:
-        """Ends the commit in hand, so that others have its blocks; False where there is none."""
+        """Ends the commit that holds blocks, to free them; False if there is none."""
         if not self.begun:
             return False
         self._end(next(iter(self._pending)))
         return True
 
     def clear(self) -> None:
-        """Ends all of them."""
+        """Ends all pending commits."""
         for key in list(self._pending):
             self._end(key)
 
     def step(self) -> None:
-        """Does one piece of the first commit in the queue. A failure ends it, and nothing else."""
+        """Does one unit of work of the first commit. A failure ends only that commit."""
         key, prefill = next(iter(self._pending.items()))
         try:
             prefill.step()

@@ -1,10 +1,9 @@
-"""The replies that are being decoded: one token for each of them per step, and room in the pools for all of them.
+"""Decodes running replies: one token of each per step. Makes room for them in the pools.
 
-On a GPU with Triton no step waits for a token: a step's inputs that the host knows beforehand (slots, places in the
-cache, lengths) are written while the step before still runs, the tokens come from the sampler's table, where the step
-before leaves them, and what a step has chosen is read one step later. A reply that turns out to have ended then has
-been given one step too many, which nobody sees: its memory is used again by later work of the same stream only, and
-decoding never enters the cache. Elsewhere a step is over when it has run, and its tokens are read at once.
+On a GPU with Triton no step waits for a token. The host writes what it knows of a step (slots, places in the cache,
+lengths) while the previous step runs. The device takes the tokens from the sampler's table, and the host reads them one
+step later. So a reply that has ended may get one step too many. That is harmless: later work on the same stream reuses
+its memory, and decoded tokens never enter the cache. Elsewhere the host reads a step's tokens at once.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Whether steps are launched before the tokens of the ones before are known: where none waits for the device."""
+    """Whether a step is launched before the previous step's tokens are known."""
     return runs_triton(device)
 
 
 def step_sizes(slots: int, device: torch.device, *, batch_invariant: bool) -> list[int]:
-    """The numbers of rows that steps have; more replies than the last number are run in several steps.
+    """The batch sizes of steps; more replies than the last one run in several steps.
 
-    A GPU takes powers of two and the number of slots, and fills steps up: each is a graph of its own. Products have
-    the same bits for each row always (the CPU's compiled ones), where their number of rows is one and the same (on a
-    GPU), or where it is one (torch's on a CPU).
+    A GPU has one graph per size: powers of two and the number of slots, padded with unused rows. A row of a matrix
+    product has the same bits at any batch size with the CPU's compiled kernels, at one fixed batch size on a GPU, and
+    only at batch size one with torch on a CPU.
     """
     if device.type == "cpu":
         one_by_one = batch_invariant and find_library() is None
@@ -48,8 +47,7 @@ def step_sizes(slots: int, device: torch.device, *, batch_invariant: bool) -> li
 
 @dataclass(frozen=True)
 class _Launched:
-    """A step that the device has not answered yet: its replies in the order of rows, what runs it, and which of the
-    graph's answers it writes."""
+    """A step whose tokens aren't read yet: its replies in row order, its graph, and which answer buffer it writes."""
 
     replies: Sequence[Reply]
     graph: StepGraph
@@ -57,7 +55,7 @@ class _Launched:
 
 
 class Decoder:
-    """Runs one token of several replies at a time.
+    """Decodes several replies, one token of each at a time.
 
     Args:
         banned_ids: ids that are never chosen.
@@ -65,7 +63,7 @@ class Decoder:
 
     Attributes:
         running: replies in order of admission.
-        suspended: those that had to make room, which come back first.
+        suspended: preempted replies, in the order in which they resume.
     """
 
     def __init__(self, runtime: Runtime, banned_ids: Iterable[int], *, batch_invariant: bool) -> None:
@@ -80,25 +78,25 @@ class Decoder:
         self._graphs: dict[int, StepGraph] = {}
         captures = can_capture(self._model)
         self._graph_memory = torch.cuda.graph_pool_handle() if captures else None
-        # One reply alone is what comes most, and then all of them. A start waits for none of them.
+        # Sizes still to capture, commonest first: one reply, then all slots. Startup doesn't wait for them.
         self._to_capture = [self._sizes[0], *self._sizes[:0:-1]] if captures else []
         self._launched: _Launched | None = None
-        # What was drained before a reply had to leave.
+        # Results read early because a reply was preempted.
         self._known: list[StepResult] = []
         self._turn = 0
 
     @property
     def can_step(self) -> bool:
-        """Whether there is anything to run, or to tell of what has run."""
+        """Whether there are replies to run or results to return."""
         return bool(self.running or self._known)
 
     @property
     def can_prepare(self) -> bool:
-        """Whether there are steps to capture, which the first replies would wait for."""
+        """Whether steps remain to be captured; otherwise the first replies would wait for that."""
         return bool(self._to_capture)
 
     def prepare(self) -> None:
-        """Captures a step of one size; called where nobody waits. One that fails is tried again when it is to run."""
+        """Captures a step of one size while the engine is idle. If that fails, the first use tries again."""
         size = self._to_capture.pop(0)
         try:
             self._graph(size)
@@ -106,21 +104,21 @@ class Decoder:
             logger.warning("a step of %d replies couldn't be captured ahead", size, exc_info=True)
 
     def begin(self, reply: Reply, logits: torch.Tensor) -> StepResult:
-        """Enters a reply; its first token is chosen from the prompt's last logits [vocab]."""
+        """Enters a reply. Chooses its first token from the prompt's last logits [vocab]."""
         slot = self._admit(reply)
         return StepResult(reply, None if reply.needs_host else self.sampler.sample_one(slot, 0, logits), logits)
 
     def remove(self, reply: Reply) -> None:
-        """Takes a reply out, wherever it is."""
+        """Removes a reply, running or preempted."""
         for replies in (self.running, self.suspended):
             if reply in replies:
                 replies.remove(reply)
         if not (self.running or self.suspended):
-            # Nobody is left who could be told; what is under way would hold its replies until the next request.
+            # No reply needs the results, and a launched step would keep its replies in memory until the next request.
             self._launched, self._known = None, []
 
     def resume(self) -> None:
-        """Brings suspended replies back, in order, as far as there is room for them and a token of everybody."""
+        """Resumes preempted replies in order while there is room for them and for one more token of every reply."""
         while self.suspended and not self._known:
             reply = self.suspended[0]
             if self.running and not self.has_room(reply.num_suspended_tokens):
@@ -132,19 +130,19 @@ class Decoder:
             self._admit(self.suspended.pop(0))
 
     def has_room(self, *nums_tokens: int) -> bool:
-        """Whether sequences of so many tokens fit beside the running replies, each with a block to grow into."""
+        """Whether sequences of these lengths fit beside the running replies, each with a block to grow into."""
         pool = self._pools.kv
         held = {block for reply in self.running for block in reply.cache.block_table}
         wanted = sum(map(pool.blocks_for, nums_tokens)) + len(self.running) + len(nums_tokens)
         return wanted <= pool.allocator.num_blocks - len(held)
 
     def make_room(self) -> bool:
-        """Makes room for one more token of every reply; the youngest ones leave for host memory where there is none.
+        """Makes room for one more token of every reply; preempts the youngest ones to host memory if needed.
 
-        A reply at the end of the context has its last token under way and needs no place for another one.
+        A reply at the end of the context needs no more room: its last token is already being computed.
 
         Returns:
-            Whether there is room. False where one reply alone doesn't find any: then somebody else must give way.
+            Whether there is room. False if a single reply finds none: then a commit or a prompt must give way.
         """
         for reply in list(self.running):
             while reply in self.running and reply.cache.length < self._context_length:
@@ -160,28 +158,27 @@ class Decoder:
         return True
 
     def step(self) -> list[StepResult]:
-        """Launches a step of the replies that go on, each with room for a token, and gives what is known by then.
+        """Launches a step of the replies that go on, each with room for a token, and returns the results known so far.
 
-        That is what the step before chose where steps run ahead, unless a reply needs the host between two tokens.
+        Where steps run ahead, these are the previous step's results, unless a reply needs the host between two tokens.
 
         Returns:
-            What replies are to take, in order; it may be more or less than one token of each, and some may be left by
-            now.
+            Results for replies to take, in order: zero, one or two tokens of each. Some replies may have left by now.
         """
         if self._known:
-            # They come first: what the next step begins with is among them.
+            # These first: the next step's input tokens are among them.
             known, self._known = self._known, []
             return known
         before, self._launched = self._launched, None
         flying = set() if before is None else set(before.replies)
         able = [reply for reply in self.running if self._goes_on(reply, reply in flying)]
-        # States of neighbouring slots are one view on a CPU.
+        # On a CPU the states of neighbouring slots are one view.
         able.sort(key=lambda reply: reply.cache.slot)
         found: list[StepResult] = []
         for start in range(0, len(able), self._sizes[-1]):
             found += self._drain()
             self._launched = self._launch(able[start : start + self._sizes[-1]], flying)
-            # Two steps may be under way, no more.
+            # At most two steps may be in flight.
             found += self._collect(before)
             before = None
         found += self._collect(before)
@@ -190,7 +187,7 @@ class Decoder:
         return found
 
     def _admit(self, reply: Reply) -> int:
-        """A reply runs in a slot that it hasn't been in before."""
+        """Enters a reply in the sampler's table at its new slot."""
         slot, prompt = reply.cache.slot, reply.request.prompt.token_ids
         self.sampler.admit(slot, reply.request.params, reply.seed, prompt, reply.output.token_ids)
         self.running.append(reply)
@@ -205,7 +202,7 @@ class Decoder:
         self.suspended.insert(0, reply)
 
     def _goes_on(self, reply: Reply, flying: bool) -> bool:
-        """Whether a reply may have a token after the one that is under way, as far as is known now."""
+        """Whether a reply may need another token after the one in flight."""
         limit = reply.request.params.max_tokens
         num_tokens = len(reply.output.token_ids) + flying
         return reply.cache.length < self._context_length and (limit is None or num_tokens < limit)
@@ -231,12 +228,12 @@ class Decoder:
         return self._graphs[size]
 
     def _drain(self) -> list[StepResult]:
-        """Waits for the step that is under way; what it chose."""
+        """Waits for the step in flight and returns its results."""
         launched, self._launched = self._launched, None
         return self._collect(launched, None if launched is None else launched.graph.logits)
 
     def _collect(self, launched: _Launched | None, logits: torch.Tensor | None = None) -> list[StepResult]:
-        """What a step chose; `logits` are its own, None where another one has run since."""
+        """A step's results; `logits` are None if another step has overwritten them."""
         if launched is None:
             return []
         token_ids = launched.graph.token_ids(launched.answer)

@@ -1,9 +1,8 @@
-"""The engine: requests in, events out, one bounded piece of work per `step()`.
+"""The engine: requests in, events out, one bounded unit of work per `step()`.
 
-It is synchronous, knows no threads and does no input or output; what must be read or written is handed to a reader and
-a writer. A step runs at most one piece of one prompt (some vision layers, or one chunk of prefill), then one token of
-every running reply. While a prompt waits for a file the next one is begun. History commits are computed when nothing
-else is to do.
+It is synchronous, starts no threads and does no input or output: a reader and a writer do that. A step runs at most one
+unit of one prompt's work (some vision layers, or one chunk of prefill), then decodes one token of every running reply.
+While a prompt waits for a file, the engine begins the next one. Idle steps compute history commits.
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ class Engine:
 
     Args:
         loaded: the model with its tokenizer and defaults.
-        settings: how much is done at once.
-        cache: how much is kept.
-        reader, writer: read and write files, each in the order in which it is asked; without them that is done at once,
-            inside the step.
-        budget: what media cost at most, for the memory plan; None: what a processor may spend on its device.
-        clock: seconds, for deadlines; the one that requests' times are of.
+        settings: how much the engine does at once.
+        cache: how much the cache keeps.
+        reader, writer: read and write files, each in the order of the calls. Without them the step does it itself.
+        budget: the most that media may cost, for the memory plan; None takes the default for the model's device.
+        clock: seconds, for deadlines; requests must take their times from the same clock.
 
     Raises:
-        ConfigError: a setting can't be used, or the memory can't hold one sequence of the context asked for.
+        ConfigError: a setting can't be used, or memory can't hold one sequence of the context length.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Engine:
         self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Reply] = {}
-        # In order of admission. The first that waits for no file goes on; another is only taken while all of them wait.
+        # In order of admission. A step runs the first that isn't waiting for a file; if all wait, it admits another.
         self._prefilling: list[Reply] = []
         invariant = self.settings.batch_invariant
         self._decoder = Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
@@ -88,7 +86,7 @@ class Engine:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a prompt and its reply."""
+        """Most tokens of a prompt and its reply together."""
         return self.runtime.context_length
 
     @property
@@ -101,17 +99,17 @@ class Engine:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anybody waits for a token."""
+        """Whether any request is queued or running."""
         return bool(self._running or self._waiting)
 
     @property
     def writing(self) -> bool:
-        """Whether entries that were handed to the disk's writer aren't written yet."""
+        """Whether the disk's writer still has entries to write."""
         return self.runtime.disk is not None and self.runtime.disk.writing
 
     @property
     def blocked(self) -> bool:
-        """Whether `step()` would only find that a file isn't read yet."""
+        """Whether all work waits for files to be read."""
         if self._decoder.running or self._decoder.suspended:
             return False
         if any(not reply.prefill.blocked for reply in self._prefilling) or self._next_request() is not None:
@@ -120,23 +118,23 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that haven't started yet."""
+        """Requests in the queue."""
         return len(self._waiting)
 
     def prepared(self, request: Request) -> Request:
-        """The request with its grammar compiled, which takes up to seconds. Usable from any thread while others step.
+        """The request with its grammar compiled, which can take seconds. Any thread may call it, also during a step.
 
-        Raises what `add` raises of schemas and ids.
+        Raises what `add` raises for schemas and ids.
         """
         return self._factory.prepared(request)
 
     def add(self, request: Request) -> None:
-        """Puts a request at the end of the waiting line.
+        """Puts a request at the end of the queue.
 
         Raises:
             ContextTooLongError: the prompt leaves no room for a reply.
             QueueFullError: `max_waiting` requests wait already.
-            RequestError: a JSON schema that replies can't be held to, or a reply to be continued that doesn't fit it.
+            RequestError: a JSON schema can't be enforced, or the reply to continue doesn't fit it.
             MissingExtraError: a JSON schema needs a library that isn't installed.
             EngineError: a JSON schema couldn't be checked.
         """
@@ -149,21 +147,21 @@ class Engine:
         self._commits.supersede(request.conversation)
 
     def commit(self, source: CachedPrompt) -> None:
-        """Computes the segments of a finished conversation for its next turn, once there is nothing else to do."""
+        """Computes a finished conversation's segments for its next turn, once the engine has nothing else to do."""
         if self.runtime.reuse and len(source.prompt.token_ids) <= self.context_length:
             self._commits.add(source)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request, whatever its phase, and frees what it holds; an unknown one may just have ended."""
+        """Ends a request in any phase and frees what it holds. Ignores unknown ids: the request may just have ended."""
         if self._waiting.pop(request_id, None) is None and request_id in self._running:
             self._close(self._running[request_id])
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Does one bounded piece of work; returns what there is to tell.
+        """Does one bounded unit of work and returns its events.
 
-        An error ends the request that it happened in, or all running ones where the model failed on their common
-        step, with a Qwen35mmError as their last event; the engine goes on.
+        An error ends its request with a Qwen35mmError as the last event. An error in a decode step ends all running
+        replies. The engine goes on.
         """
         outputs = self._schedule()
         nobody_decodes = not self._decoder.can_step
@@ -171,7 +169,7 @@ class Engine:
         if ready is not None:
             outputs += self._run_prefill(ready)
         if nobody_decodes and self._decoder.can_step and not self._waiting:
-            return outputs  # a reply has begun: its first token is told before its second one is computed
+            return outputs  # return a new reply's first token before computing its second
         if self._decoder.can_step:
             outputs += self._run_decode()
         elif not (self.has_requests or outputs):
@@ -179,16 +177,16 @@ class Engine:
         return outputs
 
     def flush(self) -> None:
-        """Hands everything that the disk lacks to its writer and waits for it; ends pending commits."""
+        """Ends pending commits, hands the disk's writer everything still to be written, and waits for it."""
         self._commits.clear()
         disk = self.runtime.disk
         if disk is not None:
             disk.flush()
 
     def explained(self, error: Exception, request_ids: str) -> Qwen35mmError:
-        """What a person is told of an error; the log has the rest."""
+        """The error that a person sees; the log has the rest."""
         if isinstance(error, Qwen35mmError):
-            # The frames in its traceback hold all that the request held.
+            # Its traceback's frames would keep the request's memory alive.
             return error.with_traceback(None)
         logger.error("the model failed on %s", request_ids, exc_info=error)
         return engine_error(error, self.runtime.model.device)
@@ -203,7 +201,7 @@ class Engine:
         self.runtime.vision.check_integrity()
 
     def _schedule(self) -> list[StepOutput]:
-        """Ends who is late, brings suspended replies back, takes the next request while all prompts in hand wait."""
+        """Ends late requests, resumes preempted replies, and admits a request if all prompts wait for files."""
         outputs = self._end_late()
         self._decoder.resume()
         if not self._prefilling:
@@ -224,7 +222,7 @@ class Engine:
         return outputs
 
     def _next_request(self) -> Request | None:
-        """The first in line, if there is a slot and room for it beside those that run and the prompts in hand."""
+        """The first request in the queue, if it has a slot and room beside running replies and current prompts."""
         if not self._waiting or self._decoder.suspended or len(self._running) >= self.runtime.slots:
             return None
         request = next(iter(self._waiting.values()))
@@ -234,7 +232,7 @@ class Engine:
         return request
 
     def _admit(self) -> list[StepOutput]:
-        """Takes the next request out of the line, if it can be."""
+        """Takes the next request from the queue, if there is room."""
         request = self._next_request()
         if request is None:
             return []
@@ -249,7 +247,7 @@ class Engine:
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
 
     def _run_prefill(self, reply: Reply) -> list[StepOutput]:
-        """One chunk of the prompt in hand; its reply begins when that was the last."""
+        """Does one unit of a prompt's work; begins its reply after the last one."""
         try:
             outputs = [StepOutput(reply.request.id, progress) for progress in reply.prefill.step()]
             if reply.prefill.done:
@@ -268,8 +266,7 @@ class Engine:
         return outputs
 
     def _wait_for_room(self, reply: Reply, error: OutOfBlocksError) -> list[StepOutput]:
-        """A prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies and older prompts go
-        first, or younger prompts begin again."""
+        """A prompt finds no blocks: ends a commit, waits for replies, unpins its segments, or requeues a prompt."""
         if self._commits.give_way() or self._decoder.running or reply.prefill.unpin():
             return []
         if self._decoder.suspended or len(self._prefilling) > 1:
@@ -278,7 +275,7 @@ class Engine:
         return self._fail(error, reply)
 
     def _end_prefill(self, reply: Reply) -> list[StepOutput]:
-        """Tells what was read of the prompt, and samples the first token, each where it is wanted."""
+        """Returns what was read of the prompt, and samples the first token, each if requested."""
         request, read = reply.request, reply.prefill.read()
         outputs = [] if read is None else [StepOutput(request.id, read)]
         if not request.replies:
@@ -313,11 +310,11 @@ class Engine:
             disk.write_next()
 
     def _postprocess(self, result: StepResult) -> list[StepOutput]:
-        """A reply's next token, and its end where that was the last."""
+        """The events of a reply's next token, and of its end."""
         reply = result.reply
         request_id = reply.request.id
         if self._running.get(request_id) is not reply:
-            return []  # it ended while the device was a step ahead
+            return []  # it ended while the device ran a step ahead
         try:
             if result.logits is not None:
                 self.runtime.check_numbers(result.logits)
@@ -334,7 +331,7 @@ class Engine:
         return outputs
 
     def _give_way_to(self, reply: Reply) -> list[StepOutput]:
-        """The only running reply finds no block: whoever else holds some gives them back, and has to begin again."""
+        """The only running reply finds no free block: ends a commit or requeues a prompt that holds some."""
         if self._commits.give_way():
             return []
         if self._prefilling:
@@ -344,20 +341,20 @@ class Engine:
         return self._fail(EngineError(say("The cache is full. Start a new chat, or use a larger cache.")), reply)
 
     def _requeue(self, reply: Reply) -> None:
-        """Gives back what a prompt in hand holds; it is first in line, and computed again."""
+        """Frees what a prompt holds and puts it first in the queue; its prefill starts again."""
         self._close(reply)
         self._waiting[reply.request.id] = reply.request
         self._waiting.move_to_end(reply.request.id, last=False)
 
     def _fail(self, error: Exception, *failed: Reply) -> list[StepOutput]:
-        """Ends requests with what went wrong."""
+        """Ends requests with an error."""
         for reply in failed:
             self._close(reply)
         told = self.explained(error, ", ".join(reply.request.id for reply in failed))
         return [StepOutput(reply.request.id, told) for reply in failed]
 
     def _close(self, reply: Reply) -> None:
-        """Takes a request out of everything and gives back what it holds."""
+        """Removes a request everywhere and frees what it holds."""
         self._running.pop(reply.request.id, None)
         if reply in self._prefilling:
             self._prefilling.remove(reply)

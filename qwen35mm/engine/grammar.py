@@ -1,13 +1,13 @@
-"""Answers that follow a JSON schema, or make calls (`call_grammar`): which tokens may come next, by llguidance's parser
-(the extra `schema`).
+"""Constrained decoding with llguidance (the extra `schema`): which tokens may come next in an answer that follows a
+JSON schema, or makes calls (`call_grammar`).
 
-An answer is JSON on one line as `json.dumps` writes it: the only white space is behind `,` and `:`, so that no model
-can go on with white space for ever. Properties come in the schema's order. Characters stand for themselves: `\\u` isn't
-written, since a half surrogate is no text, and since it spells a property's name in another way than the one that the
-schema binds. A keyword that can't be enforced is refused, not ignored.
+An answer is JSON on one line as `json.dumps` writes it: the only white space follows `,` and `:`, so that no model
+writes white space without end. Properties come in the schema's order. Characters are written as they are. `\\u` isn't
+allowed: half a surrogate is no text, and an escaped property name would evade the schema. A keyword that can't be
+enforced is refused, not ignored.
 
-The library jsonschema, which checks captions once more, is stricter in three places: `multipleOf` with decimals (it
-divides floats), `\\W` (Python's takes no letter of any script), and `minProperties` where a free key was written twice.
+The library jsonschema, which checks captions again, is stricter in three places: `multipleOf` with decimals (it divides
+floats), `\\W` (Python's matches no letter of any script), and `minProperties` if a free key was written twice.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_COMPILED = 16
-# How the refusal of a schema begins.
+# The beginning of a schema's refusal.
 REFUSAL = "Replies can't be held to this JSON schema"
 
 _SCRIPT = Path(grammar_check.__file__)
-# Windows has no limit of processor time or memory for a child.
+# Windows can't limit a child's processor time or memory.
 _IS_CLOCK_THE_LIMIT = sys.platform == "win32"
-# Elsewhere it ends what hangs without computing. A busy machine may take long to start a process.
+# Elsewhere it ends a child that hangs without computing. A busy machine may take long to start a process.
 _TIMEOUT_S = 10.0 if _IS_CLOCK_THE_LIMIT else 120.0
-# How a child ends that computes too long, takes too much memory, or whose stack is full (on macOS, SIGBUS); on Windows
-# STATUS_ACCESS_VIOLATION, STATUS_STACK_OVERFLOW and STATUS_STACK_BUFFER_OVERRUN, which is an abort.
+# Exit statuses after too much time, memory or stack (SIGBUS on macOS); on Windows STATUS_ACCESS_VIOLATION,
+# STATUS_STACK_OVERFLOW and STATUS_STACK_BUFFER_OVERRUN (an abort).
 _ENDS_BY_TOO_MUCH = {
     *(-getattr(signal, name, 0) for name in ("SIGXCPU", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS")),
     *(0xC0000005, 0xC00000FD, 0xC0000409),
@@ -58,22 +58,22 @@ _TOO_MUCH = (
     "deep a recursion. Take fewer and simpler patterns, above all side by side in allOf or patternProperties, smaller "
     "numbers in multipleOf, and shorter chains of $ref"
 )
-# A thread that compiles has more than the child had.
+# A compiling thread gets more than the child had.
 _STACK_BYTES = 2 * grammar_check.STACK_BYTES
 _stack_lock = threading.Lock()
 _MAX_VERDICTS = 256
 
 
 def check_json_schema(text: str) -> None:
-    """Checks that answers can be held to a JSON schema; no model is needed for that.
+    """Checks that a JSON schema can constrain answers; needs no model.
 
-    The first time that takes a child process, and up to seconds: see `GRAMMARS` of `pools`.
+    The first check of a schema starts a child process and can take seconds: see `GRAMMARS` in `pools`.
 
     Raises:
-        RequestError: a keyword that can't be enforced, a reference to another file, a schema that nothing fits, or one
-            that takes too much time or memory.
+        RequestError: the schema has a keyword that can't be enforced or a reference to another file, matches nothing,
+            or takes too much time or memory.
         MissingExtraError: llguidance isn't installed.
-        EngineError: it couldn't be checked.
+        EngineError: the check failed.
     """
     refused = first_refused(("strict", text))
     if refused is not None:
@@ -81,39 +81,39 @@ def check_json_schema(text: str) -> None:
 
 
 def refusal(reason: str) -> RequestError:
-    """Why replies can't be held to a JSON schema."""
+    """The error for a JSON schema that can't constrain replies."""
     return RequestError(f"{REFUSAL}: {reason}. Change the schema, or leave that part out.")
 
 
 def refusal_of_tools(reason: str) -> RequestError:
-    """Why replies can't be held to calls of some tools."""
+    """The error for tools that can't constrain replies."""
     return RequestError(f"Replies can't be held to these tools: {reason}. Take fewer, or simpler ones.")
 
 
 def embedded(schema: Mapping[str, Any], *, lenient: bool) -> str:
-    """A JSON schema as a part of a Lark grammar, written as answers are."""
+    """A JSON schema as part of a Lark grammar, with the same options as an answer's schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': grammar_check.options(lenient=lenient)})}"
 
 
 _Verdict = tuple[int, str] | None
 _verdicts: dict[bytes, _Verdict] = {}
-# What is being checked: who asks for the same waits for the same child.
+# Running checks: callers with the same grammars wait for the same child.
 _checks: dict[bytes, Future[_Verdict]] = {}
 _verdicts_lock = threading.Lock()
 _UNKNOWN = object()
 
 
 def first_refused(*grammars: tuple[Kind, str]) -> tuple[int, str] | None:
-    """The first of some grammars that replies can't be held to, by its place, and why; None where they can.
+    """The index of the first refused grammar, and the reason; None if none is refused.
 
-    It is remembered, so that what takes too much takes it once.
+    Verdicts are remembered, so that an expensive grammar is checked once.
 
     Args:
-        grammars: the last one is compiled and followed; the others are its parts, which are named where they are wrong.
+        grammars: the last one is compiled and tried; the others are its parts, so that an error can name one.
 
     Raises:
         MissingExtraError: llguidance isn't installed.
-        EngineError: there is no verdict.
+        EngineError: the check failed.
     """
     packages = Path(_llguidance().__file__).parent.parent
     digest = hashlib.sha256(json.dumps(grammars).encode()).digest()
@@ -149,7 +149,7 @@ def _check_into(check: Future[_Verdict], digest: bytes, work: str, last: int) ->
 
 def _child_says(work: str, last: int) -> _Verdict:
     try:
-        # Isolated: neither this folder nor the environment says what the child imports.
+        # Isolated: neither this folder nor the environment affects the child's imports.
         ended = subprocess.run(
             [sys.executable, "-I", str(_SCRIPT)],
             input=work.encode(),
@@ -157,7 +157,7 @@ def _child_says(work: str, last: int) -> _Verdict:
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
             check=False,
-            # Ctrl-C is for the parent alone.
+            # Ctrl-C must reach only the parent.
             start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -179,7 +179,7 @@ def _no_verdict() -> EngineError:
 
 
 class Grammars:
-    """The compiled grammars of one vocabulary; the newest are kept. Usable from any thread.
+    """Compiles grammars for one vocabulary and keeps the most recent. Any thread may use it.
 
     Args:
         tokenizer: the checkpoint's.
@@ -195,16 +195,16 @@ class Grammars:
         self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(self._compile)
 
     def matcher(self, json_schema: str, so_far: str = "") -> Matcher:
-        """Follows one reply. The first of a schema takes up to seconds.
+        """A matcher for one reply. The first for a schema can take seconds.
 
         Args:
             json_schema: JSON text.
-            so_far: the answer's beginning, where a reply is continued.
+            so_far: the answer's beginning if a reply is continued.
 
         Raises:
             RequestError: what `check_json_schema` raises, or `so_far` doesn't fit the schema.
             MissingExtraError: llguidance isn't installed.
-            EngineError: the schema couldn't be checked.
+            EngineError: the check failed.
         """
         state = self._compiled("strict", json_schema).deep_copy()
         if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
@@ -215,14 +215,14 @@ class Grammars:
         return Matcher(state, self._not_the_end)
 
     def matcher_of_calls(self, lark: str, so_far: str = "") -> Matcher:
-        """Follows one reply that calls tools. The first of its tools takes up to seconds.
+        """A matcher for one reply that calls tools. The first for some tools can take seconds.
 
         Args:
-            lark: what `grammar_of_calls` gives.
-            so_far: the answer's beginning, where a reply is continued.
+            lark: a grammar from `grammar_of_calls`.
+            so_far: the answer's beginning if a reply is continued.
 
         Raises:
-            RequestError: the tools are beyond what can be followed, or `so_far` doesn't fit.
+            RequestError: the tools' grammar is too complex, or `so_far` doesn't fit it.
             MissingExtraError: llguidance isn't installed.
         """
         state = self._compiled("lark", lark).deep_copy()
@@ -234,7 +234,7 @@ class Grammars:
         return Matcher(state, self._not_the_end)
 
     def _compile(self, kind: Kind, text: str) -> LLMatcher:
-        # What the child could do can be done here. `grammar_of_calls` has asked it.
+        # Safe here after the child's check; for Lark, `grammar_of_calls` has made it.
         if kind == "strict":
             check_json_schema(text)
         make = functools.partial(_llguidance().LLMatcher, self._vocabulary, log_level=0, limits=grammar_check.limits())
@@ -246,18 +246,18 @@ class Grammars:
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
-        """Every id with its bytes; no control token is part of an answer, and those that end a reply end it."""
+        """Every id with its bytes. Answers contain no control tokens; the ids that end a reply end the grammar."""
         llguidance = _llguidance()
         wrapped = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos_ids[0]))
         return llguidance.LLTokenizer(wrapped, eos_token=self._eos_ids, slices=llguidance.LLTokenizer.json_slices())
 
 
 class Matcher:
-    """How far one reply's answer has come.
+    """Follows one reply's answer through its grammar.
 
     Attributes:
-        while_thinking: bool `[vocab_size]`, what may be chosen before the answer: all but the reply's end, because a
-            reply without an answer fits no schema.
+        while_thinking: bool `[vocab_size]`, ids allowed before the answer: all except the reply's end, because a reply
+            without an answer fits no schema.
     """
 
     def __init__(self, state: LLMatcher, while_thinking: torch.Tensor) -> None:
@@ -265,26 +265,26 @@ class Matcher:
         self.while_thinking = while_thinking
 
     def copy(self) -> Matcher:
-        """One that goes its own way from here."""
+        """An independent copy."""
         return Matcher(self._state.deep_copy(), self.while_thinking)
 
     def allowed(self) -> torch.Tensor:
-        """bool `[vocab_size]`: what may come next in the answer; the reply's end alone where nothing else can.
+        """bool `[vocab_size]`: ids allowed next in the answer; only the reply's end if no other is.
 
         Raises:
-            RequestError: the schema is beyond what can be followed.
+            RequestError: the schema is too complex to follow.
         """
         packed = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         self._check()
-        # Rows of the embedding that stand for no token come out as False.
+        # Embedding rows without a token are False.
         bits = np.unpackbits(packed, count=len(self.while_thinking), bitorder="little")
         return torch.from_numpy(bits.view(np.bool_))
 
     def accept(self, token_id: int) -> None:
-        """Goes on by a token that was allowed.
+        """Advances by an allowed token.
 
         Raises:
-            RequestError: the schema is beyond what can be followed.
+            RequestError: the schema is too complex to follow.
         """
         self._state.consume_token(token_id)
         self._check()
@@ -317,7 +317,7 @@ def _first_line(message: str) -> str:
 
 def _with_a_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
     with ThreadPoolExecutor(1) as thread:
-        # The size is the process's, and another thread may compile at the same time.
+        # The stack size is per process, and another thread may compile at the same time.
         with _stack_lock:
             before = threading.stack_size(_STACK_BYTES)
             try:

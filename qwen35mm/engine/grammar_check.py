@@ -1,8 +1,8 @@
-"""Checks grammars in a child process, as its script: a schema that takes too much time or memory, or that crashes the
-parser, ends this process only.
+"""The script of a child process that checks grammars: a schema that takes too much time or memory, or that crashes the
+parser, ends only this process.
 
 It imports nothing of qwen35mm. Standard input is JSON: the folder of llguidance, and the grammars. Standard output is
-JSON: {}, or {"at": which grammar is refused, "error": why}.
+JSON: {}, or {"at": index of the refused grammar, "error": reason}.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Of processor time: the start takes 0.1 s of it, the largest ordinary schemas 0.5 s.
+# Processor time: the start takes 0.1 s, the largest ordinary schemas 0.5 s.
 CPU_S = 3
-# The start takes 20 MiB of them.
+# The start takes 20 MiB.
 MEMORY_BYTES = 128 << 20
-# References that nest take 5 KiB each.
+# Nested references take 5 KiB each.
 STACK_BYTES = 8 << 20
-# How far a reply is tried. What has too many ways to go on mostly has them at its beginning.
+# Steps of a trial reply. A grammar with too many choices mostly has them at its beginning.
 _NUM_STEPS = 64
 
-# A schema that is held in full, one that is held as far as that can be, or llguidance's dialect of Lark.
+# A schema enforced in full, a schema enforced as far as possible, or llguidance's dialect of Lark.
 Kind = Literal["strict", "lenient", "lark"]
 
-# What a JSON string can hold only as `\\u`, which isn't written here.
+# Characters that a JSON string can hold only as `\\u`, which grammars here don't allow.
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
-# Their keys are names, not keywords.
+# Keywords whose values' keys are names, not keywords.
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# The child's vocabulary is bytes, and one control token.
+# The child's vocabulary: all bytes, one control token and an end.
 _CONTROL_ID, _END_ID = 256, 257
 _CONTROL_TOKEN = re.compile(r"<\[\d+\]>")
 
-# `overrides`, so that a schema can't change them by its own "x-guidance".
+# `overrides`, so that a schema can't change them with its own "x-guidance".
 _OPTIONS: Any = {
     "item_separator": ", ",
     "key_separator": ": ",
@@ -54,30 +54,30 @@ _OPTIONS: Any = {
 
 
 class RefusalError(Exception):
-    """Replies can't be held to a grammar; its argument is why."""
+    """A grammar can't constrain replies; the argument is the reason."""
 
 
 def options(*, lenient: bool) -> Any:
-    """How llguidance reads a JSON schema.
+    """llguidance's options for a JSON schema.
 
     Args:
-        lenient: whether what can't be enforced is left out.
+        lenient: whether to ignore keywords that can't be enforced.
     """
     return {**_OPTIONS, "lenient": lenient}
 
 
 def limits() -> Any:
-    """llguidance's own, and no work on the whole vocabulary ahead, which would take time that no limit counts."""
+    """llguidance's own limits, without its work on the whole vocabulary, whose time no limit counts."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(precompute_large_lexemes=False, verbose_errors=False)
 
 
 def grammar_of(kind: Kind, text: str) -> str:
-    """A schema or Lark as llguidance's grammar.
+    """A schema or Lark text as llguidance's grammar.
 
     Raises:
-        RefusalError: the schema isn't JSON that it can read.
+        RefusalError: llguidance can't read the schema.
     """
     from llguidance import LLMatcher
 
@@ -91,7 +91,7 @@ def grammar_of(kind: Kind, text: str) -> str:
 
 def main() -> None:
     work = json.load(sys.stdin)
-    # Nothing that a library prints may come before the answer.
+    # So that a library's output doesn't mix with the answer.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.path.append(work["packages"])
@@ -123,7 +123,7 @@ def _limit_process() -> None:
 
 
 def _first_refused(grammars: Sequence[tuple[Kind, str]]) -> dict[str, Any]:
-    """The first grammar that replies can't be held to, and why; the last one is followed, too, the others are in it."""
+    """The first refused grammar and the reason. Tries a reply of the last one, which contains the others."""
     for at, (kind, text) in enumerate(grammars):
         try:
             check(kind, text, follows=at == len(grammars) - 1)
@@ -135,13 +135,13 @@ def _first_refused(grammars: Sequence[tuple[Kind, str]]) -> dict[str, Any]:
 
 
 def check(kind: Kind, text: str, *, follows: bool) -> None:
-    """Checks one grammar, in this process.
+    """Checks one grammar in this process.
 
     Args:
-        follows: whether a reply is tried, too.
+        follows: whether to try a reply, too.
 
     Raises:
-        RefusalError: replies can't be held to it, and why.
+        RefusalError: it can't constrain replies; has the reason.
     """
     from llguidance import LLMatcher
 
@@ -159,7 +159,7 @@ def check(kind: Kind, text: str, *, follows: bool) -> None:
 
 
 class _Bytes:
-    """What llguidance asks of a tokenizer."""
+    """A byte tokenizer in the form that llguidance asks for."""
 
     eos_token_id = _END_ID
     bos_token_id = None
@@ -171,7 +171,7 @@ class _Bytes:
 
 
 def _compiled(grammar: str) -> LLMatcher:
-    """What compiling takes hardly depends on the vocabulary."""
+    """Compiles with a vocabulary of bytes: the vocabulary hardly changes the cost."""
     import llguidance
 
     wrapped = llguidance.TokenizerWrapper(_Bytes())
@@ -180,7 +180,7 @@ def _compiled(grammar: str) -> LLMatcher:
 
 
 def _follow(matcher: LLMatcher) -> None:
-    """Tries the beginning of a reply."""
+    """Tries the first steps of a reply."""
     if matcher.is_error():
         raise RefusalError(matcher.get_error())
     choose = random.Random(0).choice
@@ -210,7 +210,7 @@ def _check_values(schema: Any) -> None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, names too."""
+    """All strings of a JSON value, including names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -221,9 +221,9 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def any_reply_ends(schema: Any) -> bool:
-    """Whether a value that follows the schema can be finite: `{"$ref": "#"}` asks for itself for ever."""
+    """Whether a value that follows the schema can be finite; one of `{"$ref": "#"}` contains itself without end."""
     # By a schema's identity: how many of its needs aren't met, and the needs that it meets once it is finite. A need
-    # holds whose it is, until it is met.
+    # contains its owner's identity until it is met.
     unmet: dict[int, int] = {}
     meets: defaultdict[int, list[list[int]]] = defaultdict(list)
     finite: list[int] = []
@@ -252,7 +252,7 @@ def any_reply_ends(schema: Any) -> bool:
 
 
 def _needs(schema: Any, root: Any) -> list[list[Any]]:
-    """What must be finite for a schema's value to be: of each list one schema."""
+    """What must be finite for a schema's value to be finite: one schema of each list."""
     if not isinstance(schema, dict):
         return [[]] if schema is False else []
     needed = [*schema.get("allOf", ())]
@@ -268,7 +268,7 @@ def _needs(schema: Any, root: Any) -> list[list[Any]]:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """What a reference in the schema names; True, which anything follows, where it can't be found from here."""
+    """The target of a reference in the schema; True, which allows anything, if it isn't found."""
     found = schema
     for part in unquote(reference).removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""How likely tokens are to the model itself: by its logits, before any parameter of sampling."""
+"""Log-probabilities of tokens by the model's logits, before any sampling parameter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qwen35mm.tokenizer import Tokenizer
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, tokenizer: Tokenizer
 ) -> list[TokenLogprob]:
-    """Of each row the log-probability of its token; waits for the device.
+    """The log-probability of each row's token; waits for the device.
 
     Args:
         logits: [N, vocab] float32.
         token_ids: [N] int64.
-        num_top: likeliest tokens to be told beside each.
+        num_top: number of likeliest tokens reported with each.
     """
     top = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
     total = logits.logsumexp(dim=-1, keepdim=True)
@@ -30,6 +30,6 @@ def token_logprobs(
 
 
 def described(tokenizer: Tokenizer, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    """A token's log-probability with what the token is spelt like."""
+    """A token's log-probability with its text and bytes."""
     spelt = tokenizer.token_bytes(token_id)
     return TokenLogprob(spelt.decode("utf-8", "replace"), logprob, tuple(spelt), token_id, top)

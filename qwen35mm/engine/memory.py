@@ -1,4 +1,4 @@
-"""The memory plan of an engine: the cache's, with what is computed with. A start, a choice and a forecast ask here."""
+"""An engine's memory plan: the cache's plan plus working memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
 from qwen35mm_preprocess import MediaBudget
 
-# What transformers' processors allow a medium where no budget says less: 16.7 million pixels.
+# Without a budget, a medium's limit in transformers' processors: 16.7 million pixels.
 _MOST_TOKENS = 16_384
 # Temporal patches of the shortest video.
 _FEWEST_FRAMES = 2
-# What reading a prompt takes of the host, a token: its text, ids and offsets in the tokenizer, which lets go of them
-# while the allocator doesn't. Measured: see docs/models.md.
+# Host bytes per prompt token for its text, ids and offsets: the tokenizer frees them, the allocator keeps them.
+# Measured: see docs/models.md.
 PROMPT_TOKEN_BYTES = 704
 
 
@@ -35,10 +35,10 @@ def plan_engine(
     available_bytes: int | None = None,
     limit_bytes: int | None = None,
 ) -> MemoryPlan:
-    """`plan_memory` for an engine with these settings; see there, and `context_length_of`, for the arguments.
+    """`plan_memory` for an engine's settings. See it and `context_length_of` for the other arguments.
 
     Args:
-        budget: what media may cost, which bounds the vision tower's work.
+        budget: the most that media may cost; bounds the vision tower's work.
 
     Raises:
         ConfigError: a setting can't be used, or one sequence doesn't fit.
@@ -64,19 +64,19 @@ def plan_engine(
 def work_bytes(
     config: ModelConfig, dtype: torch.dtype, settings: EngineSettings, budget: MediaBudget, device: torch.device
 ) -> int:
-    """Bytes that a step computes with at most: the largest chunk of a prompt or unit of a medium, and logits.
+    """Most working memory of a step in bytes: the largest prompt chunk or vision unit, and logits.
 
-    One prompt at a time is computed. What decoding a medium's file takes isn't in it: that is up to the file.
+    Only one prompt is computed at a time. Decoding a medium's file isn't included: that depends on the file.
     """
     rows = settings.slots
-    # What a sampler knows of each slot's tokens, and which can't be chosen.
+    # The sampler's tables: each slot's tokens, and the banned ids.
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
     chunk = prefill_bytes(config, dtype, settings.chunk_tokens_on(device))
     return max(chunk, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
 
 
 def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:
-    """Bytes of the largest medium's pixels, 8 bits each; 0 where there is no tower."""
+    """Bytes of the largest medium's 8-bit pixels; 0 without a vision tower."""
     if config.tower is None:
         return 0
     tower = config.vision
@@ -88,7 +88,7 @@ def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:
 
 
 def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget) -> int:
-    """Bytes of the largest medium's pixels, 8 bits each, and of its largest unit's work; 0 where there is no tower."""
+    """Bytes of the largest medium's 8-bit pixels and of its largest unit's work; 0 without a vision tower."""
     if config.tower is None:
         return 0
     tower = config.vision

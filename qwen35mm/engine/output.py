@@ -1,4 +1,4 @@
-"""From generated token ids to the text that the caller sees: whole characters, thinking apart, stop strings cut."""
+"""From token ids to the caller's text: whole characters, thinking and answer separated, stop strings removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qwen35mm.tokenizer import StreamDecoder, Tokenizer
 
 @dataclass(frozen=True)
 class ThinkingTokens:
-    """The control ids around thinking, the ids that close it when its budget is spent, and those behind its end."""
+    """The control ids around thinking, the ids that close it once its budget is spent, and the ids after its end."""
 
     start_id: int
     end_id: int
@@ -21,12 +21,12 @@ class ThinkingTokens:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> ThinkingTokens | None:
-        """None where the vocabulary has no `<think>` and `</think>`."""
+        """None if the vocabulary lacks `<think>` or `</think>`."""
         start_id = tokenizer.control_ids.get("<think>")
         end_id = tokenizer.control_ids.get("</think>")
         if start_id is None or end_id is None:
             return None
-        # As the family's templates render it: a line of its own, then an empty line.
+        # As the family's templates render it: `</think>` on its own line, then an empty line.
         gap = tuple(tokenizer.encode_plain("\n\n"))
         return cls(start_id, end_id, (*tokenizer.encode_plain("\n"), end_id, *gap), gap)
 
@@ -36,11 +36,10 @@ class OutputProcessor:
 
     Args:
         tokenizer: the checkpoint's.
-        params: stop strings and ids, `thinking_budget` and `max_tokens` are carried out here.
+        params: this class applies its stop strings and ids, `thinking_budget` and `max_tokens`.
         eos_ids: ids with which the model ends the reply.
-        thinking: None where the vocabulary has no thinking tokens.
-        num_thought: tokens of the thought that the prompt leaves open, 0 where it has only opened it; None where it
-            leaves none.
+        thinking: None if the vocabulary has no thinking tokens.
+        num_thought: tokens of the prompt's unfinished thinking, 0 if it only opens one; None if it has none.
         is_constrained: whether the answer follows a grammar.
     """
 
@@ -76,11 +75,11 @@ class OutputProcessor:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The ids that end the reply, of the model and of whoever asked."""
+        """The ids that end the reply: the model's and the request's."""
         return self._eos_ids | frozenset(self._params.stop_token_ids)
 
     def next_forced(self) -> int | None:
-        """The id that must come next instead of a sampled one, None where the model chooses."""
+        """The id that must come next instead of a sampled one; None if the model chooses."""
         budget = self._params.thinking_budget
         spent = self.channel == "reasoning" and budget is not None and self._num_thinking_tokens >= budget
         if spent and not self._forced and self._thinking is not None:
@@ -88,7 +87,7 @@ class OutputProcessor:
         return self._forced.popleft() if self._forced else None
 
     def push(self, token_id: int, at_s: float | None = None, logprob: TokenLogprob | None = None) -> list[TextDelta]:
-        """Takes the next token, and when it was chosen; returns the text that it completes.
+        """Takes the next token and its time; returns the text that it completes.
 
         Sets `finish_reason` at the reply's end.
         """
@@ -122,7 +121,7 @@ class OutputProcessor:
             return False
         if self.channel == "reasoning":
             return token_id == self._thinking.end_id
-        # A model may open its thinking by itself, but only as the very first thing that it says.
+        # A model may open its thinking itself, but only at the very start of its reply.
         return token_id == self._thinking.start_id and not self.text and self.reasoning is None
 
     def _switch_channel(self, token_id: int) -> list[TextDelta]:
@@ -132,7 +131,7 @@ class OutputProcessor:
         else:
             self.channel = "answer"
             if self._thinking is not None and self._is_constrained and not self._forced:
-                # A grammar begins with the answer, and the model would write the line ends before it first.
+                # The grammar begins with the answer; the line ends that the model expects come before it.
                 self._forced.extend(self._thinking.gap_ids)
         self._strip_start = True
         return deltas
@@ -167,7 +166,7 @@ class OutputProcessor:
         return [self._delta(text)] if text else []
 
     def _cut_at_stop_string(self) -> int:
-        """How many held characters can go out; sets `finish_reason` where a stop string is complete."""
+        """How many buffered characters can be returned; sets `finish_reason` if a stop string is complete."""
         if len(self.token_ids) <= self._params.min_tokens:
             return len(self._held)
         found = [(at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0]
@@ -187,7 +186,7 @@ class OutputProcessor:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` with which `stop` begins."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,6 +1,6 @@
-"""The work on one prompt before its first token: find what is cached, read the rest's media, encode, prefill.
+"""One prompt's work before its first token: look up the cache, read missing media, encode them, prefill.
 
-What it computes goes into the cache segment by segment, so that work that is broken off is not lost.
+Computed segments enter the cache one by one, so interrupted work isn't lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnit
 from qwen35mm_preprocess import PreparedMedia
 
 T = TypeVar("T")
-# What a piece of work comes to: how far it is, that there is no room for it (it is tried again), or None: it waits for
-# a file.
+# What work yields: its progress, an error if there is no room (then tried again), or None while it waits for a file.
 Work = Generator[Progress | OutOfBlocksError | None, None, T]
 
 
@@ -37,12 +36,12 @@ class Prefill:
     Args:
         runtime: model, pools and caches.
         source: the prompt and its media.
-        with_tail: whether what follows the last cut is computed too; a history commit leaves it.
-        reading: what is wanted of the prompt's own tokens; what is cached is used up to the first of them.
+        with_tail: whether to compute the tail after the last cut, too; a history commit doesn't.
+        reading: what to read of the prompt's own tokens; cached segments are used up to the first token that is read.
 
     Attributes:
-        start: where in the cache it began; None before.
-        last_hidden: [1, hidden] of the prompt's last token, once `done`; None without the tail.
+        start: what the cache gave; None until it has answered.
+        last_hidden: [1, hidden], the last token's hidden state, once `done`; None without the tail.
     """
 
     def __init__(
@@ -68,21 +67,21 @@ class Prefill:
 
     @property
     def blocked(self) -> bool:
-        """Whether a step would only find that a file isn't read yet."""
+        """Whether it waits for a file to be read."""
         return self._reading is not None and not self._reading.done()
 
     @property
     def cache(self) -> SequenceCache:
-        """The sequence; it is this object's until `close`."""
+        """The sequence; this object owns it until `close`."""
         assert self.start is not None, "the prefill hasn't begun"
         return self.start.sequence
 
     def step(self) -> list[Progress]:
-        """Does a bounded piece of work: some vision layers, or one chunk of the prompt; [] where it waits for a file.
+        """Does a bounded unit of work: some vision layers, or one chunk. Returns [] while it waits for a file.
 
         Raises:
-            OutOfBlocksError: no room now; the same step may be tried again.
-            MediaError: a medium that is needed can't be read any more.
+            OutOfBlocksError: no room now; the step can be tried again.
+            MediaError: a required medium can't be read any more.
         """
         told: list[Progress] = []
         while not (self.done or self.blocked):
@@ -91,40 +90,40 @@ class Prefill:
                 try:
                     raise found
                 finally:
-                    del found  # a traceback that leads to its own error is garbage that holds us
+                    del found  # else the error and its traceback form a cycle that keeps us in memory
             if found is not None:
                 told.append(found)
                 if found.phase != "read":
                     break
         if self.done:
-            self._work.close()  # lets go of hidden states and pixels: the reply may be long
+            self._work.close()  # frees hidden states and pixels: the reply may take long
             self.source = self.source.without_pixels()
         return told
 
     def unpin(self) -> bool:
-        """Lets the cached segments that the sequence stands on be evicted; False where it stands on none."""
+        """Allows eviction of the cached segments that the sequence uses; False if it uses none."""
         if self.start is None or not self.start.pinned:
             return False
         self._runtime.prefixes.unpin(self.start)
         return True
 
     def close(self) -> None:
-        """Gives back everything; a second call does nothing."""
-        # A generator that isn't at its end refers to us and we to it: pixels would stay until garbage is collected.
+        """Frees everything; a second call does nothing."""
+        # An unfinished generator and this object refer to each other: pixels would stay until garbage collection.
         self._work.close()
         if self.start is not None:
             self.start.sequence.free()
         self.unpin()
 
     def read(self) -> PromptRead | None:
-        """What was read of the prompt, once `done`; None where nothing was wanted."""
+        """What was read of the prompt, once `done`; None if nothing was requested."""
         return None if self._reader is None else self._reader.result(self.report(time.monotonic(), 0.0, 0))
 
     def report(self, first_token_s: float | None, decode_s: float, cache_bytes: int) -> CacheReport:
-        """What the cache did for a reply.
+        """The cache's report on a reply.
 
         Args:
-            first_token_s: of `time.monotonic`; None where there was none.
+            first_token_s: on the clock of `time.monotonic`; None if there was no token.
         """
         assert self.start is not None
         num_cached = self._chain.stop(self.start.num_segments)
@@ -153,7 +152,7 @@ class Prefill:
         features |= yield from self._encode(missing, self._worth_keeping(units))
         yield from self._run_chunks(start, units, features, num_seen)
         self.done = True
-        # Where nothing was left to run, this is the step's end.
+        # Ends the step if nothing was left to run.
         yield None
 
     def _result(self, future: Future[T]) -> Work[T]:
@@ -164,7 +163,7 @@ class Prefill:
         return future.result()
 
     def _with_room(self, attempt: Callable[[], T]) -> Work[T]:
-        """What takes blocks, tried until there are some."""
+        """Retries a call that takes blocks until it succeeds."""
         while True:
             try:
                 return attempt()
@@ -172,7 +171,7 @@ class Prefill:
                 yield error
 
     def _begin(self) -> Work[Start]:
-        """Looks up the longest cached beginning, in memory first, and begins a sequence there."""
+        """Looks up the longest cached prefix, in memory first, and begins a sequence with it."""
         runtime, chain = self._runtime, self._chain
         if self._reader is not None:
             chain = chain.up_to(self._reader.first_row)
@@ -183,7 +182,7 @@ class Prefill:
         return (yield from self._with_room(lambda: runtime.prefixes.begin(chain, loaded)))
 
     def _find_features(self, units: Sequence[VisionUnit]) -> Work[dict[bytes, torch.Tensor]]:
-        """The units' embeddings that are kept, in memory or on the disk, by address."""
+        """The units' cached embeddings, from memory or disk, by address."""
         runtime = self._runtime
         if not (runtime.reuse and units):
             return {}
@@ -204,12 +203,12 @@ class Prefill:
         return found
 
     def _worth_keeping(self, units: VisionUnits) -> frozenset[bytes]:
-        """The addresses of units whose new embeddings are kept, as the request's purpose asks for."""
+        """The addresses of units whose embeddings the cache keeps, by the request's `retain`."""
         addresses = frozenset(unit.address for unit in units.values()) if self._keeps else frozenset()
         return self._runtime.vision.sight(addresses) if self.source.retain == "shared" else addresses
 
     def _encode(self, units: Sequence[VisionUnit], worth_keeping: frozenset[bytes]) -> Work[dict[bytes, torch.Tensor]]:
-        """The embeddings of units that nothing is kept of, by address."""
+        """Encodes the units that aren't cached; their embeddings by address."""
         runtime, found = self._runtime, {}
         indices = list(dict.fromkeys(unit.media_index for unit in units))
         medium: PreparedMedia | None = None
@@ -219,7 +218,7 @@ class Prefill:
                 medium = yield from self._read(unit.media_index, indices)
             encoding = encode(tower, unit, medium)
             if unit.media_index not in [following.media_index for following in units[index + 1 : index + 2]]:
-                medium = None  # one medium's pixels are enough
+                medium = None  # keep one medium's pixels at a time
             for num_layers, features in encoding:
                 if features is not None:
                     found[unit.address] = features
@@ -229,7 +228,7 @@ class Prefill:
         return found
 
     def _read(self, media_index: int, indices: Sequence[int]) -> Work[PreparedMedia]:
-        """A medium with its pixels, one of those that are needed."""
+        """A medium with its pixels; `indices` are all media to read."""
         medium = self.source.media[media_index]
         if isinstance(medium, PreparedMedia):
             return medium
@@ -240,11 +239,11 @@ class Prefill:
     def _run_chunks(
         self, start: Start, units: VisionUnits, features: dict[bytes, torch.Tensor], num_seen: int
     ) -> Work[None]:
-        """Runs what is left of the prompt.
+        """Prefills the rest of the prompt.
 
         Args:
-            features: by address; each leaves once the last of its tokens has run.
-            num_seen: how many of the first segments were asked for before, by a request that keeps what is shared.
+            features: by address; each is dropped after its last token.
+            num_seen: how many of the first segments an earlier request with `retain` "shared" asked for.
         """
         model, prompt, cache = self._runtime.model, self._prompt, start.sequence
         num_tokens = len(prompt.token_ids)
@@ -269,14 +268,14 @@ class Prefill:
             for _ in () if self._reader is None else self._reader.take(hidden, begin):
                 yield Progress("prefill", stop, num_tokens)
             if stop == num_tokens:
-                self.last_hidden = hidden[-1:].clone()  # not a view, which would hold all of them
+                self.last_hidden = hidden[-1:].clone()  # a view would keep all of them
                 cache.rope_delta = prompt.rope_delta
             self.done = stop == self._stop
             del embeds, hidden
             yield Progress("prefill", stop, num_tokens)
 
     def _chunks(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:
-        """What is left to run behind the first segments: (start, stop, the segment that ends there, if one does)."""
+        """The chunks after the first segments: (start, stop, the index of the segment that ends there or None)."""
         segments = list(enumerate(self._chain.segments))[num_segments:]
         bounds: list[tuple[int, int, int | None]] = [(each.start, each.stop, index) for index, each in segments]
         if self._prompt.tail_start < self._stop:
@@ -291,7 +290,7 @@ class Prefill:
         return states_to_keep(self._chain.segments, system_stop=self._prompt.system_stop)
 
     def _publish(self, start: Start, index: int, num_seen: int) -> None:
-        """Enters a segment that was just computed, as the request's purpose asks for."""
+        """Enters a computed segment in the cache, by the request's `retain`."""
         prefixes, chain, system_stop = self._runtime.prefixes, self._chain, self._prompt.system_stop
         if self.source.retain == "shared":
             if index < num_seen:
@@ -299,7 +298,7 @@ class Prefill:
                 prefixes.publish(chain, index, start.sequence, start, keep_state=keep)
             return
         kept = self._kept_states
-        # The newest state stays until the next one is there: work that is broken off goes on from its last cut.
+        # Keep the newest state until the next one: interrupted work resumes at its last cut.
         prefixes.publish(chain, index, start.sequence, start, keep_state=True, on_disk=self._on_disk)
         if index == len(chain) - 1:
             prefixes.thin(chain, kept)

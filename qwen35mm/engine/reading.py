@@ -1,6 +1,6 @@
-"""What is read of a prompt's own tokens while it is prefilled: their log-probabilities, or hidden states.
+"""Reads log-probabilities or hidden states of a prompt's own tokens during prefill.
 
-Of a vocabulary of 248,320 a prompt's logits would be a megabyte a token, so that few are there at a time.
+With a vocabulary of 248,320 the logits take a megabyte a token, so only a few exist at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qwen35mm.engine.logprobs import token_logprobs
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Prompt
 
-# Numbers of logits at a time: 64 MiB of float32.
+# Logits at a time: 64 MiB of float32.
 LOGITS_AT_ONCE = 1 << 24
 
 What = Literal["logprobs", "states", "last", "mean"]
@@ -24,13 +24,13 @@ What = Literal["logprobs", "states", "last", "mean"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What is wanted of a prompt's own tokens.
+    """What to read of a prompt's own tokens.
 
     Attributes:
-        what: `logprobs` of the tokens from `start` on; the final hidden `states` that these are foretold from; the
-            hidden state of the `last` token, or the `mean` of all of them.
-        start: the first token that is foretold: 1, or later.
-        num_top: likeliest tokens to be told beside each.
+        what: `logprobs` of the tokens from `start` on; the final hidden `states` that predict these; the `last` token's
+            hidden state; or the `mean` of all hidden states.
+        start: the first predicted token, 1 or later.
+        num_top: number of likeliest tokens reported with each.
     """
 
     what: What
@@ -38,15 +38,15 @@ class Reading:
     num_top: int = 0
 
     def first_row(self, num_tokens: int) -> int:
-        """The first token of a prompt whose hidden state is needed: what is cached may reach up to there."""
+        """The first token of a prompt whose hidden state is needed; tokens before it may come from the cache."""
         return {"mean": 0, "last": num_tokens - 1}.get(self.what, self.start - 1)
 
 
 class PromptReader:
-    """Reads one prompt, piece by piece.
+    """Reads one prompt, chunk by chunk.
 
     Args:
-        check: called with logits that are to be used; raises where they are no numbers.
+        check: called with logits before their use; raises if they aren't finite.
 
     Attributes:
         first_row: the first token whose hidden state is needed.
@@ -65,7 +65,7 @@ class PromptReader:
         self._sum: torch.Tensor | None = None
 
     def take(self, hidden: torch.Tensor, begin: int) -> Iterator[None]:
-        """Takes the final hidden states [N, hidden] of the tokens from `begin` on, in bounded chunks of work."""
+        """Takes the final hidden states [N, hidden] of the tokens from `begin` on, in bounded units of work."""
         foretells = self._reading.what in ("logprobs", "states")
         stop = min(begin + len(hidden), len(self._token_ids) - foretells)
         rows = hidden[max(self.first_row - begin, 0) : stop - begin]
@@ -74,11 +74,11 @@ class PromptReader:
         if self._reading.what == "logprobs":
             yield from self._score(rows, stop - len(rows))
         elif self._reading.what == "mean":
-            # In float64: many are added.
+            # In float64, because the sum is long.
             added = rows.double().sum(dim=0)
             self._sum = added if self._sum is None else self._sum + added
         else:
-            self._states.append(rows.clone())  # not a view, which would hold all of them
+            self._states.append(rows.clone())  # a view would keep all of them
 
     def _score(self, rows: torch.Tensor, begin: int) -> Iterator[None]:
         size = max(1, LOGITS_AT_ONCE // self._model.head.out_features)
@@ -92,7 +92,7 @@ class PromptReader:
             yield
 
     def result(self, report: CacheReport) -> PromptRead:
-        """What was read, once the prompt is done."""
+        """What was read; call it after the whole prompt."""
         states = torch.cat(self._states) if self._states else None
         if self._sum is not None:
             states = (self._sum / len(self._token_ids))[None]

@@ -1,4 +1,4 @@
-"""A request that has left the waiting line: its prefill, and then its reply with all that makes it."""
+"""An admitted request: its prefill, and then its reply."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qwen35mm_preprocess import MediaPlan
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step has for a reply.
+    """A step's result for a reply.
 
     Attributes:
-        token_id: what was chosen; None where the reply chooses it.
-        logits: [vocab], until the next step runs; None where it does already.
+        token_id: the chosen token; None if the reply chooses it.
+        logits: [vocab], valid until the next step runs; None if it already does.
     """
 
     reply: Reply
@@ -39,15 +39,15 @@ class StepResult:
 
 
 class Reply:
-    """An admitted request: first its prefill, then the reply while it grows.
+    """An admitted request: its prefill, then its growing reply.
 
     Args:
-        matcher: follows the grammar of its answer; None where there is none.
-        tokenizer: says what tokens are spelt like.
+        matcher: for the answer's grammar; None if unconstrained.
+        tokenizer: gives tokens' texts.
 
     Attributes:
-        seed: of its draws.
-        last_token_id: the newest token: chosen, not yet in the cache.
+        seed: for its draws.
+        last_token_id: the newest token; not in the cache yet.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Reply:
 
     @property
     def cache(self) -> SequenceCache:
-        """The sequence; freed while the reply is suspended."""
+        """The sequence; freed while the reply is preempted."""
         return self.prefill.cache if self._resumed is None else self._resumed
 
     @property
@@ -83,15 +83,15 @@ class Reply:
 
     @property
     def num_suspended_tokens(self) -> int:
-        """Tokens that wait in host memory for their place on the device."""
+        """A preempted reply's tokens in host memory."""
         return 0 if self._suspended is None else self._suspended[0]["k"].shape[1]
 
     @property
     def needs_host(self) -> bool:
-        """Whether what comes next depends on more than logits and a row of numbers: on a grammar, a budget, ends that
-        may not come yet, or biases; or whether the logits themselves are asked for.
+        """Whether the host must choose the next token, because of a grammar, a thinking budget, `min_tokens` or biases,
+        or must read the logits.
 
-        It may turn false with a token, but never true: then a step that is under way could be one that the host needs.
+        It may change to false, never to true: a step already in flight would then lack the host's choice.
         """
         params = self.request.params
         return (
@@ -107,20 +107,20 @@ class Reply:
         return len(self.output.token_ids) < self.request.params.min_tokens
 
     def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
-        """Takes the next token, or chooses it, and returns the text that it completes."""
+        """Takes or chooses the next token, and returns the text that it completes."""
         output = self.output
         self.last_token_id = self._choose(result.logits, sampler) if result.token_id is None else result.token_id
         self._last_token_s = time.monotonic()
         self._first_token_s = self._first_token_s or self._last_token_s
         logprob = None if result.logits is None else self._logprob(result.logits, self.last_token_id)
         deltas = output.push(self.last_token_id, self._last_token_s, logprob)
-        # The new token needs a place in the cache before the next one can follow.
+        # The new token needs room in the cache before another can follow.
         if len(self.request.prompt.token_ids) + len(output.token_ids) > context_length:
             deltas += output.close("length")
         return deltas
 
     def _choose(self, logits: torch.Tensor | None, sampler: Sampler) -> int:
-        """The token that must come next, or one that may."""
+        """The forced next token, or a sampled one."""
         assert logits is not None, "there is neither a token nor logits"
         slot, matcher = self.cache.slot, self._matcher
         forced = self.output.next_forced()
@@ -156,12 +156,12 @@ class Reply:
         return token_logprobs(logits[None], torch.tensor([token_id]), num_top, self._tokenizer)[0]
 
     def suspend(self, pools: CachePools) -> None:
-        """Moves the whole cache to host memory, bit for bit, so that others have its place."""
+        """Preempts the reply: moves its cache to host memory, bit for bit, and frees its place."""
         self._suspended = (self.cache.export(), pools.states.save(self.cache.slot))
         self.cache.free()
 
     def resume(self, pools: CachePools) -> None:
-        """Takes up again where `suspend` broke off.
+        """Brings a preempted reply's cache back.
 
         Raises:
             OutOfSlotsError, OutOfBlocksError: no room yet; nothing has changed.
@@ -179,7 +179,7 @@ class Reply:
         self._resumed, self._suspended = cache, None
 
     def prefilled(self) -> Prefilled:
-        """What is known once there is a first token."""
+        """The event of the first token."""
         assert self._first_token_s is not None, "there is no token yet"
         return Prefilled(
             num_prompt_tokens=len(self.request.prompt.token_ids),
@@ -189,7 +189,7 @@ class Reply:
         )
 
     def result(self, finish_reason: FinishReason, pools: CachePools) -> Result:
-        """The reply as it stands."""
+        """The reply so far."""
         request, output = self.request, self.output
         num_generated = len(output.token_ids)
         ttft_s = decode_tokens_per_s = None
@@ -218,14 +218,14 @@ class Reply:
         )
 
     def close(self) -> None:
-        """Gives everything back; a second call does nothing."""
+        """Frees everything; a second call does nothing."""
         if self._resumed is not None:
             self._resumed.free()
         self.prefill.close()
 
 
 class ReplyFactory:
-    """Makes the replies of one model's requests."""
+    """Makes replies to one model's requests."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._tokenizer, self._eos_ids = loaded.tokenizer, loaded.eos_ids
@@ -234,11 +234,10 @@ class ReplyFactory:
         self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
 
     def prepared(self, request: Request) -> Request:
-        """The request with its matcher, if a reply can be made. Usable from any thread.
+        """The request with its matcher. Any thread may call it.
 
         Raises:
-            RequestError: a JSON schema that replies can't be held to, a reply to be continued that doesn't fit it, or
-                ids of no token.
+            RequestError: a JSON schema can't be enforced, the reply to continue doesn't fit it, or an unknown token id.
             MissingExtraError: a JSON schema needs a library that isn't installed.
             EngineError: a JSON schema couldn't be checked.
         """
@@ -246,7 +245,7 @@ class ReplyFactory:
         return request if request.matcher is not None else replace(request, matcher=self._matcher(request))
 
     def make(self, request: Request, prefill: Prefill) -> Reply:
-        """The reply to a request that is admitted."""
+        """The reply to an admitted request."""
         params = request.params
         output = OutputProcessor(
             self._tokenizer,
@@ -257,7 +256,7 @@ class ReplyFactory:
             is_constrained=request.is_constrained,
         )
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
-        # A reply that begins again begins its grammar again.
+        # A copy, because a requeued reply starts its grammar again.
         matcher = None if request.matcher is None else request.matcher.copy()
         return Reply(request, prefill, seed, output, matcher, self._tokenizer)
 
@@ -268,7 +267,7 @@ class ReplyFactory:
         return None if schema is None else self._grammars.matcher(schema, so_far)
 
     def _num_thought(self, request: Request) -> int | None:
-        """Tokens of the thought that the prompt leaves open, 0 for line ends alone; None where it leaves none."""
+        """Tokens of the prompt's unfinished thinking, 0 if only line ends; None if it has none."""
         if self._thinking is None:
             return None
         tail = request.prompt.token_ids[request.prompt.tail_start :].tolist()
@@ -282,7 +281,7 @@ class ReplyFactory:
 
 
 def media_report(plan: MediaPlan) -> MediaReport:
-    """What a prepared medium's plan says of it."""
+    """A prepared medium's report, from its plan."""
     assert plan.digest is not None, "the plan of a prepared medium has its digest"
     grid = plan.grid_thw
     return MediaReport(plan.kind, plan.digest, (grid.t, grid.h, grid.w), plan.num_tokens, plan.timestamps_s)

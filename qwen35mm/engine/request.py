@@ -1,4 +1,4 @@
-"""What the engine is asked to do, and what it says back."""
+"""Requests to the engine, and what it returns."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from qwen35mm_preprocess.say import Said, say
 
 P = TypeVar("P", bound="CachedPrompt")
 
-# Libraries, Triton and CUDA itself have errors of their own for it.
+# Libraries, Triton and CUDA have their own errors for lack of memory.
 _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
 
 
 @dataclass(frozen=True, eq=False)
 class DeferredMedia:
-    """A medium whose plan is known, digests included, and whose pixels are only read if nothing is kept of it.
+    """A medium with a known plan and digests, whose pixels are read only if its embeddings aren't cached.
 
     `load` runs in another thread and may raise a MediaError, which ends the request.
     """
@@ -48,11 +48,11 @@ def _not_any_more() -> PreparedMedia:
 
 @dataclass(frozen=True, eq=False)
 class CachedPrompt:
-    """A prompt, its media in order of appearance, and whose it is.
+    """A prompt, its media in order of appearance, and its owner.
 
     Attributes:
-        conversation: prompts of one conversation supersede each other's unfinished history commits.
-        salt: a tenant's secret: nothing is shared between two salts, save what stands before the token `salt_from`.
+        conversation: a newer prompt of a conversation drops its pending history commit.
+        salt: a tenant's secret: two salts share nothing but the tokens before `salt_from`.
     """
 
     prompt: Prompt
@@ -63,22 +63,22 @@ class CachedPrompt:
     salt_from: int = 0
 
     def without_pixels(self: P) -> P:
-        """The same once it is in the cache, of which nothing but its media's plans is asked any more."""
+        """The same with only its media's plans, for a prompt that is in the cache."""
         return replace(self, media=tuple(DeferredMedia(medium.plan, _not_any_more) for medium in self.media))
 
 
 @dataclass(frozen=True, eq=False)
 class Request(CachedPrompt):
-    """One prompt and how to answer it.
+    """A prompt and how to answer it.
 
     Attributes:
-        arrival_s: of `time.monotonic`; the time to the first token is counted from there.
-        deadline_s: of the same clock; the request ends with a RequestTimeoutError after it.
-        calls: the grammar of an answer that calls tools (`grammar_of_calls`); None where nothing holds it to one.
-        reading: what is wanted of the prompt's own tokens.
-        replies: whether a reply is wanted.
-        finds_thinking: whether a reply's thinking is told apart from its answer.
-        matcher: of the answer's grammar, at its beginning; the engine makes it.
+        arrival_s: on the clock of `time.monotonic`; the time to the first token starts here.
+        deadline_s: on the same clock; after it the request ends with a RequestTimeoutError.
+        calls: the grammar of an answer that calls tools (`grammar_of_calls`); None if calls are unconstrained.
+        reading: what to read of the prompt's own tokens.
+        replies: whether to generate a reply.
+        finds_thinking: whether to separate a reply's thinking from its answer.
+        matcher: for the answer's grammar, at its start; the engine makes it.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -97,29 +97,29 @@ class Request(CachedPrompt):
         return self.params.json_schema is not None or self.calls is not None
 
     def check_length(self, context_length: int) -> None:
-        """Raises ContextTooLongError for a prompt that leaves no room for the reply that is wanted."""
+        """Raises ContextTooLongError for a prompt that leaves no room for a requested reply."""
         check_num_tokens(len(self.prompt.token_ids) - (not self.replies), context_length)
 
     @property
     def last_event(self) -> type[Finished | PromptRead]:
-        """What its last event is."""
+        """The type of its last event."""
         return Finished if self.replies else PromptRead
 
     def ends_with(self, event: Event) -> bool:
-        """Whether an event is the request's last."""
+        """Whether an event is the request's last one."""
         return isinstance(event, self.last_event)
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One event of one request; an error is the last that a request gives."""
+    """One event of one request; an error is a request's last event."""
 
     request_id: str
     event: Event | Qwen35mmError
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raises RequestError where parameters name a token that isn't there."""
+    """Raises RequestError if parameters name an unknown token."""
     missing = [token_id for token_id in params.token_ids if token_id >= vocab_size]
     if missing:
         name = "stop_token_ids" if missing[0] in params.stop_token_ids else "logit_bias"
@@ -127,10 +127,10 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_num_tokens(num_tokens: int, context_length: int, *, or_more: bool = False) -> None:
-    """Raises ContextTooLongError where so many tokens leave no room for a reply.
+    """Raises ContextTooLongError if a prompt of `num_tokens` leaves no room for a reply.
 
     Args:
-        or_more: the rest wasn't counted any more.
+        or_more: whether counting stopped at `num_tokens`.
     """
     if num_tokens >= context_length and or_more:
         raise ContextTooLongError(
@@ -155,13 +155,13 @@ def check_num_tokens(num_tokens: int, context_length: int, *, or_more: bool = Fa
 
 
 def engine_error(error: Exception, device: torch.device) -> EngineError:
-    """Our own errors as they are; any other without its message, which may name what is not a user's business."""
+    """Returns our own errors as they are; others without their message, which may contain private details."""
     if isinstance(error, EngineError):
         return error
     if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)):
         message = shortage(error, device)
     elif isinstance(error, torch.AcceleratorError):
-        # CUDA refuses everything from then on.
+        # CUDA refuses everything after this.
         message = say(
             "The GPU has failed, and this program can't use it any more; the log has the details. Start it again."
         )
@@ -171,14 +171,14 @@ def engine_error(error: Exception, device: torch.device) -> EngineError:
 
 
 def damage(checkpoint: Path, quantization: Mapping[str, Any] | None) -> Said:
-    """Why a model's values are no numbers, and what to do, from its files; reads them all.
+    """Explains why a model's values are NaN or infinite, and what to do. Reads all its files.
 
     Args:
-        quantization: the configuration's.
+        quantization: the configuration's section.
     """
     try:
         sources = read_checkpoint(checkpoint, quantization).values()
-        # Of other formats what is no number isn't loaded.
+        # Other formats refuse such values on loading.
         damaged = list(not_finite(source.tensor for source in sources if isinstance(source, PlainSource)))
     except (CheckpointError, OSError):
         return say("Its checkpoint can't be read any more to see why. Download it again.")
@@ -192,7 +192,7 @@ def damage(checkpoint: Path, quantization: Mapping[str, Any] | None) -> Said:
 
 
 def failed_on(error: Exception) -> Said:
-    """What is said where only the log may have the details."""
+    """The message for errors whose details belong only in the log."""
     return say(
         "The model failed on this request ({error}); the log has the details. Try again.", error=type(error).__name__
     )

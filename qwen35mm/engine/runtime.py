@@ -1,4 +1,4 @@
-"""What every request of an engine shares: the model, the pools, the caches, and who reads files for it."""
+"""What an engine's requests share: the model, the pools, the caches and the file reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class InlineExecutor(Executor):
-    """Does what it is asked at once, in the caller's thread."""
+    """Runs each call at once, in the caller's thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -56,17 +56,17 @@ class InlineExecutor(Executor):
 
 
 class Runtime:
-    """Made once per engine: plans the memory and makes the pools.
+    """Plans an engine's memory and makes its pools.
 
     Attributes:
-        root: the fingerprint that all addresses begin with.
-        reuse: whether anything is kept after a request.
-        cache_settings: what keys, values and states are kept as is in them.
-        slots: requests at the same time; the pools have one slot more, for history commits.
+        root: the fingerprint from which all addresses are derived.
+        reuse: whether the cache keeps anything after a request.
+        cache_settings: among others, the types of cached keys, values and states.
+        slots: concurrent requests; the pools have one more slot, for history commits.
 
     Raises:
-        ConfigError: a setting can't be used: the context is longer than the model's positions, the memory can't
-            hold one sequence, or the cache's folder isn't usable.
+        ConfigError: the context is longer than the model's positions, memory can't hold one sequence, or the cache's
+            folder isn't usable.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Runtime:
         self.disk: DiskTier | None = None
         self.root = secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:
-            # Opened before the weights are hashed: where it can't be used, that is told at once.
+            # Before the weights are hashed, so that an unusable folder fails at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
             self.root = _root(loaded, self.chunk_tokens, self.pools.kv.formats, cache)
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
@@ -133,11 +133,11 @@ class Runtime:
 
     @property
     def needs_offload(self) -> bool:
-        """Whether what is new in the caches is on the device alone."""
+        """Whether new cache entries exist on the device only."""
         return self.vision.needs_offload or self.prefixes.states.needs_offload
 
     def relieve(self) -> bool:
-        """A GPU has no memory left: takes kept states off it; False where none are there."""
+        """After a GPU ran out of memory: moves its cached states to the host; False if there are none."""
         states = self.prefixes.states
         if not states.num_on_device:
             return False
@@ -146,12 +146,12 @@ class Runtime:
         return True
 
     def check_numbers(self, logits: torch.Tensor) -> None:
-        """Logits that are no numbers would choose some token without a word.
+        """Checks logits: NaN or infinity would silently choose some token.
 
         Raises:
             EngineError: they hold NaN, or infinity.
         """
-        # A tenth of the time that looking at each of them takes.
+        # Ten times as fast as a check of each value.
         if not float(logits.sum()) < math.inf:
             logger.error("the model's logits are no numbers; its checkpoint: %s", english(self._damage))
             raise EngineError(say("The model computed values that are no numbers. {damage}", damage=self._damage))
@@ -161,9 +161,9 @@ class Runtime:
         return damage(self.loaded.path, self.loaded.config.quantization)
 
     def memory_use(self) -> dict[str, int]:
-        """Bytes that are held, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.
+        """Bytes in use, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.
 
-        Only reads counters: any thread may ask.
+        Only reads counters: any thread may call it.
         """
         kv = self.pools.kv
         return {
@@ -177,7 +177,7 @@ class Runtime:
 
 
 def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: CacheSettings) -> bytes:
-    """What decides the bits of a cached segment, apart from its tokens."""
+    """The fingerprint of all that decides a cached segment's bits, except its tokens."""
     model = loaded.model
     assert cache.directory is not None
     return fingerprint(

@@ -1,7 +1,7 @@
-"""Chooses tokens on the device that the logits are on: what it knows of each slot's reply, and one draw for a batch.
+"""Chooses tokens on the logits' device: a table of each slot's reply, and one draw for a batch.
 
-A draw depends on logits, parameters, seed and the token's number in its reply alone (`reference/sampling.py` of the
-kernels), so that a seed gives one text, whatever runs beside it and whether a grammar looks on or not.
+A draw depends only on logits, parameters, seed and the token's number in its reply (`reference/sampling.py` of the
+kernels). So a seed gives one text, whatever else is in the batch, with or without a grammar.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ assert {name: getattr(_NEUTRAL, name) for name in row_numbers()} == {
 }, "SamplingParams and the kernels' SamplingRows must have the same parameters with the same neutral values"
 _FLOATS = [name for name, column in PARAMETERS.items() if column.dtype == torch.float32]
 _WHOLE = [name for name, column in PARAMETERS.items() if column.dtype == torch.int32]
-# What must be above 0 stays so in float32.
+# Parameters that must stay above 0 in float32.
 _ABOVE_ZERO = frozenset(name for name, number in row_numbers().items() if number.is_open)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Sampler:
-    """Tables with a row for each slot, and a last one for rows of a step that nobody uses: -1 finds it.
+    """Tables with a row for each slot, and a last one (-1) for a step's unused rows.
 
     Args:
-        banned_ids: ids that are never chosen.
+        banned_ids: ids that are never sampled.
 
     Attributes:
         newest: [num_slots + 1] int64, the token that each slot chose last.
@@ -42,7 +42,7 @@ class Sampler:
     def __init__(self, num_slots: int, vocab_size: int, banned_ids: Iterable[int], device: torch.device) -> None:
         self._ops = select_backend(device)
         self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        # A row for each parameter, so that those of one slot are dense, too.
+        # A row for each parameter, so that a row is dense.
         self._floats = torch.ones(len(_FLOATS), num_slots + 1, dtype=torch.float32, device=device)
         # The last row is the seed.
         self._whole = torch.ones(len(_WHOLE) + 1, num_slots + 1, dtype=torch.int64, device=device)
@@ -52,17 +52,17 @@ class Sampler:
         self._banned[torch.tensor(sorted(banned_ids), dtype=torch.int64, device=device)] = True
 
     def admit(self, slot: int, params: SamplingParams, seed: int, prompt: np.ndarray, said: Iterable[int]) -> None:
-        """Enters a reply as it stands.
+        """Enters a reply in its current state.
 
         Args:
-            prompt: [T] int64, its tokens, which `repetition_penalty` takes into account.
-            said: the reply's own tokens, which all penalties do.
+            prompt: [T] int64, the prompt's tokens, for `repetition_penalty`.
+            said: the reply's own tokens, for all penalties.
         """
         device = self.newest.device
         values = {name: getattr(params, name) for name in PARAMETERS}
         values["temperature"] = 0.0 if params.greedy else params.temperature
         values |= {name: max(values[name], _SMALLEST) for name in _ABOVE_ZERO}
-        # More than the vocabulary has is as good as all of it, and fits into 32 bits.
+        # A value above the vocabulary's size means all of it; the size fits into 32 bits.
         whole = [min(values[name], len(self._banned)) for name in _WHOLE]
         self._floats[:, slot] = upload(np.array([values[name] for name in _FLOATS], dtype=np.float32), device)
         self._whole[:, slot] = upload(np.array([*whole, seed], dtype=np.int64), device)
@@ -80,15 +80,15 @@ class Sampler:
         """Chooses each row's next token and remembers it.
 
         Args:
-            logits: [B, vocab], of any type; chosen from in float32.
-            slots: [B] int64, -1 for rows that nobody uses.
+            logits: [B, vocab], any dtype; read as float32.
+            slots: [B] int64, -1 for unused rows.
             steps: [B] int64, the number of the token in its reply.
-            banned: [vocab] bool, ids that can't be chosen; None: those that never can.
+            banned: [vocab] bool, ids that can't be sampled; None takes `banned_ids`.
 
         Returns:
             [B] int64.
         """
-        # A kernel knows no row from the end.
+        # Kernels don't take negative indices.
         slots = torch.where(slots < 0, len(self.newest) - 1, slots)
         *whole, seeds = self._whole[:, slots]
         rows = SamplingRows(
@@ -109,8 +109,8 @@ class Sampler:
         Args:
             step: the number of the token in its reply.
             logits: [vocab] float32.
-            allowed: [vocab] bool in host memory, what a grammar lets come next; None where there is none. top-k, top-p
-                and min-p choose among that.
+            allowed: [vocab] bool in host memory, the ids that a grammar allows; None allows all. top-k, top-p and min-p
+                choose among these.
         """
         device = logits.device
         banned = None if allowed is None else self._banned | ~upload(allowed.numpy(), device)
@@ -118,14 +118,14 @@ class Sampler:
         return int(self.sample(logits[None], slots, steps, banned))
 
     def observe(self, slot: int, token_id: int) -> None:
-        """Counts a token that was put into the reply without being sampled."""
+        """Counts a token that entered the reply without being sampled."""
         count = self._counts[slot, token_id]
         count += count < MAX_COUNT
         self._in_text[slot, token_id] = True
 
 
 def ids_never_sampled(loaded: LoadedModel) -> set[int]:
-    """Vision tokens, which only a prompt's media may place, and rows of the embedding that stand for no token."""
+    """The ids of vision tokens, which belong to prompts only, and of embedding rows without a token."""
     config, tokenizer = loaded.config, loaded.tokenizer
     banned = set(config.media_ids) | {
         id_ for text, id_ in tokenizer.control_ids.items() if text.startswith("<|vision_")

@@ -13,8 +13,8 @@ from qwen35mm_preprocess.say import say
 DEFAULT_CONTEXT_LENGTH = 32_768
 CPU_CHUNK_TOKENS = 512
 GPU_CHUNK_TOKENS = 2048
-# From there on attention takes a CPU, with the 0.8B, longer than all else: chunks shrink as the tokens before them
-# grow, so that attention in one step never takes longer than it does there.
+# From here on attention dominates a CPU's step (0.8B). Longer prefixes get smaller chunks, so that a step's attention
+# never takes longer than it does here.
 CPU_DEEP_TOKENS = 32_768
 CPU_LEAST_CHUNK_TOKENS = 64
 
@@ -25,14 +25,14 @@ class EngineSettings:
 
     Attributes:
         context_length: most tokens of a prompt and its reply; None takes the checkpoint's limit, at most 32,768.
-        chunk_tokens: most prompt tokens of one step; None takes 512 on a CPU and 2,048 on a GPU. It decides where
-            products are cut, so another value is another cache. A CPU takes half of them behind 32,768 tokens, a
-            quarter behind 65,536, and so on (see `chunk_tokens_at`).
-        slots: requests that are computed at the same time.
-        max_waiting: requests that may wait before further ones are refused.
-        batch_invariant: whether a reply has the same bits whatever is decoded beside it. It costs a GPU little, where
-            every step gets as many rows as there are slots, and a CPU nothing; without the compiled part much, since
-            replies are decoded one by one then. What is cached is exact either way: it never comes from decoding.
+        chunk_tokens: most prompt tokens of one step; None takes 512 on a CPU and 2,048 on a GPU. It decides bits, so
+            another value needs another cache. A CPU takes half of it after 32,768 tokens, a quarter after 65,536, and
+            so on (see `chunk_tokens_at`).
+        slots: concurrent requests.
+        max_waiting: most requests in the queue; further ones are refused.
+        batch_invariant: whether a reply has the same bits whatever else is in its batch. It costs a GPU little (every
+            step has one row per slot), a CPU nothing, and a CPU without the compiled kernels much: it decodes replies
+            one by one. The cache is exact either way: it never comes from decoding.
     """
 
     context_length: int | None = None
@@ -52,13 +52,13 @@ class EngineSettings:
             raise ConfigError(f"batch_invariant must be True or False; got {self.batch_invariant!r}.")
 
     def context_length_of(self, text: TextConfig, name: str = "this model") -> int:
-        """Most tokens of a prompt and its reply, with a model's positions.
+        """Most tokens of a prompt and its reply together, for a model's number of positions.
 
         Args:
             name: what to call the model in a message.
 
         Raises:
-            ConfigError: more tokens were asked for than it has positions.
+            ConfigError: the setting is above the model's number of positions.
         """
         num_positions, yarn = text.max_position_embeddings, text.rope.yarn
         context_length = self.context_length or min(num_positions, DEFAULT_CONTEXT_LENGTH)
@@ -93,9 +93,9 @@ class EngineSettings:
 
 
 def chunk_tokens_at(start: int, most: int, device: torch.device) -> int:
-    """Prompt tokens of one step in a segment that begins behind `start` tokens, `most` of them at the prompt's start.
+    """Prompt tokens of one step in a segment that begins after `start` tokens; `most` at the prompt's start.
 
-    It depends on the prompt alone: other chunks would have other bits.
+    It depends on the prompt alone: other chunks would give other bits.
     """
     size = most
     while device.type == "cpu" and size * start > most * CPU_DEEP_TOKENS and size // 2 >= CPU_LEAST_CHUNK_TOKENS:

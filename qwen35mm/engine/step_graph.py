@@ -1,7 +1,7 @@
 """One decode step of a fixed number of rows, sampling included.
 
-On one GPU with Triton it is captured once and replayed; on a CPU its compiled operations are, where torch does none of
-the work.
+One GPU with Triton captures it once and replays it. A CPU records its compiled operations and replays those, if torch
+does none of the work.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from qwen35mm.model import Qwen35Model
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.recording import record
 
-# Runs before a capture: kernels are compiled and libraries make their workspaces.
+# Runs before a capture: they compile kernels and let libraries make their workspaces.
 _NUM_WARM_UPS = 2
 
 
 def can_capture(model: Qwen35Model) -> bool:
-    """Whether a step fits into a CUDA graph: that holds the work of one GPU, and nothing in it may wait."""
+    """Whether a CUDA graph can hold a step: it must run on one GPU, and nothing in it may wait."""
     return len(model.devices) == 1 and runs_triton(model.devices[0])
 
 
 class StepGraph:
-    """A step of `size` rows.
+    """A decode step of `size` rows.
 
-    Answers are written to two places in turn, so that one can be read while the next step runs; the same holds for
-    what the host writes. No more than two steps may be under way.
+    Inputs and answers have two buffers each, used in turn: the host can read one answer and write the next inputs while
+    a step runs. At most two steps may be in flight.
 
-    Where the model lies on several devices, or torch computes, the step's operations are launched one by one.
+    If the model is on several devices, or torch computes, the step's operations are launched one by one.
 
     Args:
-        max_blocks: of one sequence.
-        memory: a graph pool that several steps share; None where nothing is captured.
+        max_blocks: most blocks of one sequence.
+        memory: a graph pool that several steps share; None if nothing is captured.
 
     Attributes:
-        logits: [size, vocab], of the last step that ran, in the head's type: sampling makes them float32 as it reads.
+        logits: [size, vocab], of the last step, in the head's dtype; sampling reads them as float32.
     """
 
     logits: torch.Tensor
@@ -69,13 +69,13 @@ class StepGraph:
         self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self._record
 
     def inputs(self, answer: int) -> StepInputs:
-        """Where the next step's inputs are written; nobody uses any of its rows yet."""
+        """The buffer for the next step's inputs, all rows unused."""
         staging = self._staging[answer]
         staging.numbers.copy_(self._unused)
         return staging
 
     def run(self, answer: int) -> None:
-        """Launches a step on `inputs(answer)`; `token_ids(answer)` gives what it chose."""
+        """Launches a step on `inputs(answer)`; `token_ids(answer)` gives its tokens."""
         self._inputs.take(self._staging[answer])
         self._replay()
         self._answers[answer].copy_(self._token_ids, non_blocking=True)
@@ -84,7 +84,7 @@ class StepGraph:
             event.record(torch.cuda.current_stream(self._head_device))
 
     def token_ids(self, answer: int) -> list[int]:
-        """Waits for a step; each row's token."""
+        """Waits for a step and returns each row's token."""
         event = self._events[answer]
         if event is not None:
             event.synchronize()
@@ -92,7 +92,7 @@ class StepGraph:
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """Logits and token ids of what the inputs hold; rows that nobody uses touch nothing."""
+        """Computes logits and token ids of the inputs; unused rows touch nothing."""
         model, inputs = self._model, self._inputs
         embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
         self.logits = model.logits(model(inputs.batch(self._pools, embeds)))
@@ -100,7 +100,7 @@ class StepGraph:
         self._token_ids = self._sampler.sample(self.logits, slots, steps)
 
     def _record(self) -> None:
-        """The first step where nothing is captured; on a CPU it is recorded as it runs."""
+        """Runs the first step if nothing is captured; on a CPU also records it."""
         recording = None
         if all(device.type == "cpu" for device in self._model.devices):
             recording = record(self.compute)
@@ -118,22 +118,22 @@ class StepGraph:
                     self.compute()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # A graph that Python finds to be garbage while another one is captured would spoil it.
+            # Collecting an old graph during a capture would break the capture.
             gc.collect()
             gc.disable()
             try:
-                # Other threads (files, another engine) may go on with what this one must not do in a capture.
+                # Other threads (files, another engine) may do what a capture forbids in this one.
                 with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
                     self.compute()
             finally:
                 gc.enable()
-                # One that fails doesn't leave its stream by itself.
+                # A failed capture doesn't leave its stream.
                 torch.cuda.set_stream(current)
         return graph.replay
 
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures on a device: the one that torch would take is of the first capture's device, and libraries
-    keep a workspace for each stream."""
+    """One stream for all captures on a device. torch's default belongs to the first capture's device, and libraries
+    keep a workspace per stream."""
     return torch.cuda.Stream(device)

@@ -1,8 +1,8 @@
-"""What the vision tower encodes for a prompt, unit by unit, and where its embeddings go.
+"""Encodes a prompt's media unit by unit, and places their embeddings.
 
-A unit is one image, or a fixed number of a video's temporal patches counted from its start. Units never
-run beside each other and cuts fall between layers, so the features don't depend on how the work was cut,
-and a unit's features can be kept and used again.
+A unit is one image, or a fixed number of a video's temporal patches counted from its start. Units never run in one
+batch, and steps end between layers. So the features don't depend on how the work was divided, and the cache can keep a
+unit's features.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import GridTHW, MediaPlan, Patches, PreparedMedia
 
 UNIT_TEMPORAL_PATCHES = 8
-# Patches times layers of one step, while which running replies wait: about a second of a small tower on two CPU cores.
+# Patches times layers of one step; running replies wait for it. About a second of a small tower on two CPU cores.
 CPU_PATCH_LAYERS = 8192
-# By reckoning 20 to 60 ms of the 9B tower on an H200, a few decode steps; a picture of two megapixels needs two steps.
+# By calculation 20 to 60 ms of the 9B tower on an H200, a few decode steps; two megapixels need two steps.
 GPU_PATCH_LAYERS = 131_072
 
 
 def patch_layers_per_step(device: torch.device) -> int:
-    """Patches times layers that one step runs on a device. No features depend on it."""
+    """Patches times layers of one step on a device. Features don't depend on it."""
     return GPU_PATCH_LAYERS if device.type == "cuda" else CPU_PATCH_LAYERS
 
 
 @dataclass(frozen=True)
 class VisionUnit:
-    """What the tower encodes by itself: temporal patches `start` to `stop` of a medium (an image has one)."""
+    """Temporal patches `start` to `stop` of a medium, encoded together (an image has one)."""
 
     media_index: int
     start: int
@@ -42,17 +42,17 @@ class VisionUnit:
     address: bytes
 
 
-# By medium and number in it.
+# By media index and the unit's number in that medium.
 VisionUnits = Mapping[tuple[int, int], VisionUnit]
 
 
 def needed_units(
     prompt: Prompt, plans: Sequence[MediaPlan], start: int, stop: int, *, root: bytes, salt: bytes
 ) -> VisionUnits:
-    """The units with a span that reaches into a prompt's tokens `start` to `stop`, in order.
+    """The units with a span in a prompt's tokens `start` to `stop`, in order.
 
     Args:
-        plans: of the prompt's media, with their digests.
+        plans: the prompt's media, with digests.
         root, salt: see `vision_address`.
     """
     units: dict[tuple[int, int], VisionUnit] = {}
@@ -72,10 +72,10 @@ def needed_units(
 
 
 def encode(tower: VisionTower, unit: VisionUnit, medium: PreparedMedia) -> Iterator[tuple[int, torch.Tensor | None]]:
-    """Runs a unit through the tower, a step's layers at a time.
+    """Runs a unit through the tower, one step's layers at a time.
 
     Yields:
-        How many layers have run, and the features [tokens, hidden] once all have.
+        The number of layers run so far, and the features [tokens, hidden] after the last one.
     """
     patches_per_frame = unit.grid_thw.h * unit.grid_thw.w
     patches = medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
@@ -94,11 +94,11 @@ def encode(tower: VisionTower, unit: VisionUnit, medium: PreparedMedia) -> Itera
 def place(
     prompt: Prompt, units: VisionUnits, features: Mapping[bytes, torch.Tensor], embeds: torch.Tensor, start: int
 ) -> None:
-    """Writes units' features over the placeholders' embeddings of a chunk.
+    """Overwrites a chunk's placeholder embeddings with the units' features.
 
     Args:
-        features: by the units' address.
-        embeds: [T, hidden] of the prompt's tokens from `start` on; written to.
+        features: by the units' addresses.
+        embeds: [T, hidden], the prompt's tokens from `start` on; written to.
     """
     stop = start + embeds.shape[0]
     first = bisect_right(prompt.spans, start, key=lambda span: span.stop)
@@ -111,7 +111,7 @@ def place(
 
 
 def pixel_values(patches: Patches, device: torch.device) -> torch.Tensor:
-    """A unit's values [P, patch_dim] float32, on a GPU looked up there: 8-bit pixels are on it sooner than floats."""
+    """A unit's values [P, patch_dim] float32. A GPU looks them up itself: 8-bit pixels transfer faster than floats."""
     if device.type == "cpu":
         return torch.from_numpy(patches.values())
     return look_up(upload(patches.pixels, device), upload(patches.table, device), patches.temporal_patch_size)

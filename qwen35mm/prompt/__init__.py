@@ -1,6 +1,6 @@
 """From messages to prompts: token ids with media spans, M-RoPE positions, segments and tail.
 
-The checkpoint's own chat template is rendered; whatever comes from outside is tokenized apart from it.
+The checkpoint's chat template is rendered; outside text is tokenized separately.
 """
 
 from qwen35mm.prompt.build import Prompt, PromptBuilder

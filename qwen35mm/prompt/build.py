@@ -1,4 +1,4 @@
-"""From messages to a prompt: the token ids, their positions, and where they are cut."""
+"""From messages to a prompt: token ids, their positions, and the cuts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qwen35mm_preprocess.say import say
 
 TURN_START = "<|im_start|>"
 THINKING_START = "<think>"
-# As the family's templates write it between thinking and answer.
+# As the family's templates write it after thinking.
 THINKING_END = "\n</think>\n\n"
 
 
@@ -33,13 +33,13 @@ class Prompt:
 
     Attributes:
         token_ids: int64 `[T]`, read-only.
-        spans: the runs of media placeholders, in order.
+        spans: media placeholders, in order.
         positions: M-RoPE positions (temporal, height, width), int64 `[3, T]`, read-only.
-        rope_delta: of a token after the prompt: position = cache_position + rope_delta.
+        rope_delta: for tokens after the prompt: position = cache_position + rope_delta.
         segments: from 0 to `tail_start`, without gaps.
-        tail_start: the tail is computed but not addressed; it is never empty in a prompt that asks for a reply.
+        tail_start: where the tail begins, which isn't addressed; it is never empty in a prompt that asks for a reply.
         system_stop: where the system message ends; 0 without one.
-        reply_text: the answer's beginning, where a reply is to be continued.
+        reply_text: the answer's beginning if a reply is continued.
     """
 
     token_ids: np.ndarray
@@ -64,10 +64,10 @@ class PromptBuilder:
 
     Args:
         tokenizer, template, config: the checkpoint's.
-        min_segment: no segment is shorter (tokens).
+        min_segment: least tokens of a segment.
 
     Raises:
-        ConfigError: `min_segment` isn't possible.
+        ConfigError: `min_segment` is out of range.
     """
 
     def __init__(
@@ -98,19 +98,19 @@ class PromptBuilder:
     ) -> Prompt:
         """Renders and tokenizes a conversation.
 
-        Where no text holds a control string such as `<|im_end|>`, the ids are those of transformers'
-        `apply_chat_template(tokenize=True)`. Where one does, it is ordinary text: control ids are the template's alone.
+        The ids equal those of transformers' `apply_chat_template(tokenize=True)`, unless a text holds a control string
+        such as `<|im_end|>`. Here that is ordinary text: only the template writes control ids.
 
         Args:
             messages: the conversation.
             media: the plans of its images and videos, in order of appearance.
-            tools: definitions of functions, in OpenAI's form.
-            continue_reply: the last message is a reply that ended early; the prompt ends with its text, or with its
-                reasoning where it has no text yet, and not with its end.
-            most_tokens: a longer prompt is of no use, and isn't read to its end.
+            tools: function definitions in OpenAI's form.
+            continue_reply: the last message is a reply that ended early. The prompt stops after its text, or after its
+                reasoning if it has no text, without the turn's end.
+            most_tokens: tokenizing stops once the prompt is longer.
 
         Raises:
-            PromptError: the messages can't become a prompt; says why.
+            PromptError: the messages can't become a prompt; has the reason.
             TooManyTokensError: it would have more than `most_tokens`.
         """
         reply = None
@@ -134,10 +134,10 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         most_tokens: int | None = None,
     ) -> Prompt:
-        """A conversation that ends with a reply, as the prompt of its next turn will begin.
+        """A conversation that ends with a reply, as its next turn's prompt will begin.
 
-        It is rendered with a placeholder next message (a tool's after tool calls, else a user's) and cut before that
-        message. The tail is empty where the last turn is long enough for a segment. Arguments are `prompt`'s.
+        It is rendered with a placeholder next message (a tool's after tool calls, else a user's) and stops before it.
+        The tail is empty if the last turn is long enough for a segment. Arguments as in `prompt`.
 
         Raises:
             PromptError: the messages can't become a prompt, or don't end with an assistant's message.
@@ -165,10 +165,9 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         most_tokens: int | None = None,
     ) -> tuple[Prompt, int]:
-        """A conversation with the answer to its last message, without that one's end, and the answer's first token.
+        """A conversation with an unfinished answer to its last message, and the index of the answer's first token.
 
-        Its first characters may have become one token with what the template writes before them. Arguments are
-        `prompt`'s.
+        The answer's first characters may share a token with the template's text before them. Arguments as in `prompt`.
 
         Raises:
             PromptError: the messages can't become a prompt, or there is no text.
@@ -181,15 +180,14 @@ class PromptBuilder:
         return answered, num_in_common(asked.token_ids, answered.token_ids)
 
     def plain(self, token_ids: Sequence[int] | np.ndarray, *, ends: Sequence[int] = ()) -> Prompt:
-        """A prompt that came as token ids, of a template or of none. A rendered conversation's are cut as it is.
+        """A prompt from token ids, with or without a template. A rendered conversation's ids get its cuts.
 
         Args:
-            token_ids: a list of ids, or an array of whole numbers `[T]`.
-            ends: further places where it may be cut, if `min_segment` tokens stand before: where what it has in common
-                with others ends.
+            token_ids: a list of ids, or an integer array `[T]`.
+            ends: further places to cut, at least `min_segment` tokens apart: where prefixes shared with others end.
 
         Raises:
-            PromptError: it has no tokens, or one that isn't of the vocabulary, or that stands for a medium.
+            PromptError: it has no tokens, an unknown token, or a medium's placeholder.
         """
         ids = self._checked(token_ids)
         return self._cut(ids, (), self._turn_starts(ids), more_ends=ends)
@@ -198,12 +196,12 @@ class PromptBuilder:
         """Token ids of a text without a template.
 
         Args:
-            control_tokens: whether a control token's text in it is that token, as for transformers' tokenizers; else
-                it is a text like others.
-            most_tokens: a longer text is of no use, and isn't read to its end.
+            control_tokens: whether control tokens' text becomes control ids, as with transformers' tokenizers; else it
+                is ordinary text.
+            most_tokens: tokenizing stops once the text is longer.
 
         Raises:
-            PromptError: it holds half of a surrogate pair.
+            PromptError: the text holds half of a surrogate pair.
             TooManyTokensError: it has more than `most_tokens`.
         """
         check_texts([text], "The prompt")
@@ -255,7 +253,7 @@ class PromptBuilder:
         reply: Message | None = None,
         most_tokens: int | None = None,
     ) -> tuple[np.ndarray, tuple[Span, ...]]:
-        """Token ids `[T]` int64 and the media spans in them; behind the generation prompt the reply that goes on."""
+        """Token ids `[T]` int64 and their media spans; a continued reply follows the generation prompt."""
         check_conversation(messages)
         _check_media(messages, media)
         outside = _outside_texts([*messages, *([reply] if reply else [])], tools)
@@ -305,7 +303,7 @@ class PromptBuilder:
 
 
 def num_in_common(first: np.ndarray, second: np.ndarray) -> int:
-    """How many tokens two prompts begin with that are the same."""
+    """Length of two prompts' common prefix in tokens."""
     size = min(len(first), len(second))
     same = first[:size] == second[:size]
     return size if same.all() else int(same.argmin())
@@ -318,7 +316,7 @@ def _system_stop(messages: Sequence[Message], turn_starts: Sequence[int]) -> int
 
 
 def _continuation(reply: Message, stand_ins: StandIns, *, in_thinking: bool) -> str:
-    """What stands behind the generation prompt where a reply goes on."""
+    """The text after the generation prompt when a reply is continued."""
     thought = stand_ins.hide(reply.reasoning or "")
     if reply.text:
         return (thought + THINKING_END if in_thinking else "") + stand_ins.hide(reply.text)
@@ -328,7 +326,7 @@ def _continuation(reply: Message, stand_ins: StandIns, *, in_thinking: bool) -> 
 
 
 def _outside_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Every string that comes from outside, checked."""
+    """Every outside string, checked."""
     texts: list[str] = []
 
     def collect(text: str) -> str:

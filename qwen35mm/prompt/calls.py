@@ -1,4 +1,4 @@
-"""Tool calls in a reply, as Qwen's templates have models write them, read while it streams.
+"""Parses tool calls in a streaming reply, in the forms of Qwen's templates.
 
     <tool_call>                          <tool_call>
     <function=weather>                   {"name": "weather", "arguments": {"place": "Bonn"}}
@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-What looks like a call and can't be read as one stays text: nothing of a reply is lost.
+Text that looks like a call but can't be parsed stays text: nothing is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qwen35mm.errors import PromptError
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CallForm = Literal["xml", "json"]
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-# A value may hold the closing mark itself: the one that counts stands before another parameter, or at the end.
+# A value may hold the closing mark: the real one stands before another parameter, or at the end.
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
 _BEGINNING = re.compile(r"\s*<parameter=([^>\n]+)>\s*")
 _CLOSING = re.compile(r"\s*</parameter>(?=\s*(?:<parameter=|\Z))")
@@ -37,10 +37,10 @@ _MAX_REFERENCES = 16
 
 
 class CallParser:
-    """Takes a reply's text piece by piece, and gives its text and its calls.
+    """Takes a reply's text in deltas; returns its text and its calls.
 
     Args:
-        tools: their definitions in OpenAI's form, which say what is a number and what a text.
+        tools: definitions in OpenAI's form, whose schemas tell numbers from strings.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -48,12 +48,12 @@ class CallParser:
         self._rest = ""
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What is known with the next piece: texts, never empty, and calls, in order."""
+        """Takes the next delta. Returns non-empty texts and calls, in order."""
         self._rest += text
         return self._take(is_last=False)
 
     def flush(self) -> list[str | ToolCall]:
-        """What is left at the end; a call that was cut off is text."""
+        """Returns the rest at the end; an incomplete call is text."""
         return self._take(is_last=True)
 
     def _take(self, *, is_last: bool) -> list[str | ToolCall]:
@@ -66,7 +66,7 @@ class CallParser:
             if call is None:
                 start = self._rest.find(OPEN, start + 1)
                 continue
-            # White space around calls belongs to how they are written.
+            # White space around calls belongs to their form.
             found += [text] if (text := self._rest[:start].rstrip()) else []
             found.append(call)
             self._rest = self._rest[stop:].lstrip()
@@ -79,10 +79,10 @@ class CallParser:
         return [*found, known] if known else found
 
     def _call(self, start: int) -> tuple[ToolCall | None, int]:
-        """The call whose inside begins at `start`, and where it ends; None where it isn't complete, or is none."""
+        """The call whose content begins at `start`, and where it ends; None if it is incomplete or no call."""
         stop = self._rest.find(CLOSE, start)
         while stop >= 0:
-            # An argument may hold the mark itself.
+            # An argument may hold the closing mark.
             call = _read(self._rest[start:stop], self._schemas)
             if call is not None:
                 return call, stop + len(CLOSE)
@@ -90,7 +90,7 @@ class CallParser:
         return None, 0
 
     def _held_from(self) -> int:
-        """Where what may still become a call begins, white space before it included."""
+        """Where a possible call begins, including white space before it."""
         for length in range(min(len(OPEN) - 1, len(self._rest)), 0, -1):
             if self._rest.endswith(OPEN[:length]):
                 return len(self._rest[:-length].rstrip())
@@ -98,7 +98,7 @@ class CallParser:
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
-    """A whole reply's text without its calls, and these."""
+    """A whole reply's text without its calls, and the calls."""
     parser = CallParser(tools)
     found = [*parser.push(text), *parser.flush()]
     calls = tuple(each for each in found if isinstance(each, ToolCall))
@@ -106,12 +106,12 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, tupl
 
 
 def form_of(template: str) -> CallForm | None:
-    """The form in which a template has models write calls; None where it knows none."""
+    """The form of a template's calls; None if it has no calls."""
     return None if OPEN not in template else "xml" if "<function=" in template else "json"
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema, or what it refers to within `root`; None where that isn't there."""
+    """A schema, or its reference's target in `root`; None if there is no such target."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
@@ -124,17 +124,17 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def kinds_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """The JSON types that values of a schema may have; none where it says nothing of them."""
+    """The JSON types that a schema allows; empty if it doesn't restrict them."""
     return _kinds_of(schema, root, {}, 0)
 
 
 def _kinds_of(schema: Any, root: Mapping[str, Any], found: dict[int, set[str]], depth: int) -> set[str]:
-    """`found` has the kinds of each schema that was looked at, by its identity: choices may share theirs."""
+    """`found` has the kinds of visited schemas by identity, since choices may share schemas."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return set()
     if id(schema) not in found:
-        # Of itself it says nothing.
+        # A reference to itself adds nothing.
         found[id(schema)] = set()
         found[id(schema)] = _own_kinds(schema, root, found, depth)
     return found[id(schema)]
@@ -161,14 +161,14 @@ def _kind(value: Any) -> str:
 
 
 def _schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """A tool's name, and the schema of its parameters."""
+    """A tool's name and its parameters' schema."""
     function = tool.get("function", tool)
     parameters = function.get("parameters")
     return str(function.get("name")), parameters if isinstance(parameters, Mapping) else {}
 
 
 def _may_be_call(beginning: str) -> bool:
-    """Whether what follows the opening mark may still become a call."""
+    """Whether the text after an opening mark may still become a call."""
     beginning = beginning.lstrip()
     return beginning.startswith("{") or beginning.startswith("<function=") or "<function=".startswith(beginning)
 
@@ -198,9 +198,9 @@ def _read(inside: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | N
 
 
 def _json_value(body: str, start: int, schema: Any, root: Mapping[str, Any]) -> tuple[Any, int] | None:
-    """A value that is no text, and where its parameter ends; None where none is there.
+    """A JSON value that is no string, and where its parameter ends; None if there is none.
 
-    It says itself where it ends, and may hold the closing mark.
+    JSON has its own end, so the value may hold the closing mark.
     """
     kinds = kinds_of(schema, root)
     if not kinds or "string" in kinds:
@@ -214,7 +214,7 @@ def _json_value(body: str, start: int, schema: Any, root: Mapping[str, Any]) -> 
 
 
 def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """A parameter's value; a text where its schema allows one, or says nothing."""
+    """A parameter's value; a string if its schema allows one or doesn't restrict types."""
     kinds, schema = kinds_of(schema, root), resolved(schema, root)
     if "string" in kinds or not kinds:
         listed = schema.get("enum") if isinstance(schema, Mapping) else None

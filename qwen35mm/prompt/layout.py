@@ -1,4 +1,4 @@
-"""From a template's text to token ids: placeholders become media spans, everything else plain text and controls."""
+"""From a template's text to token ids: placeholders become media spans, the rest plain text and control tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qwen35mm_preprocess import GridTHW, MediaPlan, TextRun, VisionRun, mrope_po
 
 @dataclass(frozen=True)
 class Span:
-    """The placeholder tokens `start` to `stop` of an image, or of one temporal patch of a video.
+    """Placeholder tokens `start` to `stop` of an image, or of one temporal patch of a video.
 
     Attributes:
         grid_thw: in patches; t is 1.
         digest: of the pixels; None until the medium is prepared.
-        media_index: which medium of the prompt.
-        unit_index: which temporal patch of it; 0 for an image.
+        media_index: the medium's index in the prompt.
+        unit_index: the temporal patch's index in the medium; 0 for an image.
     """
 
     start: int
@@ -41,20 +41,19 @@ def lay_out(
     restore: Callable[[str], str],
     most_tokens: int | None = None,
 ) -> tuple[np.ndarray, tuple[Span, ...]]:
-    """Token ids `[T]` int64, and the media spans in them.
+    """Token ids `[T]` int64, and their media spans.
 
-    A video loses the `<|vision_start|>` and `<|vision_end|>` that the template writes around it: its temporal patches
-    have their own. So it is in the family's first reference code (transformers 4.57) and on its own page; transformers
-    keeps them since 5.10.
+    A video loses the template's `<|vision_start|>` and `<|vision_end|>`: its temporal patches have their own. So do the
+    family's first reference code (transformers 4.57) and its own page; transformers keeps them since 5.10.
 
     Args:
-        rendered: the template's text, with stand-ins for what came from outside (see `outside`).
+        rendered: the template's text, with stand-ins in outside text (see `outside`).
         media: the plans, in order of appearance.
-        restore: takes the stand-ins out again.
-        most_tokens: a longer prompt is of no use, and isn't read to its end.
+        restore: replaces the stand-ins back.
+        most_tokens: tokenizing stops once the prompt is longer.
 
     Raises:
-        PromptError: the template wrote other placeholders than there are media.
+        PromptError: the template's placeholders don't match the media.
         TooManyTokensError: there are more than `most_tokens`.
     """
     items = tokenizer.split_controls(rendered)
@@ -66,7 +65,7 @@ def lay_out(
     media_index = 0
 
     def end_text() -> None:
-        # Adjacent texts are tokenized together, as they would be in one string.
+        # Adjacent texts are tokenized together, as one string.
         most = None if most_tokens is None else most_tokens - len(ids)
         try:
             ids.extend(tokenizer.encode_plain("".join(texts), most))

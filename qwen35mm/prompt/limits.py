@@ -1,11 +1,11 @@
-"""How much a chat template may do and make: a stranger's program, which a few letters could make write gigabytes.
+"""Limits on a chat template: an untrusted program that could write gigabytes with a few characters.
 
-What a template makes is counted by a `Meter`: characters, values in lists, turns of loops. Where an operation makes
-much of little (`"a" * 10**10`, `|center`, `|indent`), it is counted before it runs. A list may hold another one many
-times, so it counts as what it is when it is written out.
+A `Meter` counts what a template makes: characters, list items, loop iterations. Operations that make much from little
+(`"a" * 10**10`, `|center`, `|indent`) are counted before they run. A list may contain another list many times, so it
+counts at its written-out size.
 
-A single operation of Python isn't interrupted; what it works on is within the limit, which stands for up to four bytes
-of memory a character.
+A single Python operation isn't interrupted, but its inputs are within the limit. A counted character takes up to four
+bytes of memory.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-# Of a template that is given nothing; one that is given much may do more.
+# The limit is this, plus `_TIMES` the cost of the template's arguments.
 _LEAST = 50_000_000
 _TIMES = 100
-# What a value in a list, and a turn of a loop, count as; a character is 1.
+# The cost of a list item or a loop iteration; a character costs 1.
 _EACH = 16
-# Of a list that is copied, by the memory that it takes.
+# The cost of an item in a copied list, by its memory.
 _PLACE = 2
 _CPU_S = 20.0
 _BETWEEN_CLOCKS = 1_000_000
 _MAX_INT_BITS = 10_000
 _MAX_DIGITS = 100
 
-# A width of a format, or one that an argument gives: of `%`, and of `format`.
+# A large width, or a width from an argument: in `%`, and in `format`.
 _WIDE_MARK = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{4})")
 _WIDE_FIELD = re.compile(r"\{[^{}]*:[^{}]*(?:\{|\d{4})")
-# What gives something that was there before.
+# Filters and methods that return an existing value.
 _EXISTING = frozenset({"first", "last", "default", "d", "attr", "min", "max", "random", "get"})
-# Filters that don't write their value out.
+# Filters that don't write out their value.
 _STRUCTURAL = _EXISTING | {
     *("list", "map", "select", "reject", "selectattr", "rejectattr", "length", "count", "items", "dictsort", "sort"),
     *("unique", "groupby", "reverse", "sum", "batch", "slice", "int", "float", "abs", "round", "join", "tojson"),
 }
-# Nothing but loops of their own, or more text for each word.
+# Filters with their own loops, or that add text for each word.
 _REMOVED = ("urlize", "pprint", "xmlattr")
 _ESCAPES = {"e": 6, "escape": 6, "forceescape": 6, "urlencode": 3}
-# What makes no more of a text than it is.
+# String methods whose result is no longer than their input.
 _METHODS = frozenset(name for name in vars(str) if name.startswith("is")) | {
     *("capitalize", "casefold", "count", "encode", "endswith", "find", "index", "lower", "lstrip", "partition"),
     *("removeprefix", "removesuffix", "rfind", "rindex", "rpartition", "rstrip", "startswith", "strip", "swapcase"),
@@ -57,11 +57,11 @@ _METHODS = frozenset(name for name in vars(str) if name.startswith("is")) | {
 
 
 class TooMuchError(TemplateError):
-    """A template does more than any prompt needs."""
+    """A template exceeds its limit."""
 
 
 class Meter:
-    """What a template may still do."""
+    """Counts down what a template may still do."""
 
     def __init__(self, given: Any) -> None:
         self._left = _LEAST
@@ -70,7 +70,7 @@ class Meter:
         self._end_s = time.thread_time() + _CPU_S
 
     def charge(self, amount: int) -> None:
-        """Raises TooMuchError."""
+        """Subtracts a cost. Raises TooMuchError at the limit."""
         self._left -= amount
         if self._left < 0:
             raise TooMuchError("makes more of these messages than any prompt needs")
@@ -80,12 +80,12 @@ class Meter:
                 raise TooMuchError("takes longer for these messages than any prompt needs")
 
     def weight(self, value: Any, *, with_texts: bool, indent: int = 0, most: int | None = None) -> int:
-        """What a value counts as: itself and all that is in it, as often as it is in it.
+        """The cost of a value and of everything in it, each as often as it occurs.
 
         Args:
-            with_texts: texts in it count by their characters, as when it is written out.
-            indent: characters before each value, for each list that it is in.
-            most: None is what is left.
+            with_texts: whether strings in it count by their length, as when it is written out.
+            indent: characters before each value per level of nesting.
+            most: None takes what is left.
 
         Raises:
             TooMuchError: more than `most`.
@@ -122,13 +122,13 @@ class Meter:
         return value
 
     def steps(self, values: Any) -> Iterator[Any]:
-        """The values one after the other, each counted."""
+        """Yields the values, counting each."""
         for value in values:
             self.charge(_EACH)
             yield value
 
     def written(self, value: Any, times: int = 1, indent: int = 0) -> None:
-        """Counts a value as it is before it is written out."""
+        """Counts a value before it is written out."""
         self.charge(times * self.weight(value, with_texts=True, indent=indent))
 
 
@@ -142,10 +142,10 @@ def _meter() -> Meter:
 
 
 class BoundedTemplate(Template):
-    """A template that is counted while it renders."""
+    """A template with a meter while it renders."""
 
     def render(self, *args: Any, **kwargs: Any) -> str:
-        """The text. Raises whatever the template does, and TooMuchError."""
+        """Returns the text. Raises what the template raises, and TooMuchError."""
         token = _METER.set(Meter([args, kwargs]))
         try:
             return super().render(*args, **kwargs)
@@ -154,7 +154,7 @@ class BoundedTemplate(Template):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates are counted. `bound` is called after its filters are complete."""
+    """A sandbox with metered templates. Call `bound` once its filters are complete."""
 
     template_class = BoundedTemplate
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -184,7 +184,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return _added(meter, left, right, super().call_binop(context, operator, left, right))
         return meter.made(super().call_binop(context, operator, left, right))
 
-    # As its parent: a template may call an argument "self".
+    # Like its parent: a template may name an argument "self".
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter()
         method = getattr(__obj, "__wrapped__", __obj)
@@ -202,7 +202,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Metered(NodeTransformer):
-    """Has what isn't called by a name counted: loops, lists and texts that are put together."""
+    """Adds metering to operations without a name: loops, lists, slices and concatenation."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -225,7 +225,7 @@ class _Metered(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = _filter(cast(nodes.Expr, node.iter), "_steps")
-        # Also in a loop that calls itself; and the template's own text, which nothing else counts.
+        # Also counts recursive loops, and the template's own text.
         num_chars = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
         step = _filter(nodes.Const(_EACH + num_chars, lineno=node.lineno), "_step")
         node.body = [nodes.ExprStmt(step, lineno=node.lineno), *node.body]
@@ -236,7 +236,7 @@ def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-# With the context, so that the compiler works nothing out by itself.
+# With the context, so that the compiler doesn't fold constants.
 @pass_context
 def _made(_: Context, value: Any) -> Any:
     return _meter().made(value)
@@ -265,9 +265,9 @@ def _written(_: Context, value: Any) -> Any:
 
 
 def _added(meter: Meter, left: Sequence[Any], right: Sequence[Any], result: Any) -> Any:
-    """Counts a list that two were put together in: what stands in the shorter, and the places of both.
+    """Counts a concatenated list: the items of the shorter one, and the places of both.
 
-    The longer one has been counted, and adding to it again and again (`ns.x = ns.x + [message]`) is ordinary.
+    The longer one is already counted, and repeated appending (`ns.x = ns.x + [message]`) is ordinary.
     """
     meter.charge(_EACH + _PLACE * len(result) + meter.weight(min(left, right, key=len), with_texts=False))
     return result
@@ -293,7 +293,7 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _check_filter(meter: Meter, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Counts what a filter is going to make; the value for it."""
+    """Counts what a filter will make; returns its input."""
     given = [*args, *kwargs.values()]
     if name == "join":
         value = list(meter.steps(value))
@@ -314,7 +314,7 @@ def _check_filter(meter: Meter, name: str, value: Any, args: tuple[Any, ...], kw
             case "format":
                 _check_format(meter, text, given)
             case "indent" | "wordwrap":
-                # Every line may get it; a wrapped one may be of one character.
+                # Every line may get the indent; a wrapped line may have one character.
                 num_lines = len(text) if name == "wordwrap" else text.count("\n") + 1
                 size = sum(len(each) if isinstance(each, str) else 0 for each in given)
                 size += sum(each for each in given if isinstance(each, int) and each > 0 and name == "indent")
@@ -333,7 +333,7 @@ def _check_filter(meter: Meter, name: str, value: Any, args: tuple[Any, ...], kw
 def _check_method(
     meter: Meter, text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Counts what a method of a text is going to make; its arguments."""
+    """Counts what a string method will make; returns its arguments."""
     meter.charge(len(text))
     match name:
         case "join" if args:
@@ -370,7 +370,7 @@ def _check_format(meter: Meter, form: str | bytes, given: Any, *, fields: bool =
         _WIDE_FIELD.search(form.replace("{{", "").replace("}}", "")) if fields else _WIDE_MARK.search(form)
     ):
         raise TooMuchError("formats wider than any prompt needs")
-    # One argument may be named many times.
+    # A format may use one argument many times.
     num_marks = form.count("{" if fields else "%")
     meter.charge(len(form))
     meter.written(given, max(num_marks, 1))

@@ -1,12 +1,11 @@
-"""Keeps text that comes from outside apart from the control tokens that a template writes.
+"""Separates outside text from the control tokens that a template writes.
 
-In every outside string, each character that a control token can begin with is replaced by a private-use
-stand-in, one for one. What the template then tests, trims and joins has no control token from outside, not
-even one made of two adjacent strings; after the template's own control tokens are found, the stand-ins
-are changed back.
+In every outside string, a private-use stand-in replaces each character that can begin a control token, one for one. So
+no outside text, not even two joined strings, can form a control token while the template tests, trims and joins it.
+After the template's own control tokens are found, the stand-ins are replaced back.
 
-What this can't help is a template that writes the beginning of a control token itself and lets a message
-complete it, as in `'<' ~ name ~ '>'`; none of the family does.
+This doesn't protect a template that writes the beginning of a control token and lets a message complete it, as in `'<'
+~ name ~ '>'`. No template of the family does that.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _JSON_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 MAX_OUTSIDE_CHARS = 2_000_000
-"""Most characters of one prompt's texts: half a million tokens of English, and a few seconds of tokenizing at worst."""
+"""Most characters of one prompt's texts: half a million English tokens, and at worst a few seconds of tokenizing."""
 
 
 class StandIns:
-    """Stand-ins for `chars` that none of `texts` holds, neither as they are nor as JSON escapes.
+    """Stand-ins for `chars` that occur in none of `texts`, neither literally nor as JSON escapes.
 
     Raises:
-        PromptError: the texts hold nearly every private-use character there is.
+        PromptError: the texts hold nearly all private-use characters.
     """
 
     def __init__(self, chars: Iterable[str], texts: Iterable[str]) -> None:
@@ -44,24 +43,24 @@ class StandIns:
         if len(pairs) < len(set(chars)):
             raise PromptError("The messages hold too many different private-use characters (U+E000 to U+F8FF).")
         self._hidden = pairs
-        # A template may write JSON with every character beyond ASCII escaped.
+        # A template may write JSON that escapes every non-ASCII character.
         self._restored = [form for char, stand_in in pairs for form in _both_forms(stand_in, char)]
 
     def hide(self, text: str) -> str:
-        """`text` with the stand-ins in place."""
+        """`text` with stand-ins."""
         for char, stand_in in self._hidden:
             text = text.replace(char, stand_in)
         return text
 
     def restore(self, text: str) -> str:
-        """The text as it came from outside."""
+        """`text` with the original characters."""
         for stand_in, char in self._restored:
             text = text.replace(stand_in, char)
         return text
 
 
 def template_message(message: Message, visit: Callable[[str], str]) -> dict[str, Any]:
-    """A message in the form that chat templates read, with every outside string passed through `visit`."""
+    """A message in the form for chat templates, with every outside string passed through `visit`."""
     parts = message.content
     content: str | list[dict[str, str]]
     if not parts:
@@ -89,7 +88,7 @@ def template_message(message: Message, visit: Callable[[str], str]) -> dict[str,
 
 
 def visit_json(value: Any, visit: Callable[[str], str]) -> Any:
-    """A copy of a JSON value with every string, names of fields included, passed through `visit`."""
+    """A copy of a JSON value with every string, including field names, passed through `visit`."""
     if isinstance(value, str):
         return visit(value)
     if isinstance(value, Mapping):
@@ -113,12 +112,12 @@ def check_texts(texts: Iterable[str], where: str) -> int:
 
 
 def _both_forms(stand_in: str, char: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """(stand-in, character), as they are and as JSON writes them."""
+    """(stand-in, character), literally and as JSON escapes."""
     return (stand_in, char), (json.dumps(stand_in)[1:-1], json.dumps(char)[1:-1])
 
 
 def _template_part(part: Part, visit: Callable[[str], str]) -> dict[str, str]:
     if isinstance(part, Text):
         return {"type": "text", "text": visit(part.text)}
-    # Templates ask for the type or for a field of that name; they never read it.
+    # Templates check the type or a field of that name; they never read its value.
     return {"type": part.kind, part.kind: ""}

@@ -1,7 +1,7 @@
-"""The sandbox that chat templates run in: what a checkpoint brings is a stranger's program.
+"""The sandbox for chat templates: a checkpoint's template is an untrusted program.
 
-What a template finds there is what transformers' `apply_chat_template` offers it; importing transformers for that takes
-most of a second. `tests/prompt/test_sandbox.py` compares the two.
+It offers templates what transformers' `apply_chat_template` does, without importing transformers, which takes most of a
+second. `tests/prompt/test_sandbox.py` compares the two.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from jinja2.utils import Namespace
 
 from qwen35mm.prompt.limits import BoundedEnvironment, TooMuchError
 
-# The family's have up to 8,000 characters; a compiled one takes a hundred times as much.
+# The family's templates have up to 8,000 characters; a compiled one takes a hundred times its length.
 MAX_SOURCE_CHARS = 100_000
 _MAX_FORM_CHARS = 200
 
 
 @functools.lru_cache(maxsize=8)
 def compile_template(source: str) -> Template:
-    """A template to `render`. Raises jinja2's TemplateSyntaxError, and TooMuchError for one that is too long."""
+    """Compiles a template. Raises jinja2's TemplateSyntaxError, and TooMuchError if it is too long."""
     if len(source) > MAX_SOURCE_CHARS:
         raise TooMuchError(f"has {len(source):,} characters, and up to {MAX_SOURCE_CHARS:,} are read")
     return _environment().from_string(source)
 
 
 def plain(value: Any) -> Any:
-    """A copy of a JSON value in Python's own types; what else is in it becomes its type's name, out of reach."""
+    """A copy of a JSON value in Python's own types; any other object becomes its type's name."""
     if value is None or type(value) in (str, bool, int, float):
         return value
-    # Not str(value) and the like, which ask the value itself.
+    # Not str(value) and the like, which call the value's own methods.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -65,7 +65,7 @@ def _environment() -> BoundedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`, around what an assistant wrote: for training, nothing here."""
+    """`{% generation %}...{% endgeneration %}`, around an assistant's text: for training; no effect here."""
 
     tags: ClassVar[set[str]] = {"generation"}
 
@@ -79,7 +79,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict` for templates: not the class itself, whose attributes lead further."""
+    """`dict` for templates: not the class itself, whose attributes lead out of the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -89,9 +89,9 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace` for templates: what it stores can't be named like what Python itself stores."""
+    """`namespace` for templates: its attributes can't have Python's internal names."""
 
-    # As its parent: a template may call an attribute "self".
+    # Like its parent: a template may name an attribute "self".
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *others = args
         values = dict(*others, **kwargs)
@@ -103,7 +103,7 @@ class _Namespace(Namespace):
         _check_attribute(name)
         super().__setitem__(name, value)
 
-    # Namespaces in namespaces would be written out as often as they are named.
+    # Nested namespaces would be written out once per reference.
     def __repr__(self) -> str:
         return "<Namespace>"
 
@@ -120,7 +120,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter of this name escapes what HTML would."""
+    """Replaces Jinja's filter of this name, which escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,7 +1,7 @@
-"""Where a prompt is cut into segments: a pure function of its tokens, read from the left.
+"""Cuts a prompt into segments: a pure function of its tokens, from left to right.
 
-See docs/architecture.md for what segments are for: a prompt that extends another one by whole turns has the
-same cuts as far as the shorter one goes, so what was computed for them can be used again.
+See docs/architecture.md. A prompt that extends another by whole turns has the shorter one's cuts, so it can use its
+cached segments.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_UNCUT_SPAN = 4_096
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens `start` to `stop` of a prompt; `span_indices` are the media spans that it touches.
+    """Tokens `start` to `stop` of a prompt; `span_indices` are the media spans that it overlaps.
 
-    `end` says why it was cut there: a turn begins, a turn's media are over, or the run grew too long.
+    `end` is the reason for the cut: a turn begins, a turn's media end, or the run is too long.
     """
 
     start: int
@@ -43,18 +43,17 @@ def cut_segments(
 ) -> tuple[tuple[Segment, ...], int]:
     """Cuts a prompt of `num_tokens` tokens.
 
-    A cut falls before the start of a turn and after the last media span of a turn, where `min_segment` tokens have
-    passed since the last cut, and every `max_run` tokens in between. A cut of the last kind that would fall into
-    a span of up to `max_uncut_span` tokens moves to the span's end; longer spans are cut.
+    Cuts fall before each turn and after each turn's last media span, if at least `min_segment` tokens follow the last
+    cut, and every `max_run` tokens in between. A cut of the last kind inside a span of up to `max_uncut_span` tokens
+    moves to the span's end; longer spans are cut.
 
     Args:
-        turn_starts: ascending places of `<|im_start|>`; `num_tokens` itself may be the last, for a prompt that ends
-            where a turn would begin.
+        turn_starts: ascending places of `<|im_start|>`; ends with `num_tokens` if a turn would begin there.
         spans: ascending, disjoint (start, stop) of the media spans.
 
     Returns:
-        The segments, in order and without gaps, and the start of the tail, which is what follows the last cut.
-        The tail is empty only where `num_tokens` is a turn's start.
+        The segments, in order and without gaps, and the start of the tail, the tokens after the last cut. The tail is
+        empty only if `num_tokens` is a turn's start.
     """
     assert 1 <= min_segment <= max_run
     ends: dict[int, SegmentEnd] = {

@@ -23,14 +23,14 @@ class ChatTemplate:
 
     Attributes:
         source: the Jinja text.
-        default_enable_thinking: what the template does when nothing is said of thinking.
+        default_enable_thinking: whether the template enables thinking by default.
 
     Args:
         source: the Jinja text.
-        variables: what it may use besides, such as `eos_token`.
+        variables: further variables of the template, such as `eos_token`.
 
     Raises:
-        CheckpointError: it isn't a template that can render a message.
+        CheckpointError: the template can't render a message.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
@@ -40,7 +40,7 @@ class ChatTemplate:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ChatTemplate:
-        """Reads chat_template.jinja, chat_template.json or tokenizer_config.json, whichever comes first.
+        """Reads the first of chat_template.jinja, chat_template.json and tokenizer_config.json that exists.
 
         Raises:
             CheckpointError: the folder has no usable template.
@@ -78,7 +78,7 @@ class ChatTemplate:
         """The text of the prompt, with one placeholder per image or video.
 
         Raises:
-            PromptError: the template refuses the messages (with its reason) or fails on them.
+            PromptError: the template refuses the messages (has its reason) or fails on them.
         """
         try:
             return self._run(messages, tools, add_generation_prompt, enable_thinking=enable_thinking)
@@ -118,13 +118,13 @@ class ChatTemplate:
             raise CheckpointError(f"The chat template {error}, and can't be used.") from error
         except Exception as error:  # a template can raise anything
             raise CheckpointError(f"The chat template can't render 'Hello' ({type(error).__name__}).") from error
-        if on == off:  # no switch: it depends on what it always opens
+        if on == off:  # no switch: thinking is on if the template always opens it
             return default.rstrip().endswith("<think>")
         return default == on
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named tokens of tokenizer_config.json, which transformers hands to every template."""
+    """The named tokens of tokenizer_config.json, which transformers passes to every template."""
     extra = config.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, dict) else {}), **config}
     tokens = {}

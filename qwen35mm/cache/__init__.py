@@ -1,4 +1,4 @@
-"""The hybrid cache: KV blocks and recurrent states of running sequences, and what is kept of finished ones."""
+"""The hybrid cache: KV blocks and recurrent states of running sequences, and cached ones of finished sequences."""
 
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk import DiskStore

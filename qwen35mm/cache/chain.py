@@ -1,9 +1,9 @@
-"""A prompt as the cache sees it: its segments with their content addresses, what their tensors are found by.
+"""A prompt as the cache sees it: segments with content addresses, by which their tensors are found.
 
-An address stands for everything that decided the tensors: the root (the fingerprint of weights, kernels and machine),
-every token before the segment's end, the places, pixels and grids of its media, and where the prompt was cut. So a
-hit needs no other comparison to be right, and a changed token changes every address from its segment on. Every field
-is written with its length or at a fixed width: no two inputs share an encoding.
+An address covers everything that decides the tensors: the root (the fingerprint of weights, kernels and machine), every
+token before the segment's end, the places, pixels and grids of its media, and the cuts. So a cache hit needs no other
+comparison, and a changed token changes every address from its segment on. Every hashed field has its length or a fixed
+width: no two inputs share an encoding.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Chain:
     """The addressed part of a prompt.
 
     Attributes:
-        root: what the first segment's address was derived from.
+        root: the first segment's parent.
         salt, salt_from: see `segment_addresses`.
-        addresses: of each segment, 32 bytes; each stands for everything before it too.
-        rope_deltas: at each segment's end.
+        addresses: 32 bytes for each segment; each also covers everything before it.
+        rope_deltas: the rope_delta at each segment's end.
     """
 
     prompt: Prompt
@@ -43,7 +43,7 @@ class Chain:
 
     @classmethod
     def of(cls, prompt: Prompt, root: bytes, *, salt: bytes = b"", salt_from: int = 0) -> Chain:
-        """The chain of a prompt whose media have their digests."""
+        """The chain of a prompt; its media must have digests."""
         addresses = segment_addresses(prompt, root, salt=salt, salt_from=salt_from)
         highest = np.maximum.accumulate(prompt.positions.max(axis=0)) if prompt.segments else np.empty(0)
         rope_deltas = tuple(int(highest[segment.stop - 1]) + 1 - segment.stop for segment in prompt.segments)
@@ -57,7 +57,7 @@ class Chain:
         return len(self.addresses)
 
     def up_to(self, num_tokens: int) -> Chain:
-        """The chain of those first segments that hold no more than so many tokens."""
+        """The chain of the segments that end within the first `num_tokens` tokens."""
         num = bisect_right(self.segments, num_tokens, key=lambda segment: segment.stop)
         prompt = replace(self.prompt, segments=self.segments[:num])
         return replace(self, prompt=prompt, addresses=self.addresses[:num], rope_deltas=self.rope_deltas[:num])
@@ -72,11 +72,11 @@ class Chain:
         return self.prompt.token_ids[segment.start : segment.stop]
 
     def salt_of(self, index: int) -> bytes:
-        """The tenant's salt where segment `index` is the tenant's, else empty."""
+        """The tenant's salt if segment `index` is the tenant's, else empty."""
         return self.salt if self.segments[index].stop > self.salt_from else b""
 
     def stop(self, num_segments: int) -> int:
-        """Tokens in the first `num_segments` segments."""
+        """Number of tokens in the first `num_segments` segments."""
         return self.segments[num_segments - 1].stop if num_segments else 0
 
     def first_address(self, root: bytes) -> bytes:
@@ -86,20 +86,20 @@ class Chain:
 
 
 def segment_addresses(prompt: Prompt, root: bytes, *, salt: bytes = b"", salt_from: int = 0) -> tuple[bytes, ...]:
-    """One address of 32 bytes for each of the prompt's segments; each depends on all before it.
+    """An address of 32 bytes for each of the prompt's segments; each depends on all before it.
 
     Args:
         root: the fingerprint of the arithmetic, the first segment's parent.
-        salt: a tenant's secret; what is cached under one salt is never found under another. Empty: none.
-        salt_from: the tenant's first token. The salt enters at the first segment that reaches it or lies behind it,
-            so that what comes before (the shared system prompt) is shared.
+        salt: a tenant's secret; entries of one salt are never found under another. Empty: none.
+        salt_from: the tenant's first token. The salt enters at the first segment that ends after it, so that earlier
+            segments (the system prompt) are shared.
 
     Raises:
         ValueError: a span has no digest (its medium isn't prepared), or `salt_from` is negative.
     """
     if salt_from < 0:
         raise ValueError(f"salt_from is the index of a token, 0 or more; got {salt_from}.")
-    # A temporal patch's features depend, in their last bits, on its place among the patches encoded beside it.
+    # The last bits of a temporal patch's features depend on the patches encoded with it.
     num_units = Counter(span.media_index for span in prompt.spans)
     addresses: list[bytes] = []
     parent, salted = root, not salt
@@ -113,13 +113,13 @@ def segment_addresses(prompt: Prompt, root: bytes, *, salt: bytes = b"", salt_fr
 
 
 def vision_address(root: bytes, salt: bytes, unit_digests: Sequence[str], grid_thw: tuple[int, int, int]) -> bytes:
-    """The address of one vision unit's embeddings: an image, or the temporal patches that are encoded together.
+    """The address of one vision unit's embeddings: an image, or temporal patches that are encoded together.
 
     Args:
         root: the fingerprint of the arithmetic.
         salt: the tenant's secret, or empty.
-        unit_digests: of the pixels; one for each temporal patch of the unit, in order.
-        grid_thw: of the unit, in patches; t is the number of digests.
+        unit_digests: digests of the pixels, one for each temporal patch of the unit, in order.
+        grid_thw: the unit's grid in patches; t is the number of digests.
 
     Raises:
         ValueError: the grid doesn't fit the digests.

@@ -1,15 +1,15 @@
-"""The disk tier's files: entries that outlive the process, in a folder that several processes may share.
+"""The disk tier's files: entries that outlive the process, in a folder that processes may share.
 
     <directory>/v2/<address>.<kind>    a SHA-256 over the file's name and all that follows, then safetensors
-    <directory>/v2/unfinished          what is being written
-    <directory>/v2/lock                held by whoever writes or evicts
+    <directory>/v2/unfinished          the file being written
+    <directory>/v2/lock                held while writing or evicting
 
-Nothing that happens to the files is an error to the caller: what can't be read exactly as it was written is a miss,
-what can't be written isn't kept. Both are one line in the log.
+File problems raise no errors: an entry that can't be read exactly as written is a miss, one that can't be written isn't
+kept. Both write one line to the log.
 
-Readers take no lock: a file appears whole, by a rename, and may vanish at any time. There is no fsync: a process that
-is killed leaves whole files, since the kernel has what was written; a machine that loses power may leave any bytes
-under a final name, and the checksum refuses those. What is lost can be computed again.
+Readers take no lock: a file appears whole, by a rename, and may vanish at any time. There is no fsync. A killed process
+leaves whole files, since the kernel has the written data. A power loss may leave any bytes under a final name, which
+the checksum refuses. Lost entries can be computed again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from qwen35mm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# "root": an empty entry that says whose addresses are, or were, here.
+# "root": an empty entry that records a root whose addresses are, or were, here.
 Kind = Literal["kv", "state", "vision", "root"]
 
-# How long nothing is written after a write failed: a full disk stays full for a while.
+# Pause after a failed write: a full disk stays full for a while.
 WRITE_PAUSE_S = 60.0
 LOCK_TIMEOUT_S = 10.0
 _FORMAT = b"qwen35mm disk 3\n"
@@ -47,17 +47,17 @@ _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 
 class DiskStore:
-    """Entries by kind and address (32 bytes) in `directory`, whatever models they are of.
+    """Entries of any model in `directory`, by kind and address (32 bytes).
 
     Synchronous. One thread may write, touch and remove while another reads and looks up.
 
     Args:
-        directory: made if it isn't there, for this user alone. Its parents too.
-        max_bytes: the most that all files may take together.
+        directory: created if missing, with its parents, for this user only.
+        max_bytes: most bytes of all files together.
         clock: seconds that never go back; only for the pause after a failed write.
 
     Raises:
-        ConfigError: the directory is no folder, belongs to another user, or can't be written to.
+        ConfigError: the directory is no folder, belongs to another user, or isn't writable.
     """
 
     def __init__(self, directory: Path, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ class DiskStore:
         except filelock.Timeout:
             logger.warning("disk cache: another process has held the lock for %.0f s", LOCK_TIMEOUT_S)
         except OSError as error:
-            # What is kept can be read from a full disk too.
+            # A full disk can still be read.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise ConfigError(
                     f"The cache folder {directory.name!r} can't be used: {_reason(error)}. "
@@ -87,21 +87,21 @@ class DiskStore:
                 ) from error
 
     def contains(self, kind: Kind, address: bytes) -> bool:
-        """Whether there is a file for this entry; `read` may still find it damaged."""
+        """Whether this entry has a file; `read` may still find it damaged."""
         try:
             return stat.S_ISREG(self._path(kind, address).lstat().st_mode)
         except OSError:
             return False
 
     def addresses(self, kind: Kind) -> list[bytes]:
-        """Of all entries of a kind."""
+        """The addresses of all entries of a kind."""
         return [bytes.fromhex(path.stem) for path, _ in self._files() if path.suffix == f".{kind}"]
 
     def read(self, kind: Kind, address: bytes) -> dict[str, torch.Tensor] | None:
         """The entry's tensors in host memory, bit for bit as they were written, or None.
 
-        None where there is no file, and for a file that is truncated, changed, of another kind or address, not
-        finite, not a regular file, or over the budget: such a file is removed, with one line in the log.
+        None if there is no file, or if it is truncated, changed, of another kind or address, not finite, not a regular
+        file, or over the budget. Such a file is removed, with one line in the log.
         """
         path = self._path(kind, address)
         try:
@@ -119,14 +119,14 @@ class DiskStore:
             outcome = "removed" if _remove(path) else "it can't be removed"
             logger.warning("disk cache: %s is %s; %s", path.name, error, outcome)
         except (OSError, MemoryError) as error:
-            # Too many open files, or a disk with a bad day: no proof that the file is bad.
+            # Too many open files or a temporary disk error: the file may be good.
             logger.warning("disk cache: %s can't be read (%s)", path.name, _reason(error))
         return None
 
     def write(self, kind: Kind, address: bytes, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Keeps an entry; True where it is in the folder afterwards, also because it was there already.
+        """Keeps an entry; True if it is in the folder afterwards, also if it was there before.
 
-        False where it is larger than the whole budget, and where writing fails: then nothing is written for
+        False if it is larger than the whole budget, or if writing fails. After a failure nothing is written for
         `WRITE_PAUSE_S`, with one line in the log. The tensors must not change during the call.
         """
         if self.contains(kind, address):
@@ -160,13 +160,13 @@ class DiskStore:
         return True
 
     def touch(self, entries: Sequence[tuple[Kind, bytes]]) -> None:
-        """Marks entries as used now, in this order: the last one is removed last. Missing ones are passed over."""
+        """Marks entries as used now, in this order: the last one is evicted last. Ignores missing ones."""
         for kind, address in entries:
             with contextlib.suppress(OSError):
                 self._mark_used(self._path(kind, address))
 
     def remove(self, kind: Kind, address: bytes) -> None:
-        """Takes an entry out of the folder, if it is there."""
+        """Removes an entry, if it is there."""
         _remove(self._path(kind, address))
 
     def _path(self, kind: Kind, address: bytes) -> Path:
@@ -174,8 +174,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """The folder is there and this process's alone to write in; what is unfinished at the end, or was left by a
-        writer that was killed, is removed."""
+        """Creates the folder and locks it for writing. Removes an unfinished file, this writer's or a killed one's."""
         _make_private(self._base)
         with self._lock:
             _remove(self._unfinished)
@@ -185,18 +184,18 @@ class DiskStore:
                 _remove(self._unfinished)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes what was used least recently until a file of `num_bytes` fits.
+        """Evicts least recently used entries until a file of `num_bytes` fits.
 
-        Counting costs time, so it is done only after a 64th of the budget was written, and files are kept under
-        15/16 of it: so up to four processes that know nothing of each other's last writes stay within it.
+        Counting takes time, so it happens only after a 64th of the budget was written. It keeps files under 15/16 of
+        the budget, so up to four processes that don't see each other's last writes stay within it.
         """
         self._uncounted_bytes += num_bytes
         if self._uncounted_bytes > self._max_bytes // 64 and self._evict(num_bytes) > self._max_bytes:
             raise OSError(errno.ENOSPC, "the folder's budget is taken by files that can't be removed")
 
     def _evict(self, coming_bytes: int) -> int:
-        """Removes entries until they and what is to come are within the limit; what they take then in bytes."""
-        # A file that this budget could never hold goes before all that it would push out.
+        """Removes entries until they and `coming_bytes` are within the limit; returns the resulting bytes."""
+        # A file larger than the budget goes first, before it evicts the others.
         files = sorted(self._files(), key=lambda file: (file[1].st_size <= self._max_bytes, file[1].st_mtime_ns))
         total = sum(info.st_size for _, info in files) + coming_bytes
         limit = max(self._max_bytes - self._max_bytes // 16, coming_bytes)
@@ -209,7 +208,7 @@ class DiskStore:
         return total
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Every entry's file; what isn't named like one of ours isn't counted."""
+        """Every entry's file; ignores other names."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self._base) as found:
             for each in found:
                 if _ENTRY_NAME.fullmatch(each.name):
@@ -217,18 +216,18 @@ class DiskStore:
                         yield Path(each.path), each.stat(follow_symlinks=False)
 
     def _mark_used(self, path: Path) -> None:
-        # A clock that stands still or goes back must not turn the order of two marks around; some file systems count
-        # in steps of 100 ns.
+        # A clock that stands still or goes back must not reverse the order of marks; some file systems count in steps
+        # of 100 ns.
         self._last_tick_ns = tick = max(time.time_ns(), self._last_tick_ns + 1000)
         os.utime(path, ns=(tick, tick))
 
 
 class _UnusableFileError(Exception):
-    """Why a file can't be used."""
+    """A file can't be used; the argument is the reason."""
 
 
 def _checksum(kind: Kind, address: bytes, image: bytes) -> bytes:
-    """Over what the file is called, too, so that a file at another's place is refused."""
+    """Covers the file's name, too, so that a misplaced file is refused."""
     digest = hashlib.sha256(_FORMAT + address + kind.encode())
     digest.update(image)
     return digest.digest()
@@ -248,7 +247,7 @@ def _unpack(image: bytes) -> dict[str, torch.Tensor]:
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity.
 
-    Through the extremes, which NaN passes into: some 30 times faster than `torch.isfinite` on a CPU.
+    Checks minimum and maximum, which NaN propagates to: some 30 times faster than `torch.isfinite` on a CPU.
     """
     if not tensor.dtype.is_floating_point or tensor.numel() == 0:
         return True
@@ -256,9 +255,9 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _make_private(base: Path) -> None:
-    """Makes a folder and what is missing above it, for this user alone.
+    """Creates a folder and its missing parents, for this user only.
 
-    The folder above it may be shared on purpose; what is ours in it is not, and nobody else can put a link there.
+    The parent folder may be shared; our folder in it isn't, so nobody else can put a link there.
     """
     directory = base.parent
     for missing in reversed([folder for folder in (directory, *directory.parents) if not folder.exists()]):
@@ -282,7 +281,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _remove(path: Path) -> bool:
-    """Removes a file or a link; False where something is still there."""
+    """Removes a file or a link; False if it is still there."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -291,5 +290,5 @@ def _remove(path: Path) -> bool:
 
 
 def _reason(error: OSError | MemoryError) -> str:
-    """The system's own words, without the path."""
+    """The system's message, without the path."""
     return getattr(error, "strerror", None) or type(error).__name__

@@ -1,7 +1,7 @@
-"""The disk behind the caches: what is still to be written, and what can be read for a chain.
+"""The disk tier of the caches: entries still to be written, and reads for a chain.
 
-Everything that touches files runs in two executors; the methods here only hand work over. Tensors are copied before
-they are handed over, so that a writer never sees a block that has been given to somebody else.
+Two executors do all file work; the methods here only submit it. Tensors are copied first, so a writer never reads a
+block that another sequence has taken over.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from qwen35mm.contract import MissReason
 
 logger = logging.getLogger(__name__)
 
-# Copies that wait for the disk; more of them wait where they are.
+# Most bytes of copies that wait for the writer; other entries wait in the cache.
 MAX_PENDING_BYTES = 256 << 20
 
 Tensors = Mapping[str, torch.Tensor]
-# Gives an entry's tensors by its address, or None where it is gone.
+# Returns an entry's tensors by address, or None if it is gone.
 GetTensors = Callable[[bytes], Tensors | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """What was read for a chain.
+    """The result of reading for a chain.
 
     Attributes:
-        num_segments: the chain can be gone on from behind so many segments; 0 where nothing helped.
-        kv: of the segments that memory lacked, by index.
-        state: conv and recurrent states at the end (see StatePool.save); None where memory has it.
-        miss: why there was nothing, where the disk knows better than memory.
+        num_segments: a sequence can continue after this many segments; 0 if nothing useful was read.
+        kv: KV of the segments that memory lacked, by index.
+        state: conv and recurrent states at the end (see StatePool.save); None if memory has them.
+        miss: why nothing was read, if the disk knows more than memory.
     """
 
     num_segments: int = 0
@@ -48,12 +48,12 @@ class Loaded:
 
 
 class DiskTier:
-    """Writes cached entries behind the engine's back, and reads them for a chain.
+    """Writes cached entries in the background, and reads them for a chain.
 
     Args:
-        root: what all addresses of this process begin with.
-        pools: what is read must fit these.
-        reader, writer: do what somebody waits for, and what nobody waits for, each in the order in which it came.
+        root: from which all addresses of this process are derived.
+        pools: entries read must fit these.
+        reader, writer: run calls that a request waits for, and calls that none waits for, each in order of arrival.
     """
 
     def __init__(self, store: DiskStore, root: bytes, pools: CachePools, *, reader: Executor, writer: Executor) -> None:
@@ -64,35 +64,35 @@ class DiskTier:
         self._other_roots = [other for other in store.addresses("root") if other != root]
         self._own_root: tuple[Kind, bytes] = ("root", root)
         self._dirty: OrderedDict[tuple[Kind, bytes], GetTensors] = OrderedDict()
-        # In the order in which they were handed over, in which they are done, too.
+        # In order of submission, which is the order of completion, too.
         self._pending: deque[tuple[Future[bool], int]] = deque()
         self._num_pending_bytes = 0
 
     def mark(self, kind: Kind, address: bytes, get_tensors: GetTensors) -> None:
-        """Notes that an entry is to be written some time, and who has it."""
+        """Notes that an entry is to be written later, and where to get it."""
         self._dirty[kind, address] = get_tensors
 
     def discard(self, kind: Kind, address: bytes) -> None:
-        """Takes an entry off the disk, or off the list of those to be written."""
+        """Removes an entry from disk, or from the list of entries to write."""
         if self._dirty.pop((kind, address), None) is None:
             self._writer.submit(self._store.remove, kind, address)
 
     @property
     def writing(self) -> bool:
-        """Whether something that was handed to the writer isn't written yet."""
+        """Whether the writer has unfinished entries."""
         return self._pending_bytes() > 0
 
     def can_write(self) -> bool:
-        """Whether `write_next` would do anything now: something is to be written, and not too much waits already."""
+        """Whether `write_next` would do anything: there are entries to write, and the writer's backlog has room."""
         return bool(self._dirty) and self._pending_bytes() < MAX_PENDING_BYTES
 
     def write_next(self) -> None:
-        """Hands the oldest entry on the list to the writer, if it `can_write`."""
+        """Hands the oldest listed entry to the writer, if `can_write`."""
         if self.can_write():
             self.save(*next(iter(self._dirty)))
 
     def save(self, kind: Kind, address: bytes) -> None:
-        """An entry is about to leave memory: writes it now if it is on the list, unless too much waits already."""
+        """Before an entry leaves memory: writes it if it is on the list and the backlog has room."""
         get_tensors = self._dirty.pop((kind, address), None)
         if get_tensors is None or self._pending_bytes() >= MAX_PENDING_BYTES:
             return
@@ -109,7 +109,7 @@ class DiskTier:
         self._writer.submit(self._store.touch, [*entries, self._own_root])
 
     def flush(self) -> None:
-        """Hands everything on the list to the writer, and waits until it has done all that."""
+        """Hands all listed entries to the writer, and waits until they are written."""
         while self._dirty or self._pending:
             self.write_next()
             if not self.can_write():
@@ -117,15 +117,15 @@ class DiskTier:
                 self._pending_bytes()
 
     def load(self, chain: Chain, has_kv: Sequence[bool], has_state: Sequence[bool], more_than: int) -> Future[Loaded]:
-        """Reads what a chain lacks in memory, where that gives more than its first `more_than` segments."""
+        """Reads what memory lacks of a chain, if that gives more than its first `more_than` segments."""
         return self._reader.submit(self._load, chain, has_kv, has_state, more_than)
 
     def load_vision(self, addresses: Sequence[bytes]) -> Future[dict[bytes, torch.Tensor]]:
-        """Reads those of the vision units' embeddings that are there."""
+        """Reads the vision units' embeddings that exist."""
         return self._reader.submit(self._load_vision, addresses)
 
     def _write(self, kind: Kind, address: bytes, tensors: Tensors) -> bool:
-        self._store.write(*self._own_root, {})  # with every entry, so that it leaves after them
+        self._store.write(*self._own_root, {})  # with every entry, so that it is evicted after them
         return self._store.write(kind, address, tensors)
 
     def _load_vision(self, addresses: Sequence[bytes]) -> dict[bytes, torch.Tensor]:
@@ -157,7 +157,7 @@ class DiskTier:
         return Loaded(miss=self._why_missing(chain) if num_held == 0 and len(chain) else None)
 
     def _read(self, kind: Kind, chain: Chain, index: int) -> Tensors | None:
-        """A segment's KV or state, where it is what its address says."""
+        """A segment's KV or state, or None if missing or not what its address says."""
         address = chain.addresses[index]
         tensors = self._store.read(kind, address)
         if tensors is None:

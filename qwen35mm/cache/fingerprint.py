@@ -1,7 +1,7 @@
-"""The root of all addresses: a fingerprint of everything that decides the arithmetic.
+"""The root of all addresses: a fingerprint of all that decides the arithmetic.
 
-Two runs with the same root compute the same bits from the same tokens, so that one may use what the other left on
-disk. Where a thing can't be known to be without influence, it counts: a changed root costs time, a wrong one answers.
+Two runs with the same root compute the same bits from the same tokens, so one can use the other's entries on disk. When
+in doubt a thing counts: a needlessly changed root costs time, a wrongly equal one gives wrong answers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from qwen35mm_kernels.cpu.native.library import find_library
 
 _FINGERPRINT = b"qwen35mm fingerprint 1\n"
 _PACKAGE = Path(__file__).parents[1]
-# Its parts that decide which numbers are computed from a prompt, and beside which others.
+# Its folders that decide which numbers are computed from a prompt, and in which batches.
 _COMPUTING = ("cache", "checkpoints", "config", "engine", "model", "prompt")
-# The tables of kernels' configurations are JSON.
+# Tables of kernel configurations are JSON.
 _SOURCES = (".py", ".cpp", ".h", ".json")
-# What multiplies matrices on a card, where it has come by pip; conda and the system have other names for it.
+# The pip packages that multiply matrices on a GPU; conda and the system name them differently.
 _MATRIX_WHEELS = tuple(f"nvidia-{name}{cuda}" for name in ("cublas", "cudnn") for cuda in ("", "-cu12", "-cu13"))
-# How users steer the libraries below torch.
+# Environment variables of the libraries below torch.
 _ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
 
 
 def fingerprint(parts: Mapping[str, Any]) -> bytes:
-    """32 bytes over JSON values; the order of keys doesn't count.
+    """32 bytes, a SHA-256 of JSON values; the order of keys doesn't count.
 
     Raises:
         TypeError, ValueError: a value has no JSON form (NaN and the infinities have none).
@@ -45,10 +45,10 @@ def fingerprint(parts: Mapping[str, Any]) -> bytes:
 
 
 def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dict[str, Any]:
-    """What decides the bits of a computation besides weights and prompt, as JSON values for `fingerprint`.
+    """What decides a computation's bits besides weights and prompt, as JSON values for `fingerprint`.
 
-    It is a state of this moment: threads or precision set later are other arithmetic. Which of several equal cards a
-    layer lies on makes no difference.
+    It describes the current state: a later change of threads or precision changes the arithmetic. Which of several
+    equal GPUs holds a layer makes no difference.
 
     Args:
         layer_devices: a device for each decoder layer.
@@ -76,7 +76,7 @@ def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dic
 
 
 def sources_digest() -> str:
-    """Hex SHA-256 of the source files that compute: a changed kernel is another kernel, whatever its version says."""
+    """Hex SHA-256 of the source files that compute, so that any changed kernel counts, whatever its version."""
     folders = [_PACKAGE / name for name in _COMPUTING]
     folders += [Path(module.__path__[0]) for module in (qwen35mm_kernels, qwen35mm_preprocess)]
     digest = hashlib.sha256()
@@ -108,7 +108,7 @@ def _device(device: torch.device) -> dict[str, Any]:
         "num_multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        # Wheels that may be newer than those that torch was built with.
+        # Wheels may be newer than those that torch was built with.
         "wheels": {name: _version(name) for name in _MATRIX_WHEELS},
         "tf32": [matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
         "reduced_precision": [

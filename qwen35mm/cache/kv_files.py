@@ -1,4 +1,4 @@
-"""Keys and values of a context that memory doesn't hold: a file without a name, which the system pages."""
+"""Keys and values of a context that doesn't fit in memory: in an unnamed file, which the system pages."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import torch
 from qwen35mm.cache.placement import mib
 from qwen35mm.errors import ConfigError
 
-# By which a process's list of mappings tells them.
+# Identifies these files in a process's list of mappings.
 PREFIX = "qwen35mm-kv-"
 _LEAST_LEFT_BYTES = 2 << 30
-# Their files lie in memory themselves.
+# Files here are in memory.
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 _ZEROS = bytes(1 << 20)
 
 
 def file_room(folder: Path) -> int:
-    """Bytes that a file in a folder, which need not be there yet, may take.
+    """Bytes that a file in a folder may take; the folder needn't exist yet.
 
-    A tenth of what its disk has free, and 2 GiB at least, stay free. 0 where files lie in memory.
+    A tenth of the disk's free space stays free, at least 2 GiB. 0 if the file system is in memory.
     """
     folder = folder.absolute()
     there = next(each for each in (folder, *folder.parents) if each.exists()).resolve()
@@ -40,9 +40,9 @@ def file_room(folder: Path) -> int:
 
 
 def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
-    """Tensors of these shapes and dtypes, zeros, in one file that nobody finds and that goes with them.
+    """Zero tensors of these shapes and dtypes in one unnamed file that disappears with them.
 
-    Its room on the disk is taken before it is written to: a page that finds none later would end the process.
+    The file's space is reserved first: a page without space would later end the process.
 
     Raises:
         ConfigError: the folder can't hold it.
@@ -53,7 +53,7 @@ def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]
         stop += -(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Windows removes it with its last handle, the mapping's own.
+        # Windows removes it with its last handle, the mapping's.
         with tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=os.name == "nt") as file:
             if os.name != "nt":
                 Path(file.name).unlink()
@@ -71,7 +71,7 @@ def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]
 
 
 def mapped_bytes() -> int:
-    """Of such files, what this process has in memory just now; the system takes it back whenever it wants it."""
+    """Bytes of such files that this process has in memory now; the system can reclaim them at any time."""
     if not hasattr(psutil.Process, "memory_maps"):  # macOS
         return 0
     maps = psutil.Process().memory_maps(grouped=False)

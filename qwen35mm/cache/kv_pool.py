@@ -1,4 +1,4 @@
-"""KV of the full-attention layers, in blocks that sequences share by reference."""
+"""KV of the full-attention layers in blocks that sequences share by reference."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from qwen35mm.errors import ContextTooLongError
 from qwen35mm_kernels.kv_formats import KVFormats
 
 DEFAULT_BLOCK_SIZE = 64
-# Of one transfer to a GPU: what torch pins for it stays pinned.
+# Bytes per transfer to a GPU: the memory that torch pins for it stays pinned.
 STAGED_BYTES = 64 << 20
 
 
 class OutOfBlocksError(ContextTooLongError):
-    """The KV pool hasn't enough free blocks; the message has the arithmetic. Nothing was changed."""
+    """The KV pool hasn't enough free blocks; the message has the arithmetic. Nothing has changed."""
 
 
 class BlockAllocator:
-    """Which of `num_blocks` blocks are in use and by how many: pure bookkeeping, no tensors.
+    """Counts the holders of `num_blocks` blocks: pure bookkeeping, no tensors.
 
-    Consecutive blocks matter: a sequence whose blocks lie side by side is read as one view of the pool, without a copy.
+    Consecutive blocks matter: a sequence with adjacent blocks is read as one view of the pool, without a copy.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -43,27 +43,27 @@ class BlockAllocator:
         return self._num_free
 
     def count(self, block: int) -> int:
-        """How many hold this block; 0 is free."""
+        """How many holders this block has; 0 is free."""
         return self._counts[block]
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Adds one holder to each block; they must be in use."""
+        """Adds one holder to each block; the blocks must be in use."""
         for block in blocks:
             assert self._counts[block] > 0, f"block {block} is free and can't be shared"
             self._counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Takes one holder from each block; a block without holders is free."""
+        """Removes one holder from each block; a block without holders is free."""
         for block in blocks:
             assert self._counts[block] > 0, f"block {block} is released more often than it was taken"
             self._counts[block] -= 1
             self._num_free += self._counts[block] == 0
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
-        """Takes `count` free blocks, side by side where that can be.
+        """Takes `count` free blocks, adjacent if possible.
 
-        First choice: right behind the block `after`, so that a growing sequence stays in one run. Next, the middle of
-        the largest run that holds them all, which leaves room to grow to this sequence and to the one before it. Last,
+        First choice: directly after the block `after`, so that a growing sequence stays in one run. Next, the middle of
+        the largest run that holds them all, which leaves room to grow for this sequence and the one before it. Last,
         the largest runs.
 
         Args:
@@ -81,7 +81,7 @@ class BlockAllocator:
             wanted = count - len(taken)
             start, length = self._largest_free_run()
             wanted = min(wanted, length)
-            # At the pool's very start nobody else grows towards us.
+            # At the pool's start no other sequence grows towards this one.
             start += 0 if start == 0 else (length - wanted) // 2
             for chosen in range(start, start + wanted):
                 self._counts[chosen] = 1
@@ -102,7 +102,7 @@ class BlockAllocator:
         expected = array("i", bytes(4 * self.num_blocks))
         for block, count in holders.items():
             expected[block] = count
-        if self._counts != expected:  # told block by block only where something is wrong
+        if self._counts != expected:  # compare block by block only if something is wrong
             wrong = [
                 f"block {block} is counted {count} times and held {held} times"
                 for block, (count, held) in enumerate(zip(self._counts, expected, strict=True))
@@ -113,31 +113,30 @@ class BlockAllocator:
 
 
 class KVBlockPool:
-    """K and V of every full-attention layer, [num_blocks * block_size, Hkv, row_width] each, and who holds which block.
+    """K and V of every full-attention layer, [num_blocks * block_size, Hkv, row_width] each, and their blocks' holders.
 
-    Codes and their scales lie in one row (see `KVFormat`), so that everything here moves rows as they are.
+    A row contains codes and their scales (see `KVFormat`), so everything here moves rows as they are.
 
-    A block index means the same block in every layer. On a CPU the memory is only taken up as blocks are first
-    written.
+    A block index means the same block in every layer. On a CPU memory is only used once blocks are written.
 
-    A block may be shared while it is partly filled: `filled` says how many of its rows belong to anybody. The one
-    sequence that is exactly there may go on in place, so that a conversation which grows from turn to turn stays in
-    one run of blocks; every other one copies the block first.
+    A partly filled block may be shared: `filled` says how many of its rows are in use. Only a sequence that ends
+    exactly there may continue in place, so a conversation that grows from turn to turn stays in one run of blocks; any
+    other sequence copies the block first.
 
     Args:
         num_blocks, block_size: capacity; a block holds `block_size` tokens.
-        formats: of K, and of V.
+        formats: of K and V.
         device: of all layers, or of each.
-        directory: the folder of a file that all of it lies in instead of memory, on a CPU.
+        directory: the folder of a file that holds everything instead of memory, on a CPU.
 
     Raises:
         ConfigError: the folder can't hold that file.
 
     Attributes:
         layers: K and V of all blocks of each layer.
-        formats: of K, and of V.
-        filled: of each block, how many rows belong to somebody, from its start.
-        reclaim: called with the number of blocks that are missing, before `take` fails for want of them.
+        formats: of K and V.
+        filled: for each block, how many rows from its start are in use.
+        reclaim: called with the number of missing blocks before `take` fails.
     """
 
     def __init__(
@@ -171,18 +170,18 @@ class KVBlockPool:
                 for shape, dtype in wanted
             )
         self.layers = {layer_idx: (next(made), next(made)) for layer_idx in text.attention_layers}
-        # The places, among them, of those on each device.
+        # For each device, the indices of its layers in `layers`.
         self._by_device: dict[torch.device, list[int]] = {}
         for place, (keys, _) in enumerate(self.layers.values()):
             self._by_device.setdefault(keys.device, []).append(place)
 
     @property
     def token_bytes(self) -> int:
-        """K and V of one token in all layers."""
+        """Bytes of one token's K and V in all layers."""
         return self.block_bytes // self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take."""
+        """Blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
@@ -221,7 +220,7 @@ class KVBlockPool:
         return {name: stack([pair[index] for pair in pairs]).to("cpu") for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
-        """Whether tensors are what `export` gives for that many tokens of this pool."""
+        """Whether tensors have the form of `export` for `num_tokens` tokens of this pool, and finite values."""
         if set(tensors) != {"k", "v"}:
             return False
         pair = next(iter(self.layers.values()))
@@ -231,7 +230,7 @@ class KVBlockPool:
         )
 
     def restore(self, blocks: Sequence[int], start: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes what `export` gave at places from `start` on: on a GPU by transfers of many layers and tokens each."""
+        """Writes tensors of `export` at places from `start` on; each transfer to a GPU has many layers and tokens."""
         rows = self._rows(blocks, start, start + tensors["k"].shape[1])
         pairs = list(self.layers.values())
         for device, layers in self._by_device.items():
@@ -248,7 +247,7 @@ class KVBlockPool:
                         each.index_copy_(0, part["rows"], part[f"{name}{index}"])
 
     def _rows(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
-        """The pool's rows (one a token) of places `start` to `stop` of these blocks."""
+        """The pool's rows (one per token) for places `start` to `stop` of these blocks."""
         first = start // self.block_size
         used = torch.tensor(blocks[first : self.blocks_for(stop)], dtype=torch.int64)
         places = torch.arange(start, stop)

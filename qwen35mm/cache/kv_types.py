@@ -1,4 +1,4 @@
-"""The types that keys and values are kept as, as people name them: `int8`, or `k=int8,v=int4`."""
+"""The types of keys and values in the cache, as people write them: `int8`, or `k=int8,v=int4`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AUTO = "auto"
 
 
 def kv_formats_of(text: str, dtype: torch.dtype) -> KVFormats:
-    """The formats of K and of V that a text names; `auto` is the model's own type.
+    """The formats of K and V that a text names; `auto` is the model's dtype.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the text names no formats.
     """
     parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
     names = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -32,14 +32,13 @@ def kv_formats_of(text: str, dtype: torch.dtype) -> KVFormats:
 
 
 def check_kv_formats(formats: KVFormats, text: TextConfig, devices: Sequence[torch.device]) -> None:
-    """Tells whether a model can keep its keys and values so.
+    """Checks that a model can keep its keys and values in these formats.
 
     Args:
-        devices: what its layers lie on.
+        devices: of its layers.
 
     Raises:
-        ConfigError: its heads are no multiple of a group, or can't be rotated, or a GPU would have to read what it has
-            no kernels for.
+        ConfigError: the head dimension is no multiple of a group or can't be rotated, or a GPU lacks kernels.
     """
     for format in formats:
         if not format.fits(text.head_dim):

@@ -1,4 +1,4 @@
-"""What all pools share: layers that may lie on several devices, copies from one to another, and sizes in words."""
+"""Shared by all pools: layers on several devices, copies between devices, and sizes in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from qwen35mm.config import TextConfig
 
-# Where tensors begin in a piece that holds several: any type's numbers may.
+# Alignment of tensors in a shared buffer; suits any dtype.
 _ALIGNMENT = 256
 
 # One device for all layers, or one for each decoder layer.
@@ -26,7 +26,7 @@ def layer_devices(text: TextConfig, devices: Devices) -> tuple[torch.device, ...
 
 
 def largest_share(text: TextConfig, placed: Sequence[torch.device], device: torch.device) -> float:
-    """The part of all KV, or of all states if that is more, that lies on one of the layers' devices: 0 to 1."""
+    """The share of KV, or of states if that is larger, on one of the layers' devices: 0 to 1."""
     parts = [
         sum(placed[layer_idx] == device for layer_idx in layers) / len(layers)
         for layers in (text.attention_layers, text.linear_layers)
@@ -35,7 +35,7 @@ def largest_share(text: TextConfig, placed: Sequence[torch.device], device: torc
 
 
 def stack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """torch.stack, on the rows' device; in host memory where they lie on several, with one transfer from each."""
+    """torch.stack on the rows' device. If they are on several, in host memory, with one transfer from each."""
     by_device: dict[torch.device, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_device[row.device].append(index)
@@ -48,11 +48,10 @@ def stack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def to_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """Copies of tensors in host memory on a GPU, by one transfer that nobody waits for.
+    """Copies of host tensors on a GPU, by one asynchronous transfer.
 
-    A copy from ordinary memory waits until a GPU has done everything before it, and then the GPU waits for the host;
-    one from pinned memory takes its turn among the launches. torch keeps what is pinned here for the next transfer, and
-    gives it to none before this one is over.
+    A copy from pageable memory waits for all of a GPU's pending work, and then the GPU waits for the host. A copy from
+    pinned memory is queued like a launch. torch reuses the pinned memory only after the transfer has ended.
     """
     staging = _piece(tensors)
     for name, view in _views(staging, tensors).items():
@@ -61,29 +60,29 @@ def to_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on another device (see `to_device`), or itself where it lies there."""
+    """A host tensor on a device (see `to_device`), or itself if it is there."""
     return tensor if tensor.device == device else to_device({"": tensor}, device)[""]
 
 
 def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of a GPU's tensors in host memory, in one piece; waits for the device once."""
+    """Copies of GPU tensors in one buffer of host memory; waits for the device once."""
     staging = _piece(tensors)
     for name, view in _views(staging, tensors).items():
         view.copy_(tensors[name], non_blocking=True)
     for device in {tensor.device for tensor in tensors.values()}:
         torch.cuda.current_stream(device).synchronize()
-    # What is kept is ordinary memory: pinned pages are never paged out.
+    # Returns pageable memory: pinned pages are never paged out.
     return _views(staging.clone(), tensors)
 
 
 def _piece(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Pinned memory that holds copies of all of them."""
+    """A pinned buffer that can hold copies of all tensors."""
     num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors.values())
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _views(piece: torch.Tensor, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A piece's bytes as tensors of these shapes and types, one behind the other."""
+    """A buffer's bytes as consecutive tensors with the shapes and dtypes of `like`."""
     views, start = {}, 0
     for name, tensor in like.items():
         views[name] = piece[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -96,5 +95,5 @@ def _aligned(num_bytes: int) -> int:
 
 
 def mib(num_bytes: int) -> str:
-    """Bytes for a person."""
+    """Bytes as text, in MiB."""
     return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""How much memory each part of the cache gets: arithmetic over the model's sizes, done before anything is allocated."""
+"""Plans how much memory each part of the cache gets, from the model's sizes, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -23,34 +23,33 @@ MIN_CACHED_STATES = 8
 _MAX_CPU_KV_BYTES = 2 << 30
 _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
-# The newest cuts of as many conversations, or fewer cuts of more.
+# States kept on a GPU: the newest cuts of up to 16 conversations.
 _DEVICE_STATES = 16
-# Measured: see docs/models.md. Modules that only a model's work imports, threads with their temporaries, and what the
-# allocator keeps between two pieces of work.
+# Measured: see docs/models.md. Modules imported by a model's first step, threads with their temporaries, and what the
+# allocator keeps between steps.
 STARTED_BYTES = 72 << 20
-# What checkpoints keep recurrent states as.
+# The dtypes of recurrent states in checkpoints.
 KEPT_STATES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Budgets in bytes; None lets `plan_memory` choose from the memory that there is.
+    """The cache's settings. Budgets are in bytes; None lets `plan_memory` choose by the available memory.
 
     Attributes:
-        kv_bytes: KV of running sequences and cached segments together, on the model's device.
+        kv_bytes: KV of running sequences and cached segments, on the model's device.
         state_bytes: cached checkpoints' conv and recurrent states, in host memory.
         vision_bytes: cached vision embeddings, in host memory.
-        host_kv_bytes: KV of segments that had to leave a GPU's memory; a CPU's KV is in host memory anyway.
-        directory: where checkpoints outlive the process, also as a string; None keeps nothing on disk.
-        disk_bytes: the most that the directory may hold.
-        kv_dtype: what keys and values are kept as: `auto` is the model's own type, else bf16, f16, float32, fp8,
-            fp8_e5m2, int8, int4, int4r, tq4 or tq3, also apart: `k=int8,v=int4`. It decides bits, so another one
-            is another cache.
-        kept_states: what checkpoints' recurrent states are kept as: float32, or bf16, which takes half the memory. It
-            decides bits, too: whoever computes on past a cut does so from the rounded state.
-        reuse: whether anything is kept after a request at all.
-        kv_directory: the folder of a file that KV lies in instead of memory, one context without `kv_bytes`; for a
-            processor, and one reply at a time. It has no name there and is gone with the process.
+        host_kv_bytes: KV evicted from a GPU to host memory; unused on a CPU.
+        directory: a folder (or its name) where checkpoints outlive the process; None keeps nothing on disk.
+        disk_bytes: most bytes in the directory.
+        kv_dtype: type of keys and values: `auto` (the model's dtype), bf16, f16, float32, fp8, fp8_e5m2, int8, int4,
+            int4r, tq4 or tq3, or one for each: `k=int8,v=int4`. It decides bits, so another value needs another cache.
+        kept_states: dtype of checkpoints' recurrent states: float32, or bf16, which takes half the memory. It decides
+            bits, too: computation continues after a cut from the rounded state.
+        reuse: whether the cache keeps anything after a request.
+        kv_directory: the folder of a file that holds KV instead of memory; one context without `kv_bytes`. For a CPU,
+            and one reply at a time. The file is unnamed and disappears with the process.
     """
 
     kv_bytes: int | None = None
@@ -83,19 +82,19 @@ class CacheSettings:
 
     @property
     def kept_dtype(self) -> torch.dtype:
-        """Of recurrent states in checkpoints."""
+        """The dtype of recurrent states in checkpoints."""
         return KEPT_STATES[self.kept_states]
 
     def kv_formats(self, dtype: torch.dtype) -> KVFormats:
-        """What keys and values of a model of this type are kept as."""
+        """The formats of K and V for a model of this dtype."""
         return kv_formats_of(self.kv_dtype, dtype)
 
     @classmethod
     def of(cls, given: CacheSettings | str | Path | None) -> CacheSettings:
-        """Settings as they are, or those that keep what they can in a folder.
+        """Returns settings as they are, or makes them from a folder for the disk tier.
 
         Raises:
-            ConfigError: it is neither.
+            ConfigError: it is neither settings nor a folder.
         """
         if isinstance(given, CacheSettings):
             return given
@@ -106,23 +105,23 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes and tokens that the pools and caches are made with.
+    """The sizes of pools and caches, in bytes and tokens.
 
     Attributes:
-        context_length: tokens of one sequence; at least one such sequence fits.
-        num_kv_tokens: tokens that the KV pool holds, a multiple of its block size.
-        kv_bytes: of those tokens, in all full-attention layers.
-        kv_token_bytes: of one token.
+        context_length: most tokens of one sequence; at least one such sequence fits.
+        num_kv_tokens: tokens in the KV pool, a multiple of its block size.
+        kv_bytes: KV of those tokens in all full-attention layers.
+        kv_token_bytes: KV of one token.
         num_slots: running sequences.
-        slot_bytes: running states: one for each slot, and one for history commits.
-        state_bytes: the most that cached checkpoints' states may take, in host memory.
-        vision_bytes: the most that cached vision embeddings may take, in host memory.
-        device_state_bytes: the most of those states that also stays on a GPU.
-        host_kv_bytes: the most KV that is kept in host memory after it had to leave a GPU.
-        device: what holds KV and running states.
-        weights_bytes, work_bytes: of the model, and of what it holds while it computes; 0 where the caller counts them.
-        runtime_bytes: of the program itself, in host memory, its tokenizer and the texts of prompts with it.
-        kv_directory: the folder of the file that KV lies in, which then counts to no memory; None is memory.
+        slot_bytes: running states, one for each slot and one for history commits.
+        state_bytes: budget for cached checkpoints' states, in host memory.
+        vision_bytes: budget for cached vision embeddings, in host memory.
+        device_state_bytes: budget for cached states that also stay on a GPU.
+        host_kv_bytes: budget for KV evicted from a GPU to host memory.
+        device: holds KV and running states.
+        weights_bytes, work_bytes: the model's weights and working memory; 0 if the caller counts them.
+        runtime_bytes: the program itself, in host memory, with its tokenizer and prompts' texts.
+        kv_directory: the folder of the file that holds KV, which then takes no memory; None keeps KV in memory.
     """
 
     context_length: int
@@ -143,18 +142,18 @@ class MemoryPlan:
 
     @property
     def kv_memory_bytes(self) -> int:
-        """KV that no file holds."""
+        """KV in memory: 0 if a file holds it."""
         return 0 if self.kv_directory is not None else self.kv_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What the model's device holds: weights, KV, running states, recent kept ones and what is computed with."""
+        """Memory on the model's device: weights, KV, running states, recent cached states and working memory."""
         states_bytes = self.slot_bytes + self.device_state_bytes
         return self.weights_bytes + self.kv_memory_bytes + states_bytes + self.work_bytes
 
     @property
     def host_bytes(self) -> int:
-        """What is in host memory whatever the device: kept states, embeddings and KV, and the program."""
+        """Host memory on any device: cached states, embeddings and evicted KV, and the program."""
         return self.state_bytes + self.vision_bytes + self.host_kv_bytes + self.runtime_bytes
 
     @property
@@ -190,28 +189,27 @@ def plan_memory(
     work_bytes: int = 0,
     runtime_bytes: int = 0,
 ) -> MemoryPlan:
-    """Chooses every budget that `settings` leaves open, and checks that one sequence of `context_length` tokens fits.
+    """Chooses every budget that is None, and checks that one sequence of `context_length` tokens fits.
 
-    KV gets, on a CPU, an eighth of the memory up to 2 GiB, on a GPU half of what is free; always at least one context.
-    States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them; on one GPU up to 16 also stay
-    there, in a sixteenth of what is free at most, and in what KV leaves. On a CPU all is one memory:
-    where it doesn't hold that, what would be kept of finished requests gets the same share of what is left.
+    KV gets an eighth of a CPU's memory, up to 2 GiB, or half of a GPU's free memory; always at least one context.
+    States get a sixteenth of host memory, up to 1 GiB and at least eight states. On one GPU up to 16 states also stay
+    there, in at most a sixteenth of free memory and in what KV leaves. On a CPU everything shares one memory: if it is
+    too small, what chosen budgets hold beyond one context shrinks by one factor.
 
     Args:
-        dtype: the model's: of the conv states, and of K and V where `settings` say nothing else; recurrent states are
-            float32.
-        device: of all layers, or of each. On several devices, the one with the least room for its layers decides.
+        dtype: the model's; of conv states, and of K and V by default. Recurrent states are float32.
+        device: of all layers, or of each. Of several devices, the one with the least room for its layers decides.
         num_slots: running sequences.
-        context_length: tokens of one sequence, reply included.
+        context_length: most tokens of one sequence, including the reply.
         block_size: tokens of one KV block.
-        available_bytes: memory for all layers: all of a CPU's, what is free on a GPU. None asks the system.
-        limit_bytes: the most that all of the plan may take on a CPU, which is then refused beyond it. None: only what
-            is kept gets less where that much isn't available.
-        weights_bytes, work_bytes, runtime_bytes: see `MemoryPlan`; a GPU's weights have left what is available already.
+        available_bytes: memory for all layers: all of a CPU's, or a GPU's free memory. None asks the system.
+        limit_bytes: most bytes of the whole plan on a CPU; a larger plan is refused. None only shrinks the cache's
+            budgets if memory is short.
+        weights_bytes, work_bytes, runtime_bytes: see `MemoryPlan`. A GPU's `available_bytes` excludes weights.
 
     Raises:
-        ConfigError: one sequence doesn't fit; the message has the arithmetic. Or the model can't keep K and V so, or
-            not in a file.
+        ConfigError: one sequence doesn't fit (the message has the arithmetic), or the model can't keep K and V in this
+            format, or not in a file.
     """
     assert min(num_slots, context_length, block_size) >= 1
     placed = layer_devices(config.text, device)
@@ -222,7 +220,7 @@ def plan_memory(
     if on_cpu:
         available_bytes = host_bytes = host_bytes if available_bytes is None else available_bytes
     elif available_bytes is None:
-        # As if all layers lay where the least is free for one.
+        # As if all layers were on the device with the least free memory per layer.
         available_bytes = min(
             int(_free_bytes(each, host_bytes) / largest_share(config.text, placed, each)) for each in used
         )
@@ -245,7 +243,7 @@ def plan_memory(
         kv_bytes = context_bytes
     elif kv_bytes is None:
         share = min(_MAX_CPU_KV_BYTES, available_bytes // 8) if on_cpu else available_bytes // 2
-        # More than this helps nobody, and every block costs the allocator a little.
+        # More than this is of no use, and every block costs the allocator a little.
         share = min(share, _MAX_CONTEXTS * context_bytes)
         kv_bytes = max(context_bytes, share if on_cpu else min(share, available_bytes - running_bytes))
     context = (
@@ -263,7 +261,7 @@ def plan_memory(
         if not on_cpu:
             raise ConfigError(f"Keys and values can lie in a file on a processor alone, and the device is {name}.")
         if num_slots > 1:
-            # A reply that gave way to another would have to move to memory, which doesn't hold it.
+            # A preempted reply would have to move to memory, where it doesn't fit.
             raise ConfigError(
                 f"Keys and values in a file are of one reply at a time, and {num_slots} were asked for: --slots 1."
             )
@@ -274,7 +272,7 @@ def plan_memory(
                 "folder on another disk."
             )
     if on_cpu:
-        # What was asked for by its number is left as it is.
+        # Budgets given as numbers stay as they are.
         open_kv = kv_bytes - context_bytes if settings.kv_bytes is None else 0
         open_states = state_bytes if settings.state_bytes is None else 0
         open_vision = vision_bytes if settings.vision_bytes is None else 0
@@ -302,7 +300,7 @@ def plan_memory(
     chosen_host_kv_bytes = device_state_bytes = 0
     if not on_cpu:
         chosen_host_kv_bytes = host_bytes // 8
-        # Pinned, for transfers of states.
+        # Pinned memory for transfers of states.
         runtime_bytes += one_state
     if not on_cpu and len(used) == 1:
         left = available_bytes - running_bytes - kv_bytes
@@ -332,7 +330,7 @@ def host_memory_bytes() -> int:
 
 
 def cgroup_limits(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> Iterator[int]:
-    """Memory limits in bytes of this process's control group and of those above it; see `control_groups`."""
+    """Memory limits in bytes of this process's control group and its parents; see `control_groups`."""
     for folder in control_groups("memory", cgroups, own_cgroup):
         for name in ("memory.max", "memory.limit_in_bytes"):
             # "max" is no limit; version 1 writes a number beyond any machine's memory instead.
@@ -340,13 +338,13 @@ def cgroup_limits(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> Ite
 
 
 def _free_bytes(device: torch.device, host_bytes: int) -> int:
-    """What caches may take of a device; a host's memory also holds the weights, and belongs to others, too."""
+    """Memory that caches may take of a device. Host memory also holds the weights and other programs."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes // 4
 
 
 def _budget(given: int | None, chosen: int, settings: CacheSettings) -> int:
     if not settings.reuse:
-        return 0  # What is not kept needs no room.
+        return 0  # A cache that keeps nothing needs no room.
     return chosen if given is None else given
 
 

@@ -1,7 +1,7 @@
-"""What is worth its memory: states by how their chain was cut, anything by whether it was asked for before.
+"""Decides what to keep: states by their chain's cuts, other entries by whether they were asked for before.
 
-A recurrent state is as large as the KV of hundreds of tokens, so only few are kept: those that the next turn, an
-edit, another answer, or another conversation will ask for.
+A recurrent state is as large as the KV of hundreds of tokens, so only few are kept: those for the next turn, an edit, a
+regenerated answer, or another conversation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qwen35mm.prompt import Segment
 
 MAX_STATES_PER_CHAIN = 6
 MAX_RECENT_ADDRESSES = 16_384
-# Where a chat is gone on with, where its last answer is asked for again, and where its last question is edited.
+# For the next turn, for regenerating the last answer, and for editing the last question.
 _RECENT_TURN_ENDS = 3
 
 
@@ -23,12 +23,12 @@ def states_to_keep(
     """The indices of the segments whose end states stay, at most `max_states`.
 
     In this order: the last cut, the ends of the last turns, the system prompt (shared by other conversations), the
-    first media (asked about again in new chats), the latest media, and then older cuts, far apart: those whose place
-    is a multiple of the highest power of two. That order never changes while a chain grows, so a state that was
-    dropped is never wanted again.
+    first media (asked about again in new chats), the latest media, and then older cuts, far apart: those whose place is
+    a multiple of the highest power of two. The order of the older cuts stays the same while a chain grows, so a dropped
+    state is never wanted again.
 
     Args:
-        system_stop: the token where the system message ends; 0 without one.
+        system_stop: token where the system message ends; 0 without one.
     """
     if not segments:
         return frozenset()
@@ -43,7 +43,7 @@ def states_to_keep(
 
 
 class RecentAddresses:
-    """Addresses that something happened to, without what they are of; old ones are forgotten."""
+    """Remembers recent addresses without their entries; forgets old ones."""
 
     def __init__(self) -> None:
         self._addresses: OrderedDict[bytes, None] = OrderedDict()

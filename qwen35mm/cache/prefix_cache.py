@@ -1,7 +1,7 @@
-"""The cache of prompts' beginnings: KV by segment, states at some segments' ends, both by content address.
+"""The prefix cache: KV by segment, and states at some segments' ends, both by content address.
 
-It gives a sequence that stands exactly where an earlier one stood: its KV blocks are shared, its states copied, so
-what is computed from there has the same bits as if everything before had been computed again.
+A cache hit gives a sequence exactly an earlier one's contents: it shares KV blocks and copies states. So further
+computation has the same bits as without the cache.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Start:
     """A sequence that begins with a chain's first `num_segments` segments.
 
     Attributes:
-        tokens_from: how many of its tokens came from which tier.
-        miss: why no more was found; None where there is no more to find.
-        pinned: the segments that it stands on, a chain's first ones; given back with `PrefixCache.unpin`.
-        states: the addresses, in order, of those that had a state when one of them was last entered.
+        tokens_from: number of its tokens by tier.
+        miss: why no more was found; None if the whole chain was found.
+        pinned: the segments that it uses, a chain's first ones; released by `PrefixCache.unpin`.
+        states: in order, the addresses of those that had a state when one was last entered.
     """
 
     sequence: SequenceCache
@@ -46,10 +46,10 @@ class PrefixCache:
     """Cached segments in a model's pools, under byte budgets.
 
     Args:
-        pools: where running sequences and cached segments live; their `reclaim` is set to this cache's.
-        state_bytes: budget of the states in host memory.
-        device_state_bytes: of those of them that also stay on the device.
-        host_kv_bytes: budget of KV that left the device; 0 drops it instead.
+        pools: hold running sequences and cached segments; this cache sets their `reclaim`.
+        state_bytes: budget for states in host memory.
+        device_state_bytes: budget for states that also stay on the device.
+        host_kv_bytes: budget for KV evicted to host memory; 0 drops it instead.
         disk: the tier that outlives the process.
 
     Attributes:
@@ -72,7 +72,7 @@ class PrefixCache:
         self._disk = disk
         self._index = SegmentIndex()
         self._asked_for = RecentAddresses()
-        self._dropped = RecentAddresses()  # they tell an eviction from new content
+        self._dropped = RecentAddresses()  # tells evicted from new content
         pools.kv.reclaim = self.reclaim
 
     @property
@@ -80,7 +80,7 @@ class PrefixCache:
         return len(self._index)
 
     def load(self, chain: Chain) -> Future[Loaded] | None:
-        """Asks the disk for what memory lacks of a chain; None where it has nothing to add."""
+        """Starts reading from disk what memory lacks of a chain; None if there is nothing to read."""
         num_segments = self._match(chain)
         if self._disk is None or num_segments == len(chain):
             return None
@@ -89,10 +89,10 @@ class PrefixCache:
         return self._disk.load(chain, has_kv, has_state, num_segments)
 
     def begin(self, chain: Chain, loaded: Loaded | None = None) -> Start:
-        """A new sequence with the longest beginning of a chain that there is; an empty one where there is none.
+        """A new sequence with a chain's longest cached prefix, which may be empty.
 
         Args:
-            loaded: what the disk gave (see `load`), if it was asked.
+            loaded: the result of `load`, if it was called.
 
         Raises:
             OutOfSlotsError: no slot is free.
@@ -102,7 +102,7 @@ class PrefixCache:
         num_segments = self._match(chain)
         state = self.states.get(chain.addresses[num_segments - 1]) if num_segments else None
         if loaded.num_segments > num_segments:
-            # Memory may have lost meanwhile what it had when the disk was asked.
+            # Memory may have evicted entries since the disk was asked.
             available = all(i in loaded.kv or self._index.get(chain, i) for i in range(loaded.num_segments))
             at_end = loaded.state or self.states.get(chain.addresses[loaded.num_segments - 1])
             if available and at_end is not None:
@@ -141,12 +141,12 @@ class PrefixCache:
         keep_state: bool,
         on_disk: bool = True,
     ) -> None:
-        """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept.
+        """Enters segment `index`, which a sequence has just computed, and its state if `keep_state`.
 
-        What it costs doesn't grow with the chain: the segments before are pinned already.
+        Its cost doesn't grow with the chain: the earlier segments are pinned already.
 
         Args:
-            on_disk: whether both may be written there; if not, they are gone with the memory.
+            on_disk: whether both may be written to disk.
         """
         assert sequence.length == chain.segments[index].stop, "a segment is published at its end"
         if self._pin(chain, index + 1, start, is_new=on_disk) and keep_state:
@@ -157,28 +157,28 @@ class PrefixCache:
             self._touch_states(start, [*start.states, chain.addresses[index]])
 
     def thin(self, chain: Chain, kept: Iterable[int]) -> None:
-        """Drops the states along a chain that aren't in `kept`, save where another conversation branches off."""
+        """Drops a chain's states that aren't in `kept`, except where another conversation branches off."""
         kept = set(kept)
         for index in range(len(chain)):
             if index not in kept:
                 self.drop_state(chain, index)
 
     def drop_state(self, chain: Chain, index: int) -> None:
-        """Drops one state of a chain, on the disk too, unless another conversation branches off there."""
+        """Drops one state of a chain, also on disk, unless another conversation branches off there."""
         address = chain.addresses[index]
         if address in self.states and self._index.num_children(address) <= 1:
             self.states.drop(address)
 
     def sight(self, chain: Chain) -> int:
-        """How many of a chain's first segments were asked for before; from now on, all of them were."""
+        """How many of a chain's first segments were asked for before. Records all of them as asked for."""
         unseen = (index for index, address in enumerate(chain.addresses) if address not in self._asked_for)
         num_seen = next(unseen, len(chain))
         self._asked_for.add(chain.addresses)
         return max(num_seen, self._num_held(chain))
 
     def unpin(self, start: Start) -> None:
-        """A running sequence is over; what nobody can go on from any more is dropped."""
-        # New ones were entered behind their parents.
+        """Releases an ended sequence's segments; drops those that lead to no state."""
+        # New segments were entered after their parents.
         self._index.touch([segment.address for segment in start.pinned])
         for segment in start.pinned:
             segment.pins -= 1
@@ -187,7 +187,7 @@ class PrefixCache:
         start.pinned.clear()
 
     def reclaim(self, num_blocks: int) -> None:
-        """Evicts the least recently used segments until so many more blocks are free, or nothing is left to evict."""
+        """Evicts least recently used segments until `num_blocks` more blocks are free, or none is left to evict."""
         allocator = self._pools.kv.allocator
         wanted = allocator.num_free + num_blocks
         for segment in self._index.unpinned():
@@ -197,7 +197,7 @@ class PrefixCache:
                 self._evict(segment)
 
     def check_integrity(self, sequences: Iterable[SequenceCache], pinned: Sequence[Start] = ()) -> None:
-        """Asserts that sequences and cached segments hold every block and slot, and that every count agrees."""
+        """Asserts that sequences and cached segments account for every block and slot, and that all counts agree."""
         blocks = [segment.blocks for segment in self._index if segment.blocks is not None]
         self._pools.check_integrity(sequences, blocks)
         self._index.check_integrity()
@@ -210,23 +210,23 @@ class PrefixCache:
         assert pins == {s.address: s.pins for s in self._index if s.pins}, "the pins are off"
 
     def _num_held(self, chain: Chain) -> int:
-        """How many of a chain's first segments have their KV here."""
+        """How many of a chain's first segments have KV in memory."""
         return next((index for index in range(len(chain)) if self._index.get(chain, index) is None), len(chain))
 
     def _match(self, chain: Chain) -> int:
-        """How many of a chain's first segments can be gone on from: all have their KV here, the last its state."""
+        """How many of a chain's first segments can be reused: all have KV in memory, the last also its state."""
         held = range(self._num_held(chain))
         return max((index + 1 for index in held if chain.addresses[index] in self.states), default=0)
 
     def _miss_reason(self, chain: Chain, num_segments: int, loaded: Loaded) -> MissReason | None:
-        """Why a chain's segment `num_segments` wasn't found; None where there is none."""
+        """Why a chain's segment `num_segments` wasn't found; None if there is no such segment."""
         if num_segments == len(chain):
             return None
         address, salt = chain.addresses[num_segments], chain.salt_of(num_segments)
         if self._index.find(address) is not None or address in self._dropped:
             return "evicted"
         if chain.segments[num_segments].span_indices:
-            # Another tenant's segments are nobody's business, not even as a reason.
+            # A reason must not reveal another tenant's segments.
             siblings = [each for each in self._index.children(chain.parent(num_segments)) if each.salt == salt]
             if any(np.array_equal(sibling.token_ids, chain.ids(num_segments)) for sibling in siblings):
                 return "different media"
@@ -235,10 +235,10 @@ class PrefixCache:
     def _fill(
         self, chain: Chain, sequence: SequenceCache, num_segments: int, loaded: Mapping[int, Tensors]
     ) -> dict[Tier, int]:
-        """Gives an empty sequence the KV of a chain's first segments; how many tokens came from which tier."""
+        """Fills an empty sequence with the KV of a chain's first segments; returns the number of tokens by tier."""
         found = [self._index.get(chain, index) for index in range(num_segments)]
         shared: list[CachedSegment] = []
-        # What isn't shared is held here as tensors before anything is allocated, which may evict it.
+        # Copies, taken before anything is allocated: an allocation may evict the originals.
         copies: list[tuple[Tier, Tensors]] = []
         for index, segment in enumerate(found):
             if segment is None:
@@ -260,14 +260,14 @@ class PrefixCache:
         return dict(tokens_from)
 
     def _pin(self, chain: Chain, num_segments: int, start: Start, *, is_new: bool) -> bool:
-        """Enters those of a chain's first segments that are missing, and pins all of them, on the device.
+        """Enters missing segments of a chain's first ones, and pins all of them on the device.
 
         Args:
-            start: its sequence has their KV.
-            is_new: whether the disk lacks what was missing.
+            start: its sequence has the segments' KV.
+            is_new: whether missing segments are to be written to disk.
 
         Returns:
-            False where an address has another content: SHA-256 doesn't do that, and we don't trust it blindly.
+            False if an address has other content. SHA-256 doesn't collide in practice, but we check.
         """
         for index in range(len(start.pinned), num_segments):
             bounds, address = chain.segments[index], chain.addresses[index]
@@ -288,23 +288,23 @@ class PrefixCache:
         return True
 
     def _touch_states(self, start: Start, addresses: Iterable[bytes]) -> None:
-        """Marks the states at some of a sequence's addresses as used just now: they are few."""
+        """Marks a sequence's states, which are few, as just used."""
         start.states[:] = [address for address in addresses if address in self.states]
         self.states.touch(start.states)
 
     def _state_evicted(self, address: bytes) -> None:
-        """A state gave way to newer ones: KV that leads nowhere goes too."""
+        """After a state's eviction: drops KV that leads to no state."""
         self._dropped.add([address])
         self._prune(self._index.find(address))
 
     def _host_kv_evicted(self, address: bytes) -> None:
-        """A segment's KV gave way to that of others."""
+        """After an eviction of KV from host memory: removes its segment."""
         segment = self._index.find(address)
         assert segment is not None, "KV in host memory has a segment"
         self._remove(segment)
 
     def _prune(self, segment: CachedSegment | None) -> None:
-        """Drops KV that leads to no state: from this segment towards the root."""
+        """Drops KV that leads to no state, from this segment towards the root."""
         while (
             segment is not None
             and self._index.find(segment.address) is segment
@@ -316,7 +316,7 @@ class PrefixCache:
             segment = self._index.find(segment.parent)
 
     def _evict(self, segment: CachedSegment) -> None:
-        """Takes a segment's KV off the device: to host memory where there is room, else away with it."""
+        """Moves a segment's KV to host memory if its budget allows, else removes the segment."""
         assert segment.blocks is not None
         if len(segment.token_ids) * self._pools.kv.token_bytes > self._host_kv.max_bytes:
             self._remove(segment)
@@ -326,7 +326,7 @@ class PrefixCache:
         segment.blocks = None
 
     def _remove(self, segment: CachedSegment) -> None:
-        """Drops a segment, with its children's whole trees, which nobody could reach any more."""
+        """Removes a segment and its descendants, which would be unreachable."""
         doomed = [segment]
         for parent in doomed:
             doomed += self._index.children(parent.address)
@@ -343,7 +343,7 @@ class PrefixCache:
             self._dropped.add([each.address])
 
     def _kv_of(self, segment: CachedSegment) -> Tensors:
-        """A segment's KV in host memory (see KVBlockPool.export), copied there where it is on the device."""
+        """A segment's KV in host memory (see KVBlockPool.export), copied there if it is on the device."""
         if segment.blocks is None:
             host_kv = self._host_kv.get(segment.address)
             assert host_kv is not None, "a segment has lost its KV"
@@ -357,7 +357,7 @@ class PrefixCache:
 
 
 def _overlay(segments: Sequence[CachedSegment], block_size: int) -> list[int]:
-    """The block table of consecutive segments: where two share a block's place, the later one's has both their rows."""
+    """The block table of consecutive segments. If two overlap in a block, the later one's has both their rows."""
     table: list[int] = []
     for segment in segments:
         assert segment.blocks is not None

@@ -1,8 +1,7 @@
-"""The cached segments of this process: a forest by address, in order of use.
+"""This process's cached segments: a forest by address, in order of use.
 
-A segment is touched after its children, so in order of use every child comes before its parent, save where a running
-sequence, which touches its segments when it is over, stands on both: what is evicted first never leaves a child without
-its parent.
+A segment is touched after its children, so every child comes before its parent in order of use, and eviction never
+leaves a child without its parent. Only pinned segments may be out of order: their sequence touches them when it ends.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from qwen35mm.cache.chain import Chain
 
 @dataclass(eq=False)
 class CachedSegment:
-    """One segment's KV; the state at its end, where it is kept, has the same address.
+    """One segment's KV; the state at its end, if kept, has the same address.
 
     Attributes:
         parent: the address before it; the root for a first segment.
-        token_ids: int64, compared on a hit.
+        token_ids: int64, compared on a cache hit.
         start: its first token's place in the sequence.
-        salt: of the tenant whose it is; empty for what everybody shares.
-        blocks: those of the KV pool that hold its tokens; the first and last may be shared with its neighbours. None
-            once its KV had to leave the device for host memory.
-        pins: running sequences that stand on it.
+        salt: its tenant's; empty if all tenants share it.
+        blocks: its blocks in the KV pool; it may share the first and last with its neighbours. None once its KV was
+            evicted to host memory.
+        pins: number of running sequences that use it.
     """
 
     address: bytes
@@ -44,7 +43,7 @@ class CachedSegment:
 
 
 class SegmentIndex:
-    """Finds segments by address and knows their children and their order of use."""
+    """Finds segments by address; knows their children and order of use."""
 
     def __init__(self) -> None:
         self._segments: OrderedDict[bytes, CachedSegment] = OrderedDict()
@@ -57,20 +56,20 @@ class SegmentIndex:
         return iter(self._segments.values())
 
     def unpinned(self) -> Iterator[CachedSegment]:
-        """Those that no running sequence stands on, least recently used first; the index may change meanwhile."""
+        """Segments that no running sequence uses, least recently used first; the index may change meanwhile."""
         for segment in list(self):
             if not segment.pins and self.find(segment.address) is segment:
                 yield segment
 
     def get(self, chain: Chain, index: int) -> CachedSegment | None:
-        """Segment `index` of a chain, if it is cached with the very same tokens."""
+        """Segment `index` of a chain, if it is cached with the same tokens."""
         segment = self._segments.get(chain.addresses[index])
         if segment is None or not np.array_equal(segment.token_ids, chain.ids(index)):
             return None
         return segment
 
     def find(self, address: bytes) -> CachedSegment | None:
-        """The segment of an address."""
+        """The segment at an address."""
         return self._segments.get(address)
 
     def add(self, segment: CachedSegment) -> None:
@@ -86,13 +85,13 @@ class SegmentIndex:
             del self._children[segment.parent]
 
     def touch(self, addresses: Sequence[bytes]) -> None:
-        """Marks segments as used just now; they come parents first, and are marked parents last."""
+        """Marks segments as just used; `addresses` has parents first, and parents are marked last."""
         for address in reversed(addresses):
             if address in self._segments:
                 self._segments.move_to_end(address)
 
     def children(self, address: bytes) -> list[CachedSegment]:
-        """The cached segments right behind an address."""
+        """The cached segments directly after an address."""
         return [self._segments[child] for child in self._children.get(address, ())]
 
     def num_children(self, address: bytes) -> int:

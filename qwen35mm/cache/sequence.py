@@ -1,4 +1,4 @@
-"""One sequence's hybrid cache: its blocks, its slot, its length and rope_delta; and the pools that these are of."""
+"""One sequence's hybrid cache (blocks, slot, length and rope_delta), and the pools behind it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from qwen35mm_kernels.kv_formats import KVFormats
 
 
 class SequenceCache:
-    """What belongs to one sequence while it runs: the model reads and writes its blocks and its slot's states.
+    """A running sequence's memory: the model reads and writes its blocks and its slot's states.
 
-    Made empty by `CachePools.new_sequence`; `free` gives everything back. Another one that goes on from here takes over
-    blocks (`share`, `adopt`) and states (`StatePool.save`, `load`).
+    `CachePools.new_sequence` makes an empty one; `free` releases everything. A sequence that continues from another
+    gets its blocks (`share`, `adopt`) and states (`StatePool.save`, `load`).
 
     Attributes:
-        rope_delta: next M-RoPE position minus next cache_position, once the prompt is in; it belongs to the
-            cached tokens and goes wherever they go.
-        table_key: another object whenever `block_table` is another one.
+        rope_delta: next M-RoPE position minus next cache_position, after the prompt; it belongs to the cached tokens
+            and moves with them.
+        table_key: a new object whenever `block_table` changes.
     """
 
     def __init__(self, pools: CachePools, *, slot: int) -> None:
         self.rope_delta = 0
         self._pools = pools
         self._slot: int | None = slot
-        # Of 32 bits each, as batches have them: those of a million tokens are copied in microseconds.
+        # 32 bits each, as in batches: copying those of a million tokens takes microseconds.
         self._blocks = array("i")
         self.table_key = object()
         self._length = 0
-        # Places claimed by this sequence, and places that others may know of: see KVBlockPool.filled.
+        # Places claimed by this sequence, and places that others may share: see KVBlockPool.filled.
         self._claimed = 0
         self._shared = 0
 
@@ -48,7 +48,7 @@ class SequenceCache:
 
     @property
     def next_position(self) -> int:
-        """The M-RoPE position (all three rows) of the next text token: length + rope_delta."""
+        """The next text token's M-RoPE position (all three rows): length + rope_delta."""
         return self._length + self.rope_delta
 
     @property
@@ -59,26 +59,26 @@ class SequenceCache:
 
     @property
     def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots."""
+        """By decoder layer: K and V of all blocks, or conv and recurrent states of all slots."""
         return self._pools.layers
 
     @property
     def kv_formats(self) -> KVFormats:
-        """Of K, and of V."""
+        """The formats of K and V."""
         return self._pools.kv.formats
 
     @property
     def block_table(self) -> array[int]:
-        """A copy, int32: the pool's blocks that hold this sequence, in order; the last ones may be empty yet."""
+        """A copy, int32: the pool's blocks of this sequence, in order; the last ones may still be empty."""
         return self._blocks[:]
 
     def row(self, place: int) -> int:
-        """The pool's row of a cache_position that there is room for."""
+        """The pool's row for a cache_position; there must be room for it."""
         return self._blocks[place // self.block_size] * self.block_size + place % self.block_size
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens per block."""
         return self._pools.kv.block_size
 
     @property
@@ -86,7 +86,7 @@ class SequenceCache:
         return self._slot is None
 
     def prepare(self, num_tokens: int) -> None:
-        """Makes room for `num_tokens` more, and claims it in the block they start in or copies that block.
+        """Makes room for `num_tokens` more. Claims the rest of the last block, or copies that block if it is shared.
 
         Raises:
             OutOfBlocksError: no room; nothing has changed.
@@ -103,12 +103,12 @@ class SequenceCache:
         self._claimed = max(stop, self._claimed)
 
     def advance(self, num_tokens: int) -> None:
-        """Counts `num_tokens` as cached; every layer has seen them."""
+        """Counts `num_tokens` more as cached, after every layer has processed them."""
         assert self._length + num_tokens <= len(self._blocks) * self._pools.kv.block_size, "advance without prepare"
         self._length += num_tokens
 
     def adopt(self, blocks: Sequence[int], length: int) -> None:
-        """Begins this empty sequence with blocks that others hold too; their first `length` places are filled."""
+        """Begins this empty sequence with shared blocks, whose first `length` places are filled."""
         assert self._length == 0, "only an empty sequence can adopt blocks"
         assert len(blocks) == self._pools.kv.blocks_for(length), "blocks and length don't match"
         self._pools.kv.allocator.share(blocks)
@@ -117,7 +117,7 @@ class SequenceCache:
         self._length = self._claimed = self._shared = length
 
     def share(self, start: int, stop: int) -> tuple[int, ...]:
-        """The blocks that hold places `start` to `stop`, with one more holder: the caller, who releases them."""
+        """The blocks with places `start` to `stop`, with the caller as one more holder; it must release them."""
         assert 0 <= start < stop <= self._length
         size = self._pools.kv.block_size
         blocks = tuple(self._blocks[start // size : self._pools.kv.blocks_for(stop)])
@@ -126,7 +126,7 @@ class SequenceCache:
         return blocks
 
     def append(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Appends KV that was exported before (see KVBlockPool.export).
+        """Appends exported KV (see KVBlockPool.export).
 
         Raises:
             OutOfBlocksError: no room; nothing has changed.
@@ -141,7 +141,7 @@ class SequenceCache:
         return self._pools.kv.export(self._blocks, 0, self._length)
 
     def free(self) -> None:
-        """Gives blocks and slot back; a second call does nothing."""
+        """Releases blocks and slot; a second call does nothing."""
         if self._slot is None:
             return
         self._unclaim()
@@ -151,7 +151,7 @@ class SequenceCache:
         self._slot, self._length = None, 0
 
     def _must_copy_last(self) -> bool:
-        """Whether the block that the next token belongs to is partly filled and somebody else's to go on in."""
+        """Whether the next token's block is partly filled and only another sequence may continue in it."""
         row = self._length % self._pools.kv.block_size
         if row == 0 or self._claimed > self._length:
             return False
@@ -169,7 +169,7 @@ class SequenceCache:
         self.table_key = object()
 
     def _unclaim(self) -> None:
-        """Lets whoever else holds the block where the shared places end go on in it in place."""
+        """Lets another holder of the last shared block continue in it in place."""
         size = self._pools.kv.block_size
         if self._claimed > self._shared and self._shared % size:
             self._pools.kv.filled[self._blocks[self._shared // size]] = self._shared % size
@@ -182,18 +182,18 @@ class SequenceCache:
 
 
 class CachePools:
-    """The memory of `num_slots` sequences with `num_tokens` tokens in all.
+    """The memory of `num_slots` sequences with `num_tokens` tokens in total.
 
     Args:
         num_tokens: tokens of KV, rounded up to whole blocks.
-        dtype: of the conv states, and of K and V where `kv_formats` is None; running recurrent states are float32.
+        dtype: of conv states, and of K and V if `kv_formats` is None; running recurrent states are float32.
         device: of all layers, or of each.
-        kv_formats: of K, and of V.
-        kept_states: of recurrent states in checkpoints.
-        kv_directory: the folder of a file that KV lies in; None is memory.
+        kv_formats: of K and V.
+        kept_states: dtype of recurrent states in checkpoints.
+        kv_directory: the folder of a file that holds KV; None keeps KV in memory.
 
     Attributes:
-        layers: of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
+        layers: by decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class CachePools:
         return SequenceCache(self, slot=self.states.take())
 
     def check_integrity(self, sequences: Iterable[SequenceCache], cached: Iterable[Sequence[int]] = ()) -> None:
-        """Asserts that `sequences`, and the `cached` segments' blocks, are all that is held, and every count agrees."""
+        """Asserts that `sequences` and the `cached` segments' blocks hold all that is in use, and that counts agree."""
         alive = [sequence for sequence in sequences if not sequence.freed]
         held = Counter(block for sequence in alive for block in sequence.block_table)
         for blocks in cached:

@@ -14,15 +14,15 @@ from qwen35mm.errors import RequestError
 
 
 class OutOfSlotsError(RequestError):
-    """Every slot of the state pool is taken. Nothing was changed."""
+    """Every slot of the state pool is taken. Nothing has changed."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What lies on one device.
+    """The states on one device.
 
     Attributes:
-        places: [n], of its layers among all linear ones.
+        places: [n], indices of its layers among the linear layers.
         conv: [n, num_slots, C, kernel - 1].
         recurrent: [n, num_slots, Hv, K, V] float32.
     """
@@ -35,14 +35,14 @@ class _Part:
 class StatePool:
     """[num_slots, C, kernel - 1] conv states (model dtype) and [num_slots, Hv, K, V] recurrent states (fp32) per layer.
 
-    The lowest free slot is given out first, so that running sequences lie side by side and a decode batch is one view.
+    The lowest free slot is taken first, so that running sequences are adjacent and a decode batch is one view.
 
     Args:
-        kept_dtype: of recurrent states that a checkpoint keeps.
+        kept_dtype: of recurrent states in checkpoints.
 
     Attributes:
-        layers: conv and recurrent states of all slots of each layer; the conv states are the last inputs of the causal
-            convolution, oldest first.
+        layers: conv and recurrent states of all slots, by layer. The conv states are the causal convolution's last
+            inputs, oldest first.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StatePool:
         places: dict[torch.device, list[int]] = defaultdict(list)
         for place, layer_idx in enumerate(text.linear_layers):
             places[on[layer_idx]].append(place)
-        # All layers of a device are one tensor, so that a slot's states are one copy.
+        # One tensor for all layers of a device, so that a slot's states are one copy.
         self._parts = [
             _Part(
                 torch.tensor(on_it),
@@ -87,7 +87,7 @@ class StatePool:
         return self._taken.count(False)
 
     def take(self) -> int:
-        """Takes the lowest free slot; its states are zero.
+        """Takes the lowest free slot and zeroes its states.
 
         Raises:
             OutOfSlotsError: none is free.
@@ -113,24 +113,23 @@ class StatePool:
         return self._copied(slot, torch.float32, on_host=True)
 
     def round_to_kept(self, slot: int) -> None:
-        """Rounds a slot's states to what a checkpoint keeps: whoever runs on must see what others will find."""
+        """Rounds a slot's states to `kept_dtype`, so that this sequence continues from the same bits as a cache hit."""
         if self._kept_dtype != torch.float32:
             for part in self._parts:
                 part.recurrent[:, slot] = part.recurrent[:, slot].to(self._kept_dtype)
 
     def keep(self, slot: int) -> dict[str, torch.Tensor]:
-        """What `save` gives, as a checkpoint keeps it: exact behind `round_to_kept`; on the layers' device, where
-        they lie on one."""
+        """Like `save`, in `kept_dtype`; exact after `round_to_kept`. On the layers' device if they share one."""
         return self._copied(slot, self._kept_dtype, on_host=len(self._parts) > 1)
 
     def on_device(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """A copy of what `keep` gave on the layers' device, where they lie on one that isn't the host."""
+        """A copy of `keep`'s tensors on the layers' device, if they share one that isn't the host."""
         device = self._parts[0].conv.device
         is_there = device.type == "cpu" or len(self._parts) > 1 or tensors["conv"].device == device
         return tensors if is_there else to_device(tensors, device)
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether tensors are what `keep` gives for this pool."""
+        """Whether tensors have the names, dtypes and shapes of this pool's `keep`."""
         if set(tensors) != {"conv", "recurrent"}:
             return False
         saved = (tensors["conv"], tensors["recurrent"])
@@ -143,7 +142,7 @@ class StatePool:
         )
 
     def load(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes what `save` or `keep` gave into a slot: one transfer to each device, and one copy there."""
+        """Writes tensors of `save` or `keep` into a slot, with one transfer to each device."""
         for part in self._parts:
             own = tensors
             if len(self._parts) > 1:
@@ -154,12 +153,12 @@ class StatePool:
             part.recurrent[:, slot] = own["recurrent"]
 
     def release(self, slot: int) -> None:
-        """Gives a slot back."""
+        """Releases a slot."""
         assert self._taken[slot], f"slot {slot} is released twice"
         self._taken[slot] = False
 
     def _copied(self, slot: int, dtype: torch.dtype, *, on_host: bool) -> dict[str, torch.Tensor]:
-        """A slot's states in the order of layers, the recurrent ones as `dtype`."""
+        """A slot's states in order of layers; recurrent ones as `dtype`."""
         parts = [
             {"conv": part.conv[:, slot].clone(), "recurrent": part.recurrent[:, slot].to(dtype, copy=True)}
             for part in self._parts

@@ -1,5 +1,4 @@
-"""What is kept in host memory under a budget of bytes, least recently used first: states, vision embeddings, and KV
-that had to leave a GPU."""
+"""LRU stores in host memory under byte budgets: states, vision embeddings, and KV evicted from a GPU."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from qwen35mm.cache.policy import RecentAddresses
 class TensorStore:
     """Entries of one kind by address.
 
-    New ones stay on their device until `offload`, since a copy to the host waits for the device (49 MiB of states at 9B
-    as long as a good part of a segment's prefill), and most states are dropped at the next cut. The most recent ones
-    have a copy there afterwards, too: whoever goes on from one of them waits for no transfer.
+    New entries stay on their device until `offload`: a copy to the host waits for the device (9B's 49 MiB of states as
+    long as a good part of a segment's prefill), and most states are dropped at the next cut. After `offload` the most
+    recent entries also stay on the device, so that a sequence can continue from them without a transfer.
 
     Args:
-        max_bytes: budget of all entries together, wherever they are; one that is larger is not kept.
-        device_bytes: the most that stays on the device after `offload`.
+        max_bytes: budget for all entries together, wherever they are; a larger entry is not kept.
+        device_bytes: most bytes that stay on the device after `offload`.
         disk: the tier that outlives the process.
-        on_evict: told of an entry that has just given way to others.
+        on_evict: called with an entry's address after its eviction.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class TensorStore:
         self._on_evict = on_evict
         self._entries: OrderedDict[bytes, Tensors] = OrderedDict()
         self._num_bytes = 0
-        # The next to leave first. Those that aren't in host memory yet are the very same in both.
+        # Next to evict first. Entries not in host memory yet are the same objects in both dicts.
         self._on_device: OrderedDict[bytes, Tensors] = OrderedDict()
 
     @property
@@ -52,7 +51,7 @@ class TensorStore:
 
     @property
     def needs_offload(self) -> bool:
-        """Whether entries wait for their copy to host memory."""
+        """Whether entries are still to be copied to host memory."""
         return any(self._entries[address] is tensors for address, tensors in self._on_device.items())
 
     @property
@@ -70,11 +69,11 @@ class TensorStore:
         return address in self._entries
 
     def get(self, address: bytes) -> Tensors | None:
-        """An entry, from its device where it is there."""
+        """An entry, from its device if it is there."""
         return self._on_device.get(address) or self._entries.get(address)
 
     def put(self, address: bytes, tensors: Tensors, *, is_new: bool = True) -> None:
-        """Keeps an entry, or the device's copy of one that is kept; `is_new` says that the disk doesn't have it."""
+        """Keeps an entry, or the device copy of a kept one; `is_new` means that the disk doesn't have it."""
         num_bytes = _num_bytes(tensors)
         if num_bytes > self.max_bytes:
             return
@@ -92,25 +91,25 @@ class TensorStore:
             self._disk.mark(self._kind, address, self._on_host)
 
     def evict(self, address: bytes) -> None:
-        """Takes an entry out of memory; what the disk was to have is handed to it."""
+        """Removes an entry from memory; writes it to disk first if that is pending."""
         if self._disk is not None:
             self._disk.save(self._kind, address)
         self.pop(address)
 
     def drop(self, address: bytes) -> None:
-        """Takes an entry out of memory and off the disk."""
+        """Removes an entry from memory and disk."""
         self.pop(address)
         if self._disk is not None:
             self._disk.discard(self._kind, address)
 
     def pop(self, address: bytes) -> None:
-        """Takes an entry out of memory, if it is there, whatever the disk has."""
+        """Removes an entry from memory, if it is there, but not from disk."""
         self._num_bytes -= _num_bytes(self._entries.pop(address, {}))
         self._on_device.pop(address, None)
 
     def touch(self, addresses: Sequence[bytes]) -> None:
-        """Marks those that are here as used just now, the first as the last. Off the device go all but the last of them
-        first: a conversation is gone on with from its newest cut."""
+        """Marks kept entries as just used, the first one as the most recent. All but the last one leave the device
+        first: a conversation continues from its newest cut."""
         for address in reversed(addresses):
             if address in self._entries:
                 self._entries.move_to_end(address)
@@ -119,18 +118,17 @@ class TensorStore:
                 self._on_device.move_to_end(address, last=address == addresses[-1])
 
     def offload(self) -> None:
-        """Copies to host memory what isn't there yet, and takes off the device what is beyond its budget; waits for the
-        device."""
+        """Copies entries to host memory, and removes those over its budget from the device; waits for the device."""
         for address in self._on_device:
             self._on_host(address)
         self.leave_device(self.device_bytes)
 
     def make_room(self, num_bytes: int) -> None:
-        """Takes off the device what leaves first, so that so many bytes more are within its budget; but the newest."""
+        """Removes entries from the device so that `num_bytes` more fit its budget; keeps the newest."""
         self.leave_device(self.device_bytes - num_bytes, but_newest=True)
 
     def leave_device(self, max_bytes: int = 0, *, but_newest: bool = False) -> None:
-        """Takes entries off the device until `max_bytes` are left there, to host memory where they aren't yet."""
+        """Removes entries from the device until at most `max_bytes` are left there; copies them to the host first."""
         num_bytes = sum(map(_num_bytes, self._on_device.values()))
         while num_bytes > max_bytes and len(self._on_device) > but_newest:
             address, tensors = next(iter(self._on_device.items()))
@@ -139,7 +137,7 @@ class TensorStore:
             num_bytes -= _num_bytes(tensors)
 
     def check_integrity(self) -> None:
-        """Asserts that the bytes are counted right and within the budget."""
+        """Asserts that the byte counts are right and within the budget."""
         assert self._num_bytes == sum(map(_num_bytes, self._entries.values())), f"the bytes of {self._kind} are off"
         assert self._num_bytes <= self.max_bytes, f"{self._kind} is over its budget"
         assert self._on_device.keys() <= self._entries.keys(), f"{self._kind} that isn't kept is on the device"
@@ -152,24 +150,24 @@ class TensorStore:
 
 
 class VisionCache(TensorStore):
-    """Features [num_tokens, hidden] of images and video units by `vision_address`: none is encoded twice."""
+    """Features [num_tokens, hidden] of images and video units by `vision_address`."""
 
     def __init__(self, *, max_bytes: int, disk: DiskTier | None = None) -> None:
         super().__init__("vision", max_bytes=max_bytes, disk=disk)
         self._asked_for = RecentAddresses()
 
     def features(self, address: bytes) -> torch.Tensor | None:
-        """The features of a unit, None where they aren't kept."""
+        """A unit's features; None if they aren't cached."""
         self.touch([address])
         entry = self.get(address)
         return None if entry is None else entry["features"]
 
     def keep(self, address: bytes, features: torch.Tensor, *, is_new: bool = True) -> None:
-        """Keeps features; `is_new` says that the disk doesn't have them."""
+        """Keeps features; `is_new` means that the disk doesn't have them."""
         self.put(address, {"features": features}, is_new=is_new)
 
     def sight(self, addresses: Collection[bytes]) -> frozenset[bytes]:
-        """Which of these were asked for before; from now on, all of them were."""
+        """Which of these were asked for before. Records all of them as asked for."""
         seen = frozenset(address for address in addresses if address in self._asked_for)
         self._asked_for.add(addresses)
         return seen

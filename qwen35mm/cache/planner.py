@@ -325,7 +325,7 @@ def plan_memory(
 
 
 def host_memory_bytes() -> int:
-    """Bytes of the machine's memory, or of the container's limit where that is less."""
+    """Bytes of the machine's memory, or of the container's limit if that is less."""
     return min([psutil.virtual_memory().total, *cgroup_limits()])
 
 

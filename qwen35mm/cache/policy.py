@@ -20,7 +20,7 @@ _RECENT_TURN_ENDS = 3
 def states_to_keep(
     segments: Sequence[Segment], *, system_stop: int = 0, max_states: int = MAX_STATES_PER_CHAIN
 ) -> frozenset[int]:
-    """The indices of the segments whose end states stay, at most `max_states`.
+    """The indices of the segments whose end states are kept, at most `max_states`.
 
     In this order: the last cut, the ends of the last turns, the system prompt (shared by other conversations), the
     first media (asked about again in new chats), the latest media, and then older cuts, far apart: those whose place is

@@ -1,4 +1,4 @@
-"""From a prompt to a stream of events: scheduling, running the model, sampling, text."""
+"""The engine, from a prompt to a stream of events: scheduling, running the model, sampling, text."""
 
 from qwen35mm.engine.async_engine import AsyncEngine
 from qwen35mm.engine.call_grammar import constrained_calls

@@ -58,7 +58,7 @@ class Decoder:
     """Decodes several replies, one token of each at a time.
 
     Args:
-        banned_ids: ids that are never chosen.
+        banned_ids: ids that are never sampled.
         batch_invariant: see `EngineSettings`.
 
     Attributes:

@@ -298,7 +298,7 @@ class Matcher:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer in the form that llguidance asks for."""
 
     def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
         self._tokenizer = tokenizer

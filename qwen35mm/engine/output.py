@@ -108,7 +108,7 @@ class OutputProcessor:
         return deltas
 
     def close(self, reason: FinishReason) -> list[TextDelta]:
-        """Ends the reply and returns what was held back. A second call changes nothing."""
+        """Ends the reply and returns the buffered text. A second call changes nothing."""
         if self.finish_reason is not None:
             return []
         deltas = self._flush_channel()

@@ -31,7 +31,7 @@ Work = Generator[Progress | OutOfBlocksError | None, None, T]
 
 
 class Prefill:
-    """Brings one prompt into a sequence's cache.
+    """Prefills one prompt into a sequence's cache.
 
     Args:
         runtime: model, pools and caches.

@@ -1,7 +1,7 @@
 """A checkpoint's config.json as frozen dataclasses: every size and token id read, none defaulted.
 
-The keys are those of transformers' Qwen3_5Config and Qwen3_5MoeConfig. A key that is missing, of the wrong
-type, or with a value that our code does not implement is a ConfigError which names the key.
+The keys are those of transformers' Qwen3_5Config and Qwen3_5MoeConfig. A missing key, a wrong type or an unsupported
+value raises a ConfigError that names the key.
 """
 
 from qwen35mm.config.model import MEDIA_TOKENS, SUPPORTED_MODEL_TYPES, ElementType, ModelConfig, RowFormat

@@ -15,7 +15,7 @@ from qwen35mm.outside_json import read_json
 
 _TEXT_ALONE = "_text"
 SUPPORTED_MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", f"qwen3_5{_TEXT_ALONE}", f"qwen3_5_moe{_TEXT_ALONE}")
-# What stands for pictures and videos in a prompt, and around them, by the names of their ids.
+# The tokens that stand for pictures and videos in a prompt, and around them, by the config.json key of their id.
 MEDIA_TOKENS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
@@ -28,7 +28,7 @@ _RECURRENT_STATE_BYTES = 4
 
 
 class ElementType(Protocol):
-    """What has a size in bytes: a torch.dtype or a numpy dtype (so that this module needs neither)."""
+    """Anything with a size in bytes: a torch.dtype or a numpy dtype, so that this module needs neither library."""
 
     @property
     def itemsize(self) -> int: ...
@@ -36,7 +36,7 @@ class ElementType(Protocol):
 
 @runtime_checkable
 class RowFormat(Protocol):
-    """How one head's keys, or values, of a token are kept."""
+    """The format that keeps one head's keys or values of a token."""
 
     def row_bytes(self, head_dim: int) -> int: ...
 
@@ -46,9 +46,9 @@ class ModelConfig:
     """Everything that the code needs from a checkpoint's config.json.
 
     Attributes:
-        tower: the vision tower; None where the model reads text alone, and has no ids of media, either.
-        eos_token_ids: as config.json has them, perhaps none; generation_config.json may add to them.
-        quantization: config.json's `quantization_config`, for whoever reads the tensors; None where they are floats.
+        tower: the vision tower; None for a text-only model, which has no media ids either.
+        eos_token_ids: those in config.json, possibly none; generation_config.json may add to them.
+        quantization: config.json's `quantization_config`; None where the tensors are floats.
     """
 
     model_type: str
@@ -67,8 +67,8 @@ class ModelConfig:
         """Reads `folder`/config.json.
 
         Args:
-            rope_scaling: what is done for more positions in place of what the file says, as the option has it:
-                "yarn,factor=4", with any of YaRN's settings behind it, or "default" for nothing.
+            rope_scaling: replaces the file's own rope scaling: "yarn,factor=4", optionally followed by YaRN's other
+                settings, or "default" for none.
 
         Raises:
             CheckpointError: the file is missing or isn't a JSON object.
@@ -87,7 +87,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, rope_scaling: str | None = None) -> ModelConfig:
-        """Checks a parsed config.json and takes what we need from it; raises ConfigError."""
+        """Checks a parsed config.json and takes the values that we need; raises ConfigError."""
         top = Section("", data)
         model_type = top.value("model_type")
         if model_type not in SUPPORTED_MODEL_TYPES:
@@ -119,25 +119,25 @@ class ModelConfig:
 
     @property
     def vision(self) -> VisionConfig:
-        """The vision tower of a model that reads media."""
+        """The vision tower of a multimodal model."""
         assert self.tower is not None, "this model reads text alone"
         return self.tower
 
     @property
     def media_ids(self) -> frozenset[int]:
-        """Ids that stand for pictures and videos, and around them."""
+        """Ids of the tokens that stand for pictures and videos, and around them."""
         return frozenset(id_ for name in MEDIA_TOKENS if (id_ := getattr(self, name)) is not None)
 
     @property
     def spatial_merge_size(self) -> int:
-        """Patches, along a side, that are one token of the prompt."""
+        """Patches along each side that merge into one prompt token."""
         return 1 if self.tower is None else self.tower.spatial_merge_size
 
     def kv_bytes_per_token(self, k: ElementType | RowFormat, v: ElementType | RowFormat | None = None) -> int:
-        """Bytes of K and V that one token takes over all full-attention layers.
+        """Bytes of K and V for one token, over all full-attention layers.
 
         Args:
-            k, v: what K and V are kept as: a type, or one of `kv_formats.FORMATS`; without v the same for both.
+            k, v: the type of K and of V, or one of `kv_formats.FORMATS`; v defaults to k.
         """
         text = self.text
         head_bytes = 0

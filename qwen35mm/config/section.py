@@ -10,19 +10,19 @@ from typing import Any
 from qwen35mm.errors import ConfigError
 
 _MAX_CHARS = 500
-# Beyond all sizes of models, and within what floats and tensors count with.
+# Larger than any model's sizes, and small enough for floats and tensors.
 _MAX_INTEGER = 1 << 40
 
 
 @dataclass(frozen=True)
 class Section:
-    """One object of config.json, which knows its own name for the errors."""
+    """One object of config.json; `name` is its prefix in error messages."""
 
     name: str
     data: Mapping[str, Any]
 
     def error(self, key: str, what: str) -> ConfigError:
-        # A value may be as long as the file.
+        # The value may be as long as the file.
         shown = what if len(what) <= _MAX_CHARS else f"{what[:_MAX_CHARS]}..."
         return ConfigError(f"config.json: {self.name}{key} {shown}")
 
@@ -67,7 +67,7 @@ class Section:
             raise self.error(key, "must be empty: it isn't supported.")
 
     def require(self, key: str, wanted: Any, *, default: Any) -> None:
-        """Refuses any value of `key` but `wanted`; `default` is what its absence means."""
+        """Refuses any value of `key` but `wanted`; a missing key counts as `default`."""
         value = self.data.get(key, default)
         if value != wanted:
             raise self.error(key, f"is {value!r}; only {wanted!r} is supported.")

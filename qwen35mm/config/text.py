@@ -12,7 +12,7 @@ from qwen35mm.errors import ConfigError
 
 LayerType = Literal["linear_attention", "full_attention"]
 
-# What transformers takes where `rope_scaling` says nothing: it puts that in the place of all of `rope_parameters`.
+# transformers' defaults for what `rope_scaling` lacks: that object replaces all of `rope_parameters`.
 _ROPE_DEFAULTS = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
 _YARN_KEYS = (
     *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
@@ -22,15 +22,15 @@ _YARN_KEYS = (
 
 @dataclass(frozen=True)
 class YarnConfig:
-    """Positions beyond the trained ones, as YaRN (arXiv:2309.00071) and transformers' modeling_rope_utils have it.
+    """YaRN's extension of the trained positions (arXiv:2309.00071, transformers' modeling_rope_utils).
 
     Attributes:
         factor: how many times as many positions; 1 or more.
-        original_positions: that the model was trained with.
-        attention_factor: what cosines and sines are multiplied by.
-        beta_fast, beta_slow: turns within `original_positions` above which a frequency stays, and below which it is
-            divided by `factor`.
-        truncate: whether the bounds between them are whole pairs.
+        original_positions: positions that the model was trained with.
+        attention_factor: factor of the cosines and sines.
+        beta_fast, beta_slow: a frequency with more turns than beta_fast within `original_positions` stays as it is; one
+            with fewer than beta_slow is divided by `factor`.
+        truncate: whether the bounds between the two are rounded to whole pairs.
     """
 
     factor: float
@@ -53,8 +53,8 @@ class RopeConfig:
         theta: base of the frequencies.
         rotary_dim: how many of a head's dimensions are rotated (the first ones).
         mrope_section: frequency pairs of the temporal, height and width rows; they sum to rotary_dim / 2.
-        linear_factor: what all frequencies are divided by.
-        yarn: how some of them are; None: none are.
+        linear_factor: divisor of all frequencies.
+        yarn: YaRN's settings; None without YaRN.
     """
 
     theta: float
@@ -76,10 +76,10 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The decoder. `intermediate_size` is None exactly where `moe` is set.
+    """The decoder. Exactly one of `intermediate_size` and `moe` is set.
 
     Attributes:
-        max_position_embeddings: most positions of a sequence; with YaRN its factor x the original ones.
+        max_position_embeddings: most positions of a sequence; with YaRN, factor x original positions.
     """
 
     vocab_size: int
@@ -125,7 +125,7 @@ class TextConfig:
 
 
 def read_text(section: Section, *, is_moe: bool, rope_scaling: str | None = None) -> TextConfig:
-    """Reads the decoder's part; `rope_scaling` as `ModelConfig.from_pretrained` has it. Raises ConfigError."""
+    """Reads the decoder's part; for `rope_scaling` see `ModelConfig.from_pretrained`. Raises ConfigError."""
     section.require("hidden_act", "silu", default=None)
     section.require("attention_bias", False, default=False)
     section.require("attn_output_gate", True, default=True)
@@ -189,7 +189,7 @@ def _read_layer_types(section: Section) -> tuple[LayerType, ...]:
 
 def _read_rope(section: Section, head_dim: int, num_positions: int, rope_scaling: str | None) -> RopeConfig:
     """Reads `rope_parameters`, or the older `rope_scaling` with theta and the rotary share beside it."""
-    # As in transformers, which takes the older one where both are there.
+    # Where both are there, transformers takes the older one.
     key = "rope_scaling" if section.data.get("rope_scaling") else "rope_parameters"
     inner = section.section(key)
     replaced = Section("", (section.data.get("rope_parameters") or {}) if key == "rope_scaling" else {})
@@ -198,7 +198,7 @@ def _read_rope(section: Section, head_dim: int, num_positions: int, rope_scaling
         kept = (*_ROPE_DEFAULTS, "mrope_interleaved", "original_max_position_embeddings")
         values = {name: inner.data[name] for name in kept if inner.data.get(name) is not None}
         inner = Section(f"{inner.name[:-1]} with --rope-scaling: ", values | given)
-    # "mrope" is how Qwen2-VL's time spelled the default type with sections.
+    # Configs of Qwen2-VL's time call the default type with sections "mrope".
     rope_type = inner.data.get("rope_type", inner.data.get("type", "default"))
     if rope_type not in ("default", "mrope", "linear", "yarn"):
         what = f"is {rope_type!r}; 'default', 'linear' and 'yarn' are supported. Use YaRN for longer contexts."
@@ -270,7 +270,7 @@ def _factor(inner: Section) -> float:
 
 
 def _parse_scaling(text: str) -> dict[str, Any]:
-    """What an option's `yarn,factor=4` means in config.json; raises ConfigError."""
+    """The config.json values of the option `yarn,factor=4`; raises ConfigError."""
     rope_type, *settings = (part.strip() for part in text.split(","))
     found: dict[str, Any] = {"rope_type": rope_type}
     for setting in settings:

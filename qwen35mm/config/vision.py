@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from qwen35mm.config.section import Section
 
-# A constant of the architecture (transformers' default_theta), not a size: older files leave it out.
+# A constant of the architecture (transformers' default_theta), which older files leave out.
 _VISION_ROPE_THETA = 10000.0
 
 

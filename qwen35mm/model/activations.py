@@ -1,8 +1,8 @@
-"""What the model holds while it computes, from its sizes alone: the tensors that live at the same time at the peak.
+"""The memory of the model's activations, computed from its sizes: the tensors that live together at the peak.
 
 The sums follow `decoder`, `gated_delta_net`, `attention`, `mlp` and `vision` line by line; a test compares them with
-what torch really allocates. The compiled part's own temporaries are small and belong to threads, which stay; the tiles
-of torch's attention in the tower have less than 1 MB a thread.
+torch's real allocations. Two things are left out as too small: the compiled part's temporaries, which belong to its
+threads, and the tiles of torch's attention in the tower (under 1 MB a thread).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ _INT64 = 8
 
 
 def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> int:
-    """Bytes of one chunk of a prompt at its largest moment.
+    """Peak bytes of one chunk of a prefill.
 
     Args:
         dtype: of activations.
         num_tokens: of the chunk.
     """
     text, item = config.text, dtype.itemsize
-    # The stream, what the layer before adds, and its norm live as long as the layer.
+    # The residual stream, the previous layer's output, and the norm of their sum live as long as the layer.
     stream = 3 * text.hidden_size * item
     heads = text.num_attention_heads * text.head_dim
     # Projections, the convolution's output, the rule's output and its norm; decays and rates in float32.
     gates = 2 * text.linear_num_value_heads
     linear = (2 * text.conv_dim + 3 * text.value_dim + gates) * item + gates * _FLOAT
-    # Queries with gates, keys and values, then queries turned, and what is attended to.
+    # Queries with gates, keys and values, then rotated queries and the attention's output.
     attention = (4 * heads + 2 * text.num_key_value_heads * text.head_dim) * item
-    # Cosines and sines, and where each token's keys and values go.
+    # Cosines and sines, and the slots of each token's keys and values.
     places = 2 * text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64
-    # Beside the mixer's output and its norm.
+    # The mixer's output and its norm.
     rest = 2 * text.hidden_size * item
     if text.moe is None:
         assert text.intermediate_size is not None
@@ -41,33 +41,33 @@ def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> i
         moe = text.moe
         chosen = moe.num_experts_per_tok
         routing = moe.num_experts * (item + 2 * _FLOAT + _INT64) + 3 * chosen * _INT64
-        # Rows in their experts' order, and what comes out; one expert may get all tokens.
+        # Rows sorted by expert, and the output; one expert may get all tokens.
         expert = 3 * moe.intermediate_size * item + text.hidden_size * item
         feed_forward = rest + (2 * chosen + 2) * text.hidden_size * item + routing + expert
     return num_tokens * (stream + places + max(linear, attention, feed_forward))
 
 
 def logits_bytes(config: ModelConfig, num_rows: int, dtype: ElementType) -> int:
-    """Bytes of a decode step's logits, as they come from the head and in float32, and of what a sampler sorts."""
+    """Bytes of a decode step's logits: the head's output, its float32 copy, and the sampler's sorted copy."""
     return num_rows * config.text.vocab_size * (dtype.itemsize + 2 * _FLOAT)
 
 
 def vision_bytes(tower: VisionConfig, dtype: ElementType, num_patches: int, num_frames: int) -> int:
-    """Bytes of one unit in the vision tower at its largest moment: where it is embedded, or in a block.
+    """Peak bytes of one unit in the vision tower: in the embedding or in a block.
 
     Args:
         num_patches: of all its frames (temporal patches) together.
     """
     item, width = dtype.itemsize, tower.hidden_size
     pixels = tower.patch_dim * _FLOAT
-    # One frame's positions: their sum, a tap's rows, and both factors in float32; its four indices and weights.
+    # One frame's positions: their sum, a tap's rows, and both factors in float32; four indices and weights.
     positions = 3 * width * _FLOAT + width * item + 4 * (_INT64 + _FLOAT) + 2 * _INT64
     embedding = max(
         num_patches * (pixels + (tower.patch_dim + width) * item),
         num_patches * (pixels + width * item) + num_patches // num_frames * positions,
     )
     rope = 2 * (width // tower.num_heads) // 2 * _FLOAT
-    # In a block: its input twice (the engine's and its own), the norm, and the larger half. Of attention's eleven
-    # two are the keys and values as AMX takes them, which torch copies there.
+    # In a block: its input twice (the engine's and its own), the norm, and the larger half. Two of attention's eleven
+    # are torch's copies of keys and values in AMX's layout.
     block = rope + max(3 * width + 2 * tower.intermediate_size, 11 * width) * item
     return max(embedding, num_patches * block)

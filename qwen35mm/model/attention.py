@@ -34,7 +34,7 @@ class GatedAttention(nn.Module):
     def forward(
         self, x: torch.Tensor | Unnormed, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
     ) -> torch.Tensor:
-        """Writes the tokens' keys and values into the pool and attends to all of theirs: [N, hidden] -> [N, hidden]."""
+        """Writes the tokens' keys and values into the pool, then attends to all cached ones: [N, hidden] -> same."""
         qkv = self.qkv_proj(x)
         k_cache, v_cache = batch.pools[self.layer_idx]
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps

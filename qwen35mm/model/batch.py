@@ -1,4 +1,4 @@
-"""What one pass through the decoder works on: tokens, their places, and the memory that their past lies in."""
+"""The input of one pass through the decoder: tokens, their positions, and the pools that hold their past."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from qwen35mm_kernels.kv_formats import KVFormats
 class Batch:
     """The next N tokens of one sequence (a prefill), or one token of each of N sequences (a decode step).
 
-    What the host knows of a prefill is a plain number; of a decode step it is a tensor, so that no step waits for the
-    host. A row that no sequence uses fills a decode step up: its slot and its place are -1, its length is 0.
+    A prefill's sizes are plain numbers, which the host knows; a decode step's are tensors, so that no step waits for
+    the host. Unused rows pad a decode step: their slots are -1 and their length is 0.
 
     Attributes:
-        embeds: [N, hidden], the tokens' rows, vision embeddings in place; overwritten.
+        embeds: [N, hidden], token embeddings with the vision embeddings in place; overwritten.
         positions: [3, N] int64, of M-RoPE; after a prompt, length + rope_delta in all three rows.
-        slot_mapping: [N] int64, the row of the KV pool that each token's K and V go to.
-        block_table: int32, the sequence's blocks in order: [num_blocks] of a prefill, [N, max_blocks] of a step.
-        lengths: cached tokens with these: of a prefill, and [N] int32 of a step.
-        slots: each sequence's row in the states: of a prefill, and [N] int64 of a step.
-        pools: of each layer the memory of all sequences: K and V [num_blocks * block_size, Hkv, row] of an attention
-            layer, conv states [num_slots, C, kernel - 1] and recurrent states [num_slots, Hv, K, V] of another.
-        block_size: tokens of a block.
-        kv_formats: of K and V; None where they are plain numbers of the model's type.
+        slot_mapping: [N] int64, the row of the KV pool for each token's K and V.
+        block_table: int32, the sequence's blocks in order: prefill [num_blocks], decode step [N, max_blocks].
+        lengths: cached tokens, including these: prefill int, decode step [N] int32.
+        slots: each sequence's row in the state pools: prefill int, decode step [N] int64.
+        pools: by layer, the memory of all sequences. Attention layers: K and V [num_blocks * block_size, Hkv, row].
+            GDN layers: conv states [num_slots, C, kernel - 1] and recurrent states [num_slots, Hv, K, V].
+        block_size: tokens in a block.
+        kv_formats: formats of K and V; None where they have the model's dtype.
     """
 
     embeds: torch.Tensor
@@ -41,7 +41,7 @@ class Batch:
     kv_formats: KVFormats | None = None
 
     def on(self, device: torch.device) -> Batch:
-        """With what layers read beside the hidden states on another device."""
+        """The same batch with all that layers read, except the hidden states, on another device."""
         if self.block_table.device == device:
             return self
         return replace(

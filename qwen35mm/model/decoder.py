@@ -41,15 +41,15 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a layer adds to `x` is added where it is next normed, in one pass over both.
+        """Leaves this layer's output to be added to `x` by the next norm, in one pass over both.
 
         Args:
             x: [N, hidden], overwritten.
-            delta: [N, hidden], what the layer before adds to x.
+            delta: [N, hidden], the previous layer's output, not yet added to x.
             rope: cosines and sines of the tokens' positions.
 
         Returns:
-            [N, hidden] each: the sum so far, in x's memory or not, and what this layer adds to it.
+            [N, hidden] each: the sum so far (possibly in x's memory), and this layer's output.
         """
         is_step = not isinstance(batch.slots, int)
         rows = Unnormed(self.input_layernorm, x, delta, is_step)
@@ -64,20 +64,20 @@ class DecoderLayer(nn.Module):
 
 
 class Qwen35Model(nn.Module):
-    """A Qwen3.5 checkpoint, dense or MoE. Made uninitialised; `weights.load_model` makes it and fills it.
+    """A Qwen3.5 checkpoint, dense or MoE. Its parameters are uninitialised until `weights.load_model` fills them.
 
     With tied embeddings `lm_head` is None and the embedding table is the output head.
 
     Args:
-        device: where all of it goes, or each part.
+        device: one device for the whole model, or one for each part.
         integers: `int8` or `int4` for the layers' matrices. Embeddings and the output head take eight bits in both;
-            norms, gates and the vision tower stay as they are. Or `AS_STORED` or `FP8`, which `load_model` lays out.
+            norms, gates and the vision tower stay floats. Or `AS_STORED` or `FP8`, which `load_model` lays out.
         is_mapped: see `Factory`.
 
     Attributes:
-        visual: None where the model reads text alone.
-        integers: as it was made.
-        layer_devices: of each layer, and of its states, keys and values.
+        visual: None for a text-only model.
+        integers: the argument.
+        layer_devices: the device of each layer and of its states, keys and values.
     """
 
     def __init__(
@@ -110,23 +110,23 @@ class Qwen35Model(nn.Module):
 
     @property
     def tower(self) -> VisionTower:
-        """The vision tower of a model that reads media."""
+        """The vision tower of a multimodal model."""
         assert self.visual is not None, "this model reads text alone"
         return self.visual
 
     @property
     def device(self) -> torch.device:
-        """Where tokens and positions come in."""
+        """The device that takes tokens and positions."""
         return self.embedding.weight.device
 
     @property
     def head_device(self) -> torch.device:
-        """Where logits come out."""
+        """The device that gives logits."""
         return self.head.device
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Every device that holds a part of it, the first one first."""
+        """Every device that holds a part of the model; the input's comes first."""
         return tuple(dict.fromkeys((self.device, *self.layer_devices, *(x.device for x in self.parameters()))))
 
     @property
@@ -134,18 +134,17 @@ class Qwen35Model(nn.Module):
         return self.embedding.weight.dtype
 
     def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [T] int64 -> [T, hidden] in the model's dtype, a tensor of its own that may be written to."""
+        """token_ids: [T] int64 -> [T, hidden] in the model's dtype, a new tensor that may be overwritten."""
         return self.embedding(token_ids)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Runs a batch's tokens; their keys, values and states are written to its pools.
+        """Runs a batch's tokens; writes their keys, values and states to its pools.
 
-        Rows of a decode step depend on their company in the products of matrices alone: a fixed number of rows makes
-        them free of it.
+        A decode step's row depends on the other rows only in matrix products; a fixed number of rows removes that.
 
         Returns:
-            [N, hidden], after the final norm; rows that no sequence uses hold anything.
+            [N, hidden], after the final norm; unused rows hold arbitrary values.
         """
         assert batch.positions.shape == (3, len(batch.embeds))
         rope = self.rope(batch.positions)
@@ -161,7 +160,7 @@ class Qwen35Model(nn.Module):
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden], only the rows that are asked for -> [N, vocab], in the type that the head gives."""
+        """hidden: [N, hidden], only the rows that need logits -> [N, vocab], in the head's dtype."""
         return self.head.product(hidden.to(self.head.device))
 
     @property

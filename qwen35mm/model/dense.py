@@ -1,12 +1,12 @@
 """Products with weight matrices: x @ weight.T + bias, in the way that suits the hardware.
 
 A CPU without bfloat16 arithmetic (no AMX, AVX-512-BF16 or Arm BF16) emulates a bfloat16 product at a third of its
-float32 speed or less. There, a bfloat16 weight is taken through float32 in blocks that stay in the cache, and few
-rows go through matrix-vector products, which read the weight once each. Measured on a Xeon with AVX-512 but no
-bfloat16, 7168 x 1024, one thread: 256 rows in 36 ms instead of 120, one row in 1.4 ms instead of 2.2.
+float32 speed or less. There, blocks of a bfloat16 weight are converted to float32 within the cache, and a few rows
+go through matrix-vector products, which read the weight once each. Measured on a Xeon with AVX-512 but no bfloat16,
+7168 x 1024, one thread: 256 rows in 36 ms instead of 120, one row in 1.4 ms instead of 2.2.
 
-A few float32 rows are quicker one by one through oneDNN, a block of the weight after the other, than through MKL: a
-decode step of one to four replies of a random 0.8B took 26% to 46% less time so, on two cores.
+A few float32 rows are faster one by one through oneDNN, block of the weight by block, than through MKL: a decode step
+of one to four replies of a random 0.8B took 26% to 46% less time, on two cores.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from qwen35mm.cpu import cpu_capabilities
 
 logger = logging.getLogger(__name__)
 
-# Up to here a product per row is the quickest; from _MIN_BLOCK_ROWS on a block's conversion to float32 pays.
+# Up to here a product per row is fastest; from _MIN_BLOCK_ROWS on, converting a block to float32 pays off.
 _MAX_VECTOR_ROWS = 4
 _MIN_BLOCK_ROWS = 16
 _BLOCK_ELEMENTS = 1 << 21
-# A float32 weight of up to 2 MiB stays in the cache by itself, and a call of oneDNN costs more than its products.
+# A float32 weight of up to 2 MiB stays in the cache anyway, and a call of oneDNN costs more than its products.
 _SMALL_ELEMENTS = 1 << 19
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias: [N, in] -> [N, out] in x's dtype, which is the weight's.
 
-    How it is computed depends on the device, the dtype and the sizes alone.
+    The method depends only on the device, the dtype and the sizes.
     """
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
@@ -66,7 +66,7 @@ def _by_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def _by_rows_in_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Each row by itself through oneDNN, one block of the weight after the other: read once, used by every row."""
+    """One block of the weight at a time, each row by itself through oneDNN: a block is read once for all rows."""
     num_out = weight.shape[0]
     out = x.new_empty(len(x), num_out)
     rows = [row[None].to_mkldnn() for row in x]

@@ -1,7 +1,7 @@
-"""Which part of a model lies on which device, whether it fits there, and what was missing when something didn't.
+"""Which device holds which part of a model, whether the parts fit, and what was missing when memory ran out.
 
-A layer's weights, states, keys and values lie together, and hidden states go from device to device. Nothing is copied
-to where it is computed: a layer on the processor is computed by the processor.
+A layer's weights, states, keys and values lie together; hidden states move from device to device. Weights are never
+copied to compute elsewhere: the processor computes the layers that lie on it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from qwen35mm_preprocess.say import Saying, decimal, say
 
 logger = logging.getLogger(__name__)
 
-# Modules that no split goes through.
+# Modules that are never split.
 _WHOLE = ["DecoderLayer", "VisionTower"]
-# What comes before and after the layers is placed first: tokens come in and go out on one device.
+# The parts before and after the layers are placed first: tokens come in and logits go out on one device.
 _ORDER = ("visual", "embedding", "lm_head", "layers", "norm")
-# A part of a card's free memory that several cards' weights leave for states, keys and values.
+# Divisor for the share of a card's free memory that spread weights leave for states, keys and values.
 _CACHE_SHARE = 8
-# Kernels, CUDA's own context and a first chunk of prefill need some of it, whatever the model.
+# Kernels, CUDA's context and a first prefill chunk need some of this, whatever the model.
 RESERVE_BYTES = 1 << 30
-# What torch's message says of the size that it couldn't get, and where.
+# Patterns for the size and the card in torch's out-of-memory message.
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (GiB|MiB|KiB|bytes)")
 _WHERE = re.compile(r"GPU (\d+) has a total capacity")
 
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """Devices that a person asks for.
+    """Devices that the user asks for.
 
     Attributes:
         devices: GPUs first.
-        spread: whether the model is split over all of them; else it takes the first that has room for it, and all of
-            them only where none has.
+        spread: whether to split the model over all of them; else the first with enough room takes it, and all of them
+            only if none has.
     """
 
     devices: tuple[torch.device, ...]
@@ -67,7 +67,7 @@ class DeviceRequest:
 
 @dataclass(frozen=True)
 class DeviceMap:
-    """Where a model's parts are; `layers` has a device for each decoder layer."""
+    """Where a model's parts are; `layers` has one device for each decoder layer."""
 
     embedding: torch.device
     layers: tuple[torch.device, ...]
@@ -77,7 +77,7 @@ class DeviceMap:
 
     @classmethod
     def on(cls, device: torch.device, num_layers: int) -> DeviceMap:
-        """All of it on one device."""
+        """Everything on one device."""
         return cls(device, (device,) * num_layers, device, device, device)
 
     def describe(self) -> str:
@@ -96,11 +96,11 @@ def place(
     Args:
         name: the model's, for messages.
         num_bytes: of its weights.
-        skeleton: makes the model on the meta device. Called where it has to be split only: torch takes 100 MB for what
-            it imports for that device.
+        skeleton: makes the model on the meta device. Called only for a split: torch's imports for that device take
+            100 MB.
 
     Raises:
-        ConfigError: it doesn't fit into the free memory of the GPUs, and the processor wasn't asked for beside them.
+        ConfigError: it doesn't fit into the GPUs' free memory, and the request doesn't include the processor.
     """
     devices = request.devices
     if len(devices) == 1:
@@ -133,7 +133,7 @@ def _parse_one(name: str) -> torch.device:
 def _spread(
     name: str, num_bytes: int, num_layers: int, skeleton: nn.Module, devices: tuple[torch.device, ...]
 ) -> DeviceMap:
-    # Imported here: it takes a second, and one device needs none of it.
+    # Imported here: it takes a second, and a single device doesn't need it.
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
@@ -142,13 +142,13 @@ def _spread(
         if isinstance(module := getattr(skeleton, part), nn.Module):
             parts.add_module(part, module)
     limits: dict[Any, Any] = {
-        # A host's memory is left to the system, as where a model runs on the processor alone.
+        # The host's memory is left to the system, as for a model on the processor alone.
         "cpu" if device.type == "cpu" else device.index: num_bytes if device.type == "cpu" else _room(device)
         for device in devices
     }
     attempts = [limits]
     if "cpu" not in limits:
-        # An even split leaves room for caches everywhere, but may fail by a hair where a full one doesn't.
+        # An even split leaves room for caches everywhere, but may fail narrowly where a full one succeeds.
         attempts.insert(0, get_balanced_memory(parts, dict(limits), no_split_module_classes=_WHOLE) or limits)
     for attempt in attempts:
         found: dict[str, Any] = infer_auto_device_map(parts, dict(attempt), no_split_module_classes=_WHOLE)
@@ -158,26 +158,26 @@ def _spread(
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a GPU that are free, and that it has."""
+    """Free and total bytes of a GPU."""
     return torch.cuda.mem_get_info(device)
 
 
 def fits(num_bytes: int, card: torch.device) -> bool:
-    """Whether a model's weights fit into what is free on a GPU."""
+    """Whether a model's weights fit into a GPU's free memory."""
     return num_bytes + RESERVE_BYTES <= free_memory(card)[0]
 
 
 def _room(card: torch.device) -> int:
-    """Bytes of a card that weights may take."""
+    """Bytes of a card for weights."""
     free, _ = free_memory(card)
     return max(free - RESERVE_BYTES - free // _CACHE_SHARE, 0)
 
 
 def _as_map(found: Mapping[str, int | str], num_layers: int, *, tied: bool) -> DeviceMap:
-    """accelerate's names, which end where all that is below lies on one device, to ours."""
+    """Maps accelerate's names, which stop at the highest module that lies on one device, to ours."""
 
     def device_of(module: str) -> torch.device:
-        # A model of text alone has no tower, which is then wherever tokens come in.
+        # A text-only model has no tower; we report the input's device.
         place = next(found[part] for part in (module, module.rpartition(".")[0], "", "embedding") if part in found)
         return torch.device("cpu") if place == "cpu" else torch.device("cuda", int(place))
 
@@ -191,7 +191,7 @@ def _as_map(found: Mapping[str, int | str], num_layers: int, *, tied: bool) -> D
 
 
 def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> Saying:
-    """Says that a model fits on none of the GPUs asked for, nor on all of them, and what would help."""
+    """The message for a model that doesn't fit on the requested GPUs, and what would help."""
     asked = [device for device in devices if device.type == "cuda"]
     free = [
         say("{card} has {free} free of {total}", card=str(card), free=gib(free), total=gib(total))
@@ -221,10 +221,10 @@ def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> 
 
 
 def shortage(error: Exception, device: torch.device) -> Saying:
-    """What a person is told when memory ran out in the middle of work; the cache torch keeps is given back first.
+    """The message for memory that ran out during work; first frees torch's cache.
 
     Args:
-        device: the one that is meant where the error names none.
+        device: the device to report where the error names none.
     """
     advice = say(
         "Use smaller pictures, fewer frames or a shorter chat; or start with a shorter context or fewer slots."
@@ -247,7 +247,7 @@ def shortage(error: Exception, device: torch.device) -> Saying:
 
 
 def gib(num_bytes: int) -> Saying:
-    """Bytes to a tenth: GiB from one on, MiB below. `size` would say the same of what fits and what doesn't."""
+    """Bytes with one decimal: GiB from 1 GiB on, else MiB. `size` is too coarse to tell what fits from what doesn't."""
     if num_bytes >= 2**30:
         return say("{n} GiB", n=decimal(num_bytes / 2**30, 1))
     return say("{n} MiB", n=decimal(num_bytes / 2**20, 1))

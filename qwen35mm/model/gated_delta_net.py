@@ -1,7 +1,7 @@
 """The Gated DeltaNet layer: causal convolution, gated delta rule, gated norm (arXiv:2412.06464).
 
-Its memory of the past is a conv state (the last kernel - 1 inputs) and a recurrent state of a fixed size, always
-fp32. It can't be trimmed: what a token wrote can't be taken back.
+Its memory of the past is a conv state (the last kernel - 1 inputs) and a recurrent state of fixed size, always fp32.
+It can't be trimmed: what a token wrote can't be removed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = Linear(config.value_dim, config.hidden_size, factory)
 
     def forward(self, x: torch.Tensor | Unnormed, batch: Batch) -> torch.Tensor:
-        """Runs the tokens and moves their sequences' states on in place: [N, hidden] -> [N, hidden]."""
+        """Runs the tokens and updates their sequences' states in place: [N, hidden] -> [N, hidden]."""
         conv_states, recurrent_states = batch.pools[self.layer_idx]
         mixed = self.in_proj(x)
         if isinstance(batch.slots, int):

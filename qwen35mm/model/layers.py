@@ -1,6 +1,6 @@
 """Building blocks: parameters without initialisation, linear maps, the norms.
 
-Parameters are made uninitialised, because `weights.py` fills every one of them from the checkpoint.
+`weights.py` fills every parameter from the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qwen35mm.model.weight_formats import Factory, PlainWeight, new_weight
 from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.backend import why_not_triton
 
-# `norm_linear`'s.
+# The most rows that `norm_linear` takes.
 _FEW_ROWS = 4
 
 
@@ -33,7 +33,7 @@ class Linear(nn.Module):
     def __init__(
         self, in_features: int, out_features: int, factory: Factory, *, bias: bool = False, exact_rows: int = 0
     ) -> None:
-        """exact_rows: how many of the last outputs' weights are never quantised."""
+        """exact_rows: how many of the last output rows are never quantised."""
         super().__init__()
         self.weight = new_weight(out_features, in_features, factory, exact_rows=exact_rows)
         self.bias = new_parameter(out_features, factory=factory) if bias else None
@@ -45,13 +45,13 @@ class Linear(nn.Module):
         return self.weight.product(x, self.bias) if isinstance(x, torch.Tensor) else self._normed(x, swiglu=False)
 
     def swiglu(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
-        """silu(gate) * up of the two halves of what comes out: [N, in_features] -> [N, out_features / 2]."""
+        """silu(gate) * up of the two halves of the product: [N, in_features] -> [N, out_features / 2]."""
         if isinstance(x, torch.Tensor):
             return self.ops.swiglu(self(x))
         return self._normed(x, swiglu=True)
 
     def _normed(self, x: Unnormed, *, swiglu: bool) -> torch.Tensor:
-        """A step's few rows on a card take one launch with their norm, and with what comes after."""
+        """Few rows of a decode step on a card: one launch for norm, product and SwiGLU."""
         if self._takes_norms and isinstance(self.weight, PlainWeight) and x.is_step and len(x.x) <= _FEW_ROWS:
             norm = x.norm.weight, x.norm.eps
             x.x, out = self.ops.norm_linear(x.x, x.delta, *norm, self.weight.values, swiglu=swiglu)
@@ -64,13 +64,13 @@ class Embedding(nn.Module):
     """Rows of a table by index."""
 
     def __init__(self, num_rows: int, width: int, factory: Factory, *, is_head: bool = False) -> None:
-        """is_head: the table is multiplied by, too: it is the output head."""
+        """is_head: the table is also the output head."""
         super().__init__()
         is_plain = factory.integers is None and not is_head
         self.weight = (PlainWeight if is_plain else new_weight)(num_rows, width, factory)
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
-        """[N] int64 -> [N, width], a tensor of its own."""
+        """[N] int64 -> [N, width], a new tensor."""
         return self.weight.rows(index)
 
 
@@ -93,13 +93,13 @@ class RMSNorm(nn.Module):
 
 @dataclass
 class Unnormed:
-    """Rows that something is added to, and that are normed, by whoever takes them first; nobody else may.
+    """Rows that still need an addition and a norm. Their first consumer does both; there must be only one.
 
     Attributes:
-        norm: theirs.
-        x: [N, hidden], then the sum, which may lie in the same memory.
-        delta: [N, hidden], what is added to x.
-        is_step: whether they are a decode step's, whose time is launches and the weights' way.
+        norm: the norm to apply.
+        x: [N, hidden], later the sum, possibly in the same memory.
+        delta: [N, hidden], to be added to x.
+        is_step: whether they belong to a decode step, whose time goes to launches and reading weights.
     """
 
     norm: RMSNorm

@@ -1,4 +1,4 @@
-"""A checkpoint, from its folder or the Hugging Face Hub, to everything that is needed to run it."""
+"""Loads a checkpoint, from its folder or the Hugging Face Hub, with everything needed to run it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qwen35mm_preprocess import ImageProcessing, VideoProcessing, family_process
 # Never code, never pickles: weights as safetensors, everything else as text.
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# What `weights` may be: `bf16` is as `dtype` says, and so is `auto`, save for a quantised checkpoint.
+# Values of `weights`. `bf16` and `auto` follow `dtype`; `auto` keeps a quantised checkpoint's own format.
 WEIGHTS = ("auto", "bf16", "int8", "int4")
 
 
@@ -35,7 +35,7 @@ class LoadedModel:
     """A model and what belongs to it.
 
     Attributes:
-        name: what to call it: the folder's name or the Hub id.
+        name: the folder's name or the Hub id.
         path: the folder that it was read from.
         weights: the format of its matrices: float32, bf16, int8, int4, as stored or fp8.
         eos_ids: ids that end a reply.
@@ -67,16 +67,16 @@ def load(
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
     Args:
-        path_or_hub_id: a folder, a GGUF file, `ollama:NAME` for one of Ollama's, or a Hub id such as
+        path_or_hub_id: a folder, a GGUF file, `ollama:NAME` for an Ollama model, or a Hub id such as
             `Qwen/Qwen3.5-2B`, which is downloaded once.
-        dtype: `bfloat16` (which `auto` takes) or `float32`.
-        device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs, `cuda:0,cpu`
-            computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
-            the model, all of them together where none has, and the CPU where there is no GPU.
-        weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory. `auto` leaves them as they are
-            in the checkpoint: in `dtype`, or with bfloat16 as the integers or FP8 (on cards that multiply it) that a
-            quantised one has; what fits into the memory is chosen in `model_library`.
-        weights_cache: where a processor's quantised weights are kept for the next time.
+        dtype: `bfloat16` (`auto`) or `float32`.
+        device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs; `cuda:0,cpu`
+            computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU with enough room,
+            else all GPUs together, and the CPU where there is no GPU.
+        weights: `bf16`; `int8` or `int4`: matrices in a half or a quarter of the memory. `auto` keeps the checkpoint's
+            precision: `dtype`, or with bfloat16 a quantised checkpoint's integers or FP8 (on cards that multiply it).
+            `model_library` chooses what fits into memory.
+        weights_cache: keeps quantised weights for the processor on disk for the next start.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
 
     Raises:
@@ -93,11 +93,11 @@ def load(
     tokenizer = Tokenizer.from_pretrained(folder)
     _check_media_ids(config, tokenizer)
     template = ChatTemplate.from_pretrained(folder)
-    # A model of text alone says nothing of media, and is given none.
+    # A text-only checkpoint has no settings for media.
     image_processing, video_processing = family_processing() if config.tower is None else read_processing(folder)
     generation = read_generation_config(folder)
     eos_ids = set(config.eos_token_ids) | _as_ids(generation.get("eos_token_id"))
-    # Some checkpoints name only <|endoftext|>; a chat turn ends with <|im_end|> all the same.
+    # Some checkpoints name only <|endoftext|>, but a chat turn ends with <|im_end|>.
     eos_ids |= {
         tokenizer.control_ids[text] for text in ("<|im_end|>", "<|endoftext|>") if text in tokenizer.control_ids
     }
@@ -118,7 +118,7 @@ def load(
 
 
 def _check_media_ids(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises CheckpointError where config.json names other tokens for media than the tokenizer has."""
+    """Raises CheckpointError where config.json's media tokens aren't the tokenizer's."""
     for name, token in MEDIA_TOKENS.items():
         named, own = getattr(config, name), tokenizer.control_ids.get(token)
         if named is not None and own != named:
@@ -130,7 +130,7 @@ def _check_media_ids(config: ModelConfig, tokenizer: Tokenizer) -> None:
 
 
 def find_checkpoint(path_or_hub_id: str | Path) -> Path:
-    """A checkpoint's folder; what a Hub id stands for is downloaded once.
+    """A checkpoint's folder; a Hub id is downloaded once.
 
     Raises:
         CheckpointError: there is no such folder, or it can't be downloaded.
@@ -175,14 +175,14 @@ def _download(hub_id: str) -> Path:
 
 
 def weights_name(dtype: torch.dtype) -> str:
-    """What weights that aren't integers are called."""
+    """The name of a float weight format."""
     return {torch.bfloat16: "bf16", torch.float32: "float32"}[dtype]
 
 
 def choose_dtype(name: str) -> torch.dtype:
-    """`load`'s dtype by its name. Raises ConfigError."""
+    """The dtype for `load`'s `dtype`. Raises ConfigError."""
     if name == "auto":
-        # Half the memory and the faster decode everywhere; `dense.linear` knows CPUs without bfloat16 arithmetic.
+        # Half the memory and faster decode everywhere; `dense.linear` handles CPUs without bfloat16 arithmetic.
         return torch.bfloat16
     if name not in DTYPES:
         raise ConfigError(f"dtype must be auto, {' or '.join(DTYPES)}; got '{name}'.")
@@ -190,8 +190,7 @@ def choose_dtype(name: str) -> torch.dtype:
 
 
 def choose_integers(weights: str, dtype: torch.dtype) -> str | None:
-    """The integers that `load`'s `weights` asks for, `AS_STORED` of a quantised checkpoint, or None; raises
-    ConfigError."""
+    """The integer format for `load`'s `weights`: int8, int4, `AS_STORED` or None. Raises ConfigError."""
     if weights not in WEIGHTS:
         raise ConfigError(f"weights must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}; got '{weights}'.")
     if weights == "bf16" and dtype != torch.bfloat16:

@@ -1,6 +1,6 @@
-"""The feed-forward networks: SwiGLU of a dense layer, and the mixture of experts with its shared one.
+"""The feed-forward networks: a dense layer's SwiGLU, and the mixture of experts with its shared expert.
 
-As transformers' Qwen3_5MoeSparseMoeBlock: softmax over all experts in fp32, the top k renormalised to sum to one.
+As in transformers' Qwen3_5MoeSparseMoeBlock: softmax over all experts in fp32, the top k renormalised to sum to one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts' matrices, one under the other.
+    """The routed experts' matrices, stacked by rows.
 
     gate_up_proj: [E * 2 * width, hidden]; down_proj: [E * hidden, width].
 
     Args:
-        shared: where it can be expert E of the same products; see `_is_one_more`.
+        shared: the shared expert where it becomes expert E of the same products; see `_is_one_more`.
     """
 
     def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory, shared: MLP | None) -> None:
@@ -58,7 +58,7 @@ class Experts(nn.Module):
 
         Args:
             x: [N, hidden].
-            chosen: [N, k] int64, the experts of each token, the shared one among them where it is one of these.
+            chosen: [N, k] int64, each token's experts, including the shared one if it is stacked with them.
             weights: [N, k], their shares, in x's dtype.
 
         Returns:
@@ -92,7 +92,7 @@ class SparseMoE(nn.Module):
         self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 
     def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
-        # Rows go to products of several kinds.
+        # The rows go to several products.
         x = x if isinstance(x, torch.Tensor) else x.rows()
         if self._is_joined:
             weights, chosen = self.ops.moe_route(self.gate(x), self.top_k, self.shared_expert_gate(x))
@@ -103,8 +103,8 @@ class SparseMoE(nn.Module):
 
 
 def _is_one_more(shared: MLP, config: MoEConfig, device: torch.device) -> bool:
-    """Whether the shared expert is computed as one more of the routed ones, which spares six launches a layer: on a
-    card that groups these, where it is as wide as they are, and neither integers nor eight-bit floats."""
+    """Whether the shared expert is computed as one more routed expert, which saves six launches a layer: on a card with
+    grouped products, where it is as wide as the others and has plain weights."""
     is_plain = isinstance(shared.gate_up_proj.weight, PlainWeight)
     as_wide = config.shared_intermediate_size == config.intermediate_size
     return is_plain and as_wide and why_not_triton(device.type) is None

@@ -11,22 +11,22 @@ from qwen35mm_kernels import select_backend
 
 
 def periods(theta: float, dim: int, device: torch.device) -> torch.Tensor:
-    """theta ** (0, 2, 4, ... / dim), positions a radian: [dim / 2] float32."""
+    """theta ** (0, 2, 4, ... / dim), positions per radian: [dim / 2] float32."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
     return theta**exponents
 
 
 def text_frequencies(config: RopeConfig, device: torch.device) -> torch.Tensor:
-    """The text decoder's frequencies, lowered as its config says: [rotary_dim / 2] float32.
+    """The text decoder's frequencies, scaled as its config says: [rotary_dim / 2] float32.
 
-    Rounded as transformers does: at position 100,000 a last bit of a frequency is 0.01 of a radian.
+    Rounded as in transformers: at position 100,000 the last bit of a frequency is 0.01 of a radian.
     """
     dim, yarn, trained = config.rotary_dim, config.yarn, periods(config.theta, config.rotary_dim, device)
     if yarn is None:
         return 1.0 / trained / config.linear_factor
 
     def pair(num_turns: float) -> float:
-        """The pair, with what lies between two, that turns so often within the original positions."""
+        """The (fractional) pair that makes `num_turns` turns within the original positions."""
         turns = yarn.original_positions / (num_turns * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(config.theta))
 

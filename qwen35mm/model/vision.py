@@ -1,7 +1,7 @@
-"""The vision tower: patches to embeddings of the decoder's width, one for every 2 x 2 patches.
+"""The vision tower: patches to embeddings of the decoder's width, one embedding for 2 x 2 patches.
 
-An engine that decodes in between runs `embed`, some of the `blocks` at a time, and `merger` itself; the arithmetic is
-the same wherever it is cut.
+An engine that decodes in between calls `embed`, some of the `blocks` at a time, and `merger` itself. The result is the
+same wherever it cuts.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PatchMerger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Encodes an image or a video; each temporal patch of a video is a frame of its own."""
+    """Encodes an image or a video; each temporal patch of a video is a separate frame."""
 
     def __init__(self, config: VisionConfig, factory: Factory) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class VisionTower(nn.Module):
         return self.patch_embed.weight.device
 
     def embed(self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int]) -> tuple[torch.Tensor, Rope]:
-        """Embeds a medium's patches and their places.
+        """Embeds a medium's patches and their positions.
 
         Args:
             pixel_values: [P, channels * temporal_patch * patch * patch], any float dtype, merge blocks first
@@ -103,7 +103,7 @@ class VisionTower(nn.Module):
             grid_thw: (t, h, w) in patches; P is their product.
 
         Returns:
-            [P, width], and cosines and sines [P, head_dim / 2] float32: what `blocks` take, with t.
+            [P, width], and cosines and sines [P, head_dim / 2] float32: the inputs of `blocks`, with t.
 
         Raises:
             ValueError: the patches don't fit the grid.
@@ -126,14 +126,14 @@ class VisionTower(nn.Module):
 
     @torch.inference_mode()
     def forward(self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int]) -> torch.Tensor:
-        """All at once: see `embed` for the arguments; [P / merge**2, out_hidden_size]."""
+        """The whole tower; arguments as for `embed`. Returns [P / merge**2, out_hidden_size]."""
         x, rope = self.embed(pixel_values, grid_thw)
         for block in self.blocks:
             x = block(x, rope, grid_thw[0])
         return self.merger(x)
 
     def _positions(self, rows: torch.Tensor, columns: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """The learned positions, resampled to a height x width grid: [h * w, width of the tower] float32."""
+        """The learned positions, resampled to a height x width grid: [h * w, tower width] float32."""
         indices, weights = interpolation_taps(rows, columns, height, width, self.config.grid_side)
         total = self.pos_embed(indices[0]) * weights[0][:, None]
         for index, weight in zip(indices[1:], weights[1:], strict=True):
@@ -176,7 +176,7 @@ def interpolation_taps(
 
 
 def _axis_taps(index: torch.Tensor, size: int, side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The two neighbours of each place on one axis, and how much of the second one to take."""
+    """The two neighbours of each position on one axis, and the second one's share."""
     source = index.float() * (side - 1) / max(size - 1, 1)
     low = source.floor()
     return low.long(), (low.long() + 1).clamp(max=side - 1), source - low

@@ -1,8 +1,8 @@
-"""Matrices of weights, and the formats that they are kept in: what formats differ in is here and nowhere else.
+"""Weight matrices and the formats that keep them. All differences between formats are in this module.
 
-A `Weight` is made empty and filled with rows as a checkpoint gives them. On a CPU with the compiled part it is packed
-for that processor's products, rounded to integers or as the integers that a quantised checkpoint has; elsewhere it is a
-plain tensor, the eight-bit floats of a checkpoint, or integers beside scales: a card's kernels multiply them, or torch.
+A `Weight` is created empty and filled with rows from the checkpoint. On a CPU with the compiled part it is packed for
+that processor's products: rounded to integers, or with a quantised checkpoint's own integers. Elsewhere it is a plain
+tensor, a checkpoint's eight-bit floats, or integers with scales, which a card's kernels or torch multiply.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack, quantise
 from qwen35mm_kernels.reference import fp8
 from qwen35mm_kernels.reference.fp8 import Blocks
 
-# By name: bits of a value, a group's scale included. None: as the activations are.
+# Bits of a value by format name, including a group's scale. None: the activations' dtype.
 INTEGER_FORMATS = {"int8": 8.5, "int4": 4.5}
-# The integers that a checkpoint has, where products hold them exactly; what else is in it stays as activations are.
+# A checkpoint's own integers, where products take them exactly; its other tensors have the activations' dtype.
 AS_STORED = "as stored"
-# The same of its eight-bit floats, on cards that multiply them.
+# A checkpoint's own eight-bit floats, on cards that multiply them.
 FP8 = "fp8"
 _ROWS_AT_ONCE = 2048
 _VALUES_AT_ONCE = 1 << 19
 
 
-# Plain ones [n, in_features] on the CPU, in float32 or bfloat16, or those of a quantised checkpoint as it has them.
+# Floats [n, in_features] on the CPU, float32 or bfloat16, or a quantised checkpoint's own rows.
 Rows = torch.Tensor | GroupedRows
 
 
@@ -45,7 +45,7 @@ class Factory:
     Attributes:
         dtype: of activations, and of weights that aren't integers.
         integers: `int8`, `int4`, `AS_STORED` or `FP8` for matrices that may be quantised.
-        is_mapped: packed matrices get their memory by `PackedWeight.take`, and take none before.
+        is_mapped: packed matrices get their memory from `PackedWeight.take`, and use none before.
     """
 
     dtype: torch.dtype
@@ -54,11 +54,11 @@ class Factory:
     is_mapped: bool = False
 
     def exact(self) -> Factory:
-        """For what is never quantised."""
+        """The factory for what is never quantised."""
         return replace(self, integers=None)
 
     def head(self) -> Factory:
-        """For embeddings and the output head, which fewer than eight bits cost more than the layers."""
+        """The factory for embeddings and the output head, which fewer than eight bits harm more than the layers."""
         return replace(self, integers="int8" if self.integers in INTEGER_FORMATS else self.integers)
 
 
@@ -67,7 +67,7 @@ class Weight(nn.Module, abc.ABC):
 
     Attributes:
         dtype: of rows and products.
-        device: where it lies, and where it is multiplied.
+        device: where it lies and is multiplied.
     """
 
     def __init__(self, out_features: int, in_features: int, factory: Factory) -> None:
@@ -77,28 +77,28 @@ class Weight(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def fill(self, first: int, rows: Rows) -> None:
-        """Writes rows over those from `first` on: plain ones, or to a part that lies so, those of a checkpoint."""
+        """Overwrites rows from `first` on with floats, or in a `StoredWeight`'s part with a checkpoint's own rows."""
 
     @abc.abstractmethod
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x @ weight.T + bias: [N, in_features] -> [N, out_features] in x's dtype, which is `dtype`; into `out`."""
+        """x @ weight.T + bias: [N, in_features] -> [N, out_features] in `dtype`, which is x's; into `out` if given."""
 
     @abc.abstractmethod
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """index: [N] int64 -> [N, in_features] in `dtype`, a tensor of its own."""
+        """index: [N] int64 -> [N, in_features] in `dtype`, a new tensor."""
 
 
 class PlainWeight(Weight):
     """A tensor that torch multiplies.
 
     Args:
-        below: another one, still empty, whose rows move to where they lie right behind this one's.
+        below: another empty weight, whose rows move right behind this one's.
 
     Attributes:
         values: [out_features, in_features].
-        stacked: `values`, and behind them those of the one below.
+        stacked: `values`, then the rows of `below`.
     """
 
     def __init__(
@@ -127,19 +127,19 @@ class PlainWeight(Weight):
 
 
 class PackedWeight(Weight):
-    """A matrix in the layout of the compiled part, in one of its formats."""
+    """A matrix in the compiled part's layout, in one of its formats."""
 
     data: torch.Tensor
     scales: torch.Tensor
 
     def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
-        """groups: as which integers it is filled, in place of the factory's."""
+        """groups: the integer format, in place of the factory's."""
         super().__init__(out_features, in_features, factory)
         library = find_library()
         assert library is not None
         format = groups or factory.integers or str(factory.dtype).removeprefix("torch.")
         if factory.is_mapped:
-            # Memory that nothing is written to isn't taken.
+            # Memory that is never written to takes no pages.
             num_bytes, num_scales = PackedMatrix.shapes(format, out_features, in_features)
             data = torch.empty(num_bytes, dtype=torch.uint8), torch.empty(num_scales, dtype=torch.bfloat16)
             self.matrix = PackedMatrix(library, format, out_features, in_features, *data)
@@ -149,7 +149,7 @@ class PackedWeight(Weight):
         self.register_buffer("scales", self.matrix.scales)
 
     def take(self, data: torch.Tensor, scales: torch.Tensor) -> None:
-        """Has it lie in other memory, which holds such a matrix and is only read."""
+        """Uses other, read-only memory that holds this matrix."""
         old = self.matrix
         self.matrix = PackedMatrix(old.library, old.format, self.out_features, self.in_features, data, scales)
         self.data, self.scales = data, scales
@@ -170,12 +170,12 @@ class PackedWeight(Weight):
 
 
 class QuantisedWeight(Weight):
-    """Integers beside scales, where there is no compiled part: some rows at a time become floats and are multiplied.
+    """Integers with scales, without the compiled part: some rows at a time become floats and are multiplied.
 
     Attributes:
-        words: [out_features, ...] int32, as `qwen35mm_kernels.reference.integers` has them.
-        scales: a group's, bfloat16 of what is rounded here, and float32 of a checkpoint's.
-        minima: a group's, of a checkpoint that has them.
+        words: [out_features, ...] int32, in the layout of `qwen35mm_kernels.reference.integers`.
+        scales: one a group: bfloat16 where we round, float32 from a checkpoint.
+        minima: one a group, from a checkpoint that has them.
     """
 
     words: torch.Tensor
@@ -183,7 +183,7 @@ class QuantisedWeight(Weight):
     minima: torch.Tensor | None
 
     def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
-        """groups: as which integers it is filled, in place of the factory's."""
+        """groups: the integer format, in place of the factory's."""
         super().__init__(out_features, in_features, factory)
         self.groups = groups or Groups(8 if factory.integers == "int8" else 4, GROUP)
         self.is_rounded = groups is None
@@ -197,7 +197,7 @@ class QuantisedWeight(Weight):
         self.register_buffer("minima", zeros(num_groups, dtype) if self.groups.has_minima else None)
 
     def fill(self, first: int, rows: Rows) -> None:
-        # A few at a time: what it computes with is many times what it makes.
+        # A few rows at a time: the temporaries are many times larger than the result.
         at_once = max(1, _VALUES_AT_ONCE // self.in_features)
         for start in range(0, len(rows), at_once):
             some, minima = rows[start : start + at_once], None
@@ -240,7 +240,7 @@ class QuantisedWeight(Weight):
 
 
 class CardWeight(QuantisedWeight):
-    """The same where a card's kernels multiply it as it is."""
+    """`QuantisedWeight` that a card's kernels multiply directly."""
 
     def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
         super().__init__(out_features, in_features, factory, groups)
@@ -255,11 +255,11 @@ class CardWeight(QuantisedWeight):
 
 
 class Fp8Weight(Weight):
-    """A matrix of eight-bit floats as a checkpoint has them, whose products round the rows that come, too.
+    """A checkpoint's matrix of eight-bit floats; its products round the activations too.
 
     Attributes:
         values: [out_features, in_features] e4m3.
-        scales: float32, one for each `blocks.rows` rows and 128 columns, or all of them.
+        scales: float32, one for each `blocks.rows` rows and 128 columns, or one for all columns.
     """
 
     values: torch.Tensor
@@ -286,7 +286,7 @@ class Fp8Weight(Weight):
         return found if bias is None else found.add_(bias)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        # As bytes: not every release of torch picks rows of eight-bit floats.
+        # As bytes: some releases of torch can't index eight-bit floats.
         codes = self.values.view(torch.uint8)[index].view(torch.float8_e4m3fn).float()
         scales = self.scales[index // self.blocks.rows]
         if not self.blocks.is_whole:
@@ -295,10 +295,10 @@ class Fp8Weight(Weight):
 
 
 class StackedWeight(Weight):
-    """Weights one under the other: experts, or rows that aren't quantised below those that are."""
+    """Weights stacked by rows: experts, or quantised rows above rows that aren't."""
 
     def __init__(self, parts: Sequence[Weight], factory: Factory, shape: tuple[int, int] | None = None) -> None:
-        """shape: of one whose parts come later."""
+        """shape: of a weight whose parts come later."""
         super().__init__(*(shape or (sum(part.out_features for part in parts), parts[0].in_features)), factory)
         self._hold(parts)
 
@@ -308,14 +308,14 @@ class StackedWeight(Weight):
             self.add_module(str(index), part)
 
     def _placed(self) -> Iterator[tuple[slice, Weight]]:
-        """The parts, and which of all rows are theirs."""
+        """Each part with its slice of the rows."""
         start = 0
         for part in self.parts:
             yield slice(start, start + part.out_features), part
             start += part.out_features
 
     def stored(self, first: int = 0) -> Iterator[tuple[int, StoredWeight]]:
-        """Those in it that lie as a checkpoint has them, and where each begins."""
+        """The parts that keep a checkpoint's own format, with the first row of each."""
         for place, part in self._placed():
             if isinstance(part, StackedWeight):
                 yield from part.stored(first + place.start)
@@ -347,7 +347,7 @@ class StackedWeight(Weight):
 
 
 class StoredWeight(StackedWeight):
-    """Rows that lie as a checkpoint has them: nothing until `lay_out` has made its parts."""
+    """Rows in a checkpoint's own format: empty until `lay_out` has made the parts."""
 
     def __init__(self, out_features: int, in_features: int, factory: Factory) -> None:
         super().__init__([], factory, (out_features, in_features))
@@ -357,10 +357,10 @@ class StoredWeight(StackedWeight):
         yield first, self
 
     def lay_out(self, runs: Sequence[tuple[int, Groups | Blocks | None]]) -> None:
-        """Makes its parts, one for each run of rows that are the same integers or eight-bit floats, or neither.
+        """Makes one part for each run of rows with the same integers, eight-bit floats, or plain floats.
 
         Args:
-            runs: how many rows, and as what they are held; together all rows.
+            runs: the number of rows and their format, in order; together they cover all rows.
         """
         assert not self.parts
         assert sum(count for count, _ in runs) == self.out_features
@@ -370,7 +370,7 @@ class StoredWeight(StackedWeight):
     def _part(self, counts: Sequence[int], held: Groups | Blocks | None) -> Weight:
         count, width = sum(counts), self.in_features
         if isinstance(held, Blocks):
-            # Matrices whose blocks don't follow each other without a gap have a scale for each row.
+            # Merged tensors whose rows don't fill whole blocks get a scale for each row.
             fit = all(each % held.rows == 0 for each in counts[:-1])
             return Fp8Weight(count, width, self.factory, held if fit else replace(held, rows=1))
         if held is None:

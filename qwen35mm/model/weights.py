@@ -1,7 +1,7 @@
-"""Loading: a checkpoint folder's tensors, checked against the table of names and streamed straight into place.
+"""Loading: checks a checkpoint's tensors against the table of names and streams them straight into place.
 
-The headers of all shards are checked before the model is allocated or any data read, so that a wrong or damaged
-checkpoint is refused at once. Peak memory is the weights as they are kept and one buffer of 16 MiB.
+All shards' headers are checked before the model is allocated or any data read, so that a wrong or damaged checkpoint is
+refused at once. Peak memory is the weights in their final format and one buffer of 16 MiB.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 _FLOAT_DTYPES = ("F32", "BF16", "F16")
-# What some programs save though everybody computes it; any other surplus tensor may be part of the model's arithmetic.
+# Computed values that some programs save. Any other surplus tensor may be part of the model's arithmetic.
 _COMPUTED = (".inv_freq", ".position_ids", "._extra_state", ".num_batches_tracked")
 
 
@@ -66,17 +66,17 @@ def load_model(
     """Makes the model that `config` describes and fills it from the safetensors files in `folder`.
 
     Args:
-        dtype: float32 or bfloat16; A_log and dt_bias are kept in float32 in both.
+        dtype: float32 or bfloat16; A_log and dt_bias are float32 in both.
         device: as in `DeviceRequest.parse`.
-        integers: `int8` or `int4` for matrices, or `AS_STORED`, where that can be; see `Qwen35Model`.
-        cache: where a processor's integers are kept for the next time; bfloat16 isn't.
-        progress: called with (bytes read, bytes in all) after each tensor that is read.
+        integers: `int8` or `int4` for matrices, or `AS_STORED` where possible; see `Qwen35Model`.
+        cache: keeps a processor's integers for the next start; bfloat16 isn't kept.
+        progress: called with (bytes read, total bytes) after each tensor.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected, misshapen or of a dtype that isn't supported, a file is
-            truncated, or there are no safetensors files.
-        ConfigError: there is no such device, the weights don't fit into the GPUs' free memory, or integers were asked
-            for on one that has no kernels for them.
+        CheckpointError: tensors are missing, unexpected, misshapen or of an unsupported dtype, a file is truncated, or
+            there are no safetensors files.
+        ConfigError: there is no such device, the weights don't fit into the GPUs' free memory, or the device has no
+            kernels for the requested integers.
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
@@ -116,7 +116,7 @@ def load_model(
 
 
 def check_integers(integers: str | None, devices: Sequence[torch.device]) -> None:
-    """Raises ConfigError where integers are asked for on a GPU that has no kernels for them."""
+    """Raises ConfigError for integers on a GPU that has no kernels for them."""
     for kind in {device.type for device in devices if device.type != "cpu"}:
         if integers in INTEGER_FORMATS and (why := why_not_triton(kind)) is not None:
             raise ConfigError(
@@ -125,7 +125,7 @@ def check_integers(integers: str | None, devices: Sequence[torch.device]) -> Non
 
 
 def as_stored(stored: Mapping[str, Source | Target], dtype: torch.dtype, devices: Sequence[torch.device]) -> str | None:
-    """`FP8` or `AS_STORED`, where there is a matrix that is kept so on all of the devices; else None."""
+    """`FP8` or `AS_STORED` where all of the devices can keep some matrix in that format; else None."""
     if all(device.type == "cpu" for device in devices) and find_library() is not None:
         kinds = [AS_STORED]
     else:
@@ -139,8 +139,7 @@ def as_stored(stored: Mapping[str, Source | Target], dtype: torch.dtype, devices
 def held_as(
     name: str, source: Source | Target, dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device] = ()
 ) -> Groups | Blocks | None:
-    """What `AS_STORED` or `FP8` keeps a tensor as; None of one that isn't made of such numbers, or would be no
-    smaller."""
+    """The format in which `AS_STORED` or `FP8` keeps a tensor; None without such numbers or if it gets no smaller."""
     if integers not in (AS_STORED, FP8) or dtype != torch.bfloat16 or not isinstance(source, Source):
         return None
     if _integer_bits(name, "int8", integers == FP8 or _on_cards(devices)) is None:
@@ -157,14 +156,14 @@ def weights_bytes(
     integers: str | None,
     devices: Sequence[torch.device] = (),
 ) -> int:
-    """Bytes of a checkpoint's tensors as a model keeps them, without what layouts are padded by.
+    """Bytes of a checkpoint's tensors in their final format, without padding.
 
-    A head that repeats the embeddings counts, though it isn't loaded: only its numbers tell.
+    A head that repeats the embeddings counts, though it isn't loaded: only its numbers show that it does.
 
     Args:
         stored: by name, from the files' headers.
         integers: as for `load_model`.
-        devices: where they lie; left out, a processor.
+        devices: where the tensors lie; by default a processor.
     """
     return math.ceil(sum(_num_bytes(name, tensor, dtype, integers, devices) for name, tensor in stored.items()))
 
@@ -182,7 +181,7 @@ def bytes_read_per_token(
     integers: str | None,
     devices: Sequence[torch.device] = (),
 ) -> float:
-    """Bytes of weights that decoding a token reads; the arguments are those of `weights_bytes`."""
+    """Bytes of weights that decoding one token reads; arguments as for `weights_bytes`."""
     has_head = LM_HEAD in stored
     return sum(
         share_read(config, name, has_head) * _num_bytes(name, tensor, dtype, integers, devices)
@@ -191,7 +190,7 @@ def bytes_read_per_token(
 
 
 def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
-    """How much of a tensor decoding a token reads: of embeddings beside an output head a row, of experts the chosen."""
+    """The share of a tensor that a decoded token reads: one row of embeddings beside a head; the chosen experts."""
     if name.startswith(VISION_PREFIX) or (name == EMBEDDING and has_head):
         return 0.0
     moe = config.text.moe
@@ -212,10 +211,10 @@ def _num_bytes(
 
 
 def _integer_bits(name: str, integers: str, on_cards: bool) -> float | None:
-    """Bits of a value where matrices become integers; None for a tensor that stays as it is."""
+    """Bits of a value in an integer format; None for a tensor that stays a float."""
     if name in (EMBEDDING, LM_HEAD):
         return INTEGER_FORMATS["int8"]
-    # Cards group the experts of a layer in one product, which is bfloat16's.
+    # Cards compute a layer's experts in one grouped product, which takes only bfloat16.
     if on_cards and ".experts." in name:
         return None
     last = name.removesuffix(".weight").rpartition(".")[2]
@@ -228,10 +227,9 @@ def _on_cards(devices: Sequence[torch.device]) -> bool:
 
 
 def _has_separate_head(config: ModelConfig, stored: dict[str, Source]) -> bool:
-    """Whether the output head has weights of its own; drops a stored head that only repeats the embeddings.
+    """Whether the output head has its own weights; drops a stored head that only repeats the embeddings.
 
-    As transformers' tie_weights: where the config ties them but both are stored, equal ones are tied, and
-    different ones are not.
+    As in transformers' tie_weights: where the config ties them but both are stored, they are tied only if equal.
     """
     if not config.tie_word_embeddings:
         return True
@@ -307,9 +305,9 @@ def _fill(
 
 
 def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str, Source]) -> set[str]:
-    """Makes the parts of weights that lie as they are stored, and gives the names of tensors that are their numbers.
+    """Makes the parts of weights that keep a checkpoint's format; returns the names of the tensors that fill them.
 
-    What is merged into one matrix may be of several formats: neighbours of one format are one part.
+    Tensors merged into one matrix may have several formats: neighbours of one format share a part.
     """
     held: set[str] = set()
     matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}

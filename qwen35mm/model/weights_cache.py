@@ -1,10 +1,10 @@
-"""Quantised weights kept on disk as they lie in memory, so that the next start maps them in place of making them.
+"""Quantised weights on disk in their memory layout, so that the next start maps them instead of making them.
 
     <directory>/packed/<key>.safetensors    all of a model's tensors, and a digest over them
 
-A key has all that decides the bytes: the checkpoint's digest, the format, and what packs. Every byte is checked at each
-start: it is read for the first token anyway, and checking takes a few threads a second for two gigabytes or more. So a
-file needs no fsync, and what isn't exactly as it was written is made again. Nothing here is an error to the caller.
+The key covers all that decides the bytes: the checkpoint's digest, the format, and the packing code. Every start
+checks every byte: they are read for the first token anyway, and a few threads check two gigabytes or more a second.
+So a file needs no fsync, and a file that differs is made again. Nothing here raises an error for the caller.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _PACKAGE = Path(__file__).parents[1]
-# Where it is decided which rows lie where.
+# The folders whose code decides which rows lie where.
 _PACKING = ("checkpoints", "config", "model")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _SLICE_BYTES = 8 << 20
 _MAX_THREADS = 8
 _ALIGNMENT = 64
-# What stays free of the disk, and how long a file may take to be written.
+# Bytes to leave free on the disk, and the longest that writing a file may take.
 _SPARE_BYTES = 1 << 30
 _UNFINISHED_S = 3600.0
 
 
 @dataclass(frozen=True)
 class WeightsCache:
-    """Files of quantised weights in a folder; those used last stay.
+    """Files of quantised weights in a folder; evicts the least recently used.
 
     Attributes:
-        directory: the disk cache's, which has the digests of checkpoints, too. It is made where it is missing.
-        max_bytes: the most that all files may take together; a larger one isn't written.
+        directory: the disk cache's folder, which also holds checkpoints' digests. Created if missing.
+        max_bytes: limit for all files together; a larger file isn't written.
     """
 
     directory: Path
     max_bytes: int
 
     def find(self, folder: Path, integers: str, dtype: torch.dtype) -> PackedFile | None:
-        """The file of a checkpoint in a format, there or not; None where nothing is packed here.
+        """The file for a checkpoint in a format, whether it exists or not; None where weights aren't packed.
 
         Raises:
             CheckpointError: the checkpoint's files can't be read.
@@ -86,7 +86,7 @@ class PackedFile:
         return self.path.is_file()
 
     def read_into(self, model: nn.Module) -> bool:
-        """Has a model's tensors lie in the file, mapped and read-only; False where it can't be used, and is removed."""
+        """Maps the file read-only as the model's tensors; removes the file and returns False if it can't be used."""
         started_s = time.monotonic()
         try:
             found = self._map(model.state_dict())
@@ -106,7 +106,7 @@ class PackedFile:
         return True
 
     def write(self, model: nn.Module) -> None:
-        """Keeps a model's tensors, if they are small enough; older files make room."""
+        """Writes a model's tensors if they fit the limit; evicts older files to make room."""
         tensors = dict(model.state_dict())
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         folder = self.path.parent
@@ -127,7 +127,7 @@ class PackedFile:
             _remove(part)
 
     def _map(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Raises OSError, CheckpointError, or ValueError where it isn't the file of such a model."""
+        """Raises OSError, CheckpointError, or ValueError if the file isn't this model's."""
         stored = read_headers([self.path])
         digest = stored.pop("digest", None)
         wanted = {name: (_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in expected.items()}
@@ -142,7 +142,7 @@ class PackedFile:
         return tensors
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes what a process that was ended left, and the files used longest ago."""
+        """Removes files that a killed process left unfinished, then the least recently used ones."""
         files = []
         for path in self.path.parent.iterdir():
             info = path.stat()
@@ -159,9 +159,9 @@ class PackedFile:
 
 
 def _as_file(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file; no copy of the tensors is made."""
+    """The bytes of a safetensors file, without copying the tensors."""
     digest = torch.tensor(list(_digest(tensors)), dtype=torch.uint8)
-    # Sizes that keep the next tensor aligned come first.
+    # Tensors whose size keeps the next one aligned come first.
     ordered = sorted([*tensors.items(), ("digest", digest)], key=lambda item: item[1].nbytes % _ALIGNMENT != 0)
     header, start = {}, 0
     for name, tensor in ordered:
@@ -194,12 +194,12 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _mapped(path: Path) -> torch.Tensor:
-    """A file's bytes, mapped read-only for as long as the tensor or a view of it lives."""
+    """A file's bytes, mapped read-only as long as the tensor or a view of it lives."""
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_WILLNEED"):
         memory.madvise(mmap.MADV_WILLNEED)
-    # torch warns of a buffer that can't be written to, so it gets one that says nothing of that.
+    # torch warns about read-only buffers, so it gets one that doesn't declare itself read-only.
     owner = np.frombuffer(memory, dtype=np.uint8)
     buffer = (ctypes.c_uint8 * len(owner)).from_address(owner.ctypes.data)
     buffer.owner = owner  # pyright: ignore[reportAttributeAccessIssue] - lives as long
@@ -215,7 +215,7 @@ def _view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
 
 
 def _packing_digest() -> str:
-    """Of the sources that decide which of a checkpoint's rows lie where."""
+    """Digest of the sources that decide which of a checkpoint's rows lie where."""
     digest = hashlib.sha256()
     for folder in _PACKING:
         for path in sorted((_PACKAGE / folder).glob("*.py")):

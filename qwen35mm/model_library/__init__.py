@@ -1,4 +1,4 @@
-"""The models on this machine: which there are, getting another one, and changing the one that answers."""
+"""The models on this machine: listing them, downloading others, and switching the one that answers."""
 
 from qwen35mm.model_library.catalogue import HUB_MODELS, HubModel
 from qwen35mm.model_library.fit import fit_source, with_slots_for_many

@@ -1,4 +1,4 @@
-"""The family's models on the Hugging Face Hub, by their shapes: known before a byte of them is there."""
+"""The family's models on the Hugging Face Hub, by their shapes, which we know before any download."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def family_config(size: str, dtype: str) -> dict[str, Any]:
 
 
 def config_tensors(config: ModelConfig) -> Mapping[str, Target]:
-    """The tensors that a checkpoint with this config has, by their names."""
+    """The tensors of a checkpoint with this config, by name."""
     targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
     return {target.name: target for target in targets}
 
@@ -120,7 +120,7 @@ class HubModel:
 
     @functools.cached_property
     def config(self) -> ModelConfig:
-        """As the Hub's config.json has it, without its tokenizer's ids."""
+        """The Hub's config.json, without the tokenizer's ids."""
         shapes = family_config(self.hub_id.partition("Qwen3.5-")[2], "bfloat16")
         return ModelConfig.from_dict(shapes | dict.fromkeys(MEDIA_TOKENS, 0))
 
@@ -130,13 +130,13 @@ class HubModel:
 
     @functools.cached_property
     def num_bytes(self) -> int:
-        """Of its weights, as they are downloaded."""
+        """Bytes of the downloaded weights."""
         return weights_bytes(self.tensors, torch.bfloat16, None)
 
     def format_that_fits(
         self, options: BackendOptions, *, devices: Sequence[torch.device], memory_bytes: int
     ) -> str | None:
-        """What its weights would be kept as, by the planner; None where it doesn't fit. Arguments as of `fit`."""
+        """The format that the planner would choose; None if the model doesn't fit. Arguments as for `fit`."""
         how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(None, self.config)}
         try:
             fitted, _ = fit_tensors(options, self.config, self.tensors, self.hub_id, **how)
@@ -146,5 +146,5 @@ class HubModel:
 
 
 HUB_MODELS = tuple(HubModel(f"Qwen/Qwen3.5-{size}") for size in SIZES)
-# The largest one that is worth its time: on a processor every weight is read for every token.
+# The largest ones that answer fast enough: a processor reads every weight for every token.
 SUGGESTED_ON_CPU, SUGGESTED_ON_GPU = HUB_MODELS[1], HUB_MODELS[3]

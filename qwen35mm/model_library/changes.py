@@ -1,4 +1,4 @@
-"""One change of the model at a time: none while replies are written, and replies wait for its end."""
+"""Lets the model change once at a time: never during replies, and new replies wait until the change ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qwen35mm_preprocess.say import say
 
 
 class Changes:
-    """Keeps changes and replies apart. To be used from one event loop."""
+    """Keeps changes and replies apart. For use from one event loop."""
 
     def __init__(self) -> None:
         self._num_streams = 0
@@ -20,11 +20,11 @@ class Changes:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether the model is being changed."""
+        """Whether a change is in progress."""
         return self._ended is not None
 
     async def stream(self, begin: Callable[[], AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
-        """A reply's events, which begin when no change is going on."""
+        """A reply's events; starts once no change is in progress."""
         while self._ended is not None:
             await self._ended.wait()
         events = begin()
@@ -39,10 +39,10 @@ class Changes:
                 self._num_streams -= 1
 
     async def make(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Makes a change; once begun it goes to its end, even if the caller is cancelled.
+        """Makes a change, which runs to its end even if the caller is cancelled.
 
         Raises:
-            RequestError: replies are in progress, or another change is.
+            RequestError: replies or another change are in progress.
         """
         if self._ended is not None:
             raise RequestError(say("Another model is already loading. Wait until it is ready."))

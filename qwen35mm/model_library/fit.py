@@ -1,4 +1,4 @@
-"""Which format a model's weights are taken in, and what the cache may take beside them, from the memory there is."""
+"""Chooses the weights' format and the cache's budgets from the available memory."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from qwen35mm_preprocess.say import said_of, say
 
 logger = logging.getLogger(__name__)
 
-# Of a conversation that is worth having.
+# The shortest useful conversation.
 _SHORTEST_CONTEXT = 2_048
-# Where one program has many requests and nobody reads along: a processor gets a slot for each core, a card all of them.
+# For one program with many requests that nobody reads live: one slot for each core, or all of these on a card.
 _MOST_SLOTS = 16
-# Of the memory that weights leave, that running states and media may take then; for each slot, two media wait.
+# Share of the memory left by weights for running states and waiting media, and how many media wait for each slot.
 _SLOTS_SHARE = 1 / 8
 _MEDIA_A_SLOT = 3
 
@@ -54,14 +54,14 @@ _MEDIA_A_SLOT = 3
 def fit(
     options: BackendOptions, folder: Path, name: str, *, devices: Sequence[torch.device], memory_bytes: int
 ) -> tuple[BackendOptions, MemoryNeed]:
-    """What a checkpoint is loaded and started with, and what that takes.
+    """The options to load and start a checkpoint with, and the memory that they need.
 
-    `auto` weights are the checkpoint's own on a GPU and where these fit; else int8, else int4: the log says so.
+    `auto` weights are the checkpoint's own on a GPU, and wherever these fit; else int8, else int4. The log says which.
 
     Args:
-        name: what to call it in a message.
-        devices: what it may lie on, all together.
-        memory_bytes: what it may take of their memory.
+        name: the model's name for messages.
+        devices: the devices that it may use, all together.
+        memory_bytes: the memory that it may use on them.
 
     Raises:
         NoRoomError: it doesn't fit, with the numbers and what would help.
@@ -91,11 +91,11 @@ def fit_tensors(
     memory_bytes: int,
     runtime_bytes: int,
 ) -> tuple[BackendOptions, MemoryNeed]:
-    """`fit` by a config and its tensors, which nobody need have downloaded; the log says nothing."""
+    """`fit` from a config and its tensors, without a download; logs nothing."""
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     on_cpu = all(device.type == "cpu" for device in devices)
-    # On a card fewer bits are named, and taken where somebody asks for them.
+    # On a card a smaller format is only suggested: the user has to ask for it.
     is_open = on_cpu and options.weights == "auto"
     can_round = on_cpu or all(map(multiplies_integers, devices))
     sizes = {each: weights_bytes(stored, dtype, each, devices) for each in (asked, *INTEGER_FORMATS)}
@@ -107,7 +107,7 @@ def fit_tensors(
         try:
             need = memory_need(name, config, sizes[integers], options, integers=chosen, **how)
         except NoRoomError as error:
-            # Of `auto` the last word is the smallest's, else that of what was asked for.
+            # With `auto` report the smallest format's error, else the requested one's.
             refused = error if refused is None or is_open else refused
             continue
         if refused is not None and not is_open:
@@ -127,7 +127,7 @@ def fit_tensors(
 def asked_format(
     options: BackendOptions, stored: Mapping[str, Source | Target], devices: Sequence[torch.device]
 ) -> str | None:
-    """What `options` have the weights kept as where all fits, as `weights_bytes` takes it."""
+    """The weights' format that `options` ask for if everything fits, as `weights_bytes` takes it."""
     dtype = choose_dtype(options.dtype)
     asked = choose_integers(options.weights, dtype)
     check_integers(asked, devices)
@@ -136,13 +136,13 @@ def asked_format(
 
 @dataclass(frozen=True)
 class FormatOffer:
-    """A format that a model can be taken in.
+    """A weight format offered for a model.
 
     Attributes:
-        weights: as `BackendOptions` takes it.
+        weights: the value for `BackendOptions`.
         num_bytes: of the weights.
-        speedup: how many times as many tokens a second as the checkpoint's own at most, by the bytes that one token
-            reads; None of its own, without the compiled part, where integers are no faster, and on a card.
+        speedup: upper bound of the speedup over the checkpoint's own format, by the bytes that a token reads; None for
+            that format itself, on a card, and without the compiled part, where integers are no faster.
     """
 
     weights: str
@@ -153,8 +153,7 @@ class FormatOffer:
 def offered_formats(
     config: ModelConfig, stored: Mapping[str, Source | Target], dtype: torch.dtype, devices: Sequence[torch.device]
 ) -> tuple[FormatOffer, ...]:
-    """The checkpoint's own precision, then the smaller ones, of a config and its tensors; none on cards that have no
-    kernels for these."""
+    """The checkpoint's own precision, then the smaller ones; none on cards without kernels for these."""
     on_cpu = all(device.type == "cpu" for device in devices)
     if not on_cpu and not all(map(multiplies_integers, devices)):
         return ()
@@ -170,17 +169,15 @@ def offered_formats(
 def fit_source(
     options: BackendOptions, source: str | Path, name: str, *, available: Available = available_bytes
 ) -> tuple[BackendOptions, Path]:
-    """The same for the first model, of which nothing is refused: the system may know better what memory it finds.
-
-    What doesn't fit into `max_memory` is refused, since somebody said so.
+    """`fit` for the first model. Refuses nothing without `max_memory`: the system may find more memory than we see.
 
     Args:
         source: a folder, or a Hub id, which is downloaded once.
-        name: what to call it in a message.
-        available: how much memory a device has free.
+        name: the model's name for messages.
+        available: returns a device's free memory in bytes.
 
     Returns:
-        what it is loaded and started with, and the checkpoint's folder.
+        the options to load and start it with, and the checkpoint's folder.
 
     Raises:
         CheckpointError, ConfigError: its files or a setting can't be used.
@@ -208,15 +205,15 @@ def fit_source(
 def with_slots_for_many(
     options: BackendOptions, folder: Path, name: str, *, available: Available = available_bytes
 ) -> BackendOptions:
-    """What `fit_source` chose, with as many slots as the machine keeps busy; unless their number was asked for.
+    """`fit_source`'s options with as many slots as keep the machine busy, unless the user chose their number.
 
-    They are halved until what runs and waits in them takes at most an eighth of what the weights leave, and nothing
-    else gets less by them. `available` is as there, before the model is loaded.
+    Halves the slots until their running states and waiting media take at most an eighth of the memory that the weights
+    leave, and nothing else shrinks for them. `available` is the memory before the model is loaded.
     """
     devices = DeviceRequest.parse(options.device).devices
     on_cpu = all(device.type == "cpu" for device in devices)
     slots, fewest = min(_MOST_SLOTS, usable_cores()) if on_cpu else _MOST_SLOTS, options.settings.slots
-    # One alone is what memory allows.
+    # `fit_source` chose a single slot because memory allows no more.
     if options.fixed_slots or fewest == 1:
         return options
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
@@ -237,12 +234,12 @@ def with_slots_for_many(
 
 
 def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOptions:
-    """The first that `max_memory` holds of: as asked, with one slot, with KV as int8, with the longest context.
+    """The first that fits `max_memory`: as asked, with one slot, with int8 KV, with the longest context that fits.
 
-    The log says which. Nothing that was asked for is changed.
+    Logs the choice. Nothing that the user set is changed.
 
     Raises:
-        NoRoomError: none is.
+        NoRoomError: none fits.
     """
     most, cpu = options.max_memory, torch.device("cpu")
     assert most is not None

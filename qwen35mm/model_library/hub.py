@@ -1,7 +1,7 @@
-"""A checkpoint from the Hugging Face Hub into its cache, with progress, a way to stop, and no byte fetched twice.
+"""Downloads a checkpoint into the Hugging Face cache, with progress and cancellation, never a byte twice.
 
-huggingface_hub throws a file away that is cut off, and tells of progress in pieces of 10 MB. So the files' contents
-are fetched here, beside its own, checked against the Hub's checksums and renamed; the folders around them it makes.
+huggingface_hub discards a file that is cut off and reports progress in steps of 10 MB. So we fetch the files' contents
+ourselves, next to its files, check them against the Hub's checksums and rename them; it makes the folders around them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from qwen35mm_preprocess.say import say, size
 
 logger = logging.getLogger(__name__)
 
-# Left free beside the checkpoint, for the disk cache and everything else.
+# Left free for the disk cache and everything else.
 _RESERVE_BYTES = 256 << 20
-# Short, because a connection that stands still also hides that it was cancelled, and going on costs nothing.
+# Short, because a stalled connection also hides a cancellation, and resuming costs nothing.
 _TIMEOUT_S = 10.0
 _MAX_FAILURES = 5
 _PAUSE_S = 1.0
@@ -37,7 +37,7 @@ OnProgress = Callable[[int, int, str], None]
 
 
 class DownloadCancelled(Exception):
-    """A download that was stopped on request; what is here stays for the next time."""
+    """A download that was cancelled; what has arrived stays for the next time."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _RemoteFile:
     """A file as the Hub lists it.
 
     Attributes:
-        digest: what its content is called: the SHA-256 of it, or git's SHA-1 of small files.
+        digest: names the content: its SHA-256, or git's SHA-1 for small files.
     """
 
     path: str
@@ -54,7 +54,7 @@ class _RemoteFile:
     is_git: bool
 
     def matches(self, path: Path) -> bool:
-        """Whether a file holds exactly this."""
+        """Whether a file holds exactly this content."""
         if path.stat().st_size != self.num_bytes:
             return False
         digest = hashlib.sha1(b"blob %d\0" % self.num_bytes, usedforsecurity=False) if self.is_git else hashlib.sha256()
@@ -70,19 +70,19 @@ def download(
     progress: OnProgress = lambda done, total, name: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Downloads what a checkpoint needs into the Hugging Face cache, or what is missing of it.
+    """Downloads what a checkpoint needs, as far as it is missing, into the Hugging Face cache.
 
     Args:
         hub_id: such as `Qwen/Qwen3.5-2B`.
-        progress: called with bytes here so far and in all, over all files, and the name of the file in hand.
-        cancelled: asked at every piece that arrives; what is here stays for the next time.
+        progress: called with the bytes here so far, the total bytes over all files, and the current file's name.
+        cancelled: asked at every chunk that arrives.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        DownloadCancelled: `cancelled` said so.
-        CheckpointError: it can't be had; the message says why and what to do. What is here stays.
+        DownloadCancelled: `cancelled` returned True. What has arrived stays for the next time.
+        CheckpointError: the download fails; the message says why and what to do. What has arrived stays.
     """
     if not is_hub_id(hub_id):
         raise CheckpointError(
@@ -97,7 +97,7 @@ def download(
 
 
 def download_config(hub_id: str) -> Path:
-    """The folder with a model's config.json alone, a few kilobytes, which are kept; errors as for `download`."""
+    """Fetches and keeps a model's config.json alone; returns its folder. Errors as for `download`."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -113,16 +113,16 @@ class _Download:
         self._cancelled = cancelled
         self._revision, self._files = _list_files(hub_id)
         self._total_bytes = sum(file.num_bytes for file in self._files)
-        self._done_bytes = 0  # of the files before the one in hand
+        self._done_bytes = 0  # of the files before the current one
         self._blobs = repository_folder(hub_id) / "blobs"
 
     def run(self) -> Path:
-        """Fetches what is missing; the checkpoint's folder."""
+        """Fetches what is missing; returns the checkpoint's folder."""
         from huggingface_hub import snapshot_download
 
         self._blobs.mkdir(parents=True, exist_ok=True)
         _check_disk(self._total_bytes - sum(map(self._bytes_here, self._files)))
-        # The small files first: what is wrong with the model is then known before its weights come.
+        # Small files first: they show what is wrong with a model before its weights arrive.
         for file in sorted(self._files, key=lambda file: file.num_bytes):
             self._fetch(file)
             self._done_bytes += file.num_bytes
@@ -134,11 +134,11 @@ class _Download:
         return self._blobs / file.digest
 
     def _partial(self, file: _RemoteFile) -> Path:
-        """Where what has come so far lies."""
+        """Where an unfinished file lies."""
         return self._blobs / f"{file.digest}.qwen35mm.incomplete"
 
     def _bytes_here(self, file: _RemoteFile) -> int:
-        """How much of it is on the disk."""
+        """Bytes of the file on disk."""
         found = [path for path in (self._target(file), self._partial(file)) if path.is_file()]
         return min(found[0].stat().st_size, file.num_bytes) if found else 0
 
@@ -146,8 +146,7 @@ class _Download:
         self._progress(self._done_bytes + num_bytes, self._total_bytes, file.path)
 
     def _fetch(self, file: _RemoteFile) -> None:
-        """Brings a file into the blobs. A connection that ends early is taken up again, up to five times without a
-        byte."""
+        """Brings a file into the blobs; resumes a broken connection, up to five times in a row without a byte."""
         if self._cancelled():
             raise DownloadCancelled
         target, partial = self._target(file), self._partial(file)
@@ -178,12 +177,12 @@ class _Download:
         partial.replace(target)
 
     def _stream(self, file: _RemoteFile, out: BinaryIO) -> None:
-        """Appends to what has come so far until the file is whole or the connection ends."""
+        """Appends to the unfinished file until it is whole or the connection ends."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
         start = out.tell()
-        # Compressed, the positions would be others.
+        # Compression would change the byte positions.
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"

@@ -1,4 +1,4 @@
-"""Which models are on this machine, told from their small files alone: no weights are read."""
+"""Lists the models on this machine from their small files alone; reads no weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from qwen35mm_preprocess.say import Said, said_of, say
 
 # Folders whose children are checkpoints, separated as in PATH.
 FOLDERS_VARIABLE = "QWEN35MM_MODELS"
-# The Hugging Face cache has one folder for each model, with `refs/`, `snapshots/COMMIT/` and `blobs/`. It is read
-# directly: huggingface_hub's scan looks at every file of every repository, data sets included, and only for sizes.
+# The Hugging Face cache has one folder for each model, with `refs/`, `snapshots/COMMIT/` and `blobs/`. We read it
+# directly: huggingface_hub's scan visits every file of every repository, including data sets, only to add up sizes.
 _PREFIX = "models--"
 
 
@@ -36,12 +36,12 @@ class InstalledModel:
     """A checkpoint of the Qwen3.5 family on this machine.
 
     Attributes:
-        name: what to show: a folder's name or a Hub id.
-        source: what `BackendSwitch.switch` takes: a folder or a Hub id.
+        name: the name to show: a folder's name or a Hub id.
+        source: the argument of `BackendSwitch.switch`: a folder or a Hub id.
         folder: where its files are.
         num_bytes: of its weights on disk.
-        usable: whether its files are ones that we can load; whether memory allows it is another question.
-        reason: why not, for a person; None where it is usable.
+        usable: whether we can load its files, apart from the memory that they need.
+        reason: why not, for the user; None if it is usable.
     """
 
     name: str
@@ -53,10 +53,10 @@ class InstalledModel:
 
 
 def installed_models() -> list[InstalledModel]:
-    """The bundled demo, the Hugging Face cache's models, the folders' in QWEN35MM_MODELS, Ollama's and LM Studio's.
+    """The bundled demo and the models of the Hugging Face cache, QWEN35MM_MODELS, Ollama and LM Studio.
 
-    Other kinds of models and half downloaded ones are left out; a checkpoint of the family that can't be used is
-    listed with the reason. Nothing that is found on the disk raises an error.
+    Leaves out other kinds of models and unfinished downloads; lists a checkpoint of the family that can't be used with
+    the reason. Nothing on the disk raises an error.
     """
     found: list[InstalledModel] = []
     for folder, name, source, tell_damage in _places():
@@ -67,10 +67,10 @@ def installed_models() -> list[InstalledModel]:
 
 
 def find_model(source: str | Path) -> InstalledModel:
-    """The installed model that a folder or a Hub id stands for.
+    """The installed model for a folder or a Hub id.
 
     Raises:
-        CheckpointError: there is none; the message says whether it would have to be downloaded.
+        CheckpointError: there is none; the message says whether it has to be downloaded.
     """
     name = str(source)
     path = Path(source).expanduser()
@@ -105,7 +105,7 @@ def find_model(source: str | Path) -> InstalledModel:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether this may be the name of a model on the Hub, as `Qwen/Qwen3.5-2B` is."""
+    """Whether this may be a model's name on the Hub, such as `Qwen/Qwen3.5-2B`."""
     owner, _, model = name.partition("/")
     allowed = all(part.isascii() and part.replace("-", "").replace("_", "").replace(".", "").isalnum()
                   for part in (owner, model))  # fmt: skip
@@ -113,7 +113,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def _places() -> Iterator[tuple[Path, str, str, bool]]:
-    """Folders that may be checkpoints, with what `_inspect` asks of each; the better ones of a source first."""
+    """Folders that may be checkpoints, with `_inspect`'s arguments; a source's best ones come first."""
     with contextlib.suppress(ConfigError):
         demo = demo_model_path()
         yield demo, demo.name, str(demo), True
@@ -134,7 +134,7 @@ def _places() -> Iterator[tuple[Path, str, str, bool]]:
 
 
 def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> InstalledModel | None:
-    """None where this is no checkpoint of the family, or (unless `tell_damage`) an incomplete one."""
+    """None if this is no checkpoint of the family, or (unless `tell_damage`) an incomplete one."""
     num_bytes = 0
     if folder.suffix == ".gguf" or is_blob(folder):
         return _inspect_gguf(folder, name, source)
@@ -158,7 +158,7 @@ def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> Inst
 
 
 def _inspect_gguf(path: Path, name: str, source: str) -> InstalledModel | None:
-    """None where a file, the first of several, isn't a text model of the family."""
+    """None if a file, the first of several, isn't a text model of the family."""
     if gguf_architecture(path) not in GGUF_ARCHITECTURES:
         return None
     from qwen35mm.checkpoints.gguf_folder import gguf_folder
@@ -174,7 +174,7 @@ def _inspect_gguf(path: Path, name: str, source: str) -> InstalledModel | None:
 
 
 def is_family(config: Path) -> bool:
-    """Whether a config.json says that this is a model of the family; False where it can't be read."""
+    """Whether a config.json is of a model of the family; False if it can't be read."""
     try:
         data = read_json(config)
     except (OSError, ValueError):
@@ -183,19 +183,19 @@ def is_family(config: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """The folder that holds all repositories; HF_HUB_CACHE and HF_HOME move it."""
+    """The folder of all cached repositories; HF_HUB_CACHE and HF_HOME move it."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
 def repository_folder(hub_id: str) -> Path:
-    """The folder of one model, whether it is there or not."""
+    """The folder of one model, whether it exists or not."""
     return cache_folder() / (_PREFIX + hub_id.replace("/", "--"))
 
 
 def _cached_models() -> Iterator[str]:
-    """Hub ids of the models that the cache has anything of, sorted."""
+    """Hub ids of the models with any files in the cache, sorted."""
     try:
         names = sorted(path.name for path in cache_folder().iterdir())
     except OSError:
@@ -207,7 +207,7 @@ def _cached_models() -> Iterator[str]:
 
 
 def _snapshots(hub_id: str) -> list[Path]:
-    """A model's snapshots, perhaps incomplete: first the one that `main` names, then the others, newest first."""
+    """A model's snapshots, possibly incomplete: the one that `main` names, then the others, newest first."""
     repository = repository_folder(hub_id)
     found: list[tuple[float, Path]] = []
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory there is, beside another one or after it, found out before it is loaded."""
+"""Whether a model fits into memory, beside the running one or in its place; known before it is loaded."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Available = Callable[[torch.device], int]
 
 
 class NoRoomError(ConfigError):
-    """A model doesn't fit into the memory that can be had."""
+    """A model doesn't fit into the available memory."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a model takes.
+    """The memory that a model takes.
 
     Attributes:
-        plan: all of it.
-        settings: what the engine has to be started with to take no more than that.
-        has_host: whether the model's device is the host, so that all of the plan lies in one memory.
+        plan: its whole plan.
+        settings: the cache settings that keep the engine within the plan.
+        has_host: whether the model's device is the host, so that the whole plan lies in one memory.
     """
 
     plan: MemoryPlan
@@ -55,7 +55,7 @@ class MemoryNeed:
 
     @property
     def total_bytes(self) -> int:
-        """On the model's device; what is kept can be less, and counts where it was fixed."""
+        """On the model's device; what is kept can shrink, and counts only where its size was fixed."""
         return self.plan.total_bytes if self.has_host else self.plan.device_bytes
 
 
@@ -71,17 +71,17 @@ def memory_need(
     integers: str | None = None,
     runtime_bytes: int = 0,
 ) -> MemoryNeed:
-    """What a model will take, with the planner's own arithmetic.
+    """The memory that a model will take, by the planner's own arithmetic.
 
-    On a host whose memory doesn't hold what the planner would give to kept prompts, those get what is left, and
-    running ones at least one context.
+    If the host's memory doesn't hold the planner's budget for kept prompts, these get what is left, and running ones at
+    least one context.
 
     Args:
-        name: what to call it in a message.
-        weights_bytes: see `qwen35mm.model.weights.weights_bytes`; 0 of a model that is loaded.
-        devices: what it may lie on, all together; how it is split among several is found out when it is loaded.
-        memory_bytes: what it may take of their memory.
-        integers: what its weights are kept as, for a message.
+        name: the model's name for messages.
+        weights_bytes: see `qwen35mm.model.weights.weights_bytes`; 0 for a loaded model.
+        devices: the devices that it may use, all together; loading decides how it is split among several.
+        memory_bytes: the memory that it may use on them.
+        integers: its weights' format, for a message.
 
     Raises:
         NoRoomError: it doesn't fit, with the numbers and what would help.
@@ -112,12 +112,12 @@ def memory_need(
         dtype=dtype,
         device=devices[0],
         runtime_bytes=runtime_bytes,
-        # The engine plans by all memory of a host, and by what the weights leave free on a GPU.
+        # The engine plans with all memory of a host, and with what the weights leave free on a GPU.
         available_bytes=None if on_cpu else left,
     )
     plan = planned(cache=cache)
     if on_cpu and plan.total_bytes > memory_bytes:
-        # Running requests come first, and what is kept gets the rest.
+        # Running requests come first; kept ones get the rest.
         plan = planned(cache=running_alone(cache, plan))
         if plan.total_bytes <= memory_bytes:
             plan = planned(cache=cache, limit_bytes=memory_bytes)
@@ -147,11 +147,11 @@ def memory_need(
 
 
 def first_in_memory(options: BackendOptions, tried: Callable[[BackendOptions], T]) -> T:
-    """What `tried` gives with keys and values in memory; where that is refused, and a file allowed, with one.
+    """The result of `tried` with keys and values in memory; if it is refused and a file is allowed, with a file.
 
     Raises:
-        NoRoomError: neither will do.
-        ConfigError: it can't be in memory, and no file is allowed.
+        NoRoomError: neither fits.
+        ConfigError: memory doesn't allow it, and no file is allowed.
     """
     on_cpu = all(device.type == "cpu" for device in DeviceRequest.parse(options.device).devices)
     if options.kv_directory is None or not on_cpu:
@@ -174,21 +174,21 @@ def plan_model(
     device: torch.device,
     **details: Any,
 ) -> MemoryPlan:
-    """`plan_engine` for an engine that is started with these options and budgets."""
+    """`plan_engine` for an engine with these options and budgets."""
     budget = options.media_budget(device)
     how = {"settings": options.settings, "cache": cache, "budget": budget, "weights_bytes": weights_bytes}
     return plan_engine(config, device=device, **how, **details)
 
 
 def running_alone(cache: CacheSettings, plan: MemoryPlan) -> CacheSettings:
-    """Budgets with which nothing is kept but what was asked for by its number: one context, and no states."""
+    """Budgets that keep nothing except what the user fixed: KV for one context, and no states."""
     one_context = -(-plan.context_length // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * plan.kv_token_bytes
     given = cache.kv_bytes if cache.kv_bytes is not None else one_context
     return replace(cache, kv_bytes=given, state_bytes=cache.state_bytes or 0, vision_bytes=cache.vision_bytes or 0)
 
 
 def tokenizer_bytes(folder: Path | None, config: ModelConfig) -> int:
-    """About what a tokenizer takes in memory, by its file; by the vocabulary where that isn't there."""
+    """Approximate memory of a tokenizer, by its file, or by the vocabulary if there is no file."""
     with contextlib.suppress(OSError):
         if folder is not None:
             return (folder / "tokenizer.json").stat().st_size * _TOKENIZER_TIMES
@@ -196,39 +196,39 @@ def tokenizer_bytes(folder: Path | None, config: ModelConfig) -> int:
 
 
 def available_within(options: BackendOptions) -> Available:
-    """`available_bytes`, no more than leaves the program within `max_memory`."""
+    """`available_bytes`, limited so that the program stays within `max_memory`."""
     if (most := options.max_memory) is None:
         return available_bytes
     return lambda device: max(min(available_bytes(device), most - resident_bytes()), 0)
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory of the device that could be had now, with a reserve left over."""
+    """The device's available memory, less a reserve."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What this process has let go of, PyTorch keeps for it.
+        # PyTorch keeps memory that this process has freed.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        # A container's limit may leave less than the machine has.
+        # A container's limit may be below the machine's memory.
         free = min(psutil.virtual_memory().available, host_memory_bytes() - resident_bytes())
     return max(free - RESERVE_BYTES, 0)
 
 
 def held_bytes(device: torch.device, planned_bytes: int) -> int:
-    """How much a backend on this device really holds of what its plan allows.
+    """The part of its plan that a backend really holds on this device.
 
-    A host gives memory when it is first written to; of a GPU, everything that PyTorch has allocated is ours.
+    A host allocates memory at its first write; on a GPU, everything that PyTorch has allocated is ours.
     """
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else min(planned_bytes, resident_bytes())
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes of the devices together.
+    """Available bytes on all devices together.
 
     Attributes:
-        beside_bytes: what a successor may take while the backend still runs.
-        after_bytes: what it may take once the backend is closed.
+        beside_bytes: for a successor while the backend still runs.
+        after_bytes: for a successor once the backend is closed.
     """
 
     beside_bytes: int
@@ -238,13 +238,13 @@ class Room:
 def measure_room(
     backend: LocalBackend | None, devices: Sequence[torch.device], available: Available, *, keep_weights: bool = False
 ) -> Room:
-    """What there is beside and after a backend.
+    """The memory available beside and after a backend.
 
     Args:
-        backend: the one that runs, if one does.
-        devices: what the successor may lie on.
-        available: tells what is free on one of them.
-        keep_weights: whether its model goes on, with another engine.
+        backend: the running backend, if any.
+        devices: the devices that the successor may use.
+        available: returns a device's free memory in bytes.
+        keep_weights: whether the successor keeps its model, with another engine.
     """
     free = sum(map(available, devices))
     if backend is None:
@@ -257,7 +257,7 @@ def measure_room(
 
 
 def longest_that_fits(shortest: int, longest: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest length, in steps of a KV block from `shortest` on, that fits; None where not even that does."""
+    """The largest length that fits, in steps of a KV block from `shortest` on; None if not even `shortest` does."""
     if fits(longest):
         return longest
     lengths = range(shortest, longest, DEFAULT_BLOCK_SIZE)
@@ -268,7 +268,7 @@ def longest_that_fits(shortest: int, longest: int, fits: Callable[[int], bool]) 
 def largest_context(
     backend: LocalBackend, options: BackendOptions, limit: int | None, available: Available
 ) -> int | None:
-    """The largest context length above the backend's own that its model and the memory allow; None where none is."""
+    """The largest context length above the backend's own that its model and the memory allow; None if there is none."""
     loaded, model = backend.loaded, backend.loaded.model
     longest = loaded.config.text.max_position_embeddings
     longest = longest if limit is None else min(longest, limit)
@@ -290,7 +290,7 @@ def largest_context(
 
 
 def resident_bytes() -> int:
-    """Of this process, but for what the system can take back at any time: pages of keys and values in a file."""
+    """Resident memory of this process, without a file's pages of keys and values, which the system can reclaim."""
     return psutil.Process().memory_info().rss - mapped_bytes()
 
 

@@ -1,4 +1,4 @@
-"""How a backend is made, apart from its checkpoint: what stays the same when the model is changed."""
+"""How to make a backend, apart from its checkpoint: what stays the same when the model changes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The arguments of `load` and of `LocalBackend`; see there. `fit` says what `auto` weights are.
+    """The arguments of `load` and of `LocalBackend`; see there. `fit` resolves `auto` weights.
 
     Attributes:
-        max_memory: bytes that the program may take, on a processor; formats, slots and context are chosen to fit.
-        fixed_slots: whether `settings.slots` were asked for, so that they stay.
-        kv_directory: the folder of a file that may hold the keys and values of a context that memory doesn't hold, on
-            a processor; None refuses such a context.
+        max_memory: bytes that the program may use, on a processor; formats, slots and context are chosen to fit.
+        fixed_slots: whether the user chose `settings.slots`, so that they stay.
+        kv_directory: folder for a file of keys and values, for a context that memory doesn't hold, on a processor; None
+            refuses such a context.
     """
 
     dtype: str = "auto"
@@ -42,7 +42,7 @@ class BackendOptions:
     kv_directory: Path | None = None
 
     def load(self, source: str | Path, *, name: str | None = None) -> LocalBackend:
-        """Loads a checkpoint and starts its engine; `name` is what to call it, if not as `load` does.
+        """Loads a checkpoint and starts its engine; `name` overrides the model's name.
 
         Raises:
             Qwen35mmError: the checkpoint or a setting can't be used.
@@ -50,7 +50,7 @@ class BackendOptions:
         return self.start(self.load_model(source, name=name))
 
     def load_model(self, source: str | Path, *, name: str | None = None) -> LoadedModel:
-        """The same without the engine."""
+        """`load` without the engine."""
         loaded = load(
             source,
             dtype=self.dtype,
@@ -62,7 +62,7 @@ class BackendOptions:
         return loaded if name is None else replace(loaded, name=name)
 
     def start(self, loaded: LoadedModel) -> LocalBackend:
-        """Starts an engine on a model that is loaded already.
+        """Starts an engine on a loaded model.
 
         Raises:
             ConfigError: a setting can't be used.
@@ -78,28 +78,28 @@ class BackendOptions:
         )
 
     def make(self, source: str | Path, name: str, loaded: LoadedModel | None) -> LocalBackend:
-        """What takes the place of a backend that was just closed; `loaded` is its model, where it is the same.
+        """Makes the successor of a backend that was just closed; `loaded` is its model if it stays the same.
 
         Raises:
             Qwen35mmError: see `load`.
         """
-        # It holds itself in circles; its memory is wanted now.
+        # The closed backend has reference cycles; we need its memory now.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return self.load(source, name=name) if loaded is None else self.start(loaded)
 
     def media_budget(self, device: torch.device) -> MediaBudget:
-        """What media may cost, on a device where nothing was said."""
+        """The limits for media, or the device's default."""
         return self.budget or MediaBudget.for_device(device.type)
 
     def with_context(self, context_length: int | None) -> BackendOptions:
-        """The same with another context length; None leaves it to the model, and no disk is written for that."""
+        """A copy with another context length; None leaves it to the model, and never uses a file."""
         settings = replace(self.settings, context_length=context_length)
         return replace(self, settings=settings, kv_directory=self.kv_directory if context_length else None)
 
     def in_file(self) -> BackendOptions:
-        """The same with keys and values in that file, of one reply at a time."""
+        """A copy with keys and values in the file, for one reply at a time."""
         settings = self.settings if self.fixed_slots else replace(self.settings, slots=1)
         cache = replace(self.cache, kv_directory=self.kv_directory)
         return replace(self, settings=settings, cache=cache, kv_directory=None)

@@ -1,4 +1,4 @@
-"""What a model would take on this machine, told from its small files alone: no weights are read, none downloaded."""
+"""The memory that a model would take on this machine, from its small files alone: reads and downloads no weights."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ from qwen35mm_preprocess.video_probe import VideoInfo
 PICTURES = ((480, 640), (1080, 1920), (3024, 4032))
 _VIDEO, _VIDEO_FPS, _VIDEO_S = (1080, 1920), 30, 60
 _SHORTEST = 1024
-# Beside the model's own type, where nothing was asked for.
+# Tried beside the model's own type, unless the user chose one.
 SMALLER_KV = ("int8", "int4")
 
 
 @dataclass(frozen=True)
 class FormatPlan:
-    """A model in one format of weights, with one of keys and values.
+    """A model with one format of weights and one of keys and values.
 
     Attributes:
-        weights: bf16, float32, int8, int4, or stored: the integers of a quantised checkpoint as they are.
-        kv_dtype: as `CacheSettings` has it.
-        needed: with one context and nothing that is kept: its `total_bytes` have to fit. Its keys and values are in a
-            file where memory doesn't hold them and `BackendOptions.kv_directory` allows one.
+        weights: bf16, float32, int8, int4, or stored: a quantised checkpoint's own integers.
+        kv_dtype: see `CacheSettings`.
+        needed: plan for one context, keeping nothing else: its `total_bytes` have to fit. Its keys and values are in a
+            file if memory doesn't hold them and `BackendOptions.kv_directory` allows one.
         fits: whether they do.
-        most: what the same takes at most, with what is kept of finished requests; None where it doesn't fit.
-        largest_context: tokens of the longest that fits; None where none does.
+        most: plan with the most memory that it would take, including finished requests that are kept; None if it
+            doesn't fit.
+        largest_context: tokens of the longest context that fits; None if none does.
     """
 
     weights: str
@@ -73,11 +74,11 @@ class FormatPlan:
 
 @dataclass(frozen=True)
 class MediumCost:
-    """What a picture or a video takes in a prompt.
+    """The cost of a picture or a video in a prompt.
 
     Attributes:
         num_tokens: at most, with marks and timestamps.
-        kv_bytes, embedding_bytes: of those tokens in the KV cache, and of what the vision tower makes of it.
+        kv_bytes, embedding_bytes: of those tokens in the KV cache, and of the vision tower's output.
     """
 
     kind: str
@@ -89,16 +90,16 @@ class MediumCost:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Everything that `qwen35mm plan` tells.
+    """Everything that `qwen35mm plan` shows.
 
     Attributes:
-        memory_bytes: what the model may take, with the program's own memory where that counts.
-        num_positions: the most tokens of a context, whatever the memory.
+        memory_bytes: available for the model, including the program's own memory where that counts.
+        num_positions: most tokens of a context, whatever the memory.
         weights_from: "headers" of the weights' files, or "config.json" by its shapes.
         state_bytes: one sequence's recurrent and conv states.
-        recurrent_bytes: the recurrent states of them, always in float32.
-        formats: each of weights with each of keys and values; what was asked for comes first.
-        offers: what weights can be taken in on a processor.
+        recurrent_bytes: the recurrent part of them, always float32.
+        formats: each format of weights with each of keys and values; the requested one comes first.
+        offers: the weight formats offered on a processor.
     """
 
     name: str
@@ -114,13 +115,13 @@ class Forecast:
 
     @property
     def taken(self) -> FormatPlan:
-        """What a start takes: of the weights that may be chosen the first that fit; the smallest where none do."""
+        """What a start takes: the first format that fits with the requested KV type, else the smallest."""
         asked = [each for each in self.formats if each.kv_dtype == self.formats[0].kv_dtype]
         return next((each for each in asked if each.fits), asked[-1])
 
     @property
     def suggestion(self) -> FormatPlan | None:
-        """What fits and changes least, weights before keys and values; else what has the longest context, if any."""
+        """The fitting format that changes least, weights before KV; else the one with the longest context, if any."""
         fitting = [each for each in self.formats if each.fits]
         kv_types = [each.kv_dtype for each in self.formats]
         if fitting:
@@ -132,7 +133,7 @@ class Forecast:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the sums that `MemoryPlan` has."""
+        """Plain values, including `MemoryPlan`'s sums."""
         found = asdict(self)
         for told, made in zip(found["formats"], self.formats, strict=True):
             for key in ("needed", "most"):
@@ -142,16 +143,16 @@ class Forecast:
 
 
 def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | None = None) -> Forecast:
-    """What a model takes in each format that `options` allow, and what fits.
+    """The memory of a model in each format that `options` allow, and what fits.
 
     Args:
-        source: a folder, a GGUF file, an installed model, or a Hub id, of which config.json alone is fetched.
-        room_bytes: what it may take in this process, which runs already; None is a new one on this machine.
+        source: a folder, a GGUF file, an installed model, or a Hub id, whose config.json alone is fetched.
+        room_bytes: memory available to it in this running process; None plans a new process on this machine.
 
     Raises:
         CheckpointError, ConfigError: the model or a setting can't be used.
     """
-    # Before anything is read: what this process has imported by now is what a start imports, too.
+    # Measured before any reading: a start imports what this process has imported by now.
     own_bytes = resident_bytes() + STARTED_BYTES if room_bytes is None else 0
     devices = DeviceRequest.parse(options.device).devices
     on_cpu = all(device.type == "cpu" for device in devices)
@@ -192,7 +193,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
 def _memory_or_file(
     weights: str, config: ModelConfig, size: int, options: BackendOptions, memory_bytes: int, on_cpu: bool, *how: Any
 ) -> FormatPlan:
-    """With keys and values in memory; in a file where one is allowed and only that fits."""
+    """A plan with keys and values in memory; in a file if one is allowed and only that fits."""
 
     def planned(options: BackendOptions) -> FormatPlan:
         return _format(weights, config, size, options, memory_bytes, on_cpu, *how)
@@ -219,7 +220,7 @@ def _format(
     details: Mapping[str, Any],
 ) -> FormatPlan:
     def planned(options: BackendOptions, *, alone: bool, limit_bytes: int | None = None) -> MemoryPlan:
-        # The program doesn't run on a card.
+        # The program's own memory isn't on a card.
         how = {
             **details,
             "available_bytes": None if on_cpu else max(memory_bytes - size, 0),
@@ -244,10 +245,10 @@ def _format(
 
 
 def find_small_files(source: str | Path) -> Path:
-    """A folder with config.json at least: a folder's or an installed model's own, else the Hub's, fetched alone.
+    """A folder with at least config.json: the folder's or installed model's own, else config.json from the Hub.
 
     Raises:
-        CheckpointError: there is none, or it can't be had.
+        CheckpointError: there is none, or it can't be downloaded.
     """
     path = Path(source).expanduser()
     if (path / "config.json").is_file():
@@ -261,7 +262,7 @@ def find_small_files(source: str | Path) -> Path:
 
 
 def _tensors(folder: Path, config: ModelConfig) -> tuple[Mapping[str, Source | Target], str]:
-    """A checkpoint's tensors by their files' headers; by the config's shapes where there are no files."""
+    """A checkpoint's tensors by its files' headers, or by the config's shapes if there are no files."""
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf*")):
         return read_checkpoint(folder, config.quantization), "headers"
     return config_tensors(config), "config.json"
@@ -278,7 +279,7 @@ def _media(
     processor = MediaProcessor(*processing, budget=options.media_budget(device), cache_bytes_per_token=token_bytes)
     plans = []
     for height, width in PICTURES:
-        # One that no budget allows has no cost.
+        # A medium that no budget allows has no cost.
         with contextlib.suppress(MediaBudgetError):
             plans.append(processor.plan(Image.new("L", (width, height))))
     count = _VIDEO_FPS * _VIDEO_S

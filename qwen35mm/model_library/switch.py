@@ -1,4 +1,4 @@
-"""The backend that answers, behind one object that stays: what holds it needs no word of a change of model."""
+"""The backend that answers, behind one object that stays, so that its users needn't know of a change of model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
 
-# Somebody looks on.
+# Short, because a user is waiting.
 CONNECT_S = 20.0
 Answering = LocalBackend | RemoteBackend
 SwitchPhase = Literal["check", "connect", "close", "load", "restore"]
@@ -45,15 +45,15 @@ OnProgress = Callable[[SwitchPhase], None]
 
 
 class BackendSwitch:
-    """Owns the running backend, and replaces it by one with another model or other settings, or by a server's.
+    """Owns the running backend; replaces it by one with another model or settings, or by a server's.
 
-    It has what a page uses of a backend, and hands it on. All calls of `stream` and `switch` come from one event loop.
+    It offers the backend methods that a page uses. All calls of `stream` and `switch` come from one event loop.
 
     Args:
-        backend: the first one; from now on the switch closes it.
-        options: what it was made with, and what its successors are made with, their keys and values in memory.
-        fitted: what `fit_source` made of them; slots and the type of keys and values that it picked stay.
-        available: how much memory a device has free; tests bring their own.
+        backend: the first one, which the switch closes from now on.
+        options: the options for it and its successors, with keys and values in memory.
+        fitted: `fit_source`'s version of them; its slots and KV type stay.
+        available: returns a device's free memory in bytes; tests pass their own.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class BackendSwitch:
         self._backend: Answering | None = backend
         # None while a server answers.
         self._last: LoadedModel | None = None
-        # The options are the same for every model, and so are what they lead to.
+        # All models share the options, so they share the devices.
         self._devices = DeviceRequest.parse(self._options.device).devices
-        # What the current backend can be made again with.
+        # The options that would make the current backend again.
         if fitted is not None:
             self._fitted = fitted
         elif isinstance(backend, LocalBackend):
@@ -98,15 +98,15 @@ class BackendSwitch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a model is loaded, and no other one is being loaded in its place."""
+        """Whether a model is loaded and none is being loaded in its place."""
         return self._backend is not None and not self._changes.is_going_on
 
     @property
     def loaded(self) -> LoadedModel:
-        """The current model; between two models the last one, without its weights.
+        """The current model; between two models the previous one, without its weights.
 
         Raises:
-            EngineError: it answers on a server.
+            EngineError: the current model is a server's.
         """
         if self._last is None:
             raise EngineError(say("The model runs on {host}, not on this machine.", host=self._info.host or ""))
@@ -114,12 +114,12 @@ class BackendSwitch:
 
     @property
     def folder(self) -> Path | None:
-        """The current model's; None where a server answers."""
+        """The current model's folder; None while a server answers."""
         return None if self._last is None else self._last.path
 
     @property
     def info(self) -> ModelInfo:
-        """The current model's; between two models the last one's."""
+        """The current model's; between two models the previous one's."""
         return self._info if self._backend is None else self._backend.info
 
     @property
@@ -140,22 +140,22 @@ class BackendSwitch:
 
     @property
     def options(self) -> BackendOptions:
-        """What successors are made with. Of weights it says what was asked for; what was taken is `loaded.weights`."""
+        """The options for successors. Their `weights` are the requested ones; `loaded.weights` are the actual ones."""
         return self._options
 
     def forecast(self, source: str | Path | None = None, **changes: Any) -> Forecast:
-        """What `switch` with these arguments would take of what is free then; a Hub id's config.json is fetched.
+        """What `switch` with these arguments would take of the memory free then; fetches a Hub id's config.json.
 
         Raises:
             CheckpointError, ConfigError: the model or a setting can't be used.
-            EngineError: None is a model on a server.
+            EngineError: `source` is None and the current model is a server's.
         """
         room = measure_room(self._local, self._devices, self._available).after_bytes
         source = self.loaded.path if source is None else source
         return forecast(source, self._changed(**changes), room_bytes=room)
 
     def refusal(self, model: InstalledModel) -> Said | None:
-        """Why an installed model doesn't fit this machine, in words; None where it does. No weights are read."""
+        """Why an installed model doesn't fit this machine, for the user; None if it does. Reads no weights."""
         try:
             self._check(model, self._options.with_context(None), keep_weights=False)
         except (CheckpointError, ConfigError) as error:
@@ -163,12 +163,12 @@ class BackendSwitch:
         return None
 
     def format_that_fits(self, model: HubModel) -> str | None:
-        """What a model that may be downloaded could be loaded as in place of the current one; None where in nothing."""
+        """The format in which a Hub model could replace the current one; None if it doesn't fit in any."""
         room = measure_room(self._local, self._devices, self._available).after_bytes
         return model.format_that_fits(self._options.with_context(None), devices=self._devices, memory_bytes=room)
 
     def suggestion(self) -> HubModel | None:
-        """The model that is worth a download on this machine; None where none fits."""
+        """The model to download on this machine; None if none fits."""
         largest = SUGGESTED_ON_CPU if self.on_cpu else SUGGESTED_ON_GPU
         fitting = [each for each in HUB_MODELS[: HUB_MODELS.index(largest) + 1] if self.format_that_fits(each)]
         return fitting[-1] if fitting else None
@@ -180,7 +180,7 @@ class BackendSwitch:
 
     @property
     def _local(self) -> LocalBackend | None:
-        """The backend in this process, if that is what answers."""
+        """The backend in this process, if it is the one that answers."""
         return self._backend if isinstance(self._backend, LocalBackend) else None
 
     def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
@@ -192,15 +192,15 @@ class BackendSwitch:
         return self.current.memory()
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """The current backend's; while a model is being changed there is no rest."""
+        """The current backend's; never idle while the model is being changed."""
         backend = self._backend
         return backend is not None and not self._changes.is_going_on and backend.wait_idle(timeout_s)
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """The current backend's `stream`; while a model is being changed it waits for the new one.
+        """The current backend's `stream`; during a change of model it waits for the new one.
 
         Raises:
-            EngineError: there is no model; besides what the backend raises.
+            EngineError: there is no model; also the backend's own errors.
         """
         return self._streamed(lambda backend: backend.stream(request))
 
@@ -232,20 +232,20 @@ class BackendSwitch:
     ) -> Answering:
         """Answers with another model, or with the same one with other settings.
 
-        Everything that can be checked is checked before the old backend is closed, and when the new one fails to load,
-        the old one comes back. Once begun it goes to its end, even if the caller is cancelled.
+        Checks everything that it can before it closes the old backend; if the new one fails to load, the old one comes
+        back. Runs to its end even if the caller is cancelled.
 
         Args:
-            source: a folder or a Hub id that is installed; None keeps the model.
+            source: a folder or an installed Hub id; None keeps the model.
             context_length: most tokens of a conversation; None leaves it to the model.
-            weights: auto, bf16, int8 or int4, for this model and those after it; None is what was said before, and
-                leaves the current model's as they are.
-            kv_dtype: see `CacheSettings`; so, too.
+            weights: auto, bf16, int8 or int4, for this model and later ones; None keeps the previous choice and leaves
+                the current model's weights as they are.
+            kv_dtype: see `CacheSettings`; None as for `weights`.
             on_progress: called in the event loop as each phase begins.
 
         Raises:
-            CheckpointError, ConfigError: the model or the context can't be used; the message says why. The old
-                backend answers on.
+            CheckpointError, ConfigError: the model or the context can't be used; the message says why. The old backend
+                stays.
             RequestError: replies are in progress, or another model is being loaded.
             EngineError: neither the new model nor the old one could be loaded.
         """
@@ -264,14 +264,13 @@ class BackendSwitch:
         return options if kv_dtype is None else replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
 
     async def connect(self, server: RemoteBackend, *, on_progress: OnProgress | None = None) -> None:
-        """Answers with a server's model; one in this process gives its memory back.
+        """Answers with a server's model; frees the memory of a model in this process.
 
         Args:
-            server: connected to here, and closed where it can't be used; from then on the switch closes it.
+            server: connected here; closed here if it can't be used, else later by the switch.
 
         Raises:
-            ConfigError, RequestError, EngineError: it can't be used; what answered before answers on. Besides what
-                `switch` raises.
+            ConfigError, RequestError, EngineError: it can't be used; the previous backend stays. Or `switch`'s errors.
         """
 
         async def change() -> None:
@@ -296,7 +295,7 @@ class BackendSwitch:
         """The largest context length above the current one that the model and the memory allow.
 
         Args:
-            limit: the most that is wanted.
+            limit: the longest wanted.
         """
         backend = self.current
         if not isinstance(backend, LocalBackend):
@@ -304,7 +303,7 @@ class BackendSwitch:
         return await asyncio.to_thread(largest_context, backend, self._options, limit, self._available)
 
     def close(self) -> None:
-        """Closes the backend; what the disk cache lacks is written before this returns."""
+        """Closes the backend; returns once the disk cache is written."""
         self._closed = True
         if self._backend is not None:
             self._backend.close()
@@ -312,7 +311,7 @@ class BackendSwitch:
     async def _change(
         self, source: str | Path | None, options: BackendOptions, keeps_weights: bool, report: OnProgress
     ) -> None:
-        """keeps_weights: whether those of the current model will do, where it is the one that is asked for."""
+        """keeps_weights: whether to reuse the current model's weights if it is the requested model."""
         report("check")
         model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
         same = self._local is not None and model.folder == self.folder and keeps_weights
@@ -321,11 +320,11 @@ class BackendSwitch:
         if same and is_kv_same and need.plan.context_length == self._context_length:
             return
 
-        # Beside the old one where both fit: it then answers on whatever happens. With the same weights only the
-        # engine is made again. Nothing here may refer to the old backend, or its memory stays.
+        # If both fit, the new one loads beside the old one, which stays if loading fails. With the same weights, only
+        # the engine is made again. Nothing here may refer to the old backend, or its memory stays.
         kept = self.loaded if same else None
         was_running = self._backend is not None
-        # A server takes nothing here.
+        # A server takes no memory here.
         fits_beside = (fits_beside or (was_running and self._local is None)) and not same
         if not fits_beside:
             await self._close_old(report)
@@ -345,10 +344,10 @@ class BackendSwitch:
         if self._backend is None:
             return
         report("close")
-        # What a page shows of the model stays; its weights have to go.
+        # The page still shows the model, but its weights have to go.
         if self._last is not None:
             self._last = replace(self._last, model=None)  # pyright: ignore[reportArgumentType]
-        # A thread holds what it ran for a moment longer than its caller waits, so it gets something to empty.
+        # A thread keeps its function a moment longer than its caller waits, so it gets a list to empty.
         old, self._backend = [self._backend], None
         await asyncio.to_thread(lambda: old.pop().close())
 
@@ -377,7 +376,7 @@ class BackendSwitch:
     def _check(
         self, model: InstalledModel, options: BackendOptions, *, keep_weights: bool
     ) -> tuple[BackendOptions, MemoryNeed, bool]:
-        """What it is made with and takes, and whether that fits beside the current one; raises where it doesn't fit."""
+        """The model's options and memory, and whether it fits beside the current one; raises if it doesn't fit."""
         if not model.usable:
             raise CheckpointError(say("'{name}' can't be used: {reason}", name=model.name, reason=model.reason or ""))
         local = self._local

@@ -1,9 +1,9 @@
 """Builds the compiled part of the CPU's kernels: one shared library for each instruction set, from the same sources.
 
-They are plain C functions on pointers, so that pip's isolated build needs a C++ compiler and nothing of PyTorch. Where
-there is no compiler, or it doesn't know an instruction set, that library is left out and torch does its work.
-A wheel has the libraries of all instruction sets. A build in the sources' own folder (`pip install -e .`, or `build_ext
---inplace`) has the one that this processor would load; with QWEN35MM_INSTRUCTION_SETS=all it has all of them, too.
+They are plain C functions on pointers, so pip's isolated build needs a C++ compiler but not PyTorch. A library that the
+compiler can't build, for want of an instruction set or of a compiler, is left out, and torch does its work. A wheel has
+the libraries of all instruction sets. A build inside the source folder (`pip install -e .` or `build_ext --inplace`)
+makes only the one that this processor would load; QWEN35MM_INSTRUCTION_SETS=all makes them all.
 Everything else about the package is in pyproject.toml.
 """
 
@@ -26,7 +26,7 @@ NATIVE = Path("kernels/qwen35mm_kernels/cpu/native")
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 _AVX512_BF16 = [*_AVX512, "-mavx512vnni", "-mavx512bf16"]
-# By the name that qwen35mm_kernels.cpu.native.library looks for, which also knows what each needs.
+# By the name that qwen35mm_kernels.cpu.native.library looks for; it also knows each one's requirements.
 INSTRUCTION_SETS = {
     "x86_64": {
         "avx2": _AVX2,
@@ -40,11 +40,11 @@ INSTRUCTION_SETS |= {"AMD64": INSTRUCTION_SETS["x86_64"], "arm64": INSTRUCTION_S
 
 
 def sets_of_this_processor() -> list[str]:
-    """The instruction set whose library this processor would load, or all where the system doesn't list what it has."""
+    """The instruction set whose library this processor would load; all if the system doesn't list the processor's."""
     names = list(INSTRUCTION_SETS.get(platform.machine(), {}))
     if platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists():
         return names
-    # Linux writes avx512_vnni and the compiler -mavx512vnni.
+    # Linux writes avx512_vnni; the compiler's option is -mavx512vnni.
     words = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     if not _may_use_amx():
         words.discard("amxtile")
@@ -56,12 +56,12 @@ def sets_of_this_processor() -> list[str]:
 
 
 def _may_use_amx() -> bool:
-    """Whether Linux lets a process use AMX's tiles: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+    """Whether Linux lets a process use AMX tiles: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
     return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 
 def compile_in_threads(compiler: Any, sources: list[str], **options: Any) -> list[str]:
-    """What `compiler.compile` does, one source a thread."""
+    """`compiler.compile` with one thread for each source."""
     with ThreadPool() as pool:
         made = pool.map(lambda source: compiler.compile([source], **options), sources, chunksize=1)
     return [path for paths in made for path in paths]
@@ -75,19 +75,19 @@ class BuildLibraries(build_ext):
                 name = ext.name.rpartition(".")[2]
                 if name not in wanted:
                     self.extensions.remove(ext)
-                    # It may be there, made from older sources.
+                    # It may exist, built from older sources.
                     (NATIVE / f"{name}.so").unlink(missing_ok=True)
         super().run()
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
-        return []  # These are loaded with ctypes: there is no PyInit to export.
+        return []  # loaded with ctypes: there is no PyInit to export
 
     def get_ext_filename(self, fullname: str) -> str:
-        # Their functions know nothing of Python, so one file does for every version of it.
+        # The functions don't use Python's API, so one file serves all versions.
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        # The same sources, several libraries: each has object files of its own.
+        # The libraries share their sources, so each needs its own object files.
         one = copy.copy(self)
         one.build_temp = str(Path(self.build_temp) / ext.name.rpartition(".")[2])
         one.compiler = copy.copy(self.compiler)
@@ -97,7 +97,7 @@ class BuildLibraries(build_ext):
 
 class PlatformWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        # One wheel for every version of Python, as the libraries in it.
+        # One wheel for all versions of Python, because the libraries fit all.
         return "py3", "none", super().get_tag()[2]
 
 

@@ -1,21 +1,21 @@
-"""A chat about pictures and videos on a plain Gradio page: little enough to read, and to fork.
+"""A chat about pictures and videos on a plain Gradio page, small enough to read and to fork.
 
     pip install 'qwen35mm[chat]'
     python examples/gradio_chat.py                           # the bundled demo model, which knows coloured shapes
     python examples/gradio_chat.py --model Qwen/Qwen3.5-2B
     python examples/gradio_chat.py --server http://127.0.0.1:8000/v1
 
-The page is for one person on their own machine. It is Gradio's own server with all of its routes, and nothing guards
-them. Every user and every program of the machine reaches the port, and so does a website that gives 127.0.0.1 a name of
-its own. They can ask the model. They can read what lies in the folder where this was started and in the folder for
-temporary files, uploads among it; `launch(blocked_paths=[...])` takes folders out. They can have Gradio fetch addresses
-of the internet (`/gradio_api/file=https://...`), for which it has no switch. All of this needs a password first with
-`launch(auth=("me", "a password"))`. The browser loads pictures that an answer links to, and Gradio's button for sharing
-a picture or video sends it to huggingface.co.
+The page is for one person on their own machine. It is Gradio's server with all of its routes, unprotected. Every user
+and program of the machine reaches the port, and so does a website that gives 127.0.0.1 a name of its own. They can use
+the model. They can read the files in the start folder and in the temporary folder, including uploads;
+`launch(blocked_paths=[...])` excludes folders. They can have Gradio fetch addresses of the internet
+(`/gradio_api/file=https://...`), which Gradio can't switch off. With `launch(auth=("me", "a password"))` all of this
+needs a password. The browser loads pictures that an answer links to, and Gradio's button for sharing a picture or video
+sends it to huggingface.co.
 
 `qwen35mm chat --ui gradio` serves this same page behind guards; `qwen35mm chat` has a page of its own.
 
-Past chats are kept in the browser, encrypted with a key that is gone when this program ends.
+Past chats stay in the browser, encrypted with a key that is lost when this program ends.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ EXAMPLES = (
     ("What happens in the video?", "moves-right.mp4"),
 )
 PHASES = {"wait": "Waiting", "read": "Reading files", "encode": "Looking at them", "prefill": "Reading the prompt"}
-# The browser draws the whole answer again at each update: more of them would leave it no time for the Stop button.
+# The browser redraws the whole answer at each update; more would leave it no time for the Stop button.
 UPDATE_S = 0.1
-# Files whose plans are kept; an older one is planned anew by the sliders.
+# Files whose plans are kept; the sliders plan an older one anew.
 MAX_PLANS = 1000
 
 
 def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
-    """The page over a model; its `launch()` serves it."""
+    """The page for a model; its `launch()` serves it."""
     info, budget = model.info, model.media.budget
     plans: dict[str, MediaPlan] = {}
 
@@ -82,7 +82,7 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
         temperature: float,
         request: gr.Request,
     ) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yields the answer so far, again and again."""
+        """Yields the answer so far at each update."""
         limits = {"max_frames": frames, "max_video_tokens": video_tokens, "max_image_tokens": image_tokens}
         media = replace(model.media, budget=replace(budget, **limits))
         params = info.generation.with_overrides(max_tokens=answer_tokens, temperature=temperature)
@@ -93,12 +93,12 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
             keep(path, plan)
             return Image(path, plan) if plan.kind == "image" else Video(path, plan)
 
-        # New files are read as the sliders say. Those of earlier turns keep their plans, by which the cache knows them.
+        # New files are read by the sliders. Those of earlier turns keep their plans, which make cache hits possible.
         for path in message["files"]:
             plans.pop(path, None)
         try:
             messages = await asyncio.to_thread(read_chat, system, history, message, attach)
-            # Stop, or closing the page, ends this generator; by `aclosing` the model hears of it and stops, too.
+            # Stop, or closing the page, ends this generator; `aclosing` then stops the model too.
             asked = GenerationRequest(messages, params, enable_thinking=think, conversation=request.session_hash)
             async with aclosing(model.stream(asked)) as events:
                 async for event in events:
@@ -116,7 +116,7 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
                         shown_s = time.monotonic()
                         yield show(work, texts["reasoning"], texts["answer"], result)
         except Qwen35mmError as error:
-            # No gr.Error: after one of those the page takes no further question.
+            # Not gr.Error: after one, the page accepts no further question.
             yield [aside("That didn't work", str(error), None)]
 
     frames = budget.max_frames or model.media.video_processing.max_frames
@@ -151,7 +151,7 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
 def read_chat(
     system: str, history: list[dict[str, Any]], message: dict[str, Any], attach: Callable[[str], Image | Video]
 ) -> list[Message]:
-    """The messages for the model, from what Gradio has of a chat; see `aside` for what isn't for the model."""
+    """The model's messages from Gradio's chat history; leaves out messages made by `aside`."""
     messages = [Message("system", system)] if system else []
     for each in history:
         if not each["metadata"]:
@@ -169,7 +169,7 @@ def show(work: str, thought: str, text: str, result: Result | None) -> list[dict
     elif work and not text and not result:
         shown.append(aside(work, "", "pending"))
     if text:
-        # As a list: Gradio takes the indentation out of a string, and the next turn would look for another text.
+        # As a list: Gradio removes a string's indentation, and the next turn's text would differ.
         shown.append({"role": "assistant", "content": [{"type": "text", "text": text}]})
     if result:
         cut_off = ", then cut off by the limit" if result.finish_reason == "length" else ""
@@ -179,7 +179,7 @@ def show(work: str, thought: str, text: str, result: Result | None) -> list[dict
 
 
 def aside(title: str, text: str, status: str | None) -> dict[str, Any]:
-    """A message for the person alone, under a title; folded once it is "done", and always open without a status."""
+    """A message for the user alone, under a title; folded once "done", always open without a status."""
     metadata = {"title": title} if status is None else {"title": title, "status": status}
     return {"role": "assistant", "content": [{"type": "text", "text": text}], "metadata": metadata}
 

@@ -1,4 +1,4 @@
-"""Where the bundled files are: in the checkout's folders, or in share/qwen35mm of an installed wheel."""
+"""Where the bundled files are: in the checkout's folders, or in an installed wheel's share/qwen35mm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def asset_path(name: str) -> Path:
 
 
 def example_path(name: str) -> Path:
-    """The absolute path of an example, such as `gradio_chat.py`. Raises ConfigError as `asset_path`."""
+    """The absolute path of an example, such as `gradio_chat.py`. Raises ConfigError like `asset_path`."""
     return _find(f"examples/{name}", f"examples/{name}")
 
 

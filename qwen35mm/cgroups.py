@@ -1,4 +1,4 @@
-"""Control groups, by which containers are limited on Linux; elsewhere there are none."""
+"""Control groups, which limit containers on Linux; other systems have none."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def control_groups(controller: str, cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> Iterator[Path]:
-    """Folders of this process's control group and of those above it, versions 1 and 2, which may not be there.
+    """Folders of this process's control group and its parents, versions 1 and 2; some may not exist.
 
     Args:
         controller: such as "memory" or "cpu".
         cgroups: where control groups are mounted.
-        own_cgroup: the file that names this process's; lines of `id:controllers:path`.
+        own_cgroup: the file that names this process's groups, in lines of `id:controllers:path`.
     """
     try:
         lines = own_cgroup.read_text(encoding="utf-8").splitlines()
@@ -25,14 +25,14 @@ def control_groups(controller: str, cgroups: Path = CGROUPS, own_cgroup: Path = 
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
             continue
-        # Inside a container the path may be that of the host, of which only the upper end is mounted here.
+        # Inside a container the path may be the host's, with only its upper end mounted here.
         inner = Path(path.lstrip("/"))
         for folder in (inner, *inner.parents):
             yield (cgroups / controller if controllers else cgroups) / folder
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a control group's file; none where it can't be read."""
+    """The words of a control group's file; none if it can't be read."""
     try:
         return path.read_text(encoding="ascii").split()
     except (OSError, ValueError):

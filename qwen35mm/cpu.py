@@ -1,4 +1,4 @@
-"""What this machine's processor can do, and how many threads compute on it."""
+"""What this machine's processor supports, and how many threads compute on it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from qwen35mm.cgroups import CGROUPS, OWN_CGROUP, control_groups, read_words
 
 logger = logging.getLogger(__name__)
 
-# By these users set the number of threads themselves.
+# Variables with which users set the number of threads.
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
 def cpu_capabilities() -> dict[str, Any]:
-    """Instruction sets by name, and sizes; PyTorch before 2.11 tells only of x86's bfloat16 arithmetic."""
+    """Instruction sets by name, and sizes; PyTorch before 2.11 reports only x86's bfloat16 arithmetic."""
     if hasattr(torch.cpu, "get_capabilities"):
         return dict(torch.cpu.get_capabilities())
-    # Every processor with AMX's tiles multiplies bfloat16 in them.
+    # Every processor with AMX tiles multiplies bfloat16 in them.
     return {"amx_bf16": torch.cpu._is_amx_tile_supported(), "avx512_bf16": torch.cpu._is_avx512_bf16_supported()}
 
 
 def set_num_threads(asked: int | None) -> int:
-    """Sets PyTorch's number of threads, and gives it.
+    """Sets PyTorch's number of threads and returns it.
 
-    PyTorch itself knows nothing of a container's share of the processor's time, and without MKL takes both
-    hyperthreads of a core, where one alone reads memory as fast.
+    PyTorch ignores a container's share of processor time, and without MKL it uses both hyperthreads of a core, where
+    one reads memory just as fast.
 
     Args:
-        asked: None takes one for each core that this process may use, unless the environment says another number.
+        asked: None takes one for each core that this process may use, unless the environment sets a number.
     """
     if asked is None and not any(os.environ.get(name) for name in _VARIABLES) and sys.platform != "darwin":
-        # On a Mac PyTorch counts the fast cores alone, which nobody else tells of.
+        # Not on a Mac: there only PyTorch knows the number of fast cores.
         asked = min(usable_cores(), max(torch.get_num_threads(), 1))
     if asked is not None and asked != torch.get_num_threads():
         logger.info("Threads on the processor: %d in place of PyTorch's %d.", asked, torch.get_num_threads())
@@ -48,16 +48,16 @@ def set_num_threads(asked: int | None) -> int:
 
 
 def usable_cores(cpus: Path = _CPUS, cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> int:
-    """Cores, not hyperthreads, that this process may run on, and no more than its container's share of time is worth.
+    """Cores (not hyperthreads) that this process may run on, at most its container's share of processor time.
 
     Args:
         cpus: where Linux describes each CPU.
         cgroups, own_cgroup: as for `control_groups`.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    # CPUs of one core name the same siblings.
+    # All CPUs of a core list the same siblings.
     siblings = {tuple(read_words(cpus / f"cpu{number}" / "topology" / "thread_siblings_list")) for number in allowed}
-    # Another system, or a sandbox, may not tell.
+    # Other systems and sandboxes may not list them.
     known = () not in siblings
     cores = len(siblings) if known else min(len(allowed), psutil.cpu_count(logical=False) or len(allowed))
     shares = [share for folder in control_groups("cpu", cgroups, own_cgroup) if (share := _cpu_share(folder))]
@@ -65,7 +65,7 @@ def usable_cores(cpus: Path = _CPUS, cgroups: Path = CGROUPS, own_cgroup: Path =
 
 
 def _cpu_share(group: Path) -> float | None:
-    """CPUs whose whole time a control group may take, such as 1.5; None where that is all."""
+    """CPUs' worth of time that a control group may use, such as 1.5; None without a limit."""
     words = read_words(group / "cpu.max")
     if not words:  # version 1
         words = [*read_words(group / "cpu.cfs_quota_us"), *read_words(group / "cpu.cfs_period_us")]

@@ -30,8 +30,8 @@
         ├── DecoderCrashError, which is a MediaDecodeError
         └── DecoderTimeoutError, which is a MediaLimitError
 
-A message says what was expected, what came and what to do. It is fit to be shown to a person:
-no stack, no library's own message, no path of the server beyond a file's name.
+A message says what was expected, what came and what to do. It can be shown to a person: it has no stack trace, no
+library's own message, and no path of the server beyond a file's name.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ContextTooLongError(RequestError):
     """The prompt, or the prompt and its reply, has more tokens than the context holds.
 
     Attributes:
-        num_tokens: of the prompt, as far as they were counted; None where that isn't known.
+        num_tokens: of the prompt, as far as counted; None if unknown.
     """
 
     num_tokens: int | None = None
@@ -108,22 +108,22 @@ class ContextTooLongError(RequestError):
 
 
 class RefusedError(RequestError):
-    """A server won't answer this request: for its media, its size or its words. Others it may."""
+    """A server refuses this request for its media, its size or its words; it may accept others."""
 
 
 class QueueFullError(RequestError):
-    """The waiting line is full: try again later."""
+    """The queue is full: try again later."""
 
 
 class QuotaError(RequestError):
-    """One person, or all of them, have taken as much of a server as they may."""
+    """One person, or all together, have used up a server's quota."""
 
 
 class BatchError(RequestError):
-    """Some of many prompts could not be answered; nothing of the others is lost.
+    """Some of many prompts failed; the others' results are kept.
 
     Attributes:
-        results: in the prompts' order: a Result, or the error in its place.
+        results: in the prompts' order, each a Result or an error.
     """
 
     def __init__(self, message: str, results: Sequence[Any] = ()) -> None:
@@ -132,27 +132,27 @@ class BatchError(RequestError):
 
 
 class RequestTimeoutError(RequestError):
-    """The request's own deadline has passed; what was written until then stays."""
+    """The request's own deadline has passed; the text written so far stays."""
 
 
 class EngineError(Qwen35mmError):
-    """The engine failed while it worked on a request; other requests go on."""
+    """The engine failed while it worked on a request; other requests continue."""
 
 
 class StorageError(Qwen35mmError):
-    """Kept conversations can't be read or written: a full or failing disk, a damaged or foreign database."""
+    """Stored conversations can't be read or written: a full or failing disk, a damaged or foreign database."""
 
 
 class NotFoundError(StorageError):
-    """This person has no such conversation, message, preset or file; somebody else's is not found either."""
+    """This person has no such conversation, message, preset or file; other people's count as missing too."""
 
 
 class ConversationDataError(StorageError):
-    """A message or a setting that isn't of the kept form, or messages that form no tree."""
+    """A message or a setting has the wrong form, or messages form no tree."""
 
 
 class FileTooLargeError(StorageError):
-    """A file has more bytes than are allowed."""
+    """A file is larger than allowed."""
 
 
 class ArchiveError(StorageError):
@@ -160,14 +160,14 @@ class ArchiveError(StorageError):
 
 
 class CaptioningError(Qwen35mmError):
-    """A captioning run that can't begin or go on: a source, a prompt, a word or a schema that can't be used."""
+    """A captioning run can't start or continue: a source, a prompt, a word or a schema is unusable."""
 
 
 class OutputError(CaptioningError):
-    """Captions can't be written: a full, read-only or failing disk. What was written stays; a later run goes on.
+    """Captions can't be written: a full, read-only or failing disk. Written ones stay; a later run continues.
 
     Attributes:
-        errno: what the system said, as in the `errno` module; None where it said nothing.
+        errno: the system's error number, as in the `errno` module; None if it gave none.
     """
 
     def __init__(self, message: str, errno: int | None = None) -> None:
@@ -176,7 +176,7 @@ class OutputError(CaptioningError):
 
 
 class ClusterError(Qwen35mmError):
-    """There is no such Ray cluster, or it has less than was asked for."""
+    """There is no such Ray cluster, or it has fewer resources than requested."""
 
 
 class DocumentError(Qwen35mmError):
@@ -184,7 +184,7 @@ class DocumentError(Qwen35mmError):
 
 
 class EncryptedDocumentError(DocumentError):
-    """A PDF that opens with a password only."""
+    """A PDF that needs a password."""
 
 
 class DamagedDocumentError(DocumentError):
@@ -192,19 +192,19 @@ class DamagedDocumentError(DocumentError):
 
 
 class DocumentTooLargeError(DocumentError):
-    """A document with more bytes, pages or characters than are allowed."""
+    """A document with more bytes, pages or characters than allowed."""
 
 
 class NoTextError(DocumentError):
-    """A PDF without text: its pages are pictures, and can be used as such."""
+    """A PDF without text: its pages are pictures, which can be used as such."""
 
 
 class DecoderCrashError(MediaDecodeError):
-    """The process that read a medium died of it, or answered what can't be an answer."""
+    """The process that read a medium crashed, or gave an impossible answer."""
 
 
 class DecoderTimeoutError(MediaLimitError):
-    """The process that read a medium took longer than it may, and was ended."""
+    """The process that read a medium exceeded its time limit and was ended."""
 
 
 class MissingExtraError(Qwen35mmError):
@@ -216,7 +216,7 @@ class MissingExtraError(Qwen35mmError):
 
 
 def report_bug(logger: logging.Logger, what: str, error: BaseException) -> dict[str, Any]:
-    """Logs an error that nobody foresaw, with its traceback; what a person is told, with the number to find it by."""
+    """Logs an unexpected error with its traceback; returns the text for the user, with a number to find it by."""
     number = os.urandom(3).hex()
     logger.error("%s (%s)", what, number, exc_info=error)
     return say(

@@ -1,4 +1,4 @@
-"""The person's own folders."""
+"""The user's own folders."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 
 
 def user_folder(kind: Literal["cache", "data"]) -> Path | None:
-    """The person's folder for what can be made again (`cache`) or can't (`data`), where each platform has it.
+    """The platform's folder for the user's files that can be made again (`cache`) or can't (`data`).
 
-    It isn't made here; None for a user without a home.
+    Doesn't create it; None for a user without a home.
     """
     try:
         if sys.platform == "win32":
@@ -20,7 +20,7 @@ def user_folder(kind: Literal["cache", "data"]) -> Path | None:
         elif sys.platform == "darwin":
             folder = Path.home() / "Library" / ("Caches" if kind == "cache" else "Application Support")
         else:
-            # The XDG base directory specification: a relative path is invalid and to be ignored.
+            # The XDG base directory specification says to ignore relative paths.
             folder = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))
             if not folder.is_absolute():
                 folder = Path.home() / (".cache" if kind == "cache" else ".local/share")

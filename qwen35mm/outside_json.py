@@ -1,7 +1,7 @@
-"""JSON that somebody else wrote, within limits of bytes, values and depth.
+"""JSON from outside, within limits of bytes, values and depth.
 
-A value of three bytes takes sixty as Python's, so a small file could fill the memory, and nested lists end a recursion.
-Both are looked for in the text, before anything is made of it.
+A value of three bytes takes sixty in Python, so a small file could fill the memory; nested lists exhaust the recursion.
+We count both in the text before parsing it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_BYTES = 64 << 20
 MAX_VALUES = 1_000_000
-# Far below what Python's parser and pydantic's (200) follow, and above all that people write.
+# Far below the limits of Python's parser and pydantic (200), and above all that people write.
 MAX_DEPTH = 100
 
 _CHUNK_BYTES = 1 << 20
@@ -24,7 +24,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class JsonLimitError(ValueError):
-    """A text that would be too much as values."""
+    """A text with too many values or bytes."""
 
 
 class JsonDepthError(JsonLimitError):
@@ -38,40 +38,40 @@ def load_json(
     max_values: int = MAX_VALUES,
     max_depth: int = MAX_DEPTH,
 ) -> Any:
-    """The value that a text in UTF-8 stands for.
+    """Parses UTF-8 JSON.
 
     Raises:
         JsonLimitError: see `check_json`; or it has more bytes than `max_bytes`.
-        ValueError: it is no JSON.
+        ValueError: it isn't JSON.
     """
     if len(data) > max_bytes:
         raise JsonLimitError(f"it has more than {max_bytes:,} bytes.")
     check_json(data, max_values=max_values, max_depth=max_depth)
-    # Not as json.loads reads bytes, which may be UTF-16: what was counted are the characters of UTF-8.
+    # We decode UTF-8 ourselves: json.loads accepts UTF-16 bytes too, whose characters we haven't counted.
     return json.loads(data if isinstance(data, str) else data.decode("utf-8-sig"))
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES) -> Any:
-    """What a file holds.
+    """Parses a JSON file.
 
     Raises:
         OSError: it can't be read.
-        ValueError: as `load_json`.
+        ValueError: as for `load_json`.
     """
     with path.open("rb") as file:
         return load_json(file.read(max_bytes + 1), max_bytes=max_bytes, max_values=max_values)
 
 
 def check_json(data: bytes | bytearray | str, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> None:
-    """Refuses a text that would be more values, or values nested deeper. What is in strings doesn't count.
+    """Refuses a text with too many or too deeply nested values; ignores the contents of strings.
 
-    It doesn't tell whether the text is JSON.
+    It doesn't check that the text is JSON.
 
     Raises:
-        JsonLimitError: what it has too much of.
+        JsonLimitError: with the exceeded limit.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    # Each value but the first follows a comma or a bracket. Many texts have few even with those in their strings.
+    # Each value but the first follows a comma or a bracket. Many texts stay below the limit even counting strings.
     num_brackets = text.count(b"[") + text.count(b"{")
     if num_brackets <= max_depth and num_brackets + text.count(b",") <= max_values:
         return
@@ -88,11 +88,11 @@ def check_json(data: bytes | bytearray | str, *, max_values: int = MAX_VALUES, m
 
 
 def _outside_strings(text: bytes | bytearray) -> Iterator[bytes]:
-    """The text without what is in quotes, a piece at a time."""
+    """The text without its quoted strings, a chunk at a time."""
     is_inside, carried = False, b""
     for start in range(0, len(text), _CHUNK_BYTES):
         piece = (carried + text[start : start + _CHUNK_BYTES]).replace(b"\\\\", b"")
-        # The character that it escapes is in the next piece.
+        # A trailing backslash escapes a character of the next chunk.
         carried = piece[-1:] if piece.endswith(b"\\") else b""
         parts = piece.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
         yield b"".join(parts[is_inside::2])

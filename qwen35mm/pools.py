@@ -1,6 +1,6 @@
-"""The threads that a page's work runs in, in pools apart: what is slow for one person holds up nobody else's answers.
+"""Separate thread pools for a page's kinds of work, so that one person's slow work delays nobody else's answers.
 
-Python's own default pool stays for what the model library and servers elsewhere do, and nothing of a page waits for it.
+Python's default pool is left to the model library and to remote servers; nothing of a page waits for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 class Pool:
-    """Threads for one kind of work; they begin with the first.
+    """Threads for one kind of work; they start with the first call.
 
     Args:
         name: of its threads.
-        num_threads: the most that work at one time.
-        each: the most that one person has of them at one time, where people are named; None for all.
+        num_threads: most threads at a time.
+        each: most threads at a time for one named person; None for all.
     """
 
     def __init__(self, name: str, num_threads: int, each: int | None = None) -> None:
@@ -38,20 +38,19 @@ class Pool:
         self._turns: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
-        """What the function returns or raises, called in a thread. If this is cancelled, it isn't called any more; what
-        was begun goes on."""
+        """Calls the function in a thread, returns its result. Cancelling prevents only a call that hasn't started."""
         call = functools.partial(contextvars.copy_context().run, function, *args, **named)
         return await asyncio.get_running_loop().run_in_executor(self._threads(), call)
 
     async def run_for(self, person: str | None, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
-        """`run`, with no more at one time for one person than `each`; the others' work comes before the rest of it.
+        """`run` with at most `each` calls at a time for one person; other people's calls come before the rest.
 
         Args:
-            person: None where there is only one.
+            person: None if there is only one.
         """
         if person is None or self._each is None:
             return await self.run(function, *args, **named)
-        # A semaphore is of one event loop; a process may serve in several.
+        # A semaphore belongs to one event loop; a process may serve in several.
         key = (id(asyncio.get_running_loop()), person)
         turn = self._turns.get(key)
         if turn is None:
@@ -60,48 +59,48 @@ class Pool:
             return await self.run(function, *args, **named)
 
     def _threads(self) -> ThreadPoolExecutor:
-        # A process that was forked has no threads of its parent's.
+        # A forked process has none of its parent's threads.
         if self._executor is None or self._process != os.getpid():
             self._process = os.getpid()
             self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix=f"qwen35mm-{self._name}")
         return self._executor
 
 
-# Answers are written 15 times a second, by a database with one writer: more threads would only wait for it.
+# Answers are saved 15 times a second, in a database with one writer: more threads would only wait for it.
 SAVING = Pool("saving", 2)
-# Short questions to the database: a conversation, a list, a setting.
+# Short database queries: a conversation, a list, a setting.
 REQUESTS = Pool("requests", 8)
-# All texts are looked through, which takes long where there are many: one search a person.
+# Searches all texts, which may take long: one search a person.
 SEARCH = Pool("search", 2, each=1)
-# What is sent is planned, counted and stored: a video's packets are read for it.
+# Plans, counts and stores what is sent; reads a video's packets.
 TURNS = Pool("turns", 4, each=2)
-# What a draft costs, asked for while it is typed: the last thing to wait for.
+# Counts a draft's cost while it is typed: the least urgent work.
 DRAFTS = Pool("drafts", 2, each=1)
-# Pixels of a prompt; decoders have threads of their own, and each medium may take hundreds of MiB.
+# A prompt's pixels; decoders have their own threads, and each medium may take hundreds of MiB.
 MEDIA = Pool("media", 4)
-# Rendering and tokenizing of prompts, which comes after their media, and must not wait for another's.
+# Renders and tokenizes prompts after their media; must not wait for another's media.
 PROMPTS = Pool("prompts", 4)
-# Schemas are checked, in a child process each, and compiled: up to seconds where somebody means harm.
+# Checks schemas, each in a child process, and compiles them: up to seconds for a malicious one.
 GRAMMARS = Pool("grammars", 2, each=1)
-# Bytes are written as they come, and looked at for what they are: never long.
+# Writes bytes as they arrive and detects their type: always short.
 UPLOADS = Pool("uploads", 4)
-# Hashes of passwords, which are slow by intent and take 32 MiB each.
+# Hashes passwords, which is slow on purpose and takes 32 MiB each.
 PASSWORDS = Pool("passwords", 2)
-# Waits for the engine to have nothing to do.
+# Waits until the engine is idle.
 IDLE = Pool("idle", 1)
-# PDFs: each is a process of up to 1 GiB, for up to a minute.
+# Reads PDFs, each in a process with up to 1 GiB, for up to a minute.
 DOCUMENTS = Pool("documents", 2, each=1)
-# A page asks for many at once: the first frame of a video each, or a whole picture.
+# A page requests many at once: a video's first frame, or a whole picture.
 THUMBNAILS = Pool("thumbnails", 2, each=1)
-# All sampled frames of a video, decoded as for a prompt: seconds, and for a long one its whole time limit. Or a single
-# one in its own size, with all from the key frame before it.
+# All sampled frames of a video, decoded as for a prompt: seconds, or a long video's whole time limit. Or one frame in
+# its own size, decoded from the key frame before it.
 STRIPS = Pool("strips", 2, each=1)
 # Exports and imports of whole histories, which take minutes.
 ARCHIVES = Pool("archives", 2, each=1)
 
 
 class Asker:
-    """Who waits for a piece of work: when they are gone, what was begun for them ends. Usable from any thread."""
+    """Someone who waits for work; when they leave, the work started for them ends. Usable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,7 +108,7 @@ class Asker:
         self._ends: list[Callable[[], object]] = []
 
     def leave(self) -> None:
-        """Ends what runs for them, and whatever begins later."""
+        """Ends their running work and whatever starts later."""
         with self._lock:
             self._gone = True
             ends = list(self._ends)
@@ -118,7 +117,7 @@ class Asker:
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], Any]) -> Iterator[None]:
-        """Has `end` called, from another thread, when they leave within the block; at once where they are gone."""
+        """Calls `end`, from another thread, if they leave within the block; at once if they have left."""
         with self._lock:
             self._ends.append(end)
             gone = self._gone

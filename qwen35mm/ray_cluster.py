@@ -1,4 +1,4 @@
-"""Ray clusters: how one is reached, and what an engine has of it. Captioning and the server start engines there."""
+"""Connects to Ray clusters and divides their resources; captioning and the server start engines there."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def connect(address: str) -> list[Mapping[str, float]]:
     """Connects this process to a cluster.
 
     Args:
-        address: `local` for a cluster on this machine that ends with this process, `auto` for the one that this machine
-            belongs to, or HOST:PORT of that.
+        address: `local` for a cluster on this machine that ends with this process, `auto` for the cluster that this
+            machine belongs to, or that one's HOST:PORT.
 
     Returns:
-        what each of its machines has, as `CPU` and `GPU`.
+        each machine's resources, as `CPU` and `GPU`.
 
     Raises:
         ClusterError: there is no such cluster.
     """
-    # Ray would report each cluster to its makers; what is wrong is said here.
+    # Ray would report each cluster to its makers. We report errors ourselves.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         if address not in ("local", "auto"):
@@ -58,9 +58,9 @@ def connect(address: str) -> list[Mapping[str, float]]:
 
 
 def _make_token() -> None:
-    """The token of this person's clusters, for them alone.
+    """Makes the token of this user's clusters, readable only by them.
 
-    Whoever reads it can run code there, and Ray would write it so that all users of the machine do.
+    Anyone who reads it can run code there, and Ray would make it readable by all users of the machine.
     """
     path = Path.home() / ".ray" / "auth_token"
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
@@ -71,7 +71,7 @@ def _make_token() -> None:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32))
     except FileExistsError:
-        # One that an earlier version, or Ray itself, has made.
+        # An earlier version, or Ray itself, made it.
         with contextlib.suppress(OSError):
             path.chmod(0o600)
 
@@ -79,13 +79,13 @@ def _make_token() -> None:
 def engine_resources(
     machines: Sequence[Mapping[str, float]], num_engines: int | None, gpus_an_engine: int = 1
 ) -> tuple[int, int, int]:
-    """How many engines there are, and the processors and GPUs of each.
+    """The number of engines, and each engine's processors and GPUs.
 
-    Each has its GPUs, or as many processors as leave the other engines as many.
+    Each engine gets its GPUs, or an equal share of the processors.
 
     Args:
         machines: what each machine of the cluster has, as `CPU` and `GPU`.
-        num_engines: None is as many as the GPUs suffice for, or one a machine where there are no GPUs.
+        num_engines: None is as many as the GPUs allow, or one a machine without GPUs.
         gpus_an_engine: all on one machine.
 
     Raises:
@@ -107,5 +107,5 @@ def engine_resources(
 
 
 def last_line(error: BaseException | str) -> str:
-    """Where Ray shows a whole traceback, its cause; of an error of ours, the message alone."""
+    """The last line of an error: the cause where Ray shows a traceback, or our own error's message alone."""
     return re.sub(r"^qwen35mm[\w.]*Error: ", "", str(error).strip().rsplit("\n", 1)[-1])

@@ -7,10 +7,10 @@ import os
 
 
 def is_shared(host: str) -> bool:
-    """Whether a page on this address is for more people than the one at this machine.
+    """Whether a page on this address is open to more people than the one at this machine.
 
-    It is on a Hugging Face Space, and on every address that other machines may reach. With one cache for all, a person
-    could tell by the clock which pictures others have asked about: each session gets a cache of its own then.
+    True on a Hugging Face Space and on every address that other machines may reach. Each session then gets its own
+    cache: with a shared one, people could tell by timing which pictures others have asked about.
     """
     if os.environ.get("SPACE_ID"):
         return True

@@ -1,7 +1,7 @@
 """Text to token ids and back, from a checkpoint's tokenizer.json.
 
-Two ways in, on purpose: `encode_plain` never yields a control token, and `split_controls` finds the control
-tokens of a text that a template wrote. Nothing here knows about messages.
+There are two ways in on purpose: `encode_plain` never yields a control token; `split_controls` finds the control tokens
+in a template's text. Nothing here knows about messages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tokenizers import AddedToken, decoders, models
 from qwen35mm.errors import CheckpointError
 from qwen35mm.outside_json import read_json
 
-# Characters of a text that are read at first, for each token that it may have: most texts have fewer a token.
+# Characters to try first for each allowed token: most texts have fewer per token.
 _CHARS_PER_TOKEN = 4
-# Texts up to here are read whole.
+# Texts up to this length are always encoded whole.
 _LEAST_CHARS = 1024
-# Of tokenizer.json: the family's has 248,000 tokens and as many merges, of three values each.
+# Limit for tokenizer.json: the family's has 248,000 tokens and as many merges, of three values each.
 _MAX_VALUES = 8_000_000
 _MAX_ID = 1 << 24
-# What tokenizer.json's parts may be made of, and what a sequence of them calls its own.
+# The allowed types of tokenizer.json's parts, and the key of a sequence's items.
 _PARTS = {
     "normalizer": (("NFC", "NFD", "NFKC", "NFKD"), "normalizers"),
     "pre_tokenizer": (("Split", "ByteLevel", "Digits", "Punctuation", "UnicodeScripts"), "pretokenizers"),
@@ -38,10 +38,10 @@ _PARTS = {
 
 
 class TooManyTokensError(Exception):
-    """A text has more tokens than are of use.
+    """A text has more tokens than the caller can use.
 
     Attributes:
-        at_least: it has so many, or more.
+        at_least: a lower bound of its tokens.
     """
 
     def __init__(self, at_least: int) -> None:
@@ -67,7 +67,7 @@ class Tokenizer:
         added = full.get_added_tokens_decoder()
         _check_added(added.values())
         self._full = full
-        # The same model without added tokens: whatever the text says, no control token can come out.
+        # The same model without added tokens: no text can produce a control token.
         self._plain = tokenizers.Tokenizer(full.model)
         self._plain.normalizer = full.normalizer  # pyright: ignore[reportAttributeAccessIssue]
         self._plain.pre_tokenizer = full.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,7 +80,7 @@ class Tokenizer:
         self.control_first_chars = frozenset(text[0] for text in self.control_ids)
         vocab = full.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocab.values())
-        # In bytes: each is a character of a byte-level token.
+        # In bytes: a byte-level token has one character for each.
         self._longest = max(map(len, vocab))
         for text in self.control_ids:
             if not self._control_id_set.isdisjoint(self._encode(text)):
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Tokenizer:
-        """Reads `folder`/tokenizer.json, and what tokenizer_config.json adds to its control tokens.
+        """Reads `folder`/tokenizer.json, and the control tokens that tokenizer_config.json adds.
 
         Raises:
             CheckpointError: a file is missing or damaged, or isn't a tokenizer of the supported kind.
@@ -104,7 +104,7 @@ class Tokenizer:
                     raise ValueError("no BPE")
                 unknown = full.model.unk_token
                 if unknown is not None and full.model.token_to_id(unknown) is None:
-                    # The library fails where it needs one that is an added token. Bytes need none.
+                    # The library fails if this is an added token. A byte-level model needs none.
                     full.model.unk_token = None
             except Exception as error:  # the library raises bare Exception
                 raise CheckpointError("tokenizer.json can't be read: it is damaged or of an unknown kind.") from error
@@ -112,10 +112,10 @@ class Tokenizer:
             return cls(full)
 
     def encode_plain(self, text: str, most: int | None = None) -> list[int]:
-        """Token ids of `text` taken literally: `<|im_end|>` comes out as the ordinary text that it is here.
+        """Token ids of `text` taken literally: `<|im_end|>` is encoded as ordinary text.
 
         Args:
-            most: tokens that are of use. A long text that has more isn't read to its end; a short one is given whole.
+            most: the most tokens that the caller can use. A long text with more stops early; a short one is encoded.
 
         Raises:
             ValueError: the text holds a lone surrogate, which has no UTF-8 form.
@@ -129,9 +129,9 @@ class Tokenizer:
             raise ValueError("The text holds a lone surrogate.") from error
 
     def split_controls(self, text: str) -> list[str | int]:
-        """`text` as plain pieces (str, never empty) and control ids (int), in order.
+        """Splits `text` into plain parts (str, never empty) and control ids (int), in order.
 
-        Plain pieces are for `encode_plain`. Together they give what transformers gives for the whole text.
+        Plain parts are for `encode_plain`. Together they give transformers' ids for the whole text.
         """
         items = self._split(self._raw_pattern, text)
         if self._normalized_pattern is None or self._plain.normalizer is None:
@@ -144,7 +144,7 @@ class Tokenizer:
         ]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id stands for: a part of a UTF-8 text, perhaps of one character; none if unknown."""
+        """The bytes of an id, possibly a part of one UTF-8 character; empty if the id is unknown."""
         return self._token_bytes[token_id]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -154,16 +154,16 @@ class Tokenizer:
         return b"".join([token_bytes[i] for i in ids if i not in skipped]).decode("utf-8", "replace")
 
     def _encode(self, text: str) -> list[int]:
-        # Not `encode`: it holds the interpreter's lock, with a long text for seconds, and looks for places in the text.
+        # Not `encode`: it holds the interpreter's lock, for seconds with a long text, and computes offsets.
         with _panics_in_words():
             return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _check_beginnings(self, text: str, most: int) -> None:
-        """Raises TooManyTokensError where a long text certainly has more than `most` tokens: by its bytes and the
-        longest token that there is, or by its beginnings.
+        """Raises TooManyTokensError if a long text certainly has more than `most` tokens: by its bytes and the longest
+        token, or by its beginnings.
 
-        Texts are parted into words from the left, looking one character ahead, and words become tokens by themselves.
-        So all words of a beginning but its last are words of the whole text; one more is left out, to be safe.
+        Texts are split into words from the left, looking one character ahead, and each word becomes tokens by itself.
+        So all words of a beginning except its last are words of the whole text; we leave out one more, to be safe.
         """
         if most < 0:
             raise TooManyTokensError(0)
@@ -171,13 +171,13 @@ class Tokenizer:
         if len(text) <= size:
             return
         normalizer = self._plain.normalizer
-        # A normalizer may leave fewer bytes of a text than it has.
+        # A normalizer may shorten a text.
         normalized = text if normalizer is None else normalizer.normalize_str(text)
         fewest = -(-len(normalized.encode()) // self._longest)
         if fewest > most:
             raise TooManyTokensError(fewest)
         while size < len(text):
-            # The fast one numbers words otherwise.
+            # `encode_batch_fast` numbers words differently.
             with _panics_in_words():
                 words = self._plain.encode_batch([text[:size]], add_special_tokens=False)[0].word_ids
             last = words[-1] if words else None
@@ -189,7 +189,7 @@ class Tokenizer:
     def _split(self, pattern: re.Pattern[str] | None, text: str) -> list[str | int]:
         if pattern is None:
             return [text] if text else []
-        # With one group, re.split puts the control tokens at the odd places.
+        # With one group, re.split puts the control tokens at odd positions.
         parts = pattern.split(text)
         return [self.control_ids[part] if at % 2 else part for at, part in enumerate(parts) if part]
 
@@ -197,8 +197,8 @@ class Tokenizer:
 class StreamDecoder:
     """Decodes one reply token by token, in whole characters only.
 
-    All that `push` and a last `flush` return is `Tokenizer.decode` of the same ids. Each token costs the same,
-    however long the reply is. Special tokens give no text; others, `<think>` among them, are the caller's business.
+    All results of `push` and a last `flush` together equal `Tokenizer.decode` of the same ids. A token's cost doesn't
+    depend on the reply's length. Special tokens give no text; the caller handles others, such as `<think>`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -212,14 +212,14 @@ class StreamDecoder:
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD where a character stayed incomplete. The decoder is then as new."""
+        """The rest at the end: U+FFFD for an incomplete character. Resets the decoder."""
         text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return text
 
 
 def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
-    """tokenizer_config.json as a dict; empty where there is none. Raises CheckpointError where it is damaged."""
+    """tokenizer_config.json as a dict; empty if there is none. Raises CheckpointError if it is damaged."""
     path = Path(folder) / "tokenizer_config.json"
     if not path.is_file():
         return {}
@@ -233,7 +233,7 @@ def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_parts(data: Any) -> None:
-    """Refuses what no byte-level BPE has: some of it makes the library end the process when it is read.
+    """Refuses what no byte-level BPE has: some of it makes the library end the process while reading.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it is of another kind.
@@ -243,7 +243,7 @@ def _check_parts(data: Any) -> None:
     added = data.get("added_tokens", ())
     known = {None, *model["vocab"], *(token["content"] for token in added)}
     ids = [*model["vocab"].values(), *(token["id"] for token in added)]
-    # A file of long ago doesn't name its model.
+    # Very old files don't name their model's type.
     if model.get("type", "BPE") != "BPE" or any(foreign) or model.get("unk_token") not in known:
         raise ValueError("no BPE of bytes")
     if not all(type(token_id) is int and 0 <= token_id < _MAX_ID for token_id in ids):
@@ -262,7 +262,7 @@ def _check_parts(data: Any) -> None:
 
 @contextlib.contextmanager
 def _panics_in_words() -> Iterator[None]:
-    """What the library doesn't foresee, which is no Exception, as a CheckpointError."""
+    """Turns the library's panics, which aren't Exceptions, into CheckpointErrors."""
     try:
         yield
     except BaseException as error:
@@ -299,7 +299,7 @@ def _check_added(added: Iterable[AddedToken]) -> None:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
-    # Leftmost, and of those the longest: the order in which the library matches.
+    # Leftmost first, then the longest: the library's matching order.
     ordered: Sequence[str] = sorted(texts, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
 
@@ -315,7 +315,7 @@ _BYTE_OF_CHAR = _byte_alphabet()
 
 
 class _TokenBytes(dict[int, bytes]):
-    """`Tokenizer.token_bytes` by id, each found when first asked for."""
+    """`Tokenizer.token_bytes` by id, filled at first use."""
 
     def __init__(self, full: tokenizers.Tokenizer) -> None:
         self._full = full

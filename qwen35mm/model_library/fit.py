@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _SHORTEST_CONTEXT = 2_048
 # For one program with many requests that nobody reads live: one slot for each core, or all of these on a card.
 _MOST_SLOTS = 16
-# Share of the memory left by weights for running states and waiting media, and how many media wait for each slot.
+# Share of the memory left by weights for running states and media, and each slot's media (two of the three wait).
 _SLOTS_SHARE = 1 / 8
 _MEDIA_A_SLOT = 3
 

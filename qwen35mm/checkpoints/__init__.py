@@ -1,1 +1,1 @@
-"""What lies on disk: safetensors files, their headers, and which of the model's parameters each tensor fills."""
+"""Checkpoint files: reading their headers and tensors, and mapping tensors to the model's parameters."""

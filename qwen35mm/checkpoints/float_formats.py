@@ -1,4 +1,4 @@
-"""Matrices that are small floats times scales: FP8 by blocks, rows or whole, NVFP4 and MXFP4, bitsandbytes' 4 bits.
+"""Matrices of small floats times scales: FP8 by blocks, by rows or whole, NVFP4 and MXFP4, bitsandbytes' 4 bits.
 
 Defined by: transformers' Fp8Dequantize, compressed-tensors' compressors, NVIDIA's ModelOpt, the OCP Microscaling
 specification, and bitsandbytes' Params4bit.
@@ -26,10 +26,10 @@ _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], 
 
 @dataclass(frozen=True)
 class Fp8(Format):
-    """`codes` [out, in], or [experts, out, in], and `scale`: one, one a row, one a group of a row, or one a block.
+    """`codes` [out, in] or [experts, out, in], and `scale`: one for all, for a row, for a row's group, or for a block.
 
     Attributes:
-        block: rows and columns of a block; None where scales are for rows.
+        block: rows and columns of a block; None for scales by rows.
     """
 
     name = "FP8"
@@ -74,11 +74,11 @@ class Fp8(Format):
 
 @dataclass(frozen=True)
 class Fp4(Format):
-    """e2m1 numbers: `packed` [out, in / 2] uint8, the first in the lower bits; `scale` [out, groups], e4m3 or a power
-    of two; and for NVFP4 `global_scale`, one number.
+    """e2m1 numbers: `packed` [out, in / 2] uint8, the first in the lower bits; `scale` [out, groups], e4m3 or powers of
+    two; for NVFP4 also `global_scale`, one number.
 
     Attributes:
-        divides: whether the scale is divided by the global one, as compressed-tensors has it; else multiplied.
+        divides: whether to divide the scale by the global one, as in compressed-tensors; else multiply.
     """
 
     name = "FP4"
@@ -109,8 +109,8 @@ class Fp4(Format):
 
 
 class Bitsandbytes4(Format):
-    """`codes` uint8, two values each with the first in the upper bits, `absmax` for each run of values, `quant_map` of
-    16 floats, and `quant_state`, JSON: shape and length of a run; `absmax` may be quantised by a nested map."""
+    """`codes` uint8, two values each, the first in the upper bits; `absmax` for each run of values; `quant_map` of 16
+    floats; and `quant_state`, JSON with shape and run length. A nested map may quantise `absmax`."""
 
     name = "4-bit floats"
     dtypes: ClassVar = {
@@ -143,18 +143,18 @@ class Bitsandbytes4(Format):
         values, run = parts["quant_map"].float()[both.int()], state.run
         if width % run == 0:
             return Grouped(values, absmax.float().view(out, -1), run)
-        # Runs that go on in the next row.
+        # Runs may continue in the next row.
         return Grouped(values, absmax.float().repeat_interleave(run)[: out * width].view(out, width), 1)
 
 
 def _is_for_rows(scale: tuple[int, ...], out: int) -> bool:
-    """Whether a scale is one number, or one or more for each row, and not for blocks of them."""
+    """Whether a scale is one number or belongs to rows, rather than to blocks of them."""
     return math.prod(scale) == 1 or (scale[0] == out and out > 1)
 
 
 @dataclass(frozen=True)
 class _State:
-    """What bitsandbytes writes beside a matrix as JSON."""
+    """The JSON that bitsandbytes writes beside a matrix."""
 
     shape: tuple[int, int]
     run: int
@@ -177,7 +177,7 @@ class _State:
 
 
 def _powers(scale: torch.Tensor) -> torch.Tensor:
-    """Scales as float32; bytes are exponents of two, biased by 127, and 255 is no number."""
+    """Scales as float32; bytes are exponents of two, biased by 127, and 255 is NaN."""
     if scale.dtype != torch.uint8:
         return scale.float()
     return torch.where(scale == 255, torch.nan, torch.exp2(scale.float() - 127))

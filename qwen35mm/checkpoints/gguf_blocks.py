@@ -1,6 +1,6 @@
-"""Blocks of GGUF's types as integers with scales, and minima where there are some: what dequantising multiplies out.
+"""Blocks of GGUF's types as integers with scales and, for some types, minima: dequantising multiplies them out.
 
-Defined by ggml's block structures (ggml-common.h). Factors of a scale are multiplied in float32, where that is exact.
+Defined by ggml's block structures (ggml-common.h). A scale's factors are multiplied in float32, where that is exact.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 
-# A block's bytes by part, [blocks, size] uint8 each.
+# A block's bytes by part, each [blocks, size] uint8.
 Parts = dict[str, np.ndarray]
 
 
 class Blocks(NamedTuple):
-    """How a type's blocks lie: sizes in bytes by part, in order, and what they hold.
+    """The layout of a type's blocks: sizes in bytes by part, in order, and their contents.
 
     Attributes:
-        read: integers [blocks, values], scales and minima [blocks, groups], given the parts.
+        read: parts -> integers [blocks, values], scales and minima [blocks, groups].
     """
 
     groups: Groups
@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
 
 
 def grouped_rows(kind: str, stored: np.ndarray) -> GroupedRows:
-    """Rows [n, bytes] uint8 of a type of `BLOCKS`."""
+    """Reads rows [n, bytes] uint8 of a type in `BLOCKS`."""
     blocks = BLOCKS[kind]
     cut = np.cumsum([*blocks.sizes.values()])
     each = np.split(stored.reshape(-1, int(cut[-1])), cut[:-1], axis=1)
@@ -49,14 +49,14 @@ def _half(data: np.ndarray) -> np.ndarray:
 
 
 def _fields(data: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """[blocks, bytes] -> [blocks, values]: of each run of bytes the lowest bits of all, then the next ones, ..."""
+    """[blocks, bytes] -> [blocks, values]: from each run of bytes all lowest bits, then all next ones, and so on."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     runs = data.reshape(len(data), -1, 1, run)
     return (runs >> shifts & np.uint8((1 << bits) - 1)).reshape(len(data), -1).astype(np.int16)
 
 
 def _bits(data: np.ndarray) -> np.ndarray:
-    """[blocks, 4] bytes -> [blocks, 32], from the lowest bit on."""
+    """[blocks, 4] bytes -> [blocks, 32], lowest bit first."""
     return np.unpackbits(data, axis=1, bitorder="little").astype(np.int16)
 
 
@@ -71,7 +71,7 @@ def _small(offset: int, *, fifth: bool) -> Callable[[Parts], tuple[np.ndarray, n
 
 
 def _scales_and_minima(parts: Parts) -> tuple[np.ndarray, np.ndarray]:
-    """The eight of Q4_K and Q5_K, six bits each: of the last four of either the upper two lie with the first four."""
+    """Q4_K's and Q5_K's eight each, of six bits; the upper two bits of the last four lie with the first four."""
     low, high, both = (part.astype(np.int16) for part in np.split(parts["scales"], 3, axis=1))
     scales = np.concatenate([low & 63, both & 15 | low >> 6 << 4], axis=1)
     minima = np.concatenate([high & 63, both >> 4 | high >> 6 << 4], axis=1)
@@ -84,7 +84,7 @@ def _q2_k(parts: Parts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _q3_k(parts: Parts) -> tuple[np.ndarray, np.ndarray, None]:
-    # A bit that isn't set takes four off.
+    # A cleared bit subtracts four.
     integers = _fields(parts["qs"], 2, 32) - 4 * (1 - _fields(parts["hmask"], 1, 32))
     scales = _fields(parts["scales"][:, :8], 4, 8) | _fields(parts["scales"][:, 8:], 2, 4) << 4
     return integers, _half(parts["d"]) * (scales - 32).astype(np.float32), None

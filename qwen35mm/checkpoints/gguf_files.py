@@ -1,4 +1,4 @@
-"""GGUF files: what their headers say."""
+"""Reads the headers of GGUF files."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from qwen35mm.checkpoints.safetensors_files import StoredTensor
 from qwen35mm.errors import CheckpointError, MissingExtraError
 
 T = TypeVar("T", bool, int, float, str)
-# What else a value of a kind may be stored as.
+# Other types in which a value of a kind may be stored.
 _ALSO = {float: (int,), bool: (int,)}
-# Of a string, and of an array of numbers. A vocabulary takes 3 MB.
+# Limit for a string or an array of numbers. A vocabulary takes 3 MB.
 _MAX_BYTES = 1 << 27
-# Elements of an array: a vocabulary has 250,000, and a count beyond all sense could take hours.
+# Most elements of an array: a vocabulary has 250,000, and reading an absurd count could take hours.
 _MOST = 1 << 21
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor as a header describes it, in torch's order of dimensions."""
+    """One tensor as the header describes it, with dimensions in torch's order."""
 
     stored: StoredTensor
     kind: Any
 
     def data(self) -> np.ndarray:
-        """[..., bytes of a row] uint8, in the file; its pages count as the process's memory as long as it is held."""
+        """[..., bytes of a row] uint8, mapped from the file; while held, its pages count as the process's memory."""
         shape = (*self.stored.shape[:-1], -1)
         mapped = np.memmap(self.stored.file, np.uint8, "r", self.stored.start, (self.stored.num_bytes,))
         return mapped.reshape(shape)
 
 
 class GgufFile:
-    """One file's header. We read it ourselves: the package takes half a minute for a vocabulary of 248,000 tokens.
+    """One file's header. We read it ourselves: the `gguf` package takes half a minute for 248,000 tokens.
 
     Raises:
-        CheckpointError: it is damaged, or no GGUF file.
-        MissingExtraError: the package that knows the types isn't installed.
+        CheckpointError: it is damaged, or isn't a GGUF file.
+        MissingExtraError: the package that defines the types isn't installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,24 +70,24 @@ class GgufFile:
                 kind = gguf.GGMLQuantizationType(number)
                 block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
                 size = prod(shape) // block * num_bytes
-                # One after the other, as llama.cpp demands it.
+                # Without gaps, as llama.cpp requires.
                 if shape[-1] % block or start + offset != at or at + size > header.size:
                     raise ValueError(name)
                 self.tensors[name] = GgufTensor(StoredTensor(name, path, kind.name, shape, at, size), kind)
                 at += -(-size // alignment) * alignment
-        # Of a model in several files only the first says it.
+        # In a model of several files only the first has it.
         self.architecture = self.value(str, "general.architecture", "")
 
     def value(self, kind: type[T], key: str, default: T | None = None) -> T:
-        """What a key holds; of a file without it the default.
+        """A key's value, or the default if the file lacks the key.
 
         Raises:
-            CheckpointError: it isn't there and has no default, or is of another kind.
+            CheckpointError: it is missing without a default, or of another type.
         """
         return self._of(kind, key, [self._found(key, default)])[0]
 
     def values(self, kind: type[T], key: str, default: list[T] | None = None) -> list[T]:
-        """The same of an array."""
+        """`value` for an array."""
         return self._of(kind, key, self._found(key, default))
 
     def _found(self, key: str, default: Any) -> Any:
@@ -104,7 +104,7 @@ class GgufFile:
         raise CheckpointError(f"{self.path.name}: {what}. Download it again.")
 
     def own(self, key: str) -> str:
-        """A key's name under the architecture's."""
+        """A key with the architecture's prefix."""
         return f"{self.architecture}.{key}"
 
     def has(self, key: str) -> bool:
@@ -115,7 +115,7 @@ class GgufFile:
 
 
 def _without_repeats(pairs: Iterator[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ValueError where a name comes twice."""
+    """Raises ValueError if a name comes twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -125,7 +125,7 @@ def _without_repeats(pairs: Iterator[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Header:
-    """Reads values one after the other; whatever doesn't fit raises ValueError."""
+    """Reads values one after the other; raises ValueError for anything malformed."""
 
     _NUMBERS = MappingProxyType(
         {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -150,7 +150,7 @@ class _Header:
         return self.take(self.number("Q")).decode()
 
     def value(self) -> Any:
-        """A number, or of a string and an array what reads it when it is wanted."""
+        """A number, or for a string or an array a function that reads it on demand."""
         kind = self.number("I")
         if kind == self._STRING:
             return functools.partial(bytes.decode, self.take(self.number("Q")))

@@ -1,7 +1,7 @@
-"""A GGUF file, with what belongs to it, as a checkpoint's folder: its header as the small files that others have.
+"""Makes a checkpoint folder for a GGUF file: writes its header as the small files of other checkpoints.
 
-The folder lies in the person's cache and names the files that hold the weights, which stay where they are. It is made
-once for a file as it is: its size and time of change are in the folder's name.
+The folder lies in the user's cache and refers to the weight files, which stay where they are. It is made once for each
+version of a file: the file's size and modification time are part of the folder's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qwen35mm.folders import user_folder
 from qwen35mm_preprocess import ImageProcessing, VideoProcessing
 
 _FORMAT = 2
-# How a text is cut into words, by `tokenizer.ggml.pre`: what the family's tokenizer.json files say.
+# How to split a text into words, by `tokenizer.ggml.pre`; from the family's tokenizer.json files.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?{letters}+|\p{N}"
     r"| ?[^\s{others}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -36,16 +36,16 @@ _PATTERNS = {
     "qwen2": _WORDS.replace("{letters}", r"\p{L}").replace("{others}", r"\p{L}"),
     "qwen35": _WORDS.replace("{letters}", r"[\p{L}\p{M}]").replace("{others}", r"\p{L}\p{M}"),
 }
-# llama.cpp's types of tokens.
+# llama.cpp's token types.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
 
 def gguf_folder(path: Path) -> Path:
-    """The folder of a model in GGUF files.
+    """The folder for a model in GGUF files.
 
     Args:
-        path: the file with the text model, or the first of several; the one with the vision tower (`mmproj`) is looked
-            for beside it, and a model without it reads text alone.
+        path: the file with the text model, or the first of several. The vision tower's (`mmproj`) is searched beside
+            it; without one the model is text-only.
 
     Raises:
         CheckpointError: a file is damaged, missing, or of another family.
@@ -106,11 +106,11 @@ def _make(folder: Path, files: list[GgufFile]) -> None:
 
 
 def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False) -> dict[str, Any]:
-    """A file's header as a config.json; raises CheckpointError.
+    """Converts a file's header to a config.json; raises CheckpointError.
 
     Args:
-        tower: the file with the vision tower; None makes it a model of text alone.
-        has_head: the output head has weights of its own.
+        tower: the file with the vision tower; None makes a text-only model.
+        has_head: whether the output head has its own weights.
     """
     sizes = {
         "hidden_size": "embedding_length",
@@ -163,7 +163,7 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
 
 
 def _rope_scaling(text: GgufFile) -> dict[str, Any]:
-    """What llama.cpp would do for more positions, as config.json says it."""
+    """llama.cpp's context extension in config.json's form."""
 
     def number(key: str, default: float = 0.0) -> float:
         return _short(text.value(float, text.own(f"rope.scaling.{key}"), default))
@@ -171,7 +171,7 @@ def _rope_scaling(text: GgufFile) -> dict[str, Any]:
     rope_type = text.value(str, text.own("rope.scaling.type"), "none")
     if rope_type == "none":
         return {"rope_type": "default"}
-    # No file of the family has these, and transformers nothing like them.
+    # No file of the family has these, and transformers has nothing similar.
     foreign = {"yarn_ext_factor": (0.0, 1.0, -1.0), "yarn_attn_factor": (0.0, 1.0, -1.0), "yarn_log_multiplier": (0.0,)}
     for key, usual in foreign.items():
         if number(key) not in usual:
@@ -182,7 +182,7 @@ def _rope_scaling(text: GgufFile) -> dict[str, Any]:
         "original_max_position_embeddings": text.value(int, text.own("rope.scaling.original_context_length"), 0),
         "beta_fast": number("yarn_beta_fast"),
         "beta_slow": number("yarn_beta_slow"),
-        # There it multiplies what YaRN takes by itself.
+        # llama.cpp multiplies YaRN's own factor by it.
         "attention_factor": number("attn_factor") * (1.0 + 0.1 * math.log(max(factor, 1.0))),
     }
     return {"rope_type": rope_type, **{key: value for key, value in found.items() if value}}
@@ -213,7 +213,7 @@ def _vision(tower: GgufFile) -> dict[str, Any]:
 
 
 def _processing(tower: GgufFile, least: int, most: int) -> dict[str, Any]:
-    """How media are read. Few files have bounds of a picture in pixels, and none those of a video."""
+    """Settings for reading media. Few files have a picture's pixel limits, and none a video's."""
     mean, std = (tower.values(float, f"clip.vision.image_{what}") for what in ("mean", "std"))
     patch, merge = (tower.value(int, f"clip.vision.{what}") for what in ("patch_size", "spatial_merge_size"))
     size = {"shortest_edge": least, "longest_edge": most}
@@ -233,7 +233,7 @@ def _layer_types(text: GgufFile, num_layers: int) -> list[str]:
 
 
 def _tokenizer(text: GgufFile, tokens: list[str]) -> dict[str, Any]:
-    """A tokenizer.json as the family's own checkpoints have it."""
+    """A tokenizer.json like that of the family's own checkpoints."""
     model, words = text.value(str, "tokenizer.ggml.model"), text.value(str, "tokenizer.ggml.pre")
     if model != "gpt2" or words not in _PATTERNS:
         raise CheckpointError(
@@ -276,7 +276,7 @@ def _tokenizer(text: GgufFile, tokens: list[str]) -> dict[str, Any]:
 
 
 def _sampling(text: GgufFile) -> Mapping[str, Any]:
-    """The sampling defaults that newer files carry."""
+    """The sampling defaults, which newer files have."""
     names = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
     found = {ours: text.value(float, f"general.sampling.{theirs}") for ours, theirs in names.items()
              if text.has(f"general.sampling.{theirs}")}  # fmt: skip
@@ -284,7 +284,7 @@ def _sampling(text: GgufFile) -> Mapping[str, Any]:
 
 
 def _tower(text: Path) -> Path | None:
-    """The file beside a text model's that holds a vision tower: the one whose name has most in common with it."""
+    """The vision tower's file beside a text model's: the one whose name has most in common with it."""
     if (model := ollama_model_of(text)) is not None:
         return model.tower
 
@@ -296,11 +296,11 @@ def _tower(text: Path) -> Path | None:
 
 
 def _whole(file: GgufFile, key: str) -> int:
-    """A number; of one for each layer the largest: of those without attention it is 0."""
+    """A number; from an array by layers the largest, because layers without attention have 0."""
     key = file.own(key)
     return max(file.values(int, key), default=0) if file.is_array(key) else file.value(int, key)
 
 
 def _short(value: float) -> float:
-    """A float of 32 bits as the shortest number that it stands for: 1e-06, and not 9.99999997e-07."""
+    """A 32-bit float as the shortest number that rounds to it: 1e-06, not 9.99999997e-07."""
     return float(str(np.float32(value)))

@@ -1,8 +1,8 @@
-"""A GGUF file's tensors as those of the family's own checkpoints.
+"""A GGUF file's tensors in the form of the family's own checkpoints.
 
-The package `gguf` (the extra of that name) dequantises. What llama.cpp's converter changes on the way to GGUF
-(conversion/qwen.py and qwen3vl.py of its sources) is changed back: norms have 1 added, A_log is -exp of itself, the
-value heads of a Gated DeltaNet layer stand in the order in which key heads are repeated, and not beside their key head.
+The package `gguf` (the extra of that name) dequantises. We undo what llama.cpp's converter (conversion/qwen.py and
+qwen3vl.py) changes: it adds 1 to norms, stores A_log as -exp(A_log), and moves a Gated DeltaNet layer's value heads
+from beside their key head to the order of repeated key heads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "MXFP4", "NVFP4"),
 )
-# Of float32 that is made at one time.
+# Float32 values made at a time.
 _VALUES_AT_ONCE = 1 << 22
 _LAYER = re.compile(r"(?P<tower>v\.)?blk\.(?P<index>\d+)\.(?P<name>.+)")
 
@@ -73,12 +73,12 @@ _TOWER = {
 
 @dataclass(frozen=True)
 class GgufSource(Source):
-    """A tensor, or an expert's part of one, as the family's own checkpoints have it.
+    """A tensor, or one expert's part of it, in the form of the family's own checkpoints.
 
     Attributes:
-        tensors: the file's; of a patch embedding one for each of its two frames, else one.
+        tensors: the file's tensors: one for each of a patch embedding's two frames, else one.
         expert: the index of its matrix in the file's stack.
-        row_order, column_order: where each row and column lies in the file; None where they stay.
+        row_order, column_order: the file's index of each row and column; None if unchanged.
         change: undoes the converter's arithmetic.
     """
 
@@ -127,7 +127,7 @@ class GgufSource(Source):
             yield rows
 
     def _group_order(self, width: int) -> np.ndarray | None:
-        """Where each group of columns is in the file; None where groups are cut."""
+        """The file's index of each group of columns; None if the order cuts groups."""
         if self.column_order is None:
             return np.arange(self.shape[1] // width)
         firsts = self.column_order[::width]
@@ -135,20 +135,20 @@ class GgufSource(Source):
         return firsts // width if is_whole and not (firsts % width).any() else None
 
     def _matrix(self, tensor: GgufTensor) -> np.ndarray:
-        """[rows, bytes] uint8, in the file."""
+        """[rows, bytes] uint8, mapped from the file."""
         data = tensor.data()
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return (data if self.expert is None else data[self.expert]).reshape(rows, -1)
 
     def _several(self, *frames: np.ndarray) -> torch.Tensor:
-        """Two frames of a patch: [out, channels, height, width] each -> [out, channels, 2, height, width]."""
+        """A patch's two frames: [out, channels, height, width] each -> [out, channels, 2, height, width]."""
         out, channels, _, *size = self.shape
         return torch.stack([self._numbers(each).view(out, channels, *size) for each in frames], dim=2)
 
     def _numbers(self, stored: np.ndarray) -> torch.Tensor:
         from gguf.quants import dequantize
 
-        # A copy: floats are still the file's own, which is read-only. And what is no number, the check below tells.
+        # A copy: floats still lie in the read-only file. A later check finds values that aren't finite.
         with np.errstate(all="ignore"):
             found = torch.from_numpy(np.array(dequantize(stored, self.tensors[0].kind), dtype=np.float32))
         found = found if self.change is None else self.change(found)
@@ -158,10 +158,10 @@ class GgufSource(Source):
 
 
 def gguf_sources(files: Sequence[GgufFile]) -> dict[str, Source]:
-    """The tensors of a model's files, by the names of the family's own checkpoints.
+    """The tensors of a model's files, by the family's own names.
 
     Raises:
-        CheckpointError: a tensor is of a type that can't be read, isn't one of the family's, or comes twice.
+        CheckpointError: a tensor has an unreadable type, isn't one of the family's, or comes twice.
     """
     text = files[0]
     num_blocks = text.value(int, text.own("block_count"))
@@ -188,7 +188,7 @@ def gguf_sources(files: Sequence[GgufFile]) -> dict[str, Source]:
 
 @dataclass(frozen=True)
 class ValueHeads:
-    """The value heads of a Gated DeltaNet layer: GGUF has the first of each key head, then the second of each, ..."""
+    """A GDN layer's value heads: GGUF has the first of each key head, then the second of each, and so on."""
 
     num_key_heads: int
     num_value_heads: int
@@ -205,13 +205,13 @@ class ValueHeads:
         return cls(num_key_heads, num_value_heads, sizes[2], sizes[3] // num_value_heads)
 
     def order(self, width: int, before: int = 0) -> np.ndarray:
-        """Where each row of the family's order is: heads of `width` rows, behind `before` rows that stay."""
+        """The file's index of each row: heads of `width` rows, after `before` rows that stay."""
         stored = np.arange(self.num_value_heads * width)
         repeated = stored.reshape(self.num_value_heads // self.num_key_heads, self.num_key_heads, width)
         return np.concatenate([np.arange(before), before + repeated.swapaxes(0, 1).ravel()])
 
     def row_order(self, name: str) -> np.ndarray | None:
-        """Of a tensor by its family's name; None where rows stay."""
+        """The order for a tensor with this family name; None if its rows stay."""
         last = name.rpartition("linear_attn.")[2]
         keys = 2 * self.num_key_heads * self.key_dim
         return {
@@ -259,7 +259,7 @@ def _sources(
 
 
 def _name(name: str, layer: re.Match[str] | None) -> str | None:
-    """The family's name of a tensor; {} stands for an expert."""
+    """The family's name of a tensor, with {} for an expert."""
     if layer is None:
         return _TEXT.get(name)
     found = (_TOWER if layer["tower"] else _LAYERS).get(layer["name"])
@@ -268,7 +268,7 @@ def _name(name: str, layer: re.Match[str] | None) -> str | None:
 
 
 def _change(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What undoes the converter's arithmetic."""
+    """The function that undoes the converter's arithmetic."""
     if name.endswith(".A_log"):
         return lambda x: torch.log(-x)
     is_centred = name.startswith(TEXT_PREFIX) and name.endswith("norm.weight") and "linear_attn.norm" not in name

@@ -1,8 +1,8 @@
-"""Matrices that are integers times scales: GPTQ, AWQ, compressed-tensors' packed and plain ones, bitsandbytes' int8.
+"""Matrices of integers times scales: GPTQ, AWQ, compressed-tensors' packed and plain ones, bitsandbytes' int8.
 
-What the formats mean is defined by the code of those who write them: GPTQModel's and AutoAWQ's linear layers,
-compressed-tensors' compressors, bitsandbytes' Linear8bitLt. Nothing is rounded here: zero points are subtracted from
-integers, and scales multiplied in float32.
+The writers' code defines the formats: GPTQModel's and AutoAWQ's linear layers, compressed-tensors' compressors,
+bitsandbytes' Linear8bitLt. Nothing is rounded here: zero points are subtracted as integers, and scales are multiplied
+in float32.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from qwen35mm_kernels.cpu.native.products import Groups
 
 FLOATS = ("F16", "BF16", "F32")
 _ORDER = ("I32", "I64")
-# AutoAWQ puts column order[i] of eight into the i-th nibble of a word.
+# AutoAWQ puts column order[i] of eight into a word's i-th nibble.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[n, w] int32 -> [n, w * 32 // bits] uint8: fields of `bits`, one after the other from the lowest bit up."""
-    # Flat in between: with one row or column torch takes any strides for contiguous, and then can't view them.
+    """[n, w] int32 -> [n, w * 32 // bits] uint8: fields of `bits`, from the lowest bit up."""
+    # Flattened first: with one row or column torch calls any strides contiguous, and then can't view them.
     octets = words.contiguous().flatten().view(torch.uint8).view(len(words), -1)
     if bits == 8:
         return octets
-    if bits == 4:  # much the commonest, and twice as fast
+    if bits == 4:  # by far the most common, and twice as fast
         return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)
     if 8 % bits == 0:
         return (octets[..., None] >> torch.arange(0, 8, bits, dtype=torch.uint8) & ((1 << bits) - 1)).flatten(-2)
-    # A field may lie in two words.
+    # A field may span two words.
     digits = (octets[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
     fields = digits[..., : digits.shape[-1] // bits * bits].unflatten(-1, (-1, bits))
     return (fields << torch.arange(bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
@@ -46,8 +46,8 @@ class Gptq(Format):
 
     Attributes:
         bits: of a value.
-        zero_offset: 1 where zero points are stored less one, as GPTQ's first format has them.
-        ordered: columns are in an order of their own, without which the numbers are others.
+        zero_offset: 1 if zero points are stored less one, as in GPTQ's first format.
+        ordered: whether columns have their own order, without which the numbers are wrong.
     """
 
     name = "GPTQ"
@@ -83,7 +83,7 @@ class Gptq(Format):
 
 
 class Awq(Format):
-    """`qweight` [in, out / 8], `qzeros` [groups, out / 8] and `scales` [groups, out]: 4 bits in an order of its own."""
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8] and `scales` [groups, out]: 4 bits in AWQ's own order."""
 
     name = "AWQ"
     dtypes: ClassVar = {"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS}
@@ -112,11 +112,11 @@ class Awq(Format):
 
 @dataclass(frozen=True)
 class PackedIntegers(Format):
-    """compressed-tensors' `packed` [out, in * bits / 32], `scale` [out, groups] and `shape`, for asymmetric ones with
-    `zero_point` [out * bits / 32, groups], for groups in another order with `g_idx` [in].
+    """compressed-tensors' `packed` [out, in * bits / 32], `scale` [out, groups] and `shape`; asymmetric ones also have
+    `zero_point` [out * bits / 32, groups], and groups in another order `g_idx` [in].
 
     Attributes:
-        also: parts that config.json says there are.
+        also: parts that config.json announces.
     """
 
     name = "packed integers"
@@ -140,7 +140,7 @@ class PackedIntegers(Format):
         out, width = shape
         bits = _bits(parts["packed"].shape[1], width)
         scales = spread(parts["scale"], out)
-        # Both are signed, and stored with an offset.
+        # Both are signed, stored with an offset.
         codes, zeros = unpack(parts["packed"], bits)[:, :width], torch.tensor(1 << (bits - 1), dtype=torch.int16)
         if "zero_point" in parts:
             zeros = unpack(parts["zero_point"].t(), bits).t()[:out].to(torch.int16)
@@ -159,7 +159,7 @@ class PlainIntegers(Format):
     """compressed-tensors' int8 `codes` [out, in], `scale` [out, groups], [out, 1] or [1], and `zero_point` like it.
 
     Attributes:
-        also: parts that config.json says there are.
+        also: parts that config.json announces.
     """
 
     name = "int8"
@@ -194,7 +194,7 @@ class PlainIntegers(Format):
 
 
 class RowIntegers(Format):
-    """bitsandbytes' int8 `codes` [out, in] and `SCB` [out], the largest value of each row, which 127 stands for."""
+    """bitsandbytes' int8 `codes` [out, in] and `SCB` [out], each row's largest value, which 127 stands for."""
 
     name = "int8 rows"
     dtypes: ClassVar = {"codes": ("I8",), "SCB": FLOATS, "weight_format": ("U8",)}
@@ -215,14 +215,14 @@ class RowIntegers(Format):
 def affine(
     codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int, group_of: torch.Tensor | None = None
 ) -> Grouped:
-    """Codes [out, in] less the zero point of their group: zeros [out, groups] int16. The codes may be overwritten.
+    """Subtracts each group's zero point, zeros [out, groups] int16, from codes [out, in]. May overwrite the codes.
 
     Raises:
-        ValueError: `group_of` names a group that there isn't.
+        ValueError: `group_of` names a group that doesn't exist.
     """
     num_groups = scales.shape[1]
     width, kind = codes.shape[1] // num_groups, torch.int8 if bits < 8 else torch.int16
-    # In place: of small integers the bits are the same with a sign and without.
+    # In place: small integers have the same bits signed and unsigned.
     less = codes.view(kind) if kind == torch.int8 else codes.to(kind)
     if group_of is None or are_neighbours(group_of, num_groups):
         less.unflatten(1, (num_groups, width)).sub_(zeros.to(kind)[..., None])
@@ -233,13 +233,13 @@ def affine(
 
 
 def are_neighbours(group_of: torch.Tensor, num_groups: int) -> bool:
-    """Whether the groups [in] of columns are what they are without an order of their own."""
+    """Whether the groups [in] of columns are the default ones, in order."""
     width = len(group_of)
     return torch.equal(group_of, torch.arange(width) * num_groups // width)
 
 
 def needed(parts: Mapping[str, StoredTensor], *names: str) -> list[StoredTensor]:
-    """The parts of these names; raises ValueError where one is missing."""
+    """The parts of these names; raises ValueError if one is missing."""
     missing = [name for name in names if name not in parts]
     if missing:
         raise ValueError(f"lacks its {', '.join(missing)}")
@@ -254,7 +254,7 @@ def pair(tensor: StoredTensor) -> tuple[int, int]:
 
 
 def check_groups(scale: StoredTensor, out: int, width: int) -> None:
-    """Raises ValueError for scales that are neither one, nor one a row, nor one a group of neighbours of a row."""
+    """Raises ValueError unless there is one scale, one a row, or one for each group of neighbours in a row."""
     shape = scale.shape
     is_one = math.prod(shape) == 1
     if not is_one and not (
@@ -264,19 +264,19 @@ def check_groups(scale: StoredTensor, out: int, width: int) -> None:
 
 
 def spread(scale: torch.Tensor, out: int) -> torch.Tensor:
-    """Scales as `check_groups` takes them -> [out, groups] float32."""
+    """Scales that passed `check_groups` -> [out, groups] float32."""
     found = scale.float()
     return found.reshape(1, 1).expand(out, 1) if found.numel() == 1 else found.view(out, -1)
 
 
 def _num_groups(scale: StoredTensor, out: int) -> int:
-    """Of a row, of scales as `check_groups` takes them."""
+    """Groups of a row, for scales that passed `check_groups`."""
     return max(1, math.prod(scale.shape) // out)
 
 
 def _with_zeros(bits: int, parts: Mapping[str, StoredTensor], scale: str, width: int, num_groups: int) -> Groups | None:
-    """Integers less a zero point of their group; None where a group's columns aren't neighbours, or where a scale times
-    a zero point needn't be a float32."""
+    """Groups of integers with zero points; None if a group's columns aren't neighbours, or if a scale times a zero
+    point may not fit float32 exactly."""
     if "g_idx" in parts and not are_neighbours(read_tensor(parts["g_idx"]).long(), num_groups):
         return None
     is_exact = parts[scale].dtype in ("F16", "BF16")
@@ -284,7 +284,7 @@ def _with_zeros(bits: int, parts: Mapping[str, StoredTensor], scale: str, width:
 
 
 def _bits(words: int, width: int) -> int:
-    """Of a value, where so many words hold so many."""
+    """Bits of a value, from the number of words for `width` values."""
     bits = words * 32 // width if width > 0 else 0
     if not 1 <= bits <= 8:
         raise ValueError(f"has {words} words for {width} columns, which aren't 1 to 8 bits a value")

@@ -1,7 +1,7 @@
-"""Where Ollama and LM Studio keep the GGUF files that they have downloaded. Nothing here needs PyTorch.
+"""The GGUF files that Ollama and LM Studio have downloaded. Nothing here needs PyTorch.
 
-Ollama has a JSON manifest for each name, `manifests/HOST/NAMESPACE/NAME/TAG`, whose layers name blobs by their SHA-256;
-the weights' are GGUF files without an ending. LM Studio has files as the Hub has them, in `PUBLISHER/REPOSITORY/`.
+Ollama has a JSON manifest for each name, `manifests/HOST/NAMESPACE/NAME/TAG`. Its layers name blobs by their SHA-256;
+weights are GGUF files without an extension. LM Studio keeps the Hub's files, in `PUBLISHER/REPOSITORY/`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """What a manifest names.
+    """A model from a manifest.
 
     Attributes:
-        name: as Ollama's own list has it, such as `qwen3.5:4b`.
-        text, tower: blobs; None where it has no vision tower of its own.
+        name: as in Ollama's own list, such as `qwen3.5:4b`.
+        text, tower: blobs; None without a separate vision tower.
     """
 
     name: str
@@ -38,7 +38,7 @@ class OllamaModel:
 
 
 def ollama_models() -> list[OllamaModel]:
-    """All that are installed, by name; what can't be read as a manifest is left out."""
+    """All installed models, by name; skips unreadable manifests."""
     folder = _ollama_folder() / "manifests"
     found: list[OllamaModel] = []
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def ollama_model(name: str) -> Path:
 
 
 def ollama_model_of(blob: Path) -> OllamaModel | None:
-    """The installed model that a blob is the text model of, rather one with a vision tower; None for other files."""
+    """The installed model whose text model is this blob, preferably with a vision tower; None for other files."""
     if not is_blob(blob):
         return None
     found = [model for model in ollama_models() if model.text.name == blob.name]
@@ -74,12 +74,12 @@ def ollama_model_of(blob: Path) -> OllamaModel | None:
 
 
 def is_blob(path: Path) -> bool:
-    """Whether this is named as Ollama names its files."""
+    """Whether the file has a name like Ollama's blobs."""
     return path.parent.name == "blobs" and _DIGEST.fullmatch(path.name) is not None
 
 
 def lm_studio_files() -> Iterator[Path]:
-    """All GGUF files that LM Studio has, vision towers too."""
+    """All of LM Studio's GGUF files, including vision towers."""
     with contextlib.suppress(RuntimeError):
         for folder in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
             with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def _ollama_folder() -> Path:
 
 
 def _name_of(host: str, namespace: str, name: str, tag: str) -> str:
-    """Without what goes without saying, as `ollama list` has it."""
+    """The name without its default parts, as in `ollama list`."""
     is_usual = host == "registry.ollama.ai"
     parts = ([] if is_usual else [host]) + ([] if is_usual and namespace == "library" else [namespace])
     return "/".join([*parts, f"{name}:{tag}"])

@@ -1,7 +1,7 @@
-"""Which of a checkpoint's tensors make up which matrix: by its `quantization_config` and their names and dtypes.
+"""Groups a checkpoint's tensors into matrices, by its `quantization_config` and the tensors' names and dtypes.
 
-A quantised matrix is several tensors: codes, scales, sometimes zero points and an order. They are brought together
-under the name that the matrix has in an unquantised checkpoint; everything else stays as it is.
+A quantised matrix is several tensors: codes, scales, sometimes zero points and an order. They are grouped under the
+matrix's name in an unquantised checkpoint; everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qwen35mm.checkpoints.tensor_names import IGNORED_PREFIXES, family_name
 from qwen35mm.errors import ConfigError
 
 Parts = dict[str, StoredTensor]
-# A matrix's name, and the part's.
+# Patterns for a matrix's name and its part's.
 _WORDS = re.compile(r"(?P<module>.+)\.(?P<part>qweight|qzeros|scales|g_idx)")
 _BLOCKS = re.compile(r"(?P<name>.+)_(?P<part>scale)(_inv)?")
 _COMPRESSED = re.compile(r"(?P<name>.+\.weight)_(?P<part>packed|scale|scale_2|zero_point|g_idx|shape|global_scale)")
@@ -31,14 +31,14 @@ _BITSANDBYTES = re.compile(
     r"(?P<name>.+\.weight)\.(?P<part>absmax|quant_map|nested_absmax|nested_quant_map|quant_state)(\.bitsandbytes__\w+)?"
     r"|(?P<module>.+)\.(?P<row_part>SCB|weight_format)"
 )
-# What activations are quantised by where somebody else computes: here they are as exact as the model is.
+# Scales for activations, which other engines quantise; we keep activations in the model's precision.
 _OF_ACTIVATIONS = re.compile(
     r".+[._](input_(scale|zero_point|global_scale)|activation_scale(_inv)?|[qkv]_scale|output_scale)"
 )
 
 
 def read_checkpoint(folder: Path, quantization: Mapping[str, Any] | None) -> dict[str, Source]:
-    """The tensors of a folder's files, save what nobody runs; raises as `read_sources`."""
+    """The tensors of a folder's files, except unused ones; raises as `read_sources`."""
     shards = find_shards(folder)
     if (folder / GGUF_NOTE).is_file():
         return gguf_sources([GgufFile(path) for path in shards])
@@ -50,15 +50,15 @@ def read_checkpoint(folder: Path, quantization: Mapping[str, Any] | None) -> dic
 
 
 def read_sources(stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any] | None) -> dict[str, Source]:
-    """A checkpoint's tensors by the names of an unquantised one.
+    """A checkpoint's tensors by their names in an unquantised one.
 
     Args:
         stored: from the files' headers.
         quantization: config.json's `quantization_config`.
 
     Raises:
-        CheckpointError: parts of a matrix are missing, don't fit together, or are of no format that is known.
-        ConfigError: a variant of its way of quantising that isn't known.
+        CheckpointError: parts of a matrix are missing, don't fit together, or have an unknown format.
+        ConfigError: an unknown variant of a quantisation method.
     """
     if quantization is None:
         return {name: PlainSource.of(tensor) for name, tensor in stored.items()}
@@ -86,7 +86,7 @@ def read_sources(stored: Mapping[str, StoredTensor], quantization: Mapping[str, 
 
 
 class _Reader(NamedTuple):
-    """One way of quantising: what finds parts of matrices by their names, and the format of such parts."""
+    """One quantisation method: a pattern for the names of matrices' parts, and a function for their format."""
 
     names: re.Pattern[str]
     format_of: Callable[[Parts], Format | None]
@@ -113,9 +113,9 @@ def _reader(quantization: Mapping[str, Any]) -> _Reader:
 
 
 def _scaled(parts: Parts, block: Any, also: tuple[str, ...]) -> Format | None:
-    """The format of codes and scales, by the dtype of the codes."""
+    """The format of codes and scales, from the dtype of the codes."""
     if "scale_2" in parts:
-        # ModelOpt's name for both: its packed numbers are a plain weight, and its scale is multiplied.
+        # ModelOpt's names: it stores packed numbers as a plain weight, and multiplies by the global scale.
         if "codes" not in parts or parts["codes"].dtype != "U8":
             return None
         parts["packed"], parts["global_scale"] = parts.pop("codes"), parts.pop("scale_2")
@@ -142,7 +142,7 @@ def _pair(block: Any) -> tuple[int, int] | None:
 
 
 def _schemes(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """How compressed-tensors' groups have their weights."""
+    """The weight schemes of compressed-tensors' groups."""
     groups = quantization.get("config_groups")
     weights = (
         [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
@@ -153,7 +153,7 @@ def _schemes(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _also(quantization: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parts that integers of all of its groups have beside codes and scales."""
+    """The parts beside codes and scales that all groups announce."""
     schemes = _schemes(quantization)
     has = {
         "zero_point": [each.get("symmetric") is False for each in schemes],
@@ -163,7 +163,7 @@ def _also(quantization: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _block_structure(quantization: Mapping[str, Any]) -> Any:
-    """Its size of blocks, the same for all of its groups that have any."""
+    """The block size, which must be the same in all groups that have one."""
     blocks = [each["block_structure"] for each in _schemes(quantization) if each.get("block_structure")]
     if any(each != blocks[0] for each in blocks):
         raise _error("names blocks of several sizes, which isn't read here. Use another checkpoint.")
@@ -178,7 +178,7 @@ def _bits(quantization: Mapping[str, Any], *known: int) -> int:
 
 
 def _zero_offset(quantization: Mapping[str, Any]) -> int:
-    """What GPTQ's zero points are stored less."""
+    """The number that GPTQ subtracts from zero points before storing them."""
     _choice(quantization, "checkpoint_format", "gptq", "gptq_v2")
     return 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
 

@@ -1,7 +1,7 @@
-"""Safetensors files: what their headers say, and reading a tensor into place.
+"""Safetensors files: reading their headers, and reading tensors into place.
 
-We read the headers ourselves (eight bytes of length, then JSON), because all of them are checked before any data is
-read, and because the data then goes straight into the parameter: no copy, no mapped file in the process's memory.
+We read the headers ourselves (eight bytes of length, then JSON), to check all of them before reading any data, and to
+read the data straight into the parameter: no copy, and no mapped file in the process's memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qwen35mm.outside_json import load_json
 
 # The format's own limit on a header (safetensors' MAX_HEADER_SIZE).
 _MAX_HEADER_BYTES = 100_000_000
-# A tensor has ten; a large mixture has 100,000 tensors.
+# A tensor has ten values; a large mixture of experts has 100,000 tensors.
 _MAX_HEADER_VALUES = 4_000_000
 _MAX_DIMENSIONS = 16
 _CHUNK_BYTES = 16 << 20
@@ -36,7 +36,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor as a shard's header describes it; `start` counts from the beginning of the file."""
+    """One tensor as a shard's header describes it; `start` is its offset in bytes from the file's start."""
 
     name: str
     file: Path
@@ -47,7 +47,7 @@ class StoredTensor:
 
 
 def read_headers(shards: list[Path]) -> dict[str, StoredTensor]:
-    """All tensors of all shards by name, from the headers alone.
+    """All tensors of all shards by name; reads only the headers.
 
     Raises:
         CheckpointError: a file is truncated, isn't safetensors, or repeats a tensor of another shard.
@@ -62,17 +62,17 @@ def read_headers(shards: list[Path]) -> dict[str, StoredTensor]:
 
 
 def new_buffer() -> torch.Tensor:
-    """What a whole checkpoint is read through: memory for each tensor would stay with the process, a few times."""
+    """One buffer to read a whole checkpoint: separate buffers would remain with the process, several times over."""
     return torch.empty(_CHUNK_BYTES, dtype=torch.uint8)
 
 
 def read_into(
     file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor, buffer: torch.Tensor | None = None
 ) -> None:
-    """Reads a tensor's numbers into `target` (1-D, contiguous, as many elements), converting the dtype if need be.
+    """Reads a tensor's numbers into `target` (1-D, contiguous, same number of elements); converts the dtype if needed.
 
     Args:
-        buffer: of `new_buffer`.
+        buffer: from `new_buffer`.
 
     Raises:
         CheckpointError: the file ended early.
@@ -92,7 +92,7 @@ def read_into(
 
 
 def read_tensor(tensor: StoredTensor) -> torch.Tensor:
-    """A tensor whole, in its own dtype, on the CPU; raises CheckpointError where the file ended early."""
+    """A whole tensor in its own dtype, on the CPU; raises CheckpointError if the file ends early."""
     found = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
     with open_shard(tensor.file) as file:
         file.seek(tensor.start)
@@ -105,10 +105,10 @@ def read_rows(
 ) -> Iterator[torch.Tensor]:
     """A tensor's numbers as rows [n, width], 16 MiB at a time, float32 or bfloat16 on the CPU; float16 as float32.
 
-    What is yielded is overwritten by the next.
+    The next result overwrites the last one.
 
     Args:
-        buffer: of `new_buffer`.
+        buffer: from `new_buffer`.
 
     Raises:
         CheckpointError: the file ended early.
@@ -125,7 +125,7 @@ def read_rows(
 
 
 def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
-    """True where two stored tensors hold the same numbers in the same dtype and shape."""
+    """Whether two stored tensors hold the same numbers in the same dtype and shape."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     with first.file.open("rb") as one, second.file.open("rb") as two:
@@ -141,23 +141,23 @@ def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def not_finite(tensors: Iterable[StoredTensor]) -> Iterator[str]:
-    """The names of those that hold NaN or an infinite number. Reads them all.
+    """The names of tensors that hold NaN or infinite numbers. Reads them all.
 
     Raises:
-        CheckpointError, OSError: a file ended early, or isn't there any more.
+        CheckpointError, OSError: a file ends early or is gone.
     """
     buffer = new_buffer()
     for tensor in tensors:
         if not DTYPES[tensor.dtype].is_floating_point:
             continue
         with open_shard(tensor.file) as file:
-            # 8-bit floats know fewer operations.
+            # 8-bit floats support fewer operations.
             if not all(rows.float().isfinite().all() for rows in read_rows(file, tensor, 1, buffer)):
                 yield tensor.name
 
 
 def _taken(buffer: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """So many elements of the buffer, or new ones where they are more."""
+    """Elements from the buffer, or from a new tensor if it is too small."""
     if buffer is None or count * dtype.itemsize > buffer.numel():
         return torch.empty(count, dtype=dtype)
     return buffer[: count * dtype.itemsize].view(dtype)
@@ -206,7 +206,7 @@ def _entry(name: str, entry: dict[str, Any], path: Path, data_start: int) -> Sto
     tensor = StoredTensor(name, path, entry["dtype"], shape, data_start + begin, end - begin)
     known = DTYPES.get(tensor.dtype)
     sizes = (*shape, begin, tensor.num_bytes)
-    # A product of many long numbers would take for ever.
+    # Multiplying many huge numbers would take forever.
     if len(shape) > _MAX_DIMENSIONS or not all(type(number) is int and 0 <= number < 1 << 63 for number in sizes):
         raise ValueError(name)
     if known is not None and prod(shape) * known.itemsize != tensor.num_bytes:

@@ -1,4 +1,4 @@
-"""Which safetensors files a checkpoint has. Nothing here needs PyTorch."""
+"""Finds a checkpoint's weight files. Nothing here needs PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qwen35mm_preprocess.say import say
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-# Of a folder whose weights are in GGUF files: where they are.
+# In a folder whose weights are GGUF files: names those files.
 GGUF_NOTE = "gguf.json"
 GGUF_ARCHITECTURES = ("qwen35", "qwen35moe")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
@@ -22,11 +22,11 @@ _LFS = b"version https://git-lfs"
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, from its index or the single file; or its GGUF files.
+    """A checkpoint's safetensors files, from its index or the single file; or its GGUF files.
 
     Raises:
-        CheckpointError: there are none (pickled weights are refused by name), or one of the index is missing or isn't
-            really there.
+        CheckpointError: there are none (pickled weights are refused by name), or one in the index is missing or only a
+            placeholder.
     """
     shards = _find_shards(folder)
     check_files([*shards, folder / "tokenizer.json"])
@@ -34,7 +34,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CheckpointError for a folder that people take for a checkpoint's."""
+    """Raises CheckpointError for a folder that is easily mistaken for a checkpoint's."""
     if (folder / "config.json").exists():
         return
     if (folder / "adapter_config.json").is_file():
@@ -58,7 +58,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_files(paths: Iterable[Path]) -> None:
-    """Raises CheckpointError for what only stands in the place of a file."""
+    """Raises CheckpointError for a file that is only a placeholder."""
     for path in paths:
         if path.is_symlink() and not path.exists():
             raise CheckpointError(
@@ -108,7 +108,7 @@ def _find_shards(folder: Path) -> list[Path]:
 
 
 def model_name(path_or_hub_id: str | Path) -> str:
-    """What to call a model: its folder's name, its GGUF file's, Ollama's name of it, or the Hub id."""
+    """A model's name: its folder's, its GGUF file's, its name in Ollama, or the Hub id."""
     path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
         return path.resolve().name
@@ -116,7 +116,7 @@ def model_name(path_or_hub_id: str | Path) -> str:
 
 
 def some(names: list[str], limit: int = 8) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
@@ -151,7 +151,7 @@ def _gguf_files(note: Path) -> list[Path]:
 
 
 def gguf_file(source: str | Path) -> Path | None:
-    """The GGUF file that a path or `ollama:NAME` stands for; None where it is something else.
+    """The GGUF file of a path or `ollama:NAME`; None for anything else.
 
     Raises:
         CheckpointError: Ollama has no model of that name.
@@ -161,7 +161,7 @@ def gguf_file(source: str | Path) -> Path | None:
 
 
 def gguf_architecture(path: Path) -> str | None:
-    """The architecture that a GGUF file names first, as all converters write it; None where it doesn't."""
+    """The architecture if a GGUF file names it first, as all converters write it; else None."""
     try:
         with path.open("rb") as file:
             head = file.read(256)
@@ -172,7 +172,7 @@ def gguf_architecture(path: Path) -> str | None:
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """All files of a model of which a GGUF file is one; raises CheckpointError where some are missing."""
+    """All files of the model that a GGUF file belongs to; raises CheckpointError if some are missing."""
     split = _SPLIT.fullmatch(path.stem)
     if split is None:
         return [path]
@@ -192,7 +192,7 @@ def gguf_parts(path: Path) -> list[Path]:
 
 
 def gguf_stem(path: Path) -> str:
-    """What a model in GGUF files is called."""
+    """The name of a model in GGUF files."""
     if (model := ollama_model_of(path)) is not None:
         return model.name
     split = _SPLIT.fullmatch(path.stem)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint as numbers, however they are stored: floats as they are, or codes beside scales."""
+"""A checkpoint's tensors as numbers, from any storage format: plain floats, or codes with scales."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 from qwen35mm_kernels.reference.fp8 import Blocks
 
-# Of float32 that is made at one time of a quantised tensor.
+# Float32 values made at a time from a quantised tensor.
 _VALUES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A tensor by the name that the family's own checkpoints have for it.
+    """A tensor with its name in the family's own checkpoints.
 
     Attributes:
         shape: of its numbers.
-        stored: what its numbers are made of, by the part's name.
+        stored: the stored tensors that make it up, by part name.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Source(ABC):
 
     @property
     def place(self) -> tuple[Path, int]:
-        """Where it begins: files are read from their beginning to their end."""
+        """File and offset of its beginning: files are read from start to end."""
         first = min(self.stored.values(), key=lambda part: (part.file, part.start))
         return first.file, first.start
 
     @property
     def num_bytes(self) -> int:
-        """On disk."""
+        """Bytes on disk."""
         return sum(part.num_bytes for part in self.stored.values())
 
     def same_bytes(self, other: Source) -> bool:
-        """Whether another one holds the same numbers, stored in the same way."""
+        """Whether another source holds the same numbers, stored in the same way."""
         both = zip(sorted(self.stored), sorted(other.stored), strict=False)
         return len(self.stored) == len(other.stored) and all(
             one == two and same_bytes(self.stored[one], other.stored[two]) for one, two in both
@@ -62,32 +62,32 @@ class Source(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """How it is stored, in a word or two."""
+        """The storage format, in a word or two."""
 
     @abstractmethod
     def rows(self, width: int, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Its numbers as rows [n, width], some at a time, float32 or bfloat16 on the CPU, exact; what is yielded may be
-        overwritten by the next.
+        """Its exact numbers as rows [n, width], some at a time, float32 or bfloat16 on the CPU. The next result may
+        overwrite the last one.
 
         Args:
-            buffer: of `new_buffer`.
+            buffer: from `new_buffer`.
 
         Raises:
-            CheckpointError: the file ended early, or its values can't be numbers.
+            CheckpointError: the file ends early, or its values aren't valid numbers.
         """
 
     @property
     def groups(self) -> Groups | Blocks | None:
-        """As which integers a processor's products hold its numbers exactly, or as which eight-bit floats a card's, by
-        the headers; None where none do."""
+        """The format of integers on a processor, or eight-bit floats on a card, that holds its numbers exactly; None if
+        there is none. Judged by the headers."""
         return None
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
-        """Its rows as such numbers, some at a time; raises as `rows`."""
+        """Its rows in that form, some at a time; raises as `rows`."""
         raise AssertionError(f"{self.kind} has no groups")
 
     def read_into(self, target: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Writes its numbers to `target` (1-D, contiguous, as many elements) in its dtype; raises as `rows`."""
+        """Writes its numbers to `target` (1-D, contiguous, same size) in target's dtype; raises as `rows`."""
         width, done = self.shape[-1], 0
         for rows in self.rows(width, buffer):
             target[done : done + rows.numel()].view(-1, width).copy_(rows)
@@ -125,8 +125,7 @@ class Grouped:
     Attributes:
         codes: [out, in], exact in float32: integers less their zero point, or small floats.
         scales: [out, groups] float32.
-        group_of: [in] int64, the group of each column; None where groups are neighbours, all but the last as wide as
-            `width`.
+        group_of: [in] int64, the group of each column; None for neighbouring groups, all but the last `width` wide.
         width: columns of a group.
     """
 
@@ -146,10 +145,10 @@ class Grouped:
         return codes.mul_(scales.repeat_interleave(self.width, dim=1)[:, : codes.shape[1]])
 
     def integers(self, start: int, stop: int, groups: Groups) -> GroupedRows:
-        """The same rows as integers. Raises ValueError where they don't fit into as many bits."""
+        """The same rows as integers. Raises ValueError if they don't fit into the bits."""
         codes, scales, minima = self.codes[start:stop], self.scales[start:stop], None
         if groups.has_minima:
-            # Integers less a zero point: whatever it is, the smallest of a group is the least that there can be.
+            # Whatever the zero point, a group's smallest integer becomes the smallest possible one.
             least = 0 if groups.bits == 4 else -128
             grouped = codes.unflatten(1, (scales.shape[1], -1))
             base = grouped.amin(dim=2).to(torch.int16) - least
@@ -161,15 +160,15 @@ class Grouped:
 
 
 class Format(ABC):
-    """How one kind of quantised matrix is stored. All methods raise ValueError, with what is wrong."""
+    """How a kind of quantised matrix is stored. All methods raise ValueError with the reason."""
 
     # In a word or two.
     name: ClassVar[str]
-    # What each part may be stored in; a matrix that has others, too, would be another one without them.
+    # Allowed dtypes by part. Other parts are an error: without them the matrix would be a different one.
     dtypes: ClassVar[Mapping[str, tuple[str, ...]]]
 
     def check(self, parts: Mapping[str, StoredTensor]) -> None:
-        """A look at which parts there are, and in which dtypes."""
+        """Checks which parts there are, and their dtypes."""
         for part, tensor in sorted(parts.items()):
             known = self.dtypes.get(part)
             if known is None:
@@ -179,11 +178,11 @@ class Format(ABC):
 
     @abstractmethod
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
-        """The matrix's shape, [out, in] or [experts, out, in], after a look at its parts' headers."""
+        """Checks the parts' headers; returns the matrix's shape, [out, in] or [experts, out, in]."""
 
     @abstractmethod
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
-        """What the parts say; stacked matrices one under the other."""
+        """Decodes the parts, with stacked matrices one below the other."""
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | Blocks | None:
         """See `Source.groups`."""
@@ -192,7 +191,7 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class QuantisedSource(Source):
-    """A matrix, or a stack of them, of codes and scales."""
+    """A matrix, or a stack of them, stored as codes and scales."""
 
     format: Format
 
@@ -202,7 +201,7 @@ class QuantisedSource(Source):
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, StoredTensor], format: Format) -> QuantisedSource:
-        """Raises CheckpointError where the parts don't make a matrix of that format."""
+        """Raises CheckpointError if the parts don't make a matrix of that format."""
         try:
             format.check(stored)
             return cls(name, format.shape(stored), stored, format)
@@ -228,13 +227,13 @@ class QuantisedSource(Source):
                 rows = found.integers(start, stop, groups)
             except ValueError as error:
                 raise damaged(self.name, self.stored, str(error)) from None
-            # The largest that any integer makes of them.
+            # The largest product with any integer.
             if not bool((rows.scales * 256).isfinite().all()):
                 raise damaged(self.name, self.stored, "holds values that are no finite numbers")
             yield rows
 
     def read(self) -> Grouped:
-        """Reads all of it; raises CheckpointError."""
+        """Reads the whole matrix; raises CheckpointError."""
         try:
             found = self.format.decode({name: read_tensor(part) for name, part in self.stored.items()}, self.shape)
         except ValueError as error:
@@ -256,8 +255,8 @@ class QuantisedSource(Source):
 
 
 def as_groups(bits: int, width: int, num_groups: int, *, has_minima: bool = False) -> Groups | None:
-    """Groups of a matrix `width` columns wide, as a processor's products have them; None where they don't."""
-    # A whole row is a group that is as wide as its padding.
+    """Groups of a matrix `width` columns wide for a processor's products; None if they don't support them."""
+    # A whole row is one group, as wide as the padded row.
     group = width // num_groups if num_groups > 1 else -(-width // 32) * 32
     if width % num_groups or (group % 32 and group != 16):
         return None
@@ -265,12 +264,12 @@ def as_groups(bits: int, width: int, num_groups: int, *, has_minima: bool = Fals
 
 
 def damaged(name: str, stored: Mapping[str, StoredTensor], what: str) -> CheckpointError:
-    """What is wrong with a tensor, in words."""
+    """The error for a damaged tensor."""
     file = next(iter(stored.values())).file.name
     return CheckpointError(f"{name} in {file} {what}. Download the checkpoint again, or take another one.")
 
 
 def described(sources: Iterable[Source]) -> str:
-    """How many tensors are stored in each way: "186 FP8, 120 BF16"."""
+    """Counts tensors by storage format: "186 FP8, 120 BF16"."""
     counts = Counter(source.kind for source in sources)
     return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())

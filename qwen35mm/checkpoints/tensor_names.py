@@ -1,6 +1,6 @@
-"""Where each tensor of a checkpoint goes: the one table of renamings and merges.
+"""The table of a checkpoint's tensors and their places: all renamings and merges.
 
-A target is a contiguous run of elements of one of our parameters, because every merge stacks rows: q | k | v | z | b
+A target is a contiguous run of elements in one of our parameters, because every merge stacks rows: q | k | v | z | b
 | a, gate | up, query-and-gate | k | v, expert after expert.
 """
 
@@ -20,14 +20,14 @@ IGNORED_PREFIXES = ("mtp.",)  # multi-token prediction: neither transformers nor
 
 
 def family_name(name: str) -> str:
-    """A tensor's name in the family's multimodal checkpoints: those of the text model alone leave a word out."""
+    """A tensor's name in the family's multimodal checkpoints; text-only ones leave a word out."""
     is_text = name.startswith("model.") and not name.startswith((TEXT_PREFIX, VISION_PREFIX))
     return TEXT_PREFIX + name.removeprefix("model.") if is_text else name
 
 
 @dataclass(frozen=True)
 class Target:
-    """A checkpoint tensor's name and shape, and the elements of our parameter which it fills."""
+    """A checkpoint tensor's name and shape, and the elements of our parameter that it fills."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,9 +43,9 @@ def checkpoint_targets(config: ModelConfig, *, separate_head: bool, split_expert
     """Every tensor that a checkpoint must hold.
 
     Args:
-        separate_head: the output head has a tensor of its own (untied).
-        split_experts: each expert's matrices are tensors of their own (`experts.0.gate_proj.weight`), as some
-            converters write them, rather than the family's fused `experts.gate_up_proj`.
+        separate_head: whether the output head has its own tensor (untied).
+        split_experts: whether each expert has its own tensors (`experts.0.gate_proj.weight`), as from some converters,
+            rather than the family's fused `experts.gate_up_proj`.
     """
     text = config.text
     targets = [
@@ -67,7 +67,7 @@ def checkpoint_targets(config: ModelConfig, *, separate_head: bool, split_expert
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Two prefixes that belong together: the checkpoint's and ours."""
+    """A checkpoint's prefix and the corresponding one of ours."""
 
     theirs: str
     ours: str
@@ -76,7 +76,7 @@ class _Prefix:
         return Target(self.theirs + name, shape, self.ours + (parameter or name))
 
     def rows(self, parameter: str, width: int, *parts: tuple[str, int]) -> Iterator[Target]:
-        """Matrices of (name, rows) each, one under the other in one of our parameters."""
+        """Targets for matrices of (name, rows), stacked in one of our parameters."""
         offset = 0
         for name, num_rows in parts:
             yield Target(self.theirs + name, (num_rows, width), self.ours + parameter, offset)

@@ -1,4 +1,4 @@
-"""A digest of a checkpoint's weights, computed once and remembered as long as the files look the same."""
+"""A digest of a checkpoint's weights, computed once and remembered while the files look unchanged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from qwen35mm.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# A file is hashed in slices, so that one large file takes all cores too; the length is part of the digest's meaning.
+# Files are hashed in slices, so that one large file uses all cores; changing the length changes the digest.
 SLICE_BYTES = 8 << 20
 _READ_BYTES = 1 << 20
 _MAX_THREADS = 8
-# A file changed again within its timestamp's resolution would look unchanged: what is this young isn't remembered.
+# A file changed twice within its timestamp's resolution would look unchanged, so we don't remember very new files.
 _SETTLED_S = 2.0
-# Who asks while another thread hashes waits, and finds it remembered.
+# While one thread hashes, others wait, then find the digest remembered.
 _remembering = threading.Lock()
 
 
@@ -32,8 +32,8 @@ def weights_digest(folder: Path, memo: Path | None) -> str:
 
     Args:
         folder: the checkpoint.
-        memo: a folder that remembers a file's digest by its path, as long as size, time of change and inode are the
-            same. It is made where it is missing (mode 0700); one that can't be written to is only logged.
+        memo: a folder that remembers a file's digest by its path while size, modification time and inode stay the
+            same. Created if missing (mode 0700); failing to write there is only logged.
 
     Raises:
         CheckpointError: the folder has no weights or no config.json, or a file can't be read.
@@ -54,12 +54,12 @@ def weights_digest(folder: Path, memo: Path | None) -> str:
 
 
 def _remembered(path: Path, memo: Path) -> str:
-    """A file's digest, from the memo where it knows it. Raises OSError."""
+    """A file's digest, from the memo if it is there. Raises OSError."""
     note = memo / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
     look = _look(path)
     try:
         is_ours = not hasattr(os, "getuid") or note.stat().st_uid == os.getuid()
-        # A torn note is no match.
+        # An incomplete note doesn't match.
         found = re.fullmatch(re.escape(look) + r"\n([0-9a-f]{64})\n", note.read_text("ascii"))
         if is_ours and found:
             return found[1]
@@ -92,7 +92,7 @@ def _hash_file(path: Path) -> str:
 
 def _hash_slice(path: Path, start: int) -> bytes:
     digest, left = hashlib.sha256(), SLICE_BYTES
-    # Some at a time: with a thread for each core, whole slices would be a good part of a small model.
+    # Read in small steps: whole slices for all threads would be a large part of a small model.
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while left and (some := file.read(min(left, _READ_BYTES))):

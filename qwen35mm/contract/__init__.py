@@ -1,7 +1,7 @@
-"""The words that every surface and every backend share: what is asked of a model, and what it answers.
+"""The types that all surfaces and backends share: requests for a model, and its answers.
 
-A surface makes a `GenerationRequest`; a backend's `stream(request)` gives `Event`s. Nothing here loads torch or
-knows an engine, so a page, a client of a remote server or a script can use it alone.
+A surface makes a `GenerationRequest`; a backend's `stream(request)` yields `Event`s. Nothing here loads torch or the
+engine, so a page, a client of a remote server or a script can use it alone.
 """
 
 from qwen35mm.contract.backend import Backend

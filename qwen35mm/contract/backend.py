@@ -1,4 +1,4 @@
-"""What every backend has. Those of `qwen35mm.backends` have it; tests bring their own."""
+"""The interface of every backend. `qwen35mm.backends` implements it; tests bring their own."""
 
 from __future__ import annotations
 

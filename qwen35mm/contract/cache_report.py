@@ -12,16 +12,16 @@ MissReason = Literal["new content", "evicted", "different media", "other model"]
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What of a prompt came from the cache, and what the rest cost.
+    """How much of a prompt came from the cache, and what the rest cost.
 
     Attributes:
-        num_cached_tokens: prompt tokens that weren't computed; `cached_from` says where their KV lay.
-        num_prefilled_tokens: prompt tokens that were computed: the others.
-        miss: why no more was found; None where only the prompt's tail, which is never addressed, was computed.
+        num_cached_tokens: prompt tokens that weren't computed; `cached_from` counts them by tier.
+        num_prefilled_tokens: prompt tokens that were computed.
+        miss: why no more was found; None if only the prompt's tail, which is never addressed, was computed.
         num_encoded_units, num_cached_units: vision units (an image, or some temporal patches of a video) that the
-            vision tower encoded, and those whose embeddings were kept; units inside cached tokens are in neither.
-        prefill_s: seconds from this request's start to its first token: reading, vision and prefill, and the decode
-            steps of others in between; waiting in line isn't in it.
+            vision tower encoded, and those whose embeddings were cached; units inside cached tokens count in neither.
+        prefill_s: seconds from this request's start to its first token: reading, vision, prefill, and the decode steps
+            of others in between, but not the time in the queue.
         decode_s: seconds from the first token to the last.
         cache_bytes: KV blocks and states that the sequence held at its end, shared ones included.
     """

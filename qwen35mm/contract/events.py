@@ -1,4 +1,4 @@
-"""What a caller sees of a request while it runs: a stream of events that ends in one `Finished`."""
+"""The events of a running request: a stream that ends in one `Finished`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the work before the first token is.
+    """Progress of the work before the first token.
 
-    `wait` counts the requests ahead, `read` frames or images decoded, `encode` vision layers times
-    units, `prefill` prompt tokens.
+    `wait` counts the requests ahead, `read` decoded frames or images, `encode` vision layers times units, `prefill`
+    prompt tokens.
     """
 
     phase: Phase
@@ -35,10 +35,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class MediaPlanned:
-    """The media of the request as they were read: one plan each, in order of appearance.
+    """The plans by which the request's media were read, in order of appearance.
 
-    Keep the plans with the message: given back with its media, they make later turns see the same
-    pixels whatever the settings are by then.
+    Keep the plans with the message. Given back with its media, they make later turns see the same pixels, whatever the
+    settings are then.
     """
 
     plans: tuple[MediaPlan, ...]
@@ -47,9 +47,9 @@ class MediaPlanned:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """The prompt is computed, and the first token chosen: what is known of a reply that never gets to its `Finished`.
+    """The prompt is computed and the first token chosen. All that is known of a reply that never reaches `Finished`.
 
-    `ttft_s` and `seed` are the Result's; `cache` lacks what is only known at the end: `decode_s` and `cache_bytes`.
+    `ttft_s` and `seed` are the Result's; `cache` lacks `decode_s` and `cache_bytes`, which are known only at the end.
     """
 
     num_prompt_tokens: int
@@ -60,10 +60,11 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token and the logarithm of its probability, in the model's own distribution: no parameter is part of it.
+    """A token and its log probability in the model's own distribution, before any sampling parameter.
 
-    `text` has U+FFFD where a token is a part of a character; `bytes` are its own. `token_id` is None where a server
-    doesn't say it. `top` has the likeliest tokens at this place, the likeliest first: as many as were asked for.
+    `text` has U+FFFD where a token is part of a character; `bytes` are the token's own. `token_id` is None where a
+    server doesn't report it. `top` lists the likeliest tokens at this place, likeliest first, as many as the request
+    asked for.
     """
 
     text: str
@@ -75,14 +76,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True, eq=False)
 class PromptRead:
-    """What was asked of a prompt's own tokens (see `Reading`); the last event where no reply was asked for.
+    """What a `Reading` asked of the prompt's tokens; the last event if no reply was requested.
 
     Attributes:
         token_ids: the prompt's.
         logprobs: of the tokens from the reading's `start` on.
-        states: hidden states, on the model's device: [N, hidden] in its dtype; pooled ones [1, hidden] in float32, on
-            the CPU. None where none were wanted.
-        cache: as a Result's; it lacks what is only known of replies.
+        states: hidden states on the model's device, [N, hidden] in its dtype; pooled ones are [1, hidden] in float32 on
+            the CPU. None if not requested.
+        cache: the Result's, without the fields about replies.
     """
 
     token_ids: tuple[int, ...]
@@ -93,12 +94,12 @@ class PromptRead:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """The next piece of text, in whole characters.
+    """The next chunk of text, in whole characters.
 
-    `num_generated_tokens` are all tokens of the reply up to here, those that gave no text included; `at_s` is when the
-    last of them was chosen, by the clock of the engine that chose it: two of one reply can be compared. Both are None
-    where a backend doesn't know. `logprobs` are of the tokens since the piece before, where they were asked for, but
-    not of one that ended the reply; a piece without text has those of tokens whose text isn't told.
+    `num_generated_tokens` counts all tokens of the reply so far, those without text included. `at_s` is when the last
+    of them was chosen, by the engine's clock: compare it only within one reply. Both are None where a backend doesn't
+    know. `logprobs`, if requested, covers the tokens since the last chunk, but not the one that ended the reply. A
+    chunk without text carries those of tokens whose text isn't shown.
     """
 
     text: str
@@ -110,7 +111,7 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class MediaReport:
-    """What one medium was for the model."""
+    """How the model saw one medium."""
 
     kind: Literal["image", "video"]
     digest: str
@@ -121,15 +122,14 @@ class MediaReport:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished reply and what it cost; its `str` is what it says.
+    """A finished reply and what it cost; its `str` is the answer.
 
-    `text` is the answer without its calls where there were tools, and these are `tool_calls`. `schema` is what the
-    answer was held to, as it was given, where somebody wants `parsed`; it isn't in `to_dict`.
-    `token_ids` are all generated tokens, the closing control token included. `ttft_s` is the time from
-    the call to the first generated token, media included; `decode_tokens_per_s` counts the tokens after
-    the first, None where there was none. `seed` is the one that the reply was sampled with. `stopped_by` is the stop
-    string or the id of `stop_token_ids` that ended the reply; None where the model or a limit did. `logprobs` has one
-    for each of `token_ids`, where they were asked for.
+    `text` is the answer without its `tool_calls`. `schema` is the answer's schema as the caller gave it, for `parsed`;
+    it isn't in `to_dict`. `token_ids` are all generated tokens, the closing control token included. `ttft_s` is the
+    time from the call to the first generated token, media included. `decode_tokens_per_s` counts the tokens after the
+    first; None if there were none. `seed` is the one that the reply was sampled with. `stopped_by` is the stop string
+    or the id of `stop_token_ids` that ended the reply; None if the model or a limit did. `logprobs`, if requested, has
+    one for each of `token_ids`.
     """
 
     text: str
@@ -154,12 +154,12 @@ class Result:
 
     @functools.cached_property
     def parsed(self) -> Any:
-        """The value of an answer that was held to a schema: an instance of its pydantic class, else of JSON's types.
+        """The answer's value by its schema: an instance of the pydantic class, or JSON types.
 
-        None where there was no schema, and where the answer was cut off or calls a tool.
+        None without a schema, and if the answer was cut off or calls a tool.
 
         Raises:
-            ValidationError: pydantic's, where the class asks for more than its schema says.
+            ValidationError: pydantic's, if the class requires more than its schema says.
         """
         if self.schema is None or self.finish_reason != "stop" or self.tool_calls:
             return None

@@ -1,4 +1,4 @@
-"""A conversation as the callers write it, also in the form of OpenAI's chat API."""
+"""Messages of a conversation, also from the form of OpenAI's chat API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING_KEYS})
-# What a message's content may be given as; see Message.
+# What callers may pass as a message's content; see Message.
 Piece = str | Part | PILImage.Image | np.ndarray | Mapping[str, Any]
 Content = Piece | Sequence[Piece] | None
 
@@ -32,8 +32,8 @@ _MEDIA_TYPES = {"image": Image, "image_url": Image, "video": Video, "video_url":
 class Message:
     """One turn.
 
-    Its content may be given as a string, which is a text, as a part, a picture (PIL's, or an array of uint8
-    [height, width, 3]) or a part in OpenAI's form, or as a list of these.
+    Its content is a text, a part, a picture (PIL, or a uint8 array [height, width, 3]) or a part in OpenAI's form, or a
+    list of these.
 
     Attributes:
         role: "system" (first message only, no media), "user", "assistant" or "tool" (a result).
@@ -122,7 +122,7 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
     """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels.
 
     Raises:
-        PromptError: there are more or fewer plans than media, or what is no message, or no plan.
+        PromptError: there are more or fewer plans than media, or a value isn't a Message or a MediaPlan.
     """
     check_messages(messages)
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, MediaPlan) for plan in plans):
@@ -143,7 +143,7 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Raises PromptError where these are no messages, or can't stand in this order."""
+    """Raises PromptError if these aren't messages, or their order is wrong."""
     check_messages(messages)
     if not messages:
         raise PromptError("There are no messages: send at least one.")
@@ -153,7 +153,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises PromptError where these are no messages."""
+    """Raises PromptError if these aren't messages."""
     if isinstance(messages, Message | str) or not isinstance(messages, Sequence):
         raise PromptError(f"The messages must be a list of Message; got one {type(messages).__name__}. Put it in [ ].")
     for number, message in enumerate(messages, start=1):
@@ -162,7 +162,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _parts(content: Any) -> tuple[Part, ...]:
-    """A content as a script gives it."""
+    """The parts of a message's content as a caller passes it."""
     if content is None:
         return ()
     pieces = content if isinstance(content, list | tuple) else (content,)

@@ -20,7 +20,7 @@ _MAX_JSON_DEPTH = 64
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of text; it is always taken literally."""
+    """A text, always taken literally."""
 
     text: str
 
@@ -31,7 +31,7 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class EncodedMedium:
-    """A medium for a server: its content parts in OpenAI's form, the plan by which it was read, what went wrong.
+    """A medium encoded for a server: content parts in OpenAI's form, the plan it was read by, and warnings.
 
     See `qwen35mm.backends.remote.media`.
     """
@@ -43,7 +43,7 @@ class EncodedMedium:
 
 @dataclass(frozen=True)
 class _Medium:
-    """One that was prepared, or encoded for a server, already has its own plan."""
+    """An image or a video. A prepared or encoded source brings its own plan."""
 
     kind: ClassVar[Literal["image", "video"]]
     source: MediaSource | PreparedMedia | EncodedMedium
@@ -58,14 +58,14 @@ class _Medium:
             object.__setattr__(self, "plan", self.source.plan)
 
     def planner(self, media: MediaProcessor) -> MediaProcessor:
-        """The processor with this medium's own budget, where it has one."""
+        """The processor, with this medium's own budget if it has one."""
         return media if self.budget is None else replace(media, budget=self.budget)
 
 
 class Image(_Medium):
     """An image: a path, bytes, a PIL image, an array of uint8 [height, width, 3] (copied), or a `data:` URI.
 
-    `plan` pins how it is read. `budget` is what a new plan may cost; None takes the backend's.
+    `plan` pins how it is read. `budget` limits the cost of a new plan; None takes the backend's.
     """
 
     kind = "image"
@@ -85,7 +85,7 @@ class Image(_Medium):
 class Video(_Medium):
     """A video: a path, bytes or a `data:` URI.
 
-    `plan` pins how it is read. `clip` is what a new plan takes of the video, `budget` what it may cost.
+    `plan` pins how it is read. `clip` selects the part that a new plan reads, `budget` limits its cost.
     """
 
     kind = "video"
@@ -140,7 +140,7 @@ def check_json(value: Any, what: str, depth: int = 0) -> None:
 
 
 def _picture(values: np.ndarray) -> PILImage.Image:
-    """A picture of numbers: [height, width], or with 3 or 4 channels behind."""
+    """A picture from a uint8 array [height, width] or [height, width, 3 or 4]."""
     is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in (3, 4))
     if values.dtype != np.uint8 or not is_picture or not values.size:
         came = f"{values.dtype} of shape {list(values.shape)}"

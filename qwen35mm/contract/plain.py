@@ -1,4 +1,4 @@
-"""Prompts without a template, and conversations as a script may write them."""
+"""Prompts without a template, and conversations in the forms that scripts may use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 # A text, or token ids.
 Plain = str | Sequence[int] | np.ndarray
 Conversation = Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
-# Which final hidden states an embedding is made of.
+# Which final hidden states make an embedding.
 Pooling = Literal["last", "mean"]
 
 
 def is_plain(given: object) -> TypeIs[Plain]:
-    """Whether it is a text or token ids, and no messages."""
+    """Whether this is a text or token ids, not messages."""
     if isinstance(given, list | tuple):
         return not given or isinstance(given[0], int | np.integer)
     return isinstance(given, str | np.ndarray)

@@ -11,7 +11,7 @@ from qwen35mm.contract.sampling import SamplingParams
 from qwen35mm.errors import RequestError
 
 # What stays cached of a prompt: the points where a conversation continues; the same, but nothing on disk; the same,
-# without a history that includes the reply; only what was asked for before; nothing.
+# without the history that includes the reply; only what was requested before; nothing.
 Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
 
 
@@ -19,10 +19,10 @@ Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
 class GenerationRequest:
     """What a backend's `stream` answers.
 
-    A request without messages is a template: `replace(template, messages=...)` makes a request of it.
+    A request without messages is a template: `replace(template, messages=...)` makes a request from it.
 
     Attributes:
-        messages: the conversation. A medium with a plan is read by that plan, and only if the cache lacks it.
+        messages: the conversation. A medium with a plan is read by that plan, and only on a cache miss.
         params: how the reply is sampled; None takes the model's defaults.
         enable_thinking: whether the model thinks first; None takes the model's default. A `thinking_budget` of 0 turns
             thinking off.
@@ -34,13 +34,13 @@ class GenerationRequest:
             constraint itself is `params.json_schema`.
         conversation: its name; a newer turn replaces the unfinished history commit of an older one.
         retain: what stays cached, see `Retain`.
-        tenant: whose words these are. Nothing after the system prompt is shared with another tenant.
+        tenant: whose request this is. Nothing after the system prompt is shared with another tenant.
         timeout_s: seconds after which the request ends with a RequestTimeoutError, waiting and media included.
-        continue_reply: the last message is the beginning of the reply; the answer is the rest of its text.
+        continue_reply: whether the last message is the beginning of the reply; the answer is the rest of its text.
 
     Raises:
-        PromptError: messages that are none.
-        RequestError: a value of another kind.
+        PromptError: `messages` holds something else than messages.
+        RequestError: another value has the wrong type.
     """
 
     messages: Sequence[Message] = ()
@@ -79,12 +79,12 @@ class GenerationRequest:
 
     @property
     def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools that the model sees: none where it may call none."""
+        """The tools that the model sees: none if it may not call any."""
         return () if self.tool_choice == "none" else tuple(self.tools)
 
 
 def check_limits(retain: Retain, timeout_s: float | None, tenant: str | None) -> None:
-    """Raises RequestError for values that no request takes."""
+    """Raises RequestError for an invalid limit."""
     if retain not in get_args(Retain):
         raise RequestError(f"retain must be one of {', '.join(get_args(Retain))}; got {retain!r}.")
     # NaN is not above zero either.
@@ -96,6 +96,6 @@ def check_limits(retain: Retain, timeout_s: float | None, tenant: str | None) ->
 
 
 def check_params(params: SamplingParams | None) -> None:
-    """Raises RequestError for what are no parameters."""
+    """Raises RequestError unless `params` are SamplingParams or None."""
     if not isinstance(params, SamplingParams | None):
         raise RequestError(f"params must be SamplingParams, or None; got {params!r}.")

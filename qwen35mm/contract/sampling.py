@@ -20,23 +20,23 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_JSON_SCHEMA_CHARS = 65_536
-# A logit divided by less comes near to what float32 holds.
+# Dividing a logit by less gets close to the limit of float32.
 _MAX_GREEDY_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
 class Number:
-    """What a numeric parameter can be. Everything that takes parameters is made from this, or checked against it.
+    """The range of a numeric parameter. Options, forms and checks are made from it.
 
     Attributes:
-        low, high: its limits; `high` None is without limit.
+        low, high: its limits; `high` None means no limit.
         is_open: whether it must be above `low`.
         is_whole: whether it is a whole number.
         in_row: whether it is a column of `SamplingRows`, which the kernels read.
-        is_for_draws: whether a greedy reply is the same without it.
+        is_for_draws: whether greedy decoding ignores it.
         on_page: whether the chat's settings offer it.
-        off: what requests may also send for the neutral value, as in vLLM or llama.cpp.
-        help: of its option on the command line; without it there is none.
+        off: another value that requests may send for the neutral one, as in vLLM or llama.cpp.
+        help: help text of its command-line option; without it there is no option.
     """
 
     low: float
@@ -50,7 +50,7 @@ class Number:
     help: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises a ConfigError where a parameter can't have this value."""
+        """Raises ConfigError if the parameter can't have this value."""
         if self.is_whole:
             _check_int(name, value, int(self.low), None if self.high is None else int(self.high))
         else:
@@ -70,10 +70,10 @@ def _row(neutral: float, low: float, high: float | None = None, **how: Any) -> A
 class SamplingParams:
     """Everything that decides a reply besides the prompt.
 
-    The order of operations is: biases, penalties (repetition, presence, frequency), what can't be chosen (vision
-    tokens, ends before `min_tokens`, what a grammar forbids), temperature, top-n-sigma, then top-k, top-p, min-p and
-    typical-p on what is left, as in transformers' logits processors (generation/logits_process.py). Logprobs are of the
-    model's own distribution: of its logits before all of that.
+    Order of operations: biases, penalties (repetition, presence, frequency), mask (vision tokens, ends before
+    `min_tokens`, tokens that a grammar forbids), temperature, top-n-sigma, then top-k, top-p, min-p and typical-p on
+    the remaining tokens, as in transformers' logits processors (generation/logits_process.py). Logprobs come from the
+    raw logits, before all of these.
 
     Attributes:
         temperature: up to 1e-5 takes the likeliest token (greedy); above, the logits are divided by it.
@@ -83,28 +83,27 @@ class SamplingParams:
         typical_p: keep the smallest set of tokens whose surprise is nearest to the entropy and whose probability
             reaches this; 1.0 keeps all. Locally typical sampling, arXiv:2202.00666, last as in transformers.
         top_n_sigma: keep tokens whose logit is no more than this many standard deviations of all logits below the
-            highest; 0.0 keeps all. Tokens that can't be chosen don't count. Top-nσ, arXiv:2411.07641, first of all
-            filters as in llama.cpp; the temperature doesn't change what it keeps.
+            highest; 0.0 keeps all. Masked tokens don't count. Top-nσ, arXiv:2411.07641, the first filter as in
+            llama.cpp; the temperature doesn't change what it keeps.
         presence_penalty: subtracted once from the logit of each token generated so far.
-        frequency_penalty: subtracted from the logit of each token for each time that it was generated so far, 255 times
-            at most.
+        frequency_penalty: subtracted from a token's logit once for each time it was generated so far, at most 255
+            times.
         repetition_penalty: divides (multiplies, if negative) the logits of tokens in the prompt or the reply.
         seed: of the reply's own random generator; None draws one, which the result reports.
         max_tokens: most tokens of a reply, thinking included; None goes up to the end of the context.
-        stop: strings that end the reply, or a single one; they are not part of it. Only the answer is searched, not the
+        stop: one or more strings that end the reply; they are not part of it. Only the answer is searched, not the
             thinking.
-        thinking_budget: tokens of thinking after which it is closed; 0 allows none, None doesn't limit it.
-        json_schema: a JSON schema as JSON text; given as a dict, or as a pydantic class, it becomes that. The answer,
-            not the thinking, is held to it token by token, and has satisfied it when the reply ends with "stop"; one
-            that ends with "length" was cut off before. It knows no `stop`, which could cut the answer anywhere. Needs
-            the extra `schema`.
-        min_tokens: tokens, thinking included, before which the reply doesn't end: neither its end nor one of
-            `stop_token_ids` is chosen, and text of that many tokens isn't searched for `stop`.
-        ignore_eos: whether the model's own end is a token like others, so that the reply goes on behind it.
+        thinking_budget: most tokens of thinking; 0 allows none, None doesn't limit it.
+        json_schema: a JSON schema as JSON text, a dict or a pydantic class; stored as text. It constrains the answer,
+            not the thinking, token by token. The answer satisfies it if the reply ends with "stop"; "length" means it
+            was cut off. Can't be combined with `stop`, which could cut the answer anywhere. Needs the extra `schema`.
+        min_tokens: least tokens of the reply, thinking included. Before that, neither the model's end nor one of
+            `stop_token_ids` is chosen, and the text isn't searched for `stop`.
+        ignore_eos: whether the reply continues past the model's own end token.
         stop_token_ids: ids that end the reply, wherever they come; their text is not part of it.
         logit_bias: -100 to 100 by token id, added to the logits; kept as pairs in the order of ids.
-        logprobs: whether the log probability of each token is told, and of how many of the likeliest beside it, 0 to
-            20; None tells none.
+        logprobs: None reports no log probabilities; a number from 0 to 20 reports that of each token, and of so many of
+            the likeliest tokens at its place.
     """
 
     temperature: float = _row(1.0, 0, 100, on_page=True, help="0 always takes the likeliest token.")
@@ -166,21 +165,21 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True where the likeliest token is always taken."""
+        """Whether the likeliest token is always taken."""
         return self.temperature <= _MAX_GREEDY_TEMPERATURE or self.top_k == 1
 
     @property
     def moves_end(self) -> tuple[str, ...]:
-        """What is set that ends a reply elsewhere than where a grammar does."""
+        """The fields set that could end a reply elsewhere than a grammar does."""
         return tuple(name for name in ("stop", "stop_token_ids", "min_tokens", "ignore_eos") if getattr(self, name))
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The ids that are named, which must be some that the model has."""
+        """The token ids named here, which must be ids of the model."""
         return (*self.stop_token_ids, *dict(self.logit_bias))
 
     def with_overrides(self, **changes: Any) -> SamplingParams:
-        """A copy in which every given value that isn't None replaces ours."""
+        """A copy with the given values that aren't None."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     @classmethod
@@ -192,7 +191,7 @@ class SamplingParams:
         """
         if not values.get("do_sample", False):
             return cls(temperature=0.0, repetition_penalty=values.get("repetition_penalty") or 1.0)
-        # transformers' own default, which a checkpoint that samples but names no top_k is meant to get.
+        # transformers' own default; checkpoints that sample without naming top_k rely on it.
         given: dict[str, Any] = {"top_k": 50}
         given |= {name: values[name] for name in row_numbers() if values.get(name) is not None}
         if isinstance(given["top_k"], float) and given["top_k"].is_integer():
@@ -200,7 +199,7 @@ class SamplingParams:
         return cls(**given)
 
 
-# The numeric parameters by their names, in the order of the fields.
+# The numeric parameters by name, in the order of the fields.
 NUMBERS: Mapping[str, Number] = {
     each.name: each.metadata["number"] for each in fields(SamplingParams) if "number" in each.metadata
 }
@@ -208,7 +207,7 @@ _NEUTRAL = {each.name: each.default for each in fields(SamplingParams)}
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams as keyword arguments; None leaves a field as the model has it."""
+    """The fields of SamplingParams as keyword arguments; None keeps the model's default."""
 
     temperature: float | None
     top_k: int | None
@@ -245,10 +244,10 @@ def changed(params: SamplingParams) -> dict[str, Any]:
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's generation_config.json as a dict; empty where the file is missing.
+    """Reads the checkpoint's generation_config.json as a dict; empty if the file is missing.
 
     Raises:
-        CheckpointError: the file is there and isn't a JSON object.
+        CheckpointError: the file isn't a JSON object.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
@@ -270,7 +269,7 @@ def _check(name: str, value: float, low: float, high: float, *, is_open: bool = 
 
 
 def _schema_text(schema: Any) -> Any:
-    """A schema as JSON text; what can't be one, as it is."""
+    """A schema as JSON text; anything else unchanged."""
     if isinstance(schema, type) and callable(of_class := getattr(schema, "model_json_schema", None)):
         schema = of_class()
     if not isinstance(schema, Mapping):

@@ -1,7 +1,7 @@
-"""Media of strangers are read in child processes, which can be ended: one kit for captioner, server and page.
+"""Reads untrusted media in child processes that can be ended; shared by captioner, server and page.
 
-decoders = Decoders(limits)                          # the processes, made when they are needed
-media = DecodingProcessor.of(processor, decoders)    # a MediaProcessor that hands its work to them
+decoders = Decoders(limits)                          # processes, started on demand
+media = DecodingProcessor.of(processor, decoders)    # a MediaProcessor that reads in them
 """
 
 from qwen35mm.decoding.answers import Answer

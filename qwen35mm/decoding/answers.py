@@ -1,10 +1,10 @@
-"""What a process that reads media sends back: no pickle, since a file may have taken the process over.
+"""What a process that reads media sends back. Not pickles: a malicious file may have taken over the process.
 
     b"Q35M", uint32 n, uint64 m     little-endian
-    n bytes                         JSON: progress, an error, or what was asked for
-    m bytes                         data of what was asked for: pixels, pictures
+    n bytes                         JSON: progress, an error, or the answer's values
+    m bytes                         data of the answer: pixels, pictures
 
-All of it is checked by what was asked for, the lengths before anything of their size is allocated.
+Everything is checked against the request, lengths before anything of their size is allocated.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MAGIC = b"Q35M"
 _MAX_JSON_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 1 << 16
 _MAX_STEPS = 1_000_000
-# What a child may raise: errors of media, by their names.
+# The errors that a child may raise, by name: errors of media.
 _ERRORS = {
     name: each
     for name, each in vars(qwen35mm_preprocess.errors).items()
     if isinstance(each, type) and issubclass(each, MediaError)
 }
-# Of a plan's fields, those of each type, and which may be None; that they fit together is the plan's to check.
+# A plan's fields by type, and those that may be None. The plan itself checks that they fit together.
 _TEXTS = ("kind", "processing", "color", "digest")
 _WHOLE = ("num_tokens", "num_prompt_tokens", "cache_bytes", "source_frames")
 _NUMBERS = ("duration_s", "similar_difference")
@@ -50,7 +50,7 @@ _OPTIONAL = {field.name for field in fields(MediaPlan) if field.default is None}
 
 
 class NonsenseError(Exception):
-    """What came can't be an answer to what was asked."""
+    """The answer doesn't fit the request."""
 
 
 class AnswerError(Exception):
@@ -63,50 +63,50 @@ class AnswerError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a child makes of a medium: JSON values, and bytes after them, in pieces."""
+    """What a child makes of a medium: JSON values, followed by bytes in chunks."""
 
     values: Any = None
     data: Sequence[Any] = ()
 
 
 class Data:
-    """The bytes of an answer, which are still to be read."""
+    """The bytes of an answer, not yet read."""
 
     def __init__(self, stream: BinaryIO, num_bytes: int) -> None:
         self._stream = stream
         self.num_bytes = num_bytes
 
     def into(self, buffer: Any) -> None:
-        """Reads all of it into a buffer. Raises NonsenseError where that has another size."""
+        """Reads all of it into a buffer. Raises NonsenseError if the size differs."""
         require(len(buffer) == self.num_bytes, "data of another size")
         _exactly(self._stream, buffer)
         self.num_bytes = 0
 
     def take(self, most: int) -> bytes:
-        """All of it. Raises NonsenseError where that is more than `most` bytes."""
+        """Reads all of it. Raises NonsenseError if it has more than `most` bytes."""
         require(self.num_bytes <= most, "too many bytes")
         data = bytearray(self.num_bytes)
         self.into(data)
         return bytes(data)
 
 
-# Makes of an answer's values and data what its caller wants; raises NonsenseError, or what wrong types lead to.
+# Turns an answer's values and data into a result. Raises NonsenseError, or errors of wrong types.
 Reads = Callable[[Any, Data], T]
 
 
 def send_answer(stream: BinaryIO, answer: Answer) -> None:
-    """Sends what was made of a medium."""
+    """Sends an answer."""
     _send(stream, {"values": answer.values}, answer.data)
 
 
 def send_error(stream: BinaryIO, error: MediaError) -> None:
-    """Sends why nothing was made of it."""
+    """Sends an error instead of an answer."""
     kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in _ERRORS)
     _send(stream, {"error": kind, "words": said_of(error)})
 
 
 def send_progress(stream: BinaryIO, done: int, total: int) -> None:
-    """Sends how much of it is done."""
+    """Sends how much is done."""
     _send(stream, {"progress": [done, total]})
 
 
@@ -121,12 +121,12 @@ def _send(stream: BinaryIO, message: dict[str, Any], data: Sequence[Any] = ()) -
 
 
 def receive(stream: BinaryIO, read: Reads[T], progress: Progress | None = None) -> T:
-    """What `read` makes of the answer that comes.
+    """Reads the next answer and applies `read` to it.
 
     Raises:
-        EOFError: the process has ended.
-        NonsenseError: it can't be an answer to what was asked.
-        AnswerError: it is an error.
+        EOFError: the process ended.
+        NonsenseError: the answer doesn't fit the request.
+        AnswerError: the answer is an error.
     """
     before = -1
     while True:
@@ -157,10 +157,10 @@ def receive(stream: BinaryIO, read: Reads[T], progress: Progress | None = None) 
 
 
 def read_with(read: Reads[T], values: Any, data: Data) -> T:
-    """What `read` makes of them. Raises NonsenseError, EOFError."""
+    """Applies `read` to an answer. Raises NonsenseError, EOFError."""
     try:
         result = read(values, data)
-    # MediaErrors among them: a plan that can't be one.
+    # MediaErrors are among these: an impossible plan.
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise NonsenseError(f"{type(error).__name__}: {error}") from error
     require(data.num_bytes == 0, "data that nobody asked for")
@@ -168,7 +168,7 @@ def read_with(read: Reads[T], values: Any, data: Data) -> T:
 
 
 def read_here(read: Reads[T], answer: Answer) -> T:
-    """What `read` makes of an answer that was made in this process."""
+    """Applies `read` to an answer made in this process."""
     data = b"".join(answer.data)
     return read_with(read, answer.values, Data(io.BytesIO(data), len(data)))
 
@@ -181,14 +181,14 @@ def plan_values(plan: MediaPlan) -> dict[str, Any]:
 def read_plan(
     values: Any, processor: MediaProcessor, kind: MediaKind | None = None, given: MediaPlan | None = None
 ) -> MediaPlan:
-    """A plan that could be one of the medium.
+    """A plan that fits the medium.
 
     Args:
-        kind: of the medium, where that is known.
-        given: the plan that it was read by; None where a new one was made.
+        kind: the medium's, if known.
+        given: the plan that it was read by; None if the child made a new one.
 
     Raises:
-        NonsenseError, MediaError, and what wrong types lead to: it couldn't.
+        NonsenseError, MediaError, errors of wrong types: the plan can't fit.
     """
     require(values.keys() == {each.name for each in fields(MediaPlan)}, "other fields")
     read = dict(values)
@@ -216,7 +216,7 @@ def read_plan(
 
 
 def _check_within(plan: MediaPlan, given: MediaPlan) -> None:
-    """Raises NonsenseError where the plan isn't the given one, with fewer frames at most."""
+    """Raises NonsenseError unless the plan is the given one, perhaps with fewer frames."""
     if given.digest is not None:
         require(plan == given, "another plan")
         return
@@ -230,7 +230,7 @@ def _check_within(plan: MediaPlan, given: MediaPlan) -> None:
 
 
 def read_patches(data: Data, plan: MediaPlan, processor: MediaProcessor) -> Patches:
-    """The patches of a medium that was read by a plan. Raises NonsenseError."""
+    """The patches of a medium read by `plan`. Raises NonsenseError."""
     is_image = plan.kind == "image"
     processing = processor.image_processing if is_image else processor.video_processing
     temporal = processing.temporal_patch_size
@@ -242,19 +242,19 @@ def read_patches(data: Data, plan: MediaPlan, processor: MediaProcessor) -> Patc
 
 
 def read_list(values: Any) -> list[Any]:
-    """A list, or a tuple. Raises NonsenseError."""
+    """Checks for a list or tuple. Raises NonsenseError."""
     require(isinstance(values, list | tuple), "no list")
     return values
 
 
 def read_said(words: Any) -> Said:
-    """What is said to a person. Raises NonsenseError."""
+    """A text for a person. Raises NonsenseError."""
     require(is_said(words), "words of another form")
     return Saying(words) if isinstance(words, dict) else words
 
 
 def require(ok: bool, what: str) -> None:
-    """Raises NonsenseError, which says what is wrong."""
+    """Raises NonsenseError with `what` unless `ok`."""
     if not ok:
         raise NonsenseError(what)
 

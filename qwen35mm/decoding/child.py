@@ -1,7 +1,7 @@
-"""The program of a process that reads media: one piece of work after the other, from pickles on its standard input.
+"""The program of a process that reads media. It takes one job after another, as pickles on standard input.
 
-Its limits of memory and time follow from those of media. What libraries write to its standard error is logged by its
-parent. When its input ends, so does the process, whatever it is at: it doesn't outlive a parent that was killed.
+Its limits of memory and time follow from those of media. The parent logs what libraries write to standard error. The
+process ends with its input, even in the middle of a job, so it doesn't outlive a killed parent.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from qwen35mm.decoding.answers import Answer, send_answer, send_error, send_prog
 from qwen35mm_preprocess import MediaError, MediaLimitError, MediaLimits, MediaSourceError, libtiff
 from qwen35mm_preprocess.say import Said, say
 
-# What a child may allocate beside what it starts with: its libraries' own, and of each pixel what the worst format
-# takes (32-bit grey), or a video's frames on their way; of each byte of a file three copies.
+# A child may allocate this much more than at its start: a fixed amount for its libraries, per pixel the cost of the
+# worst format (32-bit grey) or of a video's frames in flight, and three copies of the file.
 _OWN_BYTES, _BYTES_PER_PIXEL, _COPIES = 1 << 30, 32, 3
-# Nothing but what libraries say is written by a child, and of that more is of no use.
+# Only messages of libraries are written to files, and more of them are of no use.
 MAX_SAID_BYTES = 1 << 20
-# The parent's clock comes first. This one is for a child whose parent is gone, and which a decoder won't let see that.
+# The parent's clock fires first. This one ends a child whose parent is gone while a decoder blocks the interpreter.
 _GRACE_S = 5
 _SOON_S = 1.0
 
 
 class Work(NamedTuple):
-    """A piece of work: what is called, with what, and for how long.
+    """One job: what is called, with what, and for how long.
 
     Attributes:
         name: the medium's, for messages.
-        limits: of media, which those of the process follow from.
+        limits: the media's, which set those of the process.
         reports: whether the function takes a `progress`.
     """
 
@@ -55,7 +55,7 @@ class Work(NamedTuple):
 def main() -> None:
     """The child's program."""
     answers = os.fdopen(os.dup(1), "wb")
-    # Nothing that a library prints may come between the answers.
+    # Prints of libraries must not mix with the answers.
     os.dup2(2, 1)
     messages: queue.SimpleQueue[Work] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(os.fdopen(os.dup(0), "rb"), messages), daemon=True).start()
@@ -73,17 +73,17 @@ def main() -> None:
 
 
 def _next(messages: queue.SimpleQueue[Work]) -> Work:
-    """The next piece of work; what the last ones took is given back to the system where it doesn't come soon."""
+    """The next job. If none comes soon, gives freed memory back to the system first."""
     with contextlib.suppress(queue.Empty):
         return messages.get(timeout=_SOON_S)
-    # glibc's; it keeps some hundred MiB else.
+    # glibc only, which otherwise keeps some hundred MiB.
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return messages.get()
 
 
 def work(asked: Work, progress: Callable[[int, int], None]) -> Answer:
-    """Does a piece of work. Raises MediaError for what the medium is to blame for."""
+    """Does one job. Raises MediaError for faults of the medium."""
     try:
         return asked.function(*asked.arguments, **({"progress": progress} if asked.reports else {}))
     except OSError as error:
@@ -97,7 +97,7 @@ def work(asked: Work, progress: Callable[[int, int], None]) -> Answer:
 
 @contextlib.contextmanager
 def _clock(timeout_s: float) -> Any:
-    """Has the system end the process where the time is over long since, and nobody ended it."""
+    """Has the system end the process if the time is long over and nobody ended it."""
     if not hasattr(signal, "alarm"):  # Windows
         yield
         return
@@ -109,10 +109,10 @@ def _clock(timeout_s: float) -> Any:
 
 
 def _limit(limits: MediaLimits) -> None:
-    """Limits what this process may allocate and write, where the system can, and lets libraries say what is wrong."""
+    """Limits the memory and files of this process where the system can, and lets libraries log errors."""
     libtiff.leave_lines()
     av.logging.set_libav_level(av.logging.ERROR)
-    # PyAV's own takes the interpreter's lock in FFmpeg's threads; this one writes.
+    # PyAV's own callback takes the interpreter's lock in FFmpeg's threads; the default one only writes.
     av.logging.restore_default_callback()
     try:
         import resource
@@ -120,7 +120,7 @@ def _limit(limits: MediaLimits) -> None:
         return
     most_bytes = max(limits.max_image_bytes, limits.max_video_bytes)
     most = _OWN_BYTES + _BYTES_PER_PIXEL * limits.max_source_pixels + _COPIES * most_bytes
-    # RLIMIT_AS would count what is only reserved, which is many times as much with OpenBLAS and many cores.
+    # Not RLIMIT_AS: it counts reserved memory too, many times as much with OpenBLAS on many cores.
     for kind, value in (
         (resource.RLIMIT_DATA, psutil.Process().memory_info().data + most if psutil.LINUX else most),
         (resource.RLIMIT_FSIZE, MAX_SAID_BYTES),
@@ -132,7 +132,7 @@ def _limit(limits: MediaLimits) -> None:
 
 
 def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Work]) -> None:
-    """Hands messages on; at the end of their stream nobody waits for an answer, also in the middle of a decoding."""
+    """Queues incoming jobs. At the end of the stream the process exits, even while decoding: nobody waits any more."""
     try:
         while True:
             messages.put(pickle.load(stream))

@@ -1,4 +1,4 @@
-"""The processes that read media: as many as there are callers at one time, and a few that wait for the next."""
+"""The processes that read media: one per concurrent caller, and a few idle ones for the next."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from qwen35mm_preprocess.types import Progress
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# What is slower is stuck: so long, and a second for each so many bytes; a long video is a share of its length besides.
+# Slower work is stuck: a base time, a second per so many bytes, and for videos a share of the longest duration.
 LEAST_TIMEOUT_S = 60.0
 _BYTES_PER_S, _VIDEO_SHARE = 1 << 20, 24
-# A process takes 30 MiB of its own while it waits, and a third of a second to start.
+# An idle process takes 30 MiB; starting one takes a third of a second.
 IDLE_S = 300.0
 MOST_IDLE = 4
 
@@ -33,28 +33,27 @@ MOST_IDLE = 4
 def timeout_for(
     num_bytes: int, limits: MediaLimits, *, reads_video: bool = False, least_s: float = LEAST_TIMEOUT_S
 ) -> float:
-    """The most seconds that a medium may take.
+    """The most seconds that reading a medium may take.
 
     Args:
-        reads_video: whether frames from all of a video are decoded.
-        least_s: what a medium without bytes may take.
+        reads_video: whether frames of the whole video are decoded.
+        least_s: the limit for an empty medium.
     """
     base_s = max(limits.max_duration_s / _VIDEO_SHARE, least_s) if reads_video else least_s
     return base_s + num_bytes / _BYTES_PER_S
 
 
 class Decoders:
-    """Reads media in child processes. Each is used by one caller at a time, and kept for the next one for a while.
+    """Reads media in child processes. Each serves one caller at a time and is kept for the next one for a while.
 
-    A medium over which a process dies, or doesn't end in time, is an error of that medium alone; the process is
-    replaced. Callers are threads: how many processes there are is theirs to bound. Usable from any thread; a process
-    that was forked has decoders of its own.
+    If a process dies over a medium, or takes too long, that is an error of this medium alone; the process is replaced.
+    Callers are threads and bound the number of processes. Thread-safe; a forked process gets decoders of its own.
 
     Args:
-        limits: of media; those of the processes follow from them. None takes the defaults.
-        timeout_s: the most that a piece of work may take, in place of what its caller says.
-        idle_s: after so long without work a process ends.
-        most_idle: processes that wait for work; further ones end with theirs.
+        limits: of media; the limits of the processes follow from them. None takes the defaults.
+        timeout_s: the most seconds for a job, instead of the caller's.
+        idle_s: seconds without work after which a process ends.
+        most_idle: idle processes to keep; others end with their work.
     """
 
     def __init__(
@@ -81,19 +80,18 @@ class Decoders:
         progress: Progress | None = None,
         asker: Asker | None = None,
     ) -> T:
-        """What `read` makes of the function's answer, which a child calls with these arguments.
+        """Calls the function in a child and applies `read` to its answer.
 
         Args:
-            function: of a module; it is given a `progress` too, where there is one here. It and its arguments are
-                pickled.
+            function: a module's function; takes `progress` as well if given here. It and its arguments are pickled.
             name: the medium's, for messages.
-            read: is given the answer's values and data, and trusts neither.
-            progress: called in this thread; what it raises ends the work.
-            asker: when they leave, the work ends.
+            read: reads the answer's values and data, and trusts neither.
+            progress: called in this thread; if it raises, the work ends.
+            asker: the work ends when they leave.
 
         Raises:
-            MediaError: what the function raises of them; or it crashed, took too long or too much memory.
-            RequestError: the asker has left.
+            MediaError: the function's; or it crashed, took too long or too much memory.
+            RequestError: the asker left.
             EngineError: no process could be started, or these are closed.
         """
         work = Work(function, arguments, name, self._limits, self._timeout_s or timeout_s, progress is not None)
@@ -106,7 +104,7 @@ class Decoders:
                     logger.log(logging.INFO if process.is_usable else logging.WARNING, "%s: %s", shown, line)
 
     def close(self) -> None:
-        """Ends the processes, and what they are at; what comes from now on is refused."""
+        """Ends the processes and their work; later calls are refused."""
         state = self._mine()
         with state.lock:
             state.is_closed = True
@@ -121,7 +119,7 @@ class Decoders:
 
     @contextlib.contextmanager
     def _process(self, name: Said) -> Iterator[Process]:
-        """A process that nobody else uses."""
+        """A process for this caller alone."""
         state = self._mine()
         with state.lock:
             if state.is_closed:
@@ -163,7 +161,7 @@ class Decoders:
         return process
 
     def _watch(self, state: _State) -> None:
-        """Has idle processes looked at when the first of them may be idle for too long."""
+        """Starts a timer for when the first idle process may have been idle for too long."""
         if state.timer is None and state.idle:
             left_s = self._idle_s - (time.monotonic() - state.idle[0][1])
             state.timer = threading.Timer(max(left_s, 0.01), self._end_idle, (state,))
@@ -183,14 +181,14 @@ class Decoders:
             process.end()
 
     def _mine(self) -> _State:
-        # A fork has its parent's pipes, and maybe its lock as another thread held it.
+        # A fork inherits its parent's pipes, and maybe a lock that another thread held.
         if self._state.pid != os.getpid():
             self._state = _State(os.getpid())
         return self._state
 
 
 class _State:
-    """The processes of one process."""
+    """The child processes of one process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

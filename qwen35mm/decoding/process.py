@@ -23,23 +23,23 @@ from qwen35mm_preprocess.types import Progress
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Not `-m`: the child's classes have to be those that the pickles name. `-c` looks for modules in the current folder
-# first, which may be a stranger's, with a json.py.
+# Not `-m`: the child's classes must have the names in the pickles. `-c` puts the current folder first on the path, and
+# a stranger's folder may hold a json.py.
 _CODE = 'import sys; sys.path[:1] == [""] and sys.path.pop(0); from qwen35mm.decoding.child import main; main()'
 _COMMAND = (sys.executable, "-c", _CODE)
-# The name of threads that wait for a time.
+# The name of timer threads.
 CLOCKS = "qwen35mm-decoders"
 _MAX_SAID_LINES, _MAX_LINE = 5, 500
-# Of this process's variables those that a child needs to start. Keys and tokens may be among the others.
+# The only variables that a child inherits. Others may hold keys and tokens.
 _VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "WINDIR"}
 _PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_", "OMP_", "OPENBLAS_", "MALLOC_")
 
 
 class Process:
-    """A child process. It is started here, and limits itself by its first work. Raises OSError."""
+    """A child process, started here. Its first work sets its limits. Raises OSError."""
 
     def __init__(self) -> None:
-        # No pipe: nobody has to read it meanwhile, and it is there when the process has died.
+        # A file, not a pipe: nobody has to drain it, and it outlives the process.
         self._said = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `end`
         variables = {name: value for name, value in os.environ.items() if _is_for_children(name)}
         try:
@@ -48,7 +48,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
-                # Where this process finds its modules; Ctrl-C is for the parent alone.
+                # The child finds the parent's modules; Ctrl-C reaches only the parent.
                 env={**variables, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
                 start_new_session=True,
             )
@@ -57,17 +57,17 @@ class Process:
             raise
         self.is_usable = True
         self._lock = threading.Lock()
-        # What is to be ended has an end of its own: a late clock, or an asker who left, doesn't meet the next caller.
+        # The job that is running: a late clock, or an asker who left, must not end the next one.
         self._work: Work | None = None
         self._ended_by = ""
 
     def call(self, work: Work, read: Reads[T], progress: Progress | None, asker: Asker | None) -> T:
-        """What `read` makes of the child's answer. Where it has none, `is_usable` is False from then on.
+        """Applies `read` to the child's answer. Without an answer, `is_usable` turns False.
 
         Raises:
-            DecoderTimeoutError, DecoderCrashError: its time was over, or it died, or answered nonsense.
-            RequestError: the asker has left.
-            MediaError: what the child says of the medium.
+            DecoderTimeoutError, DecoderCrashError: the child took too long, died, or sent an invalid answer.
+            RequestError: the asker left.
+            MediaError: the child's error about the medium.
         """
         stdin, stdout = cast(BinaryIO, self._child.stdin), cast(BinaryIO, self._child.stdout)
         self._work, self._ended_by = work, ""
@@ -96,7 +96,7 @@ class Process:
                 say("The decoder broke down over {name}: it is damaged, or hostile. Leave it out.", name=work.name)
             ) from None
         except BaseException:
-            # Nobody has read its answer.
+            # Nobody has read the answer.
             self.kill()
             raise
         finally:
@@ -107,27 +107,27 @@ class Process:
                 self.is_usable = False
 
     def said(self) -> list[str]:
-        """What libraries wrote since the last call, the last lines of it; none of it is trusted."""
+        """The last lines that libraries wrote since the last call; untrusted."""
         num_bytes = self._said.tell()
         if not num_bytes:
             return []
         self._said.seek(0)
         lines = self._said.read(MAX_SAID_BYTES).decode(errors="replace").splitlines()
-        # The offset is the child's, too: it goes on at the start.
+        # The child shares the offset: it continues at the start.
         self._said.seek(0)
         self._said.truncate()
         lines = [one_line(line)[:_MAX_LINE] for line in dict.fromkeys(lines) if line.strip()]
-        # An exception is told at the end.
+        # Exceptions end with their message.
         more = [f"{len(lines) - _MAX_SAID_LINES} lines, and then:"] if len(lines) > _MAX_SAID_LINES else []
         return more + lines[-_MAX_SAID_LINES:]
 
     def kill(self) -> None:
-        """Ends the child at once; from any thread."""
+        """Ends the child at once. Thread-safe."""
         self.is_usable = False
         self._child.kill()
 
     def end(self) -> str:
-        """Waits for a child that was killed or has died; how it ended."""
+        """Waits for a child that was killed or died; returns how it ended."""
         for stream in (self._child.stdin, self._child.stdout):
             with contextlib.suppress(OSError):
                 stream.close()  # pyright: ignore[reportOptionalMemberAccess]
@@ -147,7 +147,7 @@ class Process:
 
 
 def one_line(text: str) -> str:
-    """A name or a library's words for a log, which control characters could forge lines in."""
+    """A text from outside for the log, without control characters, which could forge lines."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 

@@ -1,4 +1,4 @@
-"""A `MediaProcessor` whose media are read in other processes, and what else is made of a file there."""
+"""A `MediaProcessor` that reads media in other processes, and other functions of files that run there."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ from qwen35mm_preprocess.types import Progress
 
 T = TypeVar("T")
 
-# A picture that is to be shown: of each pixel of the source so many bytes at most, and something for its head.
+# Most bytes of a picture to show: so many per pixel of the source, plus its header.
 _BYTES_PER_PIXEL, _HEAD_BYTES = 4, 1 << 20
 
 
 @dataclass(frozen=True)
 class DecodingProcessor(MediaProcessor):
-    """Plans and prepares as `MediaProcessor` does, in another process. What needs no look at the medium is done here,
-    and a PIL image, which was opened here.
+    """Plans and prepares as `MediaProcessor` does, but in another process.
+
+    Checks that don't read the medium run here, and so do PIL images, which are already open.
 
     Attributes:
         decoders: the processes.
-        asker: who waits for the media; when they leave, the work ends.
+        asker: who waits for the media; the work ends when they leave.
     """
 
     decoders: Decoders = field(kw_only=True, compare=False, repr=False)
@@ -61,16 +62,16 @@ class DecodingProcessor(MediaProcessor):
 
     @classmethod
     def of(cls, processor: MediaProcessor, decoders: Decoders) -> DecodingProcessor:
-        """The same processing, budget and limits."""
+        """`processor` with the same processing, budget and limits, reading in `decoders`."""
         return cls(*(getattr(processor, each.name) for each in fields(MediaProcessor)), decoders=decoders)
 
     @property
     def direct(self) -> MediaProcessor:
-        """What reads in the process that it is in."""
+        """The same processor, reading in the current process."""
         return MediaProcessor(*(getattr(self, each.name) for each in fields(MediaProcessor)))
 
     def plan(self, source: MediaSource, kind: MediaKind | None = None, clip: VideoClip | None = None) -> MediaPlan:
-        """As `MediaProcessor.plan`. Raises what it raises, and what `Decoders.call` does."""
+        """See `MediaProcessor.plan`. Raises its errors and those of `Decoders.call`."""
         self._look()
         if isinstance(source, Image.Image):
             return super().plan(source, kind, clip)
@@ -85,7 +86,7 @@ class DecodingProcessor(MediaProcessor):
         progress: Progress | None = None,
         clip: VideoClip | None = None,
     ) -> PreparedMedia:
-        """As `MediaProcessor.prepare`. Raises what it raises, and what `Decoders.call` does."""
+        """See `MediaProcessor.prepare`. Raises its errors and those of `Decoders.call`."""
         self._look()
         if isinstance(source, Image.Image):
             return super().prepare(source, plan, kind, progress, clip)
@@ -108,10 +109,10 @@ class DecodingProcessor(MediaProcessor):
         reads_video: bool = False,
         progress: Progress | None = None,
     ) -> T:
-        """What `read` makes of `function(source, *arguments)`. Raises what `Decoders.call` does.
+        """Calls `function(source, *arguments)` in a child and applies `read` to its answer. Raises as `Decoders.call`.
 
         Args:
-            reads_video: whether it may decode frames from all of a video.
+            reads_video: whether it may decode frames from the whole video.
         """
         timeout_s = timeout_for(_num_bytes(source), self.limits, reads_video=reads_video)
         how = {"name": describe(source), "timeout_s": timeout_s, "progress": progress, "asker": self.asker}
@@ -119,7 +120,7 @@ class DecodingProcessor(MediaProcessor):
 
 
 def asked_by(media: MediaProcessor, asker: Asker | None) -> MediaProcessor:
-    """The same, but what it reads in other processes ends when the asker leaves."""
+    """The same processor; its work in other processes ends when the asker leaves."""
     return replace(media, asker=asker) if isinstance(media, DecodingProcessor) else media
 
 
@@ -131,10 +132,10 @@ def read_by(
     read: Reads[T],
     progress: Progress | None = None,
 ) -> T:
-    """What `read` makes of `function(source, *arguments)`, called where `media` reads media.
+    """Calls `function(source, *arguments)` where `media` reads media, and applies `read` to its answer.
 
     Raises:
-        MediaError: what the function raises; and what `Decoders.call` does, where there are some.
+        MediaError: the function's errors, and those of `Decoders.call` if it runs in a child.
     """
     if isinstance(media, DecodingProcessor):
         return media.read(source, function, *arguments, read=read, progress=progress)
@@ -145,23 +146,23 @@ def read_by(
 def picture_by(
     media: MediaProcessor, path: Path, function: Callable[..., bytes | None], *arguments: Any
 ) -> bytes | None:
-    """The picture, as a file's bytes, that a function makes of a file. Raises what `read_by` does."""
+    """The picture, as a file's bytes, that a function makes from a file. Raises as `read_by`."""
     read = partial(_read_bytes, most=most_bytes(media))
     return read_by(media, path, _bytes, function, *arguments, read=read)
 
 
 def most_bytes(media: MediaProcessor) -> int:
-    """The most that a picture of a medium may have as a file."""
+    """Most bytes of a picture made from a medium."""
     return _BYTES_PER_PIXEL * max(media.limits.max_source_pixels, MediaLimits().max_source_pixels) + _HEAD_BYTES
 
 
 def kind_by(media: MediaProcessor, source: MediaSource) -> MediaKind:
-    """See `detect_kind`. Raises what `read_by` does."""
+    """See `detect_kind`. Raises as `read_by`."""
     return read_by(media, source, _kind, media.limits, read=_read_kind)
 
 
 def check_picture_by(media: MediaProcessor, source: MediaSource) -> None:
-    """Decodes all of a picture. Raises MediaError where it can't be, and what `read_by` does."""
+    """Decodes the whole picture. Raises MediaError if that fails, and as `read_by`."""
     read_by(media, source, _load, media.limits, read=lambda values, data: None)
 
 
@@ -185,7 +186,7 @@ def _prepare(
 
 
 def prepared_answer(medium: PreparedMedia, **more: Any) -> Answer:
-    """A prepared medium as `read_prepared` reads it, with more values beside."""
+    """A prepared medium in the form of `read_prepared`, with additional values."""
     values = {"plan": plan_values(medium.plan), "warnings": medium.warnings, **more}
     return Answer(values, (medium.patches.pixels.reshape(-1).data,))
 
@@ -193,10 +194,10 @@ def prepared_answer(medium: PreparedMedia, **more: Any) -> Answer:
 def read_prepared(
     values: Any, data: Data, processor: MediaProcessor, kind: MediaKind | None, given: MediaPlan | None = None
 ) -> PreparedMedia:
-    """A prepared medium. Raises NonsenseError, and what wrong types lead to.
+    """A prepared medium from an answer. Raises NonsenseError, and errors of wrong types.
 
     Args:
-        given: the plan that it was prepared by; None where a new one was made.
+        given: the plan that it was prepared by; None if the child made a new one.
     """
     plan = read_plan(values["plan"], processor, kind, given)
     require(plan.digest is not None, "a plan without a digest")
@@ -204,7 +205,7 @@ def read_prepared(
 
 
 def read_warnings(values: Any) -> tuple[Any, ...]:
-    """What went wrong without stopping. Raises NonsenseError."""
+    """Warnings about a medium. Raises NonsenseError."""
     return tuple(read_said(warning) for warning in read_list(values["warnings"]))
 
 

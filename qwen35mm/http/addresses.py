@@ -1,4 +1,4 @@
-"""Where a request comes from, as limits count it."""
+"""The sender's address, as limits count it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from starlette.requests import HTTPConnection
 
 
 def address_of(connection: HTTPConnection) -> str:
-    """Where a request comes from. A network of IPv6 is one address: each customer of a provider has one at least.
+    """The sender's address. An IPv6 network counts as one, since every customer of a provider has a whole network.
 
-    A Space's proxy says for whom it asks, behind whatever the client itself says. Elsewhere nobody is believed that but
-    `HttpSettings.trusted_proxies`, whose word uvicorn has put in the client's place.
+    A Space's proxy appends its client's address to whatever the client sent. Elsewhere only
+    `HttpSettings.trusted_proxies` are trusted; uvicorn has already taken the client from their headers.
     """
     names = [connection.client.host] if connection.client else []
     if os.environ.get("SPACE_ID"):
@@ -22,13 +22,13 @@ def address_of(connection: HTTPConnection) -> str:
     for name in reversed(names):
         with contextlib.suppress(ValueError):
             found.append(ipaddress.ip_address(name.strip()))
-    # From the last on: proxies within a data centre have addresses of no public network.
+    # From the end: proxies inside a data centre have private addresses.
     address = next((each for each in found if each.is_global), found[0] if found else None)
     return f"address {None if address is None else network_of(str(address))}"
 
 
 def network_of(address: str) -> str:
-    """An IPv4 address as it is, the network of an IPv6 address; another text as it is."""
+    """An IPv4 address unchanged, an IPv6 address's network; any other text unchanged."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

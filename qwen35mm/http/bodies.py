@@ -1,4 +1,4 @@
-"""The bodies of requests: how much is taken, from one sender and from all together, for how long, and as what."""
+"""Limits on request bodies: size, memory of all together, time and form."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from qwen35mm_preprocess.say import say
 MAX_BODY_BYTES = 700 * 2**20
 # A sender that stalls holds memory.
 BODY_TIMEOUT_S = 120.0
-# Of all requests that are being answered. Small bodies come through whatever the large ones take.
+# For all requests in progress. Small bodies pass however much the large ones take.
 MAX_HELD_BYTES = 2 * 2**30
-# A reply takes seconds; who waits this long finds the queue shorter.
+# A reply takes seconds: by then the queue is shorter.
 RETRY_AFTER_S = 5
 _SMALL_BYTES = 2**20
 
 
 class BodyLimits:
-    """ASGI middleware: a body that is too large, or one too many of the large ones, is an HttpError when it is read.
+    """ASGI middleware: reading a body that is too large, or one large body too many, raises HttpError.
 
     Args:
         max_bytes: of one body.
-        max_held_bytes: of all bodies of requests that aren't answered yet.
+        max_held_bytes: of all bodies of unanswered requests.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, max_held_bytes: int = MAX_HELD_BYTES) -> None:
@@ -48,7 +48,7 @@ class BodyLimits:
 
         async def counted() -> Message:
             nonlocal num_bytes
-            # One that says how long it is is refused before it is sent.
+            # A body that announces its length is refused before it is sent.
             self._check(max(announced, num_bytes), announced - num_bytes)
             message = await receive()
             new = len(message.get("body", b""))
@@ -75,19 +75,19 @@ class BodyLimits:
 
 
 def too_large(max_bytes: int) -> HttpError:
-    """What is said of a body of more bytes."""
+    """The error for a body of more bytes."""
     words = say("This is too large: at most {most} MiB are taken. Attach it as a file.", most=max_bytes // 2**20)
     return HttpError(413, words, "too_large")
 
 
 def _announced(scope: MutableMapping[str, object]) -> int:
-    """Bytes of the body by its Content-Length; 0 where it has none."""
+    """The body's Content-Length in bytes; 0 without one."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]  # pyright: ignore
     return int(lengths[0]) if lengths and lengths[0].isdigit() and len(lengths[0]) < 20 else 0
 
 
 def as_body(data: bytes) -> Receive:
-    """What gives a body that was read before, for an application behind."""
+    """Passes a body that was already read to an inner application."""
     messages: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def receive() -> Message:
@@ -97,14 +97,14 @@ def as_body(data: bytes) -> Receive:
 
 
 async def read_bytes(request: Request, max_bytes: int | None = None) -> bytearray:
-    """The body of a request, as it came.
+    """The raw body of a request.
 
     Raises:
-        HttpError: it is packed, too large, holds too many values, or comes too slowly.
-        ClientDisconnect: the client hung up before its end.
+        HttpError: it is compressed, too large, too slow, or holds too many values.
+        ClientDisconnect: the client disconnected before the end.
     """
     if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-        # What is unpacked may be a thousand times as much.
+        # Unpacked, it may be a thousand times as large.
         raise HttpError(415, say("A body must be sent plain, without a Content-Encoding."), "unsupported_encoding")
     body = bytearray()
     try:
@@ -117,7 +117,7 @@ async def read_bytes(request: Request, max_bytes: int | None = None) -> bytearra
         words = say("The body didn't come within {s} seconds.", s=round(BODY_TIMEOUT_S))
         raise HttpError(408, words, "timeout") from None
     try:
-        # A large one takes a while, and is looked at in pieces.
+        # Checking a large body takes a while, so a thread does it.
         await REQUESTS.run(check_json, body) if len(body) > _SMALL_BYTES else check_json(body)
     except JsonDepthError:
         raise HttpError(400, say("The body is nested too deeply, or cut off."), "invalid_json") from None

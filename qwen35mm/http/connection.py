@@ -1,4 +1,4 @@
-"""A client's connection, which ends where nothing comes of it: whoever stalls holds a file descriptor, and a reply."""
+"""A client's connection, which ends when it stalls: a stalled one holds a file descriptor and a reply."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen35mm.http.addresses import network_of
 
-# For a request's line and headers, from the connection's begin or the last answer's end.
+# Seconds for a request's line and headers, from the connection's start or the last response's end.
 HEADERS_TIMEOUT_S = 30.0
-# For a client to send so much more of a body: a thousand bytes a second. Bodies that are read whole may take less time,
-# and are told so.
+# A client must send so many bytes of a body in so many seconds: a thousand a second. Bodies that are read whole have a
+# shorter limit, which answers with an error.
 SENDING_TIMEOUT_S, SENT_BYTES = 130.0, 130_000
-# For a client to take any of what is sent to it; the system and proxies hold some for it besides.
+# Seconds in which a client must read something. The system and proxies buffer some data besides.
 READING_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 1000
-# A browser has six for each of its pages' hosts; behind one address there may be an office.
+# A browser opens six per host; an office may share one address.
 MAX_OF_ADDRESS = 200
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# Files, databases and the model's own descriptors.
+# For files, databases and the model.
 _RESERVED = 256
 
 
 class Places:
-    """The places for connections of one server. One connection too many takes the place of the longest silent one.
+    """The places for connections of one server. A new connection may replace the one that was silent longest.
 
     Args:
         most: of all.
-        most_of_address: of one address, on another machine.
-        many: networks behind which many people are, which have no limit but the whole.
+        most_of_address: of one address on another machine.
+        many: networks that many people share; only `most` limits them.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Places:
         self._many = tuple(many)
         self._most_of_address = most_of_address
         self._of_address: Counter[str] = Counter()
-        # Those that ask for nothing, the longest silent first.
+        # Connections without a request, the longest silent first.
         self._silent: dict[Connection, str] = {}
         self._num_taken = 0
 
     @classmethod
     def of_this_process(cls, many: Iterable[Network] = ()) -> Places:
-        """As many as the process may have files for."""
+        """As many places as the process may have files."""
         try:
             import resource
         except ImportError:  # Windows has no such limit
@@ -71,7 +71,7 @@ class Places:
         )
 
     def enter(self, connection: Connection, address: str) -> bool:
-        """Whether there is a place for it."""
+        """Whether there is a place for a connection. May end a silent one."""
         if self._of_address[address] >= self._most_of_address and not self._are_many(address):
             leaves = next((each for each, other in self._silent.items() if other == address), None)
         elif self._num_taken >= self._most:
@@ -111,7 +111,7 @@ class Places:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with limits of their number, and of time for both directions."""
+    """uvicorn's connection with limits on the number of connections and on the time of both directions."""
 
     places: ClassVar[Places]
     _address: str | None = None
@@ -122,7 +122,7 @@ class Connection(H11Protocol):
 
     @classmethod
     def within(cls, places: Places) -> type[Connection]:
-        """The connections of one server."""
+        """A class for the connections of one server."""
         return type(cls.__name__, (cls,), {"places": places})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -149,7 +149,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._await_request()
-        # The next request may have come already.
+        # The next request may be here already.
         self._await_body()
 
     def _await_body(self) -> None:
@@ -163,13 +163,13 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            # The application still answers what came before the broken bytes: nobody reads that any more.
+            # The application still answers the request before the broken bytes, which nobody reads any more.
             cycle.disconnected = True
             cycle.message_event.set()
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:
-            # An answer has begun, or HEAD asked, whose answer has no body.
+            # The response has begun, or the request was HEAD, which has no response body.
             self.transport.close()
 
     def pause_writing(self) -> None:
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
         self._reading = _ended(self._reading)
 
     def end(self) -> None:
-        """Gives its place to another one."""
+        """Ends the connection, for another to take its place."""
         self._leave()
         self.transport.abort()
 
@@ -202,7 +202,7 @@ class Connection(H11Protocol):
 
     def _end_if_stalled(self) -> None:
         self._sending = None
-        # What isn't read here doesn't come: then it isn't the client that stalls.
+        # With reading paused, nothing arrives: then the client doesn't stall.
         is_stalled = self._num_received < SENT_BYTES and not self.flow.read_paused
         if is_stalled and self.conn.their_state is h11.SEND_BODY:
             self.transport.abort()
@@ -210,7 +210,7 @@ class Connection(H11Protocol):
             self._await_body()
 
     def _reset(self) -> None:
-        # Without this the system would go on to offer what it holds, for minutes.
+        # Otherwise the system would try for minutes to send what it buffers.
         at_once = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self.transport.abort()

@@ -1,4 +1,4 @@
-"""The end of a server: the signals that ask for it, and how streams learn of it. Each end is as clean as Ctrl-C."""
+"""How a server ends: the signals for it, and how streams learn of it. Every end is as clean as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ class Ending:
         self.event = asyncio.Event()
 
     def enter(self, scope: Any) -> None:
-        """Has what answers this request find it."""
+        """Lets the code that answers this request find this object."""
         scope[_SCOPE] = self
 
     @staticmethod
     def of(scope: Mapping[str, Any]) -> Ending:
-        """The one of a request's server; one that never comes where nobody has said."""
+        """The Ending of the request's server; without one, an Ending that never comes."""
         return scope.get(_SCOPE) or Ending()
 
 
 @contextlib.contextmanager
 def end_signals(handler: Callable[..., object], *others: signal.Signals) -> Iterator[None]:
-    """Has `handler` answer what a service manager, or closing the terminal, sends, and `others`; in the main thread,
-    since no other may set signals."""
-    # Windows has no SIGHUP; nohup ignores it, and that stands.
+    """Handles SIGTERM, SIGHUP (a closed terminal) and `others` with `handler`. Only the main thread may set signals."""
+    # Windows has no SIGHUP; nohup ignores it, which must stay so.
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
     is_main = threading.current_thread() is threading.main_thread()
@@ -46,13 +45,13 @@ def end_signals(handler: Callable[..., object], *others: signal.Signals) -> Iter
 
 
 def interrupt(*_: object) -> None:
-    """A handler by which a signal is as Ctrl-C."""
+    """A signal handler that does the same as Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def wait_for_the_end() -> NoReturn:
     """Waits until a handler raises."""
-    # Python answers a signal between two of its own steps. One that comes as the main thread is about to sleep would
-    # wait for another to wake it, so it looks up every second.
+    # Python handles a signal between two of its own steps. A signal that arrives just as the main thread falls asleep
+    # would wait for another one, so the thread wakes every second.
     while True:
         time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""What the kit refuses; each front says it in its own form."""
+"""The error of refused requests; each server formats it in its own way."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from qwen35mm_preprocess.say import Said, english, said_of
 
 
 class HttpError(Exception):
-    """A request that isn't answered.
+    """A refused request.
 
     Args:
-        status: HTTP's.
-        words: for a person.
-        code: what programs tell errors apart by.
-        headers: of the answer.
+        status: HTTP status code.
+        words: message for a person.
+        code: error code for programs.
+        headers: of the response.
     """
 
     def __init__(self, status: int, words: Said, code: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:

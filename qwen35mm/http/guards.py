@@ -1,7 +1,7 @@
-"""Which requests are let in at all, by where they say that they come from and go to, and what a browser may do with a
-page: nothing of it comes from, or goes to, another machine.
+"""Which requests are let in, by their host and origin, and what a browser may do with a page.
 
-An answer is Markdown and may hold `![](https://...)`: loading that would tell a stranger what was said.
+Pages load nothing from other machines and send nothing there. An answer is Markdown and may contain `![](https://...)`:
+loading that would tell a stranger what was said.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen35mm.http.settings import HttpSettings
 
-# Previews are blobs, and small pictures of the style sheets are data.
+# Previews are blobs, and the style sheets' small pictures are data URIs.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -31,7 +31,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "form-action 'self'",
     )
 )
-# The sites that show a Space's page in a frame.
+# Sites that show a Space's page in a frame.
 _SPACE_FRAMES = ("https://huggingface.co", "https://*.huggingface.co")
 
 Refuse = Callable[[Scope, Receive, Send, int, str], Awaitable[None]]
@@ -43,11 +43,11 @@ async def refuse(scope: Scope, receive: Receive, send: Send, status: int, text: 
 
 
 def guards(settings: HttpSettings, *, only_this_machine: bool, refuse: Refuse = refuse) -> list[Middleware]:
-    """What stands in front of every route of a front, from the outside to the inside.
+    """The middleware in front of every route of a server, from the outside to the inside.
 
     Args:
-        only_this_machine: whether names other than this machine's and `allowed_hosts` are refused.
-        refuse: tells those who aren't let in.
+        only_this_machine: whether to refuse names other than this machine's and `allowed_hosts`.
+        refuse: answers refused requests.
     """
     found = [Middleware(BasePath, settings.base_path)] if settings.base_path else []
     found.append(Middleware(SecurityHeaders, settings.embed_origins))
@@ -67,7 +67,7 @@ def guards(settings: HttpSettings, *, only_this_machine: bool, refuse: Refuse = 
 
 
 class BasePath:
-    """ASGI middleware for a proxy that has the front under a path and passes that path on."""
+    """ASGI middleware for a proxy that serves the application under a path and passes that path on."""
 
     def __init__(self, app: ASGIApp, base_path: str) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class BasePath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == self._base_path:
-            # The page's addresses are relative to it.
+            # Relative, like all addresses of the page.
             await RedirectResponse(f"{self._base_path.rpartition('/')[2]}/")(scope, receive, send)
             return
         if scope["type"] == "http" and scope["path"].startswith(f"{self._base_path}/"):
@@ -84,18 +84,20 @@ class BasePath:
 
 
 def without_prefix(scope: Scope, prefix: str) -> Scope:
-    """A request as it is without the beginning of its path. Nothing here makes addresses from the root path."""
+    """The request without the beginning of its path. Nothing here builds addresses from the root path."""
     raw = scope.get("raw_path") or scope["path"].encode()
     return {**scope, "path": scope["path"][len(prefix) :] or "/", "raw_path": raw[len(prefix) :] or b"/"}
 
 
 class SameOrigin:
-    """ASGI middleware that refuses what pages of other sites, or of other ports of this machine, have a browser ask
-    for; they may lead to the page by a link. What no browser sends is for others to judge: it can say what it likes.
+    """ASGI middleware that refuses browser requests from other sites and from other ports of this machine.
+
+    They may only link to the page. Requests without a browser's headers pass: a program can send any header, so later
+    checks must judge it.
 
     Args:
-        allowed: other origins that may ask; "*" is all.
-        refuse: tells the others.
+        allowed: other allowed origins; "*" allows all.
+        refuse: answers refused requests.
     """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] = (), refuse: Refuse = refuse) -> None:
@@ -118,18 +120,18 @@ def _is_same_origin(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     site = headers.get("sec-fetch-site")
     if site is not None:
-        # "none" is an address that the person typed, or a bookmark. Behind a proxy only the browser knows who "same"
-        # is, so this counts before Origin.
+        # "none" means a typed address or a bookmark. Behind a proxy only the browser knows what "same" means, so this
+        # counts before Origin.
         is_link = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate" and _is_page(scope["path"])
         return site in ("same-origin", "none") or is_link
     origin = headers.get("origin")
-    # No page can set either name: it would have to ask first, with an Origin, and be refused here.
+    # No page can set either header: it would need a preflight with an Origin, which is refused here.
     names = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
     return origin is None or any(_is_origin_of(name.strip(), origin) for name in names)
 
 
 def _is_page(path: str) -> bool:
-    """Whether a link may lead here: the page, also by the address that opens it."""
+    """Whether links may lead here: to the page, also by the address that opens it."""
     return re.fullmatch(r"/(t/[^/]*/?)?", path) is not None
 
 
@@ -145,13 +147,13 @@ def _is_origin_of(host: str, origin: str) -> bool:
 
 
 class OnlyTheseHosts:
-    """ASGI middleware that answers nobody who calls this machine by another name.
+    """ASGI middleware that refuses requests for another host name.
 
-    A website could point a name of its own to 127.0.0.1, and would then be this page's origin.
+    Otherwise a website could point its own name to 127.0.0.1 and share this page's origin.
 
     Args:
-        names: those besides the machine's own.
-        refuse: tells them so.
+        names: allowed names besides the machine's own.
+        refuse: answers refused requests.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = (), refuse: Refuse = refuse) -> None:
@@ -178,14 +180,14 @@ def _is_this_machine(name: str) -> bool:
     if name.lower() == "localhost" or name == "[::1]":
         return True
     try:
-        # An address and nothing else: 127.0.0.1.example.org is anybody's name.
+        # Exactly an address: anybody may own 127.0.0.1.example.org.
         return ipaddress.IPv4Address(name).is_loopback
     except ValueError:
         return False
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds the headers to every response; no buffering, so streams stay streams.
+    """ASGI middleware that adds security headers to every response, without buffering streams.
 
     Args:
         frames: origins that may show the page in a frame, besides Hugging Face on a Space.
@@ -204,7 +206,7 @@ class SecurityHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # A route's own, stricter policy stands.
+                # A route's own, stricter policy wins.
                 present = {name.lower() for name, _ in message.get("headers", [])}
                 added = [header for header in self._headers if header[0] not in present]
                 message = {**message, "headers": [*message.get("headers", []), *added]}

@@ -1,4 +1,4 @@
-"""A page of one person: who has opened it by its address is let in."""
+"""A page of one person: whoever opened it by its address is let in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BODY_BYTES = 4096
 
 
 class Beginning(BaseModel):
-    """What a page that has no key shows for one: the code of the address that opened it."""
+    """A page's request for a key: the code of the address that opened it."""
 
     model_config = ConfigDict(strict=True)
 
@@ -27,10 +27,10 @@ _BEGINNING = TypeAdapter(Beginning)
 
 
 class Owner:
-    """Lets in the person whose page it is. Only in the event loop.
+    """Lets in the page's owner. Only in the event loop.
 
     Args:
-        token: what lets them in; None lets in everybody who reaches the page.
+        token: lets the owner in; None lets in everybody who reaches the page.
     """
 
     def __init__(self, token: PageToken | None) -> None:
@@ -38,7 +38,7 @@ class Owner:
         self._tickets = Tickets()
 
     async def begin(self, request: Request) -> Response:
-        """`POST .../session`: the page's key, for the code of the address that opened it, with the ticket for files."""
+        """`POST .../session`: exchanges the code of the opening address for the page's key and the ticket for files."""
         asked = await read_beginning(request)
         if self._token is None:
             return JSONResponse({"key": None, "ticket": None})
@@ -47,10 +47,10 @@ class Owner:
         return JSONResponse(self._tickets.opened(self._token.key))
 
     def check(self, connection: HTTPConnection, *, takes_tickets: bool = False) -> None:
-        """Raises HttpError: it isn't the owner's.
+        """Raises HttpError if the connection isn't the owner's.
 
         Args:
-            takes_tickets: whether a ticket is enough, as for files.
+            takes_tickets: whether a ticket suffices, as for files.
         """
         token = self._token
         if token is None:
@@ -62,7 +62,7 @@ class Owner:
 
 
 async def read_beginning(request: Request) -> Beginning:
-    """What a page says when it asks for a key. Raises HttpError, Qwen35mmError."""
+    """The body of a page's request for a key. Raises HttpError, Qwen35mmError."""
     if HEADER not in request.headers:
         raise NotFoundError(say("There is no such request."))
     return await read_json(request, _BEGINNING, _MAX_BODY_BYTES)

@@ -1,4 +1,4 @@
-"""How a page's requests are answered: JSON in, JSON out, errors in words."""
+"""The page's requests: JSON in, JSON out, errors in words."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def request(method: Callable[..., Any]) -> Method:
-    """A method that the page can ask for, by its name and with its arguments, or with all of them as a `question`. They
-    are what they say: no "5" for 5; one that isn't known is left alone. One with a `person` is given who asks; one with
-    an `asker` who waits for it, and ends when they are gone.
+    """Makes a method callable by the page, with its arguments or with all of them as one `question`.
 
-    One that isn't asynchronous runs in a thread.
+    Arguments are strict: no "5" for 5; unknown ones are ignored. A `person` argument gets who asks. An `asker` argument
+    gets who waits; the work ends when they leave. A method that isn't asynchronous runs in a thread.
 
     Raises:
-        PromptError: an argument is missing, or is of another form; by the method that is made.
+        PromptError: when called with a missing argument or one of another form.
     """
 
-    # Only the arguments: what goes wrong in the method itself is not the asker's mistake.
+    # Checks only the arguments: errors inside the method aren't the caller's mistake.
     @validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     @functools.wraps(method)
     def check(*args: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -67,7 +66,7 @@ def request(method: Callable[..., Any]) -> Method:
 
 
 def requests_of(*services: object) -> dict[str, tuple[Method, frozenset[str]]]:
-    """The requests of objects, or of classes, by their names for the page, with the names of their arguments."""
+    """The requests of objects or classes, by their names for the page, with the names of their arguments."""
     methods = [(name, getattr(service, name)) for service in services for name in dir(service)]
     return {
         name.rstrip("_"): (method, frozenset(signature(method).parameters) - {"self"})
@@ -80,8 +79,8 @@ class Requests:
     """`POST .../api/NAME` with the arguments as a JSON object.
 
     Args:
-        who: who asks. Raises HttpError where nobody may.
-        services: objects whose requests these are.
+        who: returns who asks. Raises HttpError if they may not.
+        services: objects with the requests.
         max_bytes: of a body.
     """
 
@@ -100,14 +99,14 @@ class Requests:
         return result if isinstance(result, Response) else JSONResponse(result)
 
     async def answer(self, request: Request, person: Any, name: str, arguments: dict[str, Any]) -> Any:
-        """What a request's method gives."""
+        """The result of a request's method."""
         return await call(self._requests[name], request, person, arguments)
 
 
 async def call(
     method: tuple[Method, frozenset[str]], request: Request, person: object, arguments: dict[str, Any]
 ) -> Any:
-    """What a method of `requests_of` gives, for as long as somebody waits for it where it has an `asker`."""
+    """Calls a method of `requests_of`. With an `asker`, only as long as the client is connected."""
     function, names = method
     if "question" in names:
         arguments = {"question": arguments}
@@ -119,7 +118,7 @@ async def call(
 
 
 async def read_json(request: Request, form: TypeAdapter[T], max_bytes: int = MAX_BODY_BYTES) -> T:
-    """A request's body. Raises HttpError, PromptError: it is too large, or of another form."""
+    """The parsed body of a request. Raises HttpError, PromptError: it is too large, or of another form."""
     body = await read_bytes(request, max_bytes)
     try:
         return form.validate_json(body or b"{}")
@@ -128,7 +127,7 @@ async def read_json(request: Request, form: TypeAdapter[T], max_bytes: int = MAX
 
 
 def number_of(request: Request) -> int:
-    """The number in a request's path. Raises NotFoundError: it is none, or a long one."""
+    """The number in a request's path. Raises NotFoundError if it isn't one, or is too long."""
     text = request.path_params["number"]
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise NotFoundError(say("There is no such request."))
@@ -148,7 +147,7 @@ def in_words(handle: Handler) -> Handler:
 
 
 def answer_to(error: Exception) -> Response:
-    """What a page is told of an error."""
+    """The response to an error."""
     if isinstance(error, HttpError):
         return problem(error.words, error.code, error.status, headers=error.headers)
     if isinstance(error, TooLongError):
@@ -167,21 +166,21 @@ def answer_to(error: Exception) -> Response:
 
 
 async def while_waited_for(request: Request, work: Callable[[Asker], Awaitable[T]]) -> T:
-    """What comes of work for a request whose body was read. If the connection is lost meanwhile, the work ends.
+    """Runs the work for a request whose body was read. Ends it if the connection is lost.
 
     Raises:
-        ClientDisconnect: it was.
+        ClientDisconnect: the connection was lost.
         HttpError: the server ends.
     """
     asker = Asker()
     try:
         return await while_connected(request, work(asker))
     finally:
-        # Where it is done, nothing is left that this could end.
+        # Once the work is done, this ends nothing.
         asker.leave()
 
 
 def problem(message: Said, kind: str, status: int, *, headers: dict[str, str] | None = None, **more: Any) -> Response:
-    """An error as the page reads it; `kind` is for the page, `message` for a person."""
+    """An error response for the page; `kind` is for its code, `message` for a person."""
     kept = {"cache-control": "no-store", **(headers or {})}
     return JSONResponse({"error": {"message": message, "kind": kind, **more}}, status, kept)

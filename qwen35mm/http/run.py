@@ -1,4 +1,4 @@
-"""Serving an application on a port. uvicorn is started here and nowhere else."""
+"""Serves an application on a port. The only place that starts uvicorn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qwen35mm.http.ends import Ending, end_signals, interrupt
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import body_until_the_end
 
-# A reply in the middle may go on so long after Ctrl-C.
+# Seconds that a running reply may continue after Ctrl-C.
 _GRACE_S = 3
 
 
@@ -30,7 +30,7 @@ def run(
 
     Args:
         port: 0 takes a free one.
-        line: what is printed, for the address.
+        line: makes the printed line from the address.
 
     Raises:
         ConfigError: the address or the certificate can't be used.
@@ -38,17 +38,17 @@ def run(
     settings = settings or HttpSettings()
     with contextlib.closing(listen(host, port)) as listener:
         server = _Server(app, settings)
-        # uvicorn sends what ended it once more when it has ended: what comes behind here is to be done all the same.
+        # uvicorn raises the signal again after its own end; the code after this block must still run.
         with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
             print(f"{line(address_of(listener, host, settings))} (Ctrl-C ends it)", flush=True)
             server.run(sockets=[listener])
 
 
 class ServerThread:
-    """An application that is served by a thread of its own, until `close`.
+    """Serves an application in a thread, until `close`.
 
     Attributes:
-        url: where, with a slash at its end.
+        url: the address, with a slash at its end.
 
     Raises:
         ConfigError: the address or the certificate can't be used.
@@ -68,14 +68,14 @@ class ServerThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the requests in progress, each in words, and the thread."""
+        """Ends the requests in progress, each with an error, and the thread."""
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
 
 
 class _Server(uvicorn.Server):
-    """Tells what is in progress of its end."""
+    """A server that tells requests in progress when it ends."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._ending = Ending()
@@ -85,7 +85,7 @@ class _Server(uvicorn.Server):
             await app(scope, body_until_the_end(scope, receive), send)
 
         proxies = [ipaddress.ip_network(each) for each in settings.trusted_proxies]
-        # As they are called on a socket for both kinds of addresses.
+        # How IPv4 addresses appear on a socket for both families.
         mapped = [f"::ffff:{each.network_address}/{96 + each.prefixlen}" for each in proxies if each.version == 4]
         places = Places.of_this_process(proxies)
         config = uvicorn.Config(
@@ -109,17 +109,17 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._ending.event.set()
-        # What it says about ending somebody's stream is no news here.
+        # Its messages about ended streams are no news here.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A port that somebody may connect to from now on. Raises ConfigError."""
+    """A listening socket. Raises ConfigError."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         if sys.platform != "win32":
-            # There, a port whose last connections still fade counts as free.
+            # Otherwise a port counts as used while its last connections close. Windows doesn't need this.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host.strip("[]"), port))
         listener.listen(128)
@@ -133,6 +133,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket, host: str, settings: HttpSettings) -> str:
-    """What a person calls it by, without a slash at its end."""
+    """The address for a person, without a slash at its end."""
     name = f"[{host.strip('[]')}]" if listener.family == socket.AF_INET6 else host
     return f"{settings.scheme}://{name}:{listener.getsockname()[1]}"

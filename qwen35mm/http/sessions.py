@@ -1,14 +1,14 @@
-"""How a browser's page shows whose it is. There are no cookies: they go to every port of a host, and whoever serves
-another one would have them by a plain link.
+"""How a browser's page identifies itself. Not by cookies: they reach every port of a host, so any other server there
+could collect them with a plain link.
 
-A page has a key, which it keeps in its origin's storage and sends in the header `HEADER` with each request. What
-browsers ask for without headers (pictures, videos) has a ticket in its address instead, which is made of the key and
-opens files alone.
+A page has a key. It keeps the key in its origin's storage and sends it in the header `HEADER` with each request.
+Browsers request pictures and videos without headers, so those addresses have a ticket, which is derived from the key
+and opens only files.
 
-The page of one person has a token in the address that opens it (`/t/TOKEN/`): other users of the machine reach its
-port, too. The address leads a browser to the page with a code that is good for once, for which it gets its key; so
-neither token nor key is in a browser's history. For programs everything is below that address as well, so that clients
-that take an address alone can be given it.
+A page of one person is opened by an address with a token (`/t/TOKEN/`), because other users of the machine reach its
+port too. That address redirects to the page with a one-time code, and the page exchanges the code for its key. So
+neither token nor key gets into a browser's history. For programs everything is below that address as well, for clients
+that take nothing but an address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qwen35mm.http.guards import without_prefix
 
-# A page of another site can't set it without asking first, which is never allowed.
+# Another site's page needs a preflight to set it, which is never allowed.
 HEADER = "x-qwen35mm"
 TICKET = "ticket"
 _KEY = re.compile(r"[0-9a-f]{32,64}")
@@ -41,23 +41,23 @@ _REFUSAL = (
 
 
 def new_key() -> str:
-    """A key that nobody guesses."""
+    """A random key."""
     return secrets.token_hex(16)
 
 
 def name_of_key(key: str) -> str:
-    """What a key is remembered by, which lets nobody in."""
+    """The name under which a key is remembered; it lets nobody in."""
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def key_of(connection: HTTPConnection) -> str | None:
-    """The key that a request shows, if it can be one."""
+    """The key in a request's header, if it has the right form."""
     found = connection.headers.get(HEADER, "")
     return found if _KEY.fullmatch(found) else None
 
 
 class Tickets:
-    """The tickets of keys that were seen. Only in the event loop."""
+    """The tickets of known keys. Only in the event loop."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[str, str] = OrderedDict()
@@ -72,25 +72,25 @@ class Tickets:
         return ticket
 
     def opened(self, key: str) -> dict[str, str]:
-        """What a page is given with its key."""
+        """What a page gets: its key and ticket."""
         return {"key": key, "ticket": self.of(key)}
 
     def name(self, connection: HTTPConnection) -> str | None:
-        """The name of the key whose ticket a request for a file has in its address."""
+        """The name of the key that a file request's ticket belongs to."""
         if connection.scope.get("method") not in ("GET", "HEAD"):
             return None
         return self._names.get(connection.query_params.get(TICKET, ""))
 
 
 class PageToken:
-    """What lets browsers and programs in to a page of one person.
+    """Lets browsers and programs in to a page of one person.
 
     Args:
         value: the token; None makes one.
 
     Attributes:
         value: the token.
-        key: of every page that it lets in.
+        key: of every page that the token lets in.
     """
 
     def __init__(self, value: str | None = None) -> None:
@@ -103,11 +103,11 @@ class PageToken:
         return f"{url.rstrip('/')}/t/{self.value}/"
 
     def address_for_once(self, url: str) -> str:
-        """An address that lets one browser in: a browser's command line can be read by everybody on the machine."""
+        """An address that lets in one browser, since everybody on the machine can read its command line."""
         return f"{url.rstrip('/')}/t/{self.new_code()}/"
 
     def new_code(self) -> str:
-        """What is taken once for the token."""
+        """A one-time code in place of the token."""
         code = secrets.token_urlsafe(24)
         self._codes[code] = time.monotonic() + _CODE_S
         if len(self._codes) > _MAX_CODES:
@@ -119,11 +119,11 @@ class PageToken:
         return secrets.compare_digest(given.encode(), self.value.encode())
 
     def take(self, given: str) -> bool:
-        """Whether this lets a browser in: the token, or a code, which is used up."""
+        """Whether this lets a browser in: the token, or an unused code, which is then used up."""
         return self.is_known(given) or self._codes.pop(given, 0.0) > time.monotonic()
 
     def is_shown(self, connection: HTTPConnection) -> bool:
-        """Whether a request shows the key, or the token as a program does: `Authorization: Bearer TOKEN`."""
+        """Whether a request has the key, or the token as programs send it: `Authorization: Bearer TOKEN`."""
         bearer = re.fullmatch(r"[Bb]earer +(\S+)", connection.headers.get("authorization", ""))
         key = key_of(connection)
         return (key is not None and secrets.compare_digest(key, self.key)) or (
@@ -132,9 +132,9 @@ class PageToken:
 
 
 class TokenAddress:
-    """ASGI middleware for addresses with a token; it tells everything behind it that a program showed the token.
+    """ASGI middleware for addresses with a token: passes the token on as a program's header.
 
-    Also takes `/?token=TOKEN`, which addresses had before.
+    Also accepts the older `/?token=TOKEN`.
     """
 
     def __init__(self, app: ASGIApp, token: PageToken) -> None:
@@ -154,10 +154,10 @@ class TokenAddress:
         await self._app(scope, receive, send)
 
     def _opened(self, scope: Scope, found: re.Match[str] | None) -> Response | None:
-        """What a browser is led to the page by; None where the request isn't for an address that opens it."""
+        """The redirect to the page, or a refusal; None if the request isn't for an address that opens the page."""
         query = parse_qs(scope["query_string"].decode("latin-1")) if scope["path"] == "/" else {}
         given = found[1] if found else query.get("token", [None])[-1]
-        # A look at it by HEAD uses no code up.
+        # HEAD uses up no code.
         if given is None or scope["method"] != "GET":
             return None
         how = {"cache-control": "no-store"}

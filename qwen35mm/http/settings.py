@@ -1,4 +1,4 @@
-"""How a front is reached: names, origins, proxies, base path and TLS."""
+"""Settings of a server's address: names, origins, proxies, base path and TLS."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """Settings of a front, checked when made.
+    """Settings of a server, checked when made.
 
     Attributes:
-        allowed_hosts: names besides this machine's own that it answers to.
+        allowed_hosts: names that it answers to besides this machine's own.
         cors_origins: websites whose scripts may call it; "*" is all.
         embed_origins: websites that may show its page in a frame.
         trusted_proxies: addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
-        base_path: the path that a proxy has it under, such as `/chat`.
+        base_path: the path under which a proxy serves it, such as `/chat`.
         tls_cert: a certificate chain in PEM; None serves plain HTTP.
-        tls_key: its private key; None where the certificate's file has it.
+        tls_key: the private key; None if the certificate's file contains it.
 
     Raises:
         ConfigError: a value can't be used.

@@ -15,18 +15,17 @@ from qwen35mm.http.ends import Ending
 from qwen35mm.http.errors import HttpError
 from qwen35mm_preprocess.say import say
 
-# Proxies and clients give up on connections that say nothing.
+# Proxies and clients close silent connections.
 KEEP_ALIVE_S = 10.0
 
 T = TypeVar("T")
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What the work gives, for a request whose body was read; it is called off when the client hangs up, or the server
-    ends.
+    """Runs the work for a request whose body was read; cancels it if the client disconnects or the server ends.
 
     Raises:
-        ClientDisconnect: the client did.
+        ClientDisconnect: the client disconnected.
         HttpError: 503, the server ends.
     """
     task = asyncio.ensure_future(work)
@@ -51,12 +50,12 @@ async def _disconnect(request: Request) -> None:
 
 
 def ends() -> HttpError:
-    """What is said of a request that the server's end cuts off."""
+    """The error of a request that the server's end cuts off."""
     return HttpError(503, say("The program is being ended. Ask again when it runs."), "shutting_down")
 
 
 def body_until_the_end(scope: Mapping[str, Any], receive: Receive) -> Receive:
-    """What gives a request's body; where the server ends before its end, an HttpError: 503."""
+    """Receives a request's body. Raises HttpError (503) if the server ends first."""
     is_whole = False
 
     async def received() -> Message:
@@ -71,7 +70,7 @@ def body_until_the_end(scope: Mapping[str, Any], receive: Receive) -> Receive:
 
 
 async def until_ending(scope: Mapping[str, Any], work: Awaitable[T]) -> T:
-    """What the work gives. Raises HttpError: 503, the server ends, and the work is called off."""
+    """Runs the work. If the server ends, cancels it and raises HttpError (503)."""
     task = asyncio.ensure_future(work)
     ending = asyncio.ensure_future(Ending.of(scope).event.wait())
     try:
@@ -86,7 +85,7 @@ async def until_ending(scope: Mapping[str, Any], work: Awaitable[T]) -> T:
 
 
 async def until_the_end(scope: Mapping[str, Any], stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """A stream again. Raises HttpError: 503, the server ends."""
+    """Passes a stream on. Raises HttpError (503) if the server ends."""
     while True:
         try:
             item = await until_ending(scope, anext(stream))
@@ -98,11 +97,11 @@ async def until_the_end(scope: Mapping[str, Any], stream: AsyncIterator[T]) -> A
 async def event_stream(
     scope: Mapping[str, Any], frames: AsyncIterator[bytes], failed: Callable[[Exception], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """A stream of server-sent events, with a comment where there is nothing to say for long.
+    """A stream of server-sent events, with a comment during long silence.
 
     Args:
         scope: the request's.
-        failed: the frame of an error, or of the server's end, which is the last.
+        failed: makes the last frame, for an error or the server's end.
     """
     following: asyncio.Future[bytes] | None = None
     stream = until_the_end(scope, frames)
@@ -130,7 +129,7 @@ async def event_stream(
 
 
 def streaming(stream: AsyncIterator[bytes]) -> StreamingResponse:
-    """The answer that is a stream of server-sent events."""
+    """The response for a stream of server-sent events."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 

@@ -1,13 +1,13 @@
-"""One way to get an answer, whatever computes it: `stream(messages, params)` gives events up to `Finished`.
+"""Backends: `stream(request)` yields events up to `Finished`, whatever computes the answer.
 
-model_backend.py  from messages to what an engine is asked; what local.py and zero_gpu share
-plain.py          the same from texts and token ids, and what is read of prompts
-options.py        what they are made with, checked by its kind
-turn.py           a conversation with its reply
-local.py          LocalBackend: a model in this process
-zero_gpu/         ZeroGpuBackend: replies that are GPU calls of their own
+model_backend.py  from messages to an engine's request; shared by local.py and zero_gpu
+plain.py          the same for texts and token ids; also scores and embeddings
+options.py        checks the constructors' options
+history.py        a conversation with its new reply
+local.py          LocalBackend: a model in this process; its texts in local_texts.py
+zero_gpu/         ZeroGpuBackend: each reply is a GPU call
 remote/           RemoteBackend: a model behind an OpenAI-compatible server
-scripting/        what LocalBackend and RemoteBackend offer to scripts
+scripting/        methods of LocalBackend and RemoteBackend for scripts
 
-A surface imports the one that it uses: the others' libraries stay unloaded.
+Import only the backend that you use: the libraries of the others stay unloaded.
 """

@@ -1,4 +1,4 @@
-"""A conversation with its new reply, as the next turn will see it: what the history commit computes."""
+"""A conversation with its new reply, as the next turn will see it. The history commit computes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from qwen35mm.prompt.calls import read_calls
 
 
 def ended_by(request: GenerationRequest, text: str, reasoning: str) -> GenerationRequest | None:
-    """The conversation with the whole reply; None where there is no reply.
+    """The conversation with the whole reply; None without a reply.
 
     Args:
-        text, reasoning: the reply's, without what it continues.
+        text, reasoning: the reply's, without the beginning that it continues.
     """
     messages = request.messages
     if request.continue_reply:
@@ -22,7 +22,7 @@ def ended_by(request: GenerationRequest, text: str, reasoning: str) -> Generatio
         text, reasoning = before.text + text, (before.reasoning or "") + reasoning
     if not text:
         return None
-    # The model writes calls in control tokens. In the next turn's messages only the template may write these.
+    # The model writes calls in control tokens; in the next turn's messages only the template may write those.
     tools = request.shown_tools
     text, calls = read_calls(text, tools) if tools else (text, ())
     content = (Text(text),) if text or not calls else ()
@@ -31,6 +31,6 @@ def ended_by(request: GenerationRequest, text: str, reasoning: str) -> Generatio
 
 
 def with_calls(event: Finished, tools: Sequence[Mapping[str, Any]]) -> Finished:
-    """The end of a reply with its calls apart from its text."""
+    """The end of a reply, with its calls separated from the text."""
     text, calls = read_calls(event.result.text, tools)
     return Finished(replace(event.result, text=text, tool_calls=calls))

@@ -1,4 +1,4 @@
-"""One way to get an answer, whatever computes it: `stream(messages, params)` gives events up to `Finished`."""
+"""LocalBackend: a model in this process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class LocalBackend(ModelBackend, LocalTexts):
-    """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`.
+    """Answers with a model in this process, and commits histories while idle. See `ModelBackend`.
 
-    Its engine ends by `close()`, at the end of a `with`, with the last reference to it, or with the program.
+    The engine ends with `close()`, a `with` block, the last reference to the backend, or the program.
     """
 
     _refuses_when_full = True
@@ -42,7 +42,7 @@ class LocalBackend(ModelBackend, LocalTexts):
         return self._most_at_once
 
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
-        # While some are answered, the media of as many others are read.
+        # While some requests are answered, the media of as many others are read.
         self._most_at_once = settings.slots + min(settings.slots, settings.max_waiting)
         self.engine = AsyncEngine(
             lambda reader, writer: Engine(
@@ -69,7 +69,7 @@ class LocalBackend(ModelBackend, LocalTexts):
         commit_history: bool = True,
         min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> LocalBackend:
-        """Loads a checkpoint as `load` does and starts its engine; from `budget` on, options are the constructor's.
+        """Loads a checkpoint as `load` does and starts its engine. From `budget` on, options are the constructor's.
 
         Raises:
             CheckpointError, ConfigError: the checkpoint or a setting can't be used.
@@ -116,13 +116,14 @@ class LocalBackend(ModelBackend, LocalTexts):
             raise
 
     def memory(self) -> dict[str, int]:
-        """Bytes that the cache holds, and its budgets: `kv_bytes`, `kv_budget_bytes`, and so `states` and `vision`."""
+        """Bytes that the cache holds, and its budgets: `kv_bytes` and `kv_budget_bytes`, likewise `states` and
+        `vision`."""
         return self.engine.memory_use()
 
     def commit_history(self, request: GenerationRequest) -> None:
-        """Computes a conversation in the background, so that its next turn begins at once.
+        """Computes a conversation in the background, so that its next turn starts at once.
 
-        `stream` does this by itself; it is for replies that came from elsewhere.
+        `stream` does this by itself. Use it for replies from elsewhere.
 
         Args:
             request: its messages end with a reply.
@@ -133,21 +134,21 @@ class LocalBackend(ModelBackend, LocalTexts):
         self.engine.commit(self.history(request))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Blocks until no request, no history commit and no writing is left; False where the time was over first."""
+        """Blocks until requests, history commits and disk writes are done; False if the time was over first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with contextlib.suppress(RuntimeError):  # closed
-            # Its one thread comes to this last.
+            # The single thread runs this after all commits.
             if wait([self._committer.submit(lambda: None)], _left(deadline)).not_done:
                 return False
         return self.engine.wait_idle(_left(deadline))
 
     def close(self) -> None:
-        """Ends the engine's thread; running streams end with an error, and the disk gets what it lacks."""
+        """Ends the engine's thread. Running streams end with an error, and pending cache entries go to disk."""
         self._committer.shutdown(cancel_futures=True)
         self.engine.close()
 
     def _remember(self, request: GenerationRequest, texts: dict[str, list[str]]) -> None:
-        """Has a conversation's history computed with its new reply."""
+        """Has the conversation's history computed with its new reply."""
         ended = ended_by(request, "".join(texts["answer"]), "".join(texts["reasoning"]))
         if ended is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile
@@ -161,7 +162,7 @@ class LocalBackend(ModelBackend, LocalTexts):
 
 
 def weights_cache(cache: CacheSettings) -> WeightsCache | None:
-    """Where quantised weights are kept: beside the disk cache, and as much as that; None where there is none."""
+    """Where quantised weights are cached: beside the disk cache, with the same limit; None without a disk cache."""
     return WeightsCache(cache.directory, cache.disk_bytes) if cache.directory is not None and cache.reuse else None
 
 

@@ -1,4 +1,4 @@
-"""What a model in this process does for scripts with texts and token ids."""
+"""Texts and token ids for scripts, by a model in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Last = TypeVar("Last", Finished, PromptRead)
 
 
 class LocalTexts(TextModel, PlainPrompts):
-    """`TextModel` by a model in this process."""
+    """`TextModel` with a model in this process."""
 
     async def _completed(self, prompt: Plain, template: GenerationRequest, control_tokens: bool) -> Result:
         def begin(timeout_s: float | None) -> AsyncGenerator[Event, None]:
@@ -53,7 +53,7 @@ class LocalTexts(TextModel, PlainPrompts):
         begin: Callable[[float | None], AsyncGenerator[Event, None]],
         timeout_s: float | None,
     ) -> Last:
-        """The last event of a stream, when its turn has come."""
+        """The last event of a stream, after waiting for its turn."""
         async with contextlib.aclosing(self.in_turn(begin, timeout_s)) as events:
             async for event in events:
                 if isinstance(event, kind):

@@ -1,6 +1,6 @@
-"""What backends with a model in this process share: media read, the prompt built, whose words they are.
+"""Reads media and builds prompts, for backends with a model in this process.
 
-The half of an answer that computes nothing. It holds no engine, so a process that must not have one can use it.
+This half of an answer computes nothing on the model. It has no engine, so a process that must not have one can use it.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProces
 
 
 class ModelBackend(PlainPrompts):
-    """Answers with a model in this process, however it computes.
+    """Answers with a model in this process.
 
     Args:
         loaded: the model.
-        budget: what media may cost; None takes the defaults of the model's device.
-        limits: what media are refused; None takes the defaults.
+        budget: the most that media may cost; None takes the defaults of the model's device.
+        limits: which media are refused; None takes the defaults.
         settings: the engine's.
-        cache: how much is kept of finished requests, and whether on disk too; a folder keeps it there, None in memory.
-        commit_history: whether a finished turn of a conversation is computed as its next turn will see it.
-        min_segment: fewest tokens between two places where a conversation is gone on from.
-        decoders: the processes that media are read in; None reads them in this one.
+        cache: how much of finished requests is cached, and whether on disk; a folder caches there, None in memory.
+        commit_history: whether a finished turn is computed as the next turn will see it.
+        min_segment: fewest tokens between two cuts where a conversation can continue.
+        decoders: processes for reading media; None reads them in this process.
 
     Raises:
         ConfigError: a setting can't be used.
@@ -109,14 +109,14 @@ class ModelBackend(PlainPrompts):
 
     @abstractmethod
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
-        """Prepares for answers."""
+        """Prepares for requests."""
 
-    # Whether what nobody waits for may be asked while there is nothing else to do: not where each request is paid for.
+    # Whether requests that nobody waits for may run while idle. Not where each request costs money.
     idles = True
 
     @property
     def is_demo(self) -> bool:
-        """Whether this is the bundled demo model, which every surface has to say."""
+        """Whether this is the bundled demo model, which every surface must say."""
         return self.loaded.path == demo_model_path()
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
@@ -125,12 +125,12 @@ class ModelBackend(PlainPrompts):
         Args:
             request: `retain` "conversation" keeps what the next turn, an edit or another answer needs, and computes the
                 history with the reply in the background. "memory" does the same without writing to disk. "prompt" keeps
-                the prompt in memory, for other questions about the same media. "shared" keeps only beginnings that were
-                asked for before, "nothing" keeps nothing. The system message is shared by all tenants.
+                the prompt in memory, for other questions about the same media. "shared" keeps only prefixes that were
+                requested before, "nothing" keeps nothing. All tenants share the system message.
 
         Yields:
-            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
-            cancels the work within one step.
+            Progress, one MediaPlanned if there are media, TextDelta, and finally Finished. Leaving the iterator cancels
+            the work within one step.
 
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
@@ -147,7 +147,7 @@ class ModelBackend(PlainPrompts):
         plans = tuple(medium.plan for medium in media)
         if media:
             yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
-        # From here on as the history commit needs it: with its plans, and with the thinking decided.
+        # The history commit needs the request with its plans and the decision about thinking.
         request = replace(
             request,
             messages=pin_plans(request.messages, plans),
@@ -189,11 +189,11 @@ class ModelBackend(PlainPrompts):
         enable_thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
+        """Tokens of the prompt that these messages become. Media need no plan and aren't decoded.
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
-            ContextTooLongError: they have more tokens than two contexts hold; they aren't counted to the end.
+            ContextTooLongError: they exceed two contexts; the count stops there.
         """
         check_conversation(messages)
         plans = [self._plan_of(part) for part in iter_media(messages)]
@@ -201,11 +201,11 @@ class ModelBackend(PlainPrompts):
         return len(self._prompt(messages, plans, enable_thinking=thinking, tools=tools).token_ids)
 
     def history(self, request: GenerationRequest) -> CachedPrompt:
-        """A conversation that ends with a reply, as its next turn will see it. Media without a plan are read.
+        """A conversation that ends with a reply, as its next turn will see it. Reads media without a plan.
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
-            ContextTooLongError: they have more tokens than two contexts hold; they aren't counted to the end.
+            ContextTooLongError: they exceed two contexts; the count stops there.
         """
         check_conversation(request.messages)
         media = [self.find(part) or self.media_of(part) for part in iter_media(request.messages)]
@@ -227,13 +227,14 @@ class ModelBackend(PlainPrompts):
         )
 
     def find(self, part: Image | Video) -> DeferredMedia | None:
-        """The medium by its plan alone, if that is complete and this model's; its pixels may never be asked for."""
+        """The medium by its plan alone, if the plan is complete and made by this model; reads the pixels only on
+        demand."""
         plan = part.plan
         if plan is None or plan.digest is None:
             return None
         processing = self.media.image_processing if plan.kind == "image" else self.media.video_processing
         if plan.kind != part.kind or plan.processing != processing.fingerprint():
-            return None  # `prepare` has the words for it
+            return None  # `prepare` raises the error
         if not isinstance(part.source, PreparedMedia | EncodedMedium):
             self.media.check(plan, part.source)
         return DeferredMedia(plan, functools.partial(self.media_of, part))
@@ -241,7 +242,7 @@ class ModelBackend(PlainPrompts):
     def media_of(
         self, part: Image | Video, report: Callable[[int, int], None] | None = None, asker: Asker | None = None
     ) -> PreparedMedia:
-        """Reads a medium; by its plan, where it has one. What is read in another process ends when the asker leaves.
+        """Reads a medium, by its plan if it has one. Reading in another process ends when the asker leaves.
 
         Raises:
             MediaError: it can't be read.
@@ -255,7 +256,7 @@ class ModelBackend(PlainPrompts):
         return media.prepare(part.source, plan=plan, kind=part.kind, progress=report, clip=part.clip)
 
     def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
-        """Whether the model thinks first: as asked, else as its template does by itself."""
+        """Whether the model thinks first: as requested, else the template's default."""
         if params.thinking_budget == 0:
             return False
         return self.loaded.template.default_enable_thinking if enable_thinking is None else enable_thinking
@@ -273,16 +274,16 @@ class ModelBackend(PlainPrompts):
     async def _read_media(
         self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]
     ) -> AsyncGenerator[Progress, None]:
-        """Appends the messages' media; those without a plan are read one after the other in a thread.
+        """Appends the messages' media. Reads those without a plan one after the other in a thread.
 
         Raises:
-            ContextTooLongError: they alone are more than the context holds; no more are read than fit.
+            ContextTooLongError: the media alone exceed the context; reading stops there.
         """
         loop = asyncio.get_running_loop()
         asker, abandoned = Asker(), threading.Event()
         num_tokens = sum(part.plan.num_tokens for part in iter_media(messages) if part.plan is not None)
         for part in iter_media(messages):
-            # Pixels of all of them are in memory at one time.
+            # The pixels of all media are in memory at the same time.
             check_num_tokens(num_tokens, self.context_length)
             deferred = self.find(part)
             if deferred is not None:
@@ -297,7 +298,7 @@ class ModelBackend(PlainPrompts):
 
             def end(done: asyncio.Future[PreparedMedia], updates: asyncio.Queue[Progress | None] = updates) -> None:
                 updates.put_nowait(None)
-                # Asked for here, since nobody may wait for it any more: asyncio would log it as lost.
+                # Retrieves the exception: otherwise asyncio logs it as lost when nobody waits any more.
                 if not done.cancelled():
                     done.exception()
 
@@ -319,4 +320,4 @@ def _salt(tenant: str | None) -> bytes:
 
 
 class _AbandonedError(Exception):
-    """Ends the reading of a medium whose request is gone."""
+    """Stops reading a medium whose request is gone."""

@@ -1,6 +1,6 @@
-"""Texts and token ids as they are, which no template is put around: gone on with, scored, or embedded.
+"""Texts and token ids without a template: continued, scored or embedded.
 
-Scores are also of answers to conversations, and embeddings of these.
+Conversations can be embedded too, and answers to them scored.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from qwen35mm.prompt.build import num_in_common
 from qwen35mm.tokenizer import TooManyTokensError
 from qwen35mm_preprocess import MediaPlan, PreparedMedia
 
-# Prompts are counted up to so many contexts: what is a little too long is told to the token.
+# Tokens are counted up to this many contexts, so that the error for a slightly long prompt has the exact number.
 _COUNTED_CONTEXTS = 2
 
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """A prompt with its media, the first token that is asked about, and its messages, if it has any."""
+    """A prompt with its media, the first token to score, and its messages, if any."""
 
     prompt: Prompt
     start: int = 0
@@ -43,7 +43,7 @@ class _Source:
 
 
 class PlainPrompts(ABC):
-    """What a model in this process does besides answering conversations; see `scripting/texts.py` for scripts."""
+    """What a model in this process does besides conversations; see `scripting/texts.py` for scripts."""
 
     # Most tokens of a conversation.
     context_length: int
@@ -54,11 +54,11 @@ class PlainPrompts(ABC):
     def _answer(
         self, work: Request, request: GenerationRequest | None, *, commits: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """Gives the work to the engine. Leaving the events ends it.
+        """Gives the work to the engine. Leaving the iterator ends it.
 
         Args:
-            request: what the work was made of, its media with their plans; None for a prompt without a template.
-            commits: whether the history with the reply is computed behind it.
+            request: the request that the work was made from, its media with their plans; None for a plain prompt.
+            commits: whether the history with the reply is computed afterwards.
         """
 
     @abstractmethod
@@ -79,22 +79,22 @@ class PlainPrompts(ABC):
         tenant: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Goes on with a text or with token ids.
+        """Continues a text or token ids.
 
         Args:
             prompt: a text, or token ids as a list or an array of whole numbers. Ids of a rendered conversation are
-                answered as the conversation is.
+                answered like the conversation.
             params: None takes the checkpoint's defaults.
-            control_tokens: whether a control token's text in a text, such as `<|im_end|>`, is that token; else it is a
-                text like others.
-            prompt_logprobs: has a PromptRead come first, with the log-probability of each of the prompt's tokens but
-                the first, and of so many of the likeliest ones beside it. All of the prompt is computed then.
-            finds_thinking: whether thinking is told apart from the answer; else both are text, with the control tokens
+            control_tokens: whether a control token's text, such as `<|im_end|>`, becomes that token; else it is plain
+                text.
+            prompt_logprobs: yields a PromptRead first, with the log probability of each prompt token but the first, and
+                of so many of the likeliest tokens at its place. Computes the whole prompt, without cache hits.
+            finds_thinking: whether thinking is separated from the answer; else both are text, with the control tokens
                 between them.
             retain, tenant, timeout_s: as `stream`'s.
 
         Yields:
-            Progress, TextDelta, and at last Finished. Leaving the iterator cancels the work within one step.
+            Progress, TextDelta, and finally Finished. Leaving the iterator cancels the work within one step.
 
         Raises:
             PromptError, RequestError, EngineError: with a message for a person.
@@ -128,10 +128,10 @@ class PlainPrompts(ABC):
         tenant: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Reads how likely a text is; arguments are those of `score`.
+        """Scores how likely a text is; arguments as in `score`.
 
         Yields:
-            Progress, and at last a PromptRead with the tokens' `logprobs`.
+            Progress, and finally a PromptRead with the tokens' `logprobs`.
 
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
@@ -163,10 +163,10 @@ class PlainPrompts(ABC):
         tenant: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Reads a final hidden state; arguments are those of `embed`, for one.
+        """Reads a final hidden state; arguments as in `embed`, for one input.
 
         Yields:
-            Progress, and at last a PromptRead whose `states` are [1, hidden].
+            Progress, and finally a PromptRead with `states` [1, hidden].
 
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
@@ -193,7 +193,7 @@ class PlainPrompts(ABC):
         tenant: str | None,
         timeout_s: float | None,
     ) -> AsyncGenerator[Event, None]:
-        """What is read of a prompt, in the engine's line."""
+        """Reads a prompt, in the engine's queue."""
         request = self._request(source, reading, arrival_s, retain, tenant, timeout_s)
         return self._answer(request, GenerationRequest(source.messages) if source.messages else None)
 
@@ -207,7 +207,7 @@ class PlainPrompts(ABC):
         timeout_s: float | None,
         params: SamplingParams | None = None,
     ) -> Request:
-        """A request for a reply, or for none where there are no parameters of one."""
+        """A request for a reply; without `params`, for none."""
         self._check_length(len(source.prompt.token_ids), replies=params is not None)
         return Request(
             source.prompt,
@@ -215,7 +215,7 @@ class PlainPrompts(ABC):
             retain,
             salt=(tenant or "").encode(),
             salt_from=source.prompt.system_stop,
-            # Where there is no reply, it takes the least time.
+            # Without a reply, these cost the least.
             params=params or SamplingParams(max_tokens=1),
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
@@ -224,7 +224,7 @@ class PlainPrompts(ABC):
         )
 
     async def _rendered(self, given: Any, answer: str | None = None, **how: Any) -> _Source:
-        """A conversation in its template, with an answer where there is one."""
+        """A conversation in its template, with an answer if given."""
         messages = conversation_of(given)
         media: list[PreparedMedia | DeferredMedia] = []
         async with contextlib.aclosing(self._read_media(messages, media)) as updates:
@@ -238,11 +238,11 @@ class PlainPrompts(ABC):
         return _Source(prompt, start, tuple(media), tuple(pin_plans(messages, plans)))
 
     def _prompt(self, messages: Sequence[Message], plans: Sequence[MediaPlan], **how: Any) -> Prompt:
-        """The prompt; of one that is far too long no more is tokenized than shows that.
+        """Builds the prompt. Stops tokenizing once it is far too long.
 
         Raises:
-            PromptError: the messages can't become one.
-            ContextTooLongError: it has more tokens than two contexts hold.
+            PromptError: the messages can't become a prompt.
+            ContextTooLongError: it exceeds two contexts.
         """
         with self._counting():
             return self._prompts.prompt(messages, plans, most_tokens=self._most_tokens, **how)
@@ -254,7 +254,7 @@ class PlainPrompts(ABC):
             return self._prompts.reply(messages, plans, answer, most_tokens=self._most_tokens, **how)
 
     def _plain(self, given: Plain | None, text: Plain, control_tokens: bool) -> _Source:
-        """A prompt of what is given and a text behind it, and the text's first token that others stand before."""
+        """A prompt of `given` and `text`, and the index of the text's first token that has a token before it."""
         if not is_plain(text):
             raise PromptError(f"A text must be a string, or token ids; got {type(text).__name__}.")
         before = [] if given is None else self._ids(given, control_tokens)
@@ -265,12 +265,12 @@ class PlainPrompts(ABC):
             ids, start = self._ids(text, control_tokens), len(before)
             ids = [*before, *ids] if start else ids
         start = max(start, 1)
-        # Where what other texts may follow, too, ends; its last token foretells the first one of this.
+        # The prefix that other texts may share ends here; its last token predicts the first token of this text.
         ends = [start - 1] if 1 < start < len(ids) else []
         return _Source(self._prompts.plain(ids, ends=ends), start)
 
     def _ids(self, text: Plain, control_tokens: bool) -> Sequence[int] | np.ndarray:
-        """Token ids of a text; those that came as such are checked with the whole prompt."""
+        """Token ids of a text. Given ids are checked later with the whole prompt."""
         if not isinstance(text, str):
             self._check_length(len(text))
             return text
@@ -282,12 +282,12 @@ class PlainPrompts(ABC):
 
     @property
     def _most_tokens(self) -> int:
-        """Up to which a prompt's tokens are counted."""
+        """The most prompt tokens that are counted."""
         return _COUNTED_CONTEXTS * self.context_length
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
-        """A conversation that is longer than `_most_tokens` is told to be too long."""
+        """Turns TooManyTokensError into ContextTooLongError."""
         try:
             yield
         except TooManyTokensError as error:
@@ -295,7 +295,7 @@ class PlainPrompts(ABC):
             raise
 
     def _check_length(self, num_tokens: int, *, replies: bool = False, or_more: bool = False) -> None:
-        """Raises ContextTooLongError for a text that the context doesn't hold, with a first token of a reply if any."""
+        """Raises ContextTooLongError if the text exceeds the context, with a reply's first token if `replies`."""
         if num_tokens + replies > self.context_length:
             raise ContextTooLongError(
                 f"The text has {num_tokens:,} tokens{' or more' if or_more else ''}; the context holds "

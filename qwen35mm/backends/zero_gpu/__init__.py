@@ -1,7 +1,7 @@
-"""Answering on ZeroGPU, where a GPU is lent for one call and the process that had it is thrown away.
+"""Answers on ZeroGPU, which lends a GPU for one call and discards the process that had it.
 
-The parent holds the weights and reads media; it has no engine and none of its threads. Each call runs in a forked
-child: an engine of one slot, stepped in place, whose cache passes through the disk tier from call to call.
+The parent has the weights and reads media; it has no engine and none of its threads. Each call runs in a forked child:
+an engine with one slot, stepped in place. Its cache passes from call to call through the disk tier.
 """
 
 from qwen35mm.backends.zero_gpu.backend import ZeroGpuBackend

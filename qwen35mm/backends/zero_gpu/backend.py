@@ -1,4 +1,4 @@
-"""The parent's side: reads media, asks for a GPU, and hands the child's events to whoever waits for them."""
+"""The parent's side: reads media, asks for a GPU, and passes on the child's events."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
 
-# How long the end of the program waits for calls that are being stopped.
+# How long closing waits for calls to stop.
 CLOSE_S = 10.0
 
 
 class ZeroGpuBackend(ModelBackend):
-    """Answers with a model whose GPU is there for one call at a time; otherwise as `LocalBackend` does.
+    """Answers with a model that has a GPU for one call at a time; otherwise like `LocalBackend`.
 
-    The engine has one slot, and no waiting line but ZeroGPU's: `settings.max_waiting` bounds the calls. The cache's
-    directory is all that one call keeps for the next. Make it before the page is launched, in the thread that loaded
-    the model.
+    The engine has one slot and no queue but ZeroGPU's; `settings.max_waiting` bounds the calls. Calls share only the
+    cache's directory. Create it before launching the page, in the thread that loaded the model.
 
     Args:
-        loaded: the model, placed where `spaces` wants it.
-        gpu: `spaces.GPU`, or what stands for it.
-        max_duration_s: the most seconds of GPU that one call asks for.
+        loaded: the model, placed where `spaces` expects it.
+        gpu: `spaces.GPU`, or a substitute.
+        max_duration_s: the most GPU seconds that one call asks for.
         options: `ModelBackend`'s.
 
     Raises:
@@ -60,7 +59,7 @@ class ZeroGpuBackend(ModelBackend):
             sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights), self._max_duration_s
         )
         if cache.directory is not None and cache.reuse:
-            # What would be told, or take long, in every child.
+            # Would otherwise warn, or take long, in every child.
             DiskStore(cache.directory, max_bytes=cache.disk_bytes)
             weights_digest(loaded.path, cache.directory / "weights")
         child = Child(loaded, self, replace(settings, slots=1, max_waiting=1), cache)
@@ -71,13 +70,13 @@ class ZeroGpuBackend(ModelBackend):
     async def _answer(
         self, work: Request, request: GenerationRequest | None, *, commits: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """The call goes on behind its `Finished` until the conversation's history is on disk; a newer turn of the same
-        conversation ends that. Who leaves the events stops the call within one step of it, without waiting for that.
+        """After `Finished` the call continues until the conversation's history is on disk, or until a newer turn of the
+        conversation ends it. Leaving the iterator stops the call within one step, without waiting for that step.
 
         Raises:
-            RequestError: besides what `stream` raises, what ZeroGPU's own refusals become.
+            RequestError: ZeroGPU refused; besides the errors of `stream`.
         """
-        # Told before a GPU is asked for; the engine would say the same.
+        # Fails before a GPU is requested; the engine would raise the same error.
         work.check_length(self.context_length)
         duration_s = self._durations.estimate_s(len(work.prompt.token_ids), work.params.max_tokens)
         job = Job.make(work, request, duration_s, commits=commits)
@@ -97,11 +96,11 @@ class ZeroGpuBackend(ModelBackend):
                 call.stop()
 
     def memory(self) -> dict[str, int]:
-        """Nothing: what a call holds goes with it."""
+        """Nothing: a call's memory ends with it."""
         return {}
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Blocks until no call is at work, with what follows its reply; False where the time was over first."""
+        """Blocks until no call is running, its history commit included; False if the time was over first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for call in list(self._calls):
             if not call.join(None if deadline is None else max(deadline - time.monotonic(), 0)):
@@ -109,7 +108,7 @@ class ZeroGpuBackend(ModelBackend):
         return True
 
     def close(self) -> None:
-        """Stops the calls at work; what they computed of their prompts is on disk then."""
+        """Stops the running calls; the computed part of their prompts is then on disk."""
         for call in list(self._calls):
             call.stop()
         if not self.wait_idle(CLOSE_S):
@@ -130,7 +129,7 @@ class ZeroGpuBackend(ModelBackend):
         return call
 
     async def _end_older(self, conversation: str | None) -> None:
-        """Ends what is still computed behind a conversation's last reply: this turn goes on from its last cut."""
+        """Ends the history commit of the conversation's last reply: this turn continues from its last cut."""
         older = [call for call in self._calls if conversation and call.conversation == conversation and call.answered]
         for call in older:
             call.stop()

@@ -1,4 +1,4 @@
-"""One GPU call in the parent: a thread that draws the child's events out of `spaces`' generator."""
+"""One GPU call in the parent: a thread that reads the child's events from `spaces`' generator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 RunJob = Callable[[Job], Generator[tuple[Item, ...], None, None]]
 
 _WAIT = re.compile(r"Try again in ([0-9: ,a-z]+)", re.IGNORECASE)
-# What ZeroGPU's errors say, in its own words, and what that means to a person.
+# Parts of ZeroGPU's error messages, and what they mean to a person.
 _REFUSALS: list[tuple[tuple[str, ...], type[Qwen35mmError], Saying]] = [
     (
         ("quota exceeded", "credits exceeded", "gpu limit"),
@@ -51,8 +51,8 @@ _REFUSALS: list[tuple[tuple[str, ...], type[Qwen35mmError], Saying]] = [
 
 
 class Call:
-    """Made in the event loop that reads it. The thread begins in the caller's context, where `spaces` finds whose
-    quota pays for it.
+    """Created in the event loop that reads it. The thread starts in the caller's context, where `spaces` finds whose
+    quota pays.
     """
 
     def __init__(self, run: RunJob, job: Job, on_end: Callable[[Call], None]) -> None:
@@ -62,11 +62,11 @@ class Call:
         self._loop = asyncio.get_running_loop()
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue()
         self._ended = asyncio.Event()
-        # Whether its last event came; what it does since then is for the next turn.
+        # Whether its last event came; all later work is for the next turn.
         self.answered = False
         self._stop = threading.Event()
         context = contextvars.copy_context()
-        # A daemon, since a GPU may be waited for longer than anybody waits for the end of the program.
+        # A daemon: waiting for a GPU may take longer than the end of the program should.
         self._thread = threading.Thread(
             target=context.run, args=(self._work, run, job), name="qwen35mm-gpu-call", daemon=True
         )
@@ -75,11 +75,11 @@ class Call:
         self._thread.start()
 
     def stop(self) -> None:
-        """Has the child end after the step in hand; returns at once."""
+        """Ends the child after the current step; returns at once."""
         self._stop.set()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Blocks until the child is gone; False where the time was over first. Not for the event loop."""
+        """Blocks until the child is gone; False if the time was over first. Not for the event loop."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -88,7 +88,7 @@ class Call:
         await self._ended.wait()
 
     async def items(self) -> AsyncIterator[Item]:
-        """The child's events up to its last one or a `Failure`, which is what every other end becomes."""
+        """The child's events up to its last one, or a `Failure`, for every other end."""
         while (batch := await self._batches.get()) is not None:
             for item in batch:
                 yield item
@@ -108,7 +108,7 @@ class Call:
             failure = _failure(error)
         if not self.answered:
             self._put((failure,))
-        with contextlib.suppress(RuntimeError):  # a loop that is closed has no reader left
+        with contextlib.suppress(RuntimeError):  # a closed loop has no reader left
             self._loop.call_soon_threadsafe(self._end)
 
     def _put(self, batch: tuple[Item, ...]) -> None:
@@ -126,7 +126,7 @@ class Call:
 
 
 def _failure(error: Exception) -> Failure:
-    """ZeroGPU's refusals in words of ours: its errors have a title, and a message in which a time may be of use."""
+    """ZeroGPU's refusal in our words. Its errors have a title, and a message that may name a time to wait."""
     said = f"{getattr(error, 'title', '')} {error}".lower()
     for parts, kind, words in _REFUSALS:
         if any(part in said for part in parts):

@@ -1,6 +1,6 @@
-"""What runs in the forked child: an engine, stepped by the generator that the call is.
+"""The forked child: an engine, stepped by the call's generator.
 
-What goes there and comes back must pickle, since a pipe is all that the two processes share.
+Inputs and outputs must pickle, since the two processes share only a pipe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
 
-# Events go through the pipe at most this often. Empty batches go too: only behind a yield is a call stopped.
+# Events go through the pipe at most this often. Empty batches go too, since a call can only be stopped at a yield.
 BATCH_S = 0.05
 
 
@@ -34,9 +34,9 @@ class Job:
     """One GPU call.
 
     Attributes:
-        work: without its media, which are those of the request.
-        request: pixels that were read for this call are the sources of its media; None for a plain prompt.
-        duration_s: how long the GPU is asked for; what is left to do then isn't done.
+        work: without its media; `request` has them.
+        request: its media have the pixels that were read for this call as sources; None for a plain prompt.
+        duration_s: seconds of GPU asked for; work left after that is dropped.
         commits: whether the history with the reply is computed.
     """
 
@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of ours on its way to the parent: its class and its words."""
+    """One of our errors on its way to the parent: class and message."""
 
     kind: type[Qwen35mmError]
     message: Said
@@ -73,7 +73,7 @@ class Failure:
         return cls(type(error), said_of(error))
 
     def error(self) -> Qwen35mmError:
-        # Past `__init__`, which may want other arguments than the words.
+        # Skips `__init__`, which may take other arguments.
         return self.kind.__new__(self.kind, self.message)
 
 
@@ -81,10 +81,10 @@ Item = Event | Failure
 
 
 class Child:
-    """Made in the parent, where it holds nothing but what a fork may inherit; used in the child.
+    """Made in the parent, with only what a fork may inherit; used in the child.
 
     Args:
-        backend: knows how prompts and media are read.
+        backend: reads prompts and media.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Child:
         self._backend = backend
         self._settings = settings
         self._cache = cache
-        # A child may be used for a second call, and its memory is warm then.
+        # A child may get a second call, with its memory warm.
         self._engine: Engine | None = None
 
     def run(self, job: Job) -> Generator[tuple[Item, ...], None, None]:
-        """Answers one request: batches of events up to `Finished` or a `Failure`, then empty ones behind it.
+        """Answers one request: batches of events up to `Finished` or a `Failure`, then empty ones.
 
-        Closing it ends the work within a step; what was computed of the prompt is written to the disk tier all the
-        same, as it is before a call that went well returns.
+        Closing the generator ends the work within a step. The computed part of the prompt still goes to the disk tier,
+        as it does before a successful call returns.
         """
         batch: list[Item] = []
         sent_s, has_begun = time.monotonic(), False
@@ -109,7 +109,7 @@ class Child:
             for item in items:
                 if item is not None:
                     add_item(batch, item)
-                # The first word is waited for.
+                # The first text is sent at once.
                 begins = not has_begun and isinstance(item, TextDelta)
                 ends = isinstance(item, Failure) or (item is not None and job.work.ends_with(item))
                 if begins or ends or time.monotonic() - sent_s >= BATCH_S:
@@ -118,7 +118,7 @@ class Child:
                     sent_s, has_begun = time.monotonic(), has_begun or begins
 
     def _items(self, job: Job) -> Generator[Item | None, None, None]:
-        """What comes of each step; None at its end."""
+        """Items of each step, and None at its end."""
         try:
             yield from self._answer(job)
         except Qwen35mmError as error:
@@ -169,7 +169,7 @@ class Child:
 
 
 def add_item(batch: list[Item], item: Item) -> None:
-    """Appends an event; text goes on where the last piece of its channel ended."""
+    """Appends an event; joins text with the last chunk of its channel."""
     last = batch[-1] if batch else None
     if isinstance(item, TextDelta) and isinstance(last, TextDelta) and last.channel == item.channel:
         batch[-1] = replace(item, text=last.text + item.text, logprobs=last.logprobs + item.logprobs)

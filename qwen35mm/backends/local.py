@@ -116,8 +116,7 @@ class LocalBackend(ModelBackend, LocalTexts):
             raise
 
     def memory(self) -> dict[str, int]:
-        """Bytes that the cache holds, and its budgets: `kv_bytes` and `kv_budget_bytes`, likewise `states` and
-        `vision`."""
+        """Bytes in the cache, and its budgets: `kv_bytes` and `kv_budget_bytes`, likewise for `states` and `vision`."""
         return self.engine.memory_use()
 
     def commit_history(self, request: GenerationRequest) -> None:

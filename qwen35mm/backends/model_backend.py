@@ -227,8 +227,7 @@ class ModelBackend(PlainPrompts):
         )
 
     def find(self, part: Image | Video) -> DeferredMedia | None:
-        """The medium by its plan alone, if the plan is complete and made by this model; reads the pixels only on
-        demand."""
+        """The medium by its plan alone, if that is complete and this model's; reads pixels only on demand."""
         plan = part.plan
         if plan is None or plan.digest is None:
             return None

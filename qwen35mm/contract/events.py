@@ -63,8 +63,7 @@ class TokenLogprob:
     """A token and its log probability in the model's own distribution, before any sampling parameter.
 
     `text` has U+FFFD where a token is part of a character; `bytes` are the token's own. `token_id` is None where a
-    server doesn't report it. `top` lists the likeliest tokens at this place, likeliest first, as many as the request
-    asked for.
+    server doesn't report it. `top` lists as many of the likeliest tokens as requested, likeliest first.
     """
 
     text: str

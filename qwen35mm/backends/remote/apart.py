@@ -1,4 +1,4 @@
-"""Media are encoded for a server where they are decoded: in another process, where strangers' are read so."""
+"""Encodes media for a server in the process that decodes them: another process for untrusted media."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qwen35mm_preprocess import MediaKind, MediaPlan, MediaProcessor, MediaSourc
 
 
 def encode_by(part: Image | Video, media: MediaProcessor, video: VideoMode) -> EncodedMedium:
-    """See `encode_medium`; in the process that `media` reads in. Raises what `Decoders.call` does, too."""
+    """See `encode_medium`; runs where `media` reads. Also raises as `Decoders.call`."""
     source = part.source
     if not isinstance(media, DecodingProcessor) or isinstance(source, EncodedMedium | PreparedMedia | PILImage.Image):
         return encode_medium(part, media, video)
@@ -33,7 +33,7 @@ def _encode(source: MediaSource, part: Image | Video, media: MediaProcessor, vid
 
 
 def encoded_answer(medium: EncodedMedium, **more: Any) -> Answer:
-    """What `read_encoded` reads, with more values beside."""
+    """A medium in the form of `read_encoded`, with additional values."""
     values = {"plan": plan_values(medium.plan), "warnings": medium.warnings, **more}
     return Answer(values, (json.dumps(medium.parts).encode(),))
 
@@ -41,13 +41,13 @@ def encoded_answer(medium: EncodedMedium, **more: Any) -> Answer:
 def read_encoded(
     values: Any, data: Data, processor: MediaProcessor, kind: MediaKind, given: MediaPlan | None = None
 ) -> EncodedMedium:
-    """Parts of a request. Raises NonsenseError, and what wrong types lead to.
+    """Content parts from an answer. Raises NonsenseError, and errors of wrong types.
 
     Args:
-        given: the plan that it was encoded by; None where a new one was made.
+        given: the plan that the medium was encoded by; None if the child made a new one.
     """
     plan = read_plan(values["plan"], processor, kind, given)
-    # A video as it is, or its frames; base64 makes four characters of three bytes.
+    # A whole video, or its frames; base64 makes four characters of three bytes.
     num_pixels = plan.num_tokens * processor.image_processing.factor**2
     parts = read_list(json.loads(data.take(2 * processor.limits.max_bytes(kind) + 8 * num_pixels)))
     require(all(map(_is_part, parts)), "parts of a request that are none")
@@ -55,7 +55,7 @@ def read_encoded(
 
 
 def _is_part(part: Any) -> bool:
-    """A text, or a medium with its bytes in it: an address would be fetched by the server."""
+    """Whether this is a text, or a medium as a data: URI: a server would fetch any other address."""
     if not isinstance(part, Mapping):
         return False
     kind = part.get("type")

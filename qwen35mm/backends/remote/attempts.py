@@ -1,4 +1,4 @@
-"""How often a request is made, and how long is waited between two attempts."""
+"""How often to make a request, and how long to wait between two attempts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _T = TypeVar("_T")
 
 
 class Attempts:
-    """Makes requests of a server again where that can help.
+    """Repeats requests to a server where that can help.
 
     Args:
         most: attempts of one request.
-        sleep, jitter: how to wait between two of them, and a number from 0 to 1 for each wait.
+        sleep, jitter: how to wait between attempts, and a number from 0 to 1 for each wait.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Attempts:
         self.sleep = sleep
 
     async def make(self, request: Callable[[], Awaitable[_T]], deadline: Deadline) -> _T:
-        """Makes a request as often as it can help. Raises the last Fault."""
+        """Makes a request, repeating it while that can help. Raises the last Fault."""
         num_failed = 0
         while True:
             try:
@@ -59,14 +59,14 @@ class Attempts:
         *,
         whole: bool,
     ) -> AsyncGenerator[Event, None]:
-        """The events of a streamed reply, which is asked for as often as that can help.
+        """The events of a streamed reply; repeats the request while that can help.
 
         Args:
             path, body: the request.
             about: the request's fields that a refusal may be about.
-            begin: what gathers an attempt at it, which asks for these fields.
+            begin: makes the Reply that collects an attempt with these fields.
             learn: whether a fault is only about fields that can be left out.
-            whole: whether its text comes when it is complete. Then one that breaks off is asked for again, too.
+            whole: whether to yield the text only when it is complete. Then a reply that breaks off is requested again.
 
         Raises:
             Fault: the last attempt's.
@@ -98,7 +98,7 @@ class Attempts:
         yield Finished(reply.result())
 
     def pause_s(self, fault: Fault, num_failed: int, deadline: Deadline) -> float:
-        """Seconds after which to ask again; raises the fault where that can't help, or isn't allowed any more."""
+        """Seconds until the next attempt. Raises the fault if another attempt can't help or isn't allowed."""
         self._connection.check_open()
         if not fault.is_passing or fault.was_begun:
             raise fault

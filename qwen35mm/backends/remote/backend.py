@@ -47,7 +47,7 @@ from qwen35mm.pools import Asker
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, PreparedMedia
 from qwen35mm_preprocess.say import say
 
-# A request's media are read while as many requests as are answered at once are under way.
+# A request's media are read while this many times `max_concurrent` requests are under way.
 _READ_AHEAD = 2
 
 _T = TypeVar("_T")
@@ -56,32 +56,32 @@ _T = TypeVar("_T")
 class RemoteBackend(RemoteTexts):
     """Answers with a model behind an OpenAI-compatible server: vLLM, SGLang, llama-server, `transformers serve`, ours.
 
-    `max_concurrent` requests are out at a time; the media of as many more are read meanwhile. They go out in the order
-    in which their media are read; without media, in the order of asking. To be used from one event loop at a time;
-    what doesn't wait for an answer, from any thread. `connect` finds out what is told by `info`.
+    At most `max_concurrent` requests are at the server; the media of as many more are read meanwhile. Requests go out
+    in the order in which their media are ready; without media, in the order of the calls. Use it from one event loop at
+    a time; methods that don't wait for an answer, from any thread. `connect` fills `info`.
 
     Args:
         url: the server's address, with or without `/v1`.
-        model: its name there; None takes the only one that the server has.
-        api_key: sent as a bearer token; it is in no message and no log.
-        max_concurrent: most requests that the server has at once.
-        timeout_s: the most that a request may take from its turn on, all attempts included; and before, its media.
-        max_attempts: how often a request is tried where another attempt can help.
-        whole: whether a reply's text comes when it is complete. Then one that breaks off is asked for again, too.
+        model: its name there; None takes the server's only one.
+        api_key: sent as a bearer token; never in messages or logs.
+        max_concurrent: most requests at the server at once.
+        timeout_s: the most seconds from a request's turn on, all attempts included; also the most for its media before.
+        max_attempts: how often to try a request when another attempt can help.
+        whole: whether to yield a reply's text only when it is complete. Then one that breaks off is requested again.
         video: "frames" sends a video as pictures with their times as text between them, which every server reads;
-            "video_url" sends the file, which vLLM, SGLang and `transformers serve` sample by themselves.
-        budget: how large pictures are and which frames are sent; None takes a GPU's, with at most 32 frames.
-        limits: what media are refused; None takes the defaults.
+            "video_url" sends the file, which vLLM, SGLang and `transformers serve` sample themselves.
+        budget: the size of pictures and the choice of frames; None takes a GPU's, with at most 32 frames.
+        limits: which media are refused; None takes the defaults.
         timeouts: how long the server may be silent.
-        decoders: the processes that media are read in; None reads them in this one.
-        sleep, jitter: how to wait between two attempts, and a number from 0 to 1 for each wait.
+        decoders: processes for reading media; None reads them in this process.
+        sleep, jitter: how to wait between attempts, and a number from 0 to 1 for each wait.
 
     Raises:
         ConfigError: a setting can't be used.
     """
 
     is_demo = False
-    # Each request may be paid for, and somebody else may be waiting.
+    # Each request may cost money, and others may be waiting.
     idles = False
 
     def __init__(
@@ -125,7 +125,7 @@ class RemoteBackend(RemoteTexts):
         self._connection = Connection(url, api_key, timeouts or RemoteTimeouts())
         self._model = ServedModel(self._connection, model)
         self._attempts = Attempts(self._connection, max_attempts, sleep, jitter)
-        # Who finds a place free takes it at once: else those behind couldn't tell how many are before them.
+        # Whoever finds a place free takes it at once, so that the ones behind can count those before them.
         self._most_at_once = _READ_AHEAD * max_concurrent
         self._places = anyio.Semaphore(_READ_AHEAD * max_concurrent, fast_acquire=True)
         self._turns = anyio.Semaphore(max_concurrent, fast_acquire=True)
@@ -135,12 +135,12 @@ class RemoteBackend(RemoteTexts):
 
     @property
     def info(self) -> ModelInfo:
-        """The model, as far as the server tells of it. Raises ConfigError before `connect`."""
+        """The model, as far as the server describes it. Raises ConfigError before `connect`."""
         return self._model.info
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a conversation; 131,072 where the server doesn't say. Raises ConfigError before `connect`."""
+        """Most tokens of a conversation; 131,072 if the server doesn't say. Raises ConfigError before `connect`."""
         return self._model.context_length
 
     @property
@@ -153,7 +153,7 @@ class RemoteBackend(RemoteTexts):
 
     @property
     def name(self) -> str:
-        """The model's name. Raises ConfigError before `connect`, where none was given."""
+        """The model's name. Raises ConfigError before `connect`, unless it was given."""
         return self._model.name
 
     @property
@@ -163,7 +163,7 @@ class RemoteBackend(RemoteTexts):
 
     @property
     def fingerprint(self) -> str:
-        """Which model this is, as far as can be told: the server's address, without credentials, and the model's name.
+        """Identifies the model as far as possible: the server's address, without credentials, and the model's name.
 
         Raises:
             ConfigError: see `name`.
@@ -178,10 +178,10 @@ class RemoteBackend(RemoteTexts):
                 return list(await self._attempts.make(self._connection.list_models, deadline))
 
     async def connect(self, timeout_s: float = math.inf) -> None:
-        """Finds out whether the server answers and lets us in, its model where none was named, and what it can do.
+        """Finds out whether the server accepts us, its model if none was named, and what it can do.
 
         Args:
-            timeout_s: the most that this may take, where that is less than a request may.
+            timeout_s: the most seconds for this, if less than for a request.
 
         Raises:
             ConfigError: it has no model, or several and none was named.
@@ -195,7 +195,7 @@ class RemoteBackend(RemoteTexts):
             await self._model.connect(lambda request: self._attempts.make(request, deadline))
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises RequestError, in words, for what the server is known not to do."""
+        """Raises RequestError, in words, for what the server is known to lack."""
         reply_fields(request, self._model.program)
         if request.shown_tools and self._model.is_known and self.info.tools is False:
             raise RequestError(words.no_tools(words.Where(self._connection.host)))
@@ -207,8 +207,8 @@ class RemoteBackend(RemoteTexts):
         enable_thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Tokens of the prompt that these messages become. What the server counts itself are the texts, see
-        `info.exact_counts`; media count as their plans say, and tools as the text of their definitions.
+        """Tokens of the prompt that these messages become. The server counts at most the texts, see
+        `info.exact_counts`; media count as in their plans, and tools as the text of their definitions.
 
         Raises:
             MediaError, PromptError: the messages can't be sent.
@@ -222,36 +222,36 @@ class RemoteBackend(RemoteTexts):
         return counter.count(messages, enable_thinking) + num_media + num_tools
 
     def memory(self) -> dict[str, int]:
-        """Nothing: the server's memory is its own."""
+        """Nothing: the server manages its own memory."""
         return {}
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Blocks until no answer is awaited; False where the time was over first."""
+        """Blocks until no answer is awaited; False if the time was over first."""
         with self._idle:
             return self._idle.wait_for(lambda: self._num_streams == 0, timeout_s)
 
     def close(self) -> None:
-        """Closes the connections, from any thread; running streams end with an error."""
+        """Closes the connections. Thread-safe; running streams end with an error."""
         self._connection.close()
         self._model.close()
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """Answers the last message. A request that breaks off before its first text is made again. After that its
-        failure is an error, and the text stays (see `whole`).
+        """Answers the last message. A request that breaks off before its first text is repeated. After that the failure
+        is an error, and the text stays (see `whole`).
 
         Args:
-            request: without `params` the server's defaults hold; see `sampling_fields` for what goes out. A server's
-                cache is its own: `conversation`, `retain` and `tenant` change nothing. The seconds of `timeout_s`
-                include waiting and reading media.
+            request: without `params` the server's defaults apply; see `sampling_fields` for the fields sent. A server's
+                cache is its own: `conversation`, `retain` and `tenant` have no effect. `timeout_s` includes waiting and
+                reading media.
 
         Yields:
-            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
-            closes the connection. Prefilled, and numbers of tokens so far, come where the server tells them.
+            Progress, one MediaPlanned if there are media, TextDelta, and finally Finished. Leaving the iterator closes
+            the connection. Prefilled, and token counts so far, come only from servers that report them.
 
         Raises:
             MediaError, PromptError: the messages can't be sent.
-            RequestError: the server refuses the request, has too many, took too long, or can't do what is asked for.
-            EngineError: it can't be reached, or failed, at each attempt or amid its answer; or this was closed.
+            RequestError: the server refuses the request, is full, took too long, or can't do what is requested.
+            EngineError: it can't be reached, or failed in every attempt or amid its answer; or this backend was closed.
         """
         check_conversation(request.messages)
         timeout_s = request.timeout_s
@@ -307,12 +307,12 @@ class RemoteBackend(RemoteTexts):
     async def _answer(
         self, request: GenerationRequest, media: list[EncodedMedium], deadline: Deadline, asked_s: float
     ) -> AsyncGenerator[Event, None]:
-        """`media` is used up by it: what goes out is large, and is there once."""
+        """Empties `media`, so that the large request body isn't in memory twice."""
         await self._name_model(deadline)
         async with until(deadline):
             program = self._model.program
             sent = self._model.spare({**reply_fields(request, program), **program.stream_fields})
-            # What a refusal may be about, though it isn't a field.
+            # A refusal may also be about images, which are no field.
             about = {**sent, **({"images": True} if media else {})}
             body = await asyncio.to_thread(request_body, self.name, request.messages, media, sent)
         begin = functools.partial(Reply, asked_s, tools=request.tools)
@@ -362,5 +362,5 @@ class RemoteBackend(RemoteTexts):
                 )
             ) from None
         finally:
-            # Where it is read, nothing is left that this could end.
+            # Once it is read, this ends nothing.
             asker.leave()

@@ -1,4 +1,4 @@
-"""One request to a server over HTTP: how long it may be silent, and a `Fault` for every way to fail."""
+"""One request to a server over HTTP: limits on its silence, and a `Fault` for every failure."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from qwen35mm.errors import ConfigError, EngineError, Qwen35mmError, RequestTime
 from qwen35mm_preprocess.say import say
 
 _MAX_BODY_BYTES = 2**20
-# What follows "[DONE]" comes with it, or never.
+# Anything after "[DONE]" arrives with it, or never.
 _END_S = 0.5
-# Less than the 5 s after which uvicorn hangs up: a request must not meet a connection that is just being closed.
+# Below uvicorn's 5 s, so that no request meets a connection that is closing.
 _KEPT_S = 3.0
 _EXAMPLE = "http://localhost:8000/v1"
 _VERSION = re.compile(r"v\d")
-# Of a server's own words in a message.
+# Most characters of a server's own words in a message.
 _MAX_SAID = 300
 
 
 class Connection:
-    """The requests that a backend makes of one server. To be used from one event loop at a time.
+    """A backend's requests to one server. Use it from one event loop at a time.
 
     Args:
-        url: the server's address; one whose path names no version of the API gets `/v1`.
+        url: the server's address; one without a version of the API in its path gets `/v1`.
         api_key: sent as a bearer token.
-        timeouts: how long it may be silent.
+        timeouts: how long the server may be silent.
 
     Attributes:
-        base_url: up to and with the API's version, such as `http://localhost:8000/v1`; without credentials.
-        root: the address before the version, where servers have what isn't OpenAI's.
+        base_url: the address including the API's version, such as `http://localhost:8000/v1`; without credentials.
+        root: the address before the version, for routes outside OpenAI's API.
         host: host and port, for messages.
 
     Raises:
-        ConfigError: not the address of an HTTP server, a key that can't stand in a header, or a second way to be let
-            in; the message doesn't hold it.
+        ConfigError: not an HTTP address, a key that no header can hold, or two kinds of credentials; the message
+            doesn't contain them.
     """
 
     def __init__(self, url: str, api_key: str | None, timeouts: RemoteTimeouts) -> None:
@@ -73,27 +73,27 @@ class Connection:
 
     @property
     def _client(self) -> httpx.AsyncClient:
-        """The running event loop's: a connection that another one opened can't be used."""
+        """The client of the running event loop; another loop's connections can't be used."""
         loop = asyncio.get_running_loop()
         if self._used is None or self._loop is not loop:
             self._loop = loop
             self._used = httpx.AsyncClient(
                 **self._access,
-                # Other waits are bounded here, since they differ before and amid an answer. Turns bound connections.
+                # `Patience` bounds other waits: they differ before and amid an answer. Turns bound connections.
                 timeout=httpx.Timeout(None, connect=self._timeouts.connect_s),
                 limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_S),
             )
         return self._used
 
     def blocking_client(self) -> httpx.Client:
-        """Sends requests to the server's root from any thread."""
+        """A client for requests to the server's root from any thread."""
         return httpx.Client(base_url=self.root, **self._access)
 
     async def list_models(self) -> dict[str, Any]:
-        """The models that the server has: what it tells of each, by its name.
+        """The server's models: its description of each, by name.
 
         Raises:
-            Fault: it failed, or this connection was closed.
+            Fault: the request failed, or this connection was closed.
         """
         models = await self.get_json(f"{self.base_url}/models")
         try:
@@ -102,10 +102,10 @@ class Connection:
             raise foreign(200, "application/json") from None
 
     async def get_json(self, url: str) -> Any:
-        """What the server has at an address of it.
+        """The JSON at an address of the server.
 
         Raises:
-            Fault: it failed, it is no JSON, or this connection was closed.
+            Fault: the request failed, the answer isn't JSON, or this connection was closed.
         """
         patience = Patience(self._timeouts, Deadline.after(math.inf))
         async with self._exchange("GET", url, patience) as response:
@@ -116,10 +116,10 @@ class Connection:
                 raise foreign(response.status_code, _content_type(response)) from None
 
     async def post_json(self, path: str, body: bytes, sent: Collection[str], deadline: Deadline) -> Any:
-        """What the server answers to a request that isn't streamed; arguments are those of `ask`.
+        """The JSON answer to a request that isn't streamed; arguments as in `ask`.
 
         Raises:
-            Fault: it failed, it is no JSON, or this connection was closed.
+            Fault: the request failed, the answer isn't JSON, or this connection was closed.
         """
         patience = Patience(self._timeouts, deadline)
         async with self._exchange("POST", f"{self.base_url}/{path}", patience, body) as response:
@@ -130,14 +130,14 @@ class Connection:
                 raise foreign(response.status_code, _content_type(response)) from None
 
     async def ask(self, path: str, body: bytes, reply: Reply, deadline: Deadline) -> AsyncGenerator[Piece, None]:
-        """Asks once, and gives the pieces of the streamed answer that `reply` gathers. Leaving it hangs up.
+        """Asks once, and yields the chunks that `reply` makes of the stream. Leaving the iterator disconnects.
 
         Args:
             path: below `/v1`.
             body: the request, JSON.
 
         Raises:
-            Fault: it failed, at once or amid its answer, or this connection was closed.
+            Fault: the request failed, at once or amid its answer, or this connection was closed.
         """
         patience = Patience(self._timeouts, deadline)
         async with self._exchange("POST", f"{self.base_url}/{path}", patience, body) as response:
@@ -148,7 +148,7 @@ class Connection:
             while chunk := await patience.wait(anext(chunks, b"")):
                 for data in reader.feed(chunk):
                     if data.strip() == DONE:
-                        # Only one that was read to its end leaves a connection that can be used again.
+                        # Only a response read to its end leaves a reusable connection.
                         with anyio.move_on_after(_END_S), contextlib.suppress(httpx.HTTPError):
                             while await anext(chunks, b""):
                                 pass
@@ -162,11 +162,11 @@ class Connection:
                     yield piece
 
     def error_of(self, fault: Fault) -> Qwen35mmError:
-        """What a fault becomes for a person."""
+        """A fault as an error for a person."""
         return fault.kind(fault.saying(self.host, self.safe(fault.said)))
 
     def safe(self, text: str) -> str:
-        """A server's words as one short line without control characters and secrets."""
+        """A server's words as one short line, without control characters and secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         text = "".join(char if char.isprintable() else " " for char in text)
@@ -181,7 +181,7 @@ class Connection:
             )
 
     async def aclose(self) -> None:
-        """Closes all connections; who waits for an answer gets an error."""
+        """Closes all connections; running requests end with an error."""
         self._is_closed = True
         if self._used is not None and self._loop is asyncio.get_running_loop():
             await self._used.aclose()
@@ -189,7 +189,7 @@ class Connection:
             self.close()
 
     def close(self) -> None:
-        """Does the same from any thread, and waits for nothing."""
+        """Does the same from any thread, without waiting."""
         self._is_closed = True
         if self._used is not None and self._loop is not None and self._loop.is_running():
             asyncio.run_coroutine_threadsafe(self._used.aclose(), self._loop)
@@ -198,7 +198,7 @@ class Connection:
     async def _exchange(
         self, method: str, url: str, patience: Patience, body: bytes | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """An answer whose text is still to be read."""
+        """A response whose body is still unread."""
         self.check_open()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
@@ -218,7 +218,7 @@ class Connection:
             raise Fault(EngineError, words.unreachable if unreached else words.broken_off, is_passing=True) from None
 
     async def _read_success(self, response: httpx.Response, patience: Patience, sent: Collection[str]) -> bytes:
-        """The text of an answer, as far as it is of use. Raises Fault where it is none of success."""
+        """The body of a response, up to a limit. Raises Fault unless it is a success."""
         body, chunks = b"", response.aiter_bytes()
         while chunk := await patience.wait(anext(chunks, b"")):
             patience.restart()

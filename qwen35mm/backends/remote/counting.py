@@ -1,4 +1,4 @@
-"""How many tokens a conversation's texts are: asked of the server where it counts, else an estimate."""
+"""Token counts of a conversation's texts: the server's, or an estimate."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from qwen35mm.contract import Message
 
 logger = logging.getLogger(__name__)
 
-# A person waits for it while they write.
+# A person waits for it while typing.
 _TIMEOUT_S = 2.0
-# A server that didn't count is left alone for so long.
+# Seconds before asking again a server that failed to count.
 _PAUSE_S = 30.0
-# Of most tokenizers' texts; and what a template puts around a message.
+# Typical of most tokenizers and templates.
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_MESSAGE = 5
 
 
 class TokenCounter:
-    """Counts the texts of conversations; from any thread.
+    """Counts the texts of conversations. Thread-safe.
 
     Args:
-        client: sends requests to the server's root, with what lets it in.
+        client: sends requests to the server's root, with credentials.
         model: its name there.
-        counting: how it is asked; None where it can't be.
+        counting: how to ask; None if the server can't count.
     """
 
     def __init__(self, client: httpx.Client, model: str, counting: Counting | None) -> None:
@@ -39,11 +39,11 @@ class TokenCounter:
         self._model = model
         self._counting = counting
         self._not_before_s = 0.0
-        # A page counts the same beginnings again and again.
+        # A page counts the same prefixes again and again.
         self._counted = functools.lru_cache(maxsize=512)(self._ask)
 
     def count(self, messages: Sequence[Message], enable_thinking: bool | None) -> int:
-        """Tokens of these messages as a prompt, their media left out."""
+        """Tokens of these messages as a prompt, without their media."""
         if self._counting is not None and time.monotonic() >= self._not_before_s:
             values = [{"role": message.role, "content": message.text} for message in messages]
             try:
@@ -54,7 +54,7 @@ class TokenCounter:
         return sum(estimate(message.text) + _TOKENS_PER_MESSAGE for message in messages)
 
     def close(self) -> None:
-        """Closes the connection; from here on it estimates."""
+        """Closes the connection; later counts are estimates."""
         self._client.close()
 
     def _ask(self, texts: str, enable_thinking: bool | None) -> int:
@@ -68,7 +68,7 @@ class TokenCounter:
             tokens = self._post("/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
             return _count(len(tokens))
         systems = [message["content"] for message in messages if message["role"] == "system"]
-        # In Anthropic's form, which knows two roles.
+        # Anthropic's form has two roles.
         turns = [{**message, "role": "user"} if message["role"] == "tool" else message for message in messages]
         body = {
             "model": self._model,
@@ -83,7 +83,7 @@ class TokenCounter:
 
 
 def estimate(text: str) -> int:
-    """About how many tokens a text has."""
+    """The estimated number of tokens of a text."""
     return len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN
 
 

@@ -1,4 +1,4 @@
-"""How long something may take, and waiting for one of several places no longer than that."""
+"""Time limits, and places to wait for within them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RemoteTimeouts:
     """How long a server may be silent.
 
     Attributes:
-        connect_s: until the connection stands.
-        first_s: until the first bytes of an answer's text: its line of waiting requests, the media, the prefill.
-        silence_s: between two pieces of an answer.
+        connect_s: until the connection is made.
+        first_s: until the first bytes of an answer: the server's queue, media and prefill.
+        silence_s: between two chunks of an answer.
     """
 
     connect_s: float = 10.0
@@ -38,7 +38,7 @@ class RemoteTimeouts:
 
 
 class Deadline(NamedTuple):
-    """When something must be over, by `time.monotonic`, and how long that was from the beginning."""
+    """The end of a time limit on the clock of `time.monotonic`, and the limit's length."""
 
     at_s: float
     timeout_s: float
@@ -52,15 +52,15 @@ class Deadline(NamedTuple):
 
 
 def overdue(deadline: Deadline) -> Fault:
-    """What it is when a deadline is over."""
+    """The fault of a passed deadline."""
     return Fault(RequestTimeoutError, words.overdue(f"{deadline.timeout_s:g}"))
 
 
 @contextlib.asynccontextmanager
 async def until(deadline: Deadline) -> AsyncIterator[None]:
-    """Ends what is in it at the deadline. Not around a `yield` of a generator. Raises Fault."""
+    """Cancels the block at the deadline. Not around a `yield` of a generator. Raises Fault."""
     try:
-        # Not asyncio's wait_for, which up to Python 3.11 loses a cancellation that comes with the result.
+        # Not asyncio's wait_for: up to Python 3.11 it loses a cancellation that comes with the result.
         with anyio.fail_after(deadline.left_s()):
             yield
     except TimeoutError:
@@ -68,11 +68,11 @@ async def until(deadline: Deadline) -> AsyncIterator[None]:
 
 
 class Patience:
-    """How long a server may say nothing: so long until its first words, so long between two pieces, and to no later
-    than the deadline. Whoever asks may take their time between two waits.
+    """How long a server may be silent: one limit until its first chunk, one between chunks, and the deadline for all.
+    The time between two waits doesn't count.
 
     Attributes:
-        is_amid: whether it has begun to answer.
+        is_amid: whether the answer has begun.
     """
 
     def __init__(self, timeouts: RemoteTimeouts, deadline: Deadline) -> None:
@@ -82,14 +82,14 @@ class Patience:
         self.is_amid = False
 
     def restart(self) -> None:
-        """The server gave a sign of life: one that sends comments is alive, however long its prefill takes."""
+        """Restarts the limit at a sign of life: a server that sends comments is alive, however long its prefill."""
         self._begun_s = time.monotonic()
 
     async def wait(self, awaited: Awaitable[_T]) -> _T:
-        """Waits for what the server does next.
+        """Waits for the server's next action.
 
         Raises:
-            Fault: it didn't within its time.
+            Fault: the time was over first.
         """
         limit_s = self._timeouts.silence_s if self.is_amid else self._timeouts.first_s
         silent_s = limit_s if self.is_amid else max(limit_s - (time.monotonic() - self._begun_s), 0.0)
@@ -106,7 +106,7 @@ class Patience:
 
 @contextlib.asynccontextmanager
 async def place(places: anyio.Semaphore, deadline: Deadline) -> AsyncIterator[None]:
-    """Waits for one of so many places, in the order of asking, and holds it."""
+    """Waits for a place, first come first served, and holds it."""
     async with until(deadline):
         await places.acquire()
     try:

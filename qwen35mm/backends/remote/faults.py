@@ -1,4 +1,4 @@
-"""What a server can do wrong: which error it is, in words for a person, and whether and when asking again can help."""
+"""Failures of a server: the error and words for a person, and whether and when to try again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from qwen35mm.errors import (
 )
 from qwen35mm_preprocess.say import Saying
 
-# Waits double from the first up to the longest, so that a server that is down isn't pressed.
+# Waits double from the first to the longest, to spare a server that is down.
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
-# A server that is loading a model or hands out turns by the minute is waited for; one that says "tomorrow" is not.
+# Long enough for a server that loads a model or limits requests per minute, but not for one that says "tomorrow".
 MAX_RETRY_AFTER_S = 120.0
 
-# JSON may be nested deeper than Python can follow.
+# JSON may be nested too deeply for Python.
 _MAX_DEPTH = 8
 _UNKNOWN = re.compile(r"unexpected|unknown|unrecogni[sz]ed|(not |un)supported|extra|not permitted", re.IGNORECASE)
 _LACKING = re.compile(
@@ -39,8 +39,8 @@ _LACKING = re.compile(
 _TOO_LONG = re.compile(
     r"context (length|size|window)|(exceed|longer|maximum)[^.]* context|max_model_len", re.IGNORECASE
 )
-# What a server may turn out to lack, by the field of `ModelInfo`: the request's field that asks for it, the server's
-# words for it, and ours.
+# Abilities that a server may lack, by the field of `ModelInfo`: the request's field that needs it, the server's words
+# for it, and ours.
 _ABILITIES = {
     "images": ("images", re.compile(r"image|vision|multi-?modal|mmproj|media", re.IGNORECASE), words.no_pictures),
     "tools": ("tools", re.compile(r"\btools?\b|tool[_ -](choice|call)|jinja", re.IGNORECASE), words.no_tools),
@@ -51,7 +51,7 @@ _ABILITIES = {
     ),
 }
 _PASSING = frozenset({408, 409, 425, 429})
-# What a server says of one request and not of whoever asks.
+# Statuses about the request, not about the sender.
 _OF_THIS_REQUEST = frozenset({400, 415, 422, 451})
 _OF_STATUS: dict[int, tuple[type[Qwen35mmError], Words]] = {
     401: (RequestError, words.no_access),
@@ -67,16 +67,16 @@ class Fault(Exception):
     """What went wrong with a request, without the server's name.
 
     Attributes:
-        kind: the class of the error that it becomes if it isn't tried again.
-        words: what is said of it, given who is spoken of.
-        said: the server's own words, as they came: not fit to be shown before `Connection.error_of` has been over them.
-        is_passing: whether another attempt can go better.
-        status: the answer's status; None where none came.
-        retry_after_s: how long the server asked to be left alone.
-        lacks: what the server turned out not to have, as a field of `ModelInfo`.
+        kind: the error's class, if the request isn't repeated.
+        words: makes the message from a Where.
+        said: the server's own words, unchanged: pass them through `Connection.error_of` before showing them.
+        is_passing: whether another attempt may succeed.
+        status: the response's status; None without a response.
+        retry_after_s: how long the server asked us to wait.
+        lacks: the ability that the server turned out to lack, a field of `ModelInfo`.
         unknown: parameters of the request that it doesn't know.
-        num_attempts: how often it was tried; None where it wasn't to be tried again.
-        was_begun: whether some of the answer had been given already.
+        num_attempts: how many attempts failed; None if the fault isn't one to retry.
+        was_begun: whether part of the answer was already yielded.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Fault(Exception):
         self.was_begun = False
 
     def saying(self, host: str, said: str) -> Saying:
-        """What it is for a person.
+        """The message for a person.
 
         Args:
             said: the server's own words, made safe.
@@ -117,21 +117,21 @@ class Fault(Exception):
 
 
 def damaged(what: str) -> Fault:
-    """An answer that isn't what an OpenAI-compatible server sends."""
+    """The fault of an answer that isn't in OpenAI's form."""
     return Fault(EngineError, words.damaged, said=what, is_passing=True)
 
 
 def foreign(status: int, content_type: str) -> Fault:
-    """Something else answers at that address."""
+    """The fault of an address where something else answers."""
     return Fault(RequestError, words.foreign, said=content_type or "no content type", status=status)
 
 
 def refused(status: int, said: str, sent: Collection[str], retry_after_s: float | None = None) -> Fault:
-    """An answer that isn't a success.
+    """The fault of an unsuccessful response.
 
     Args:
         said: the server's own words.
-        sent: names of the parameters that the request had and that a server may not know; "images" where it had some.
+        sent: names of the request's parameters that a server may not know; "images" if it had some.
     """
     is_passing = status in _PASSING or status >= 500
     lacks = None if status in _OF_STATUS else _lacking(sent, said)
@@ -164,14 +164,14 @@ def refused(status: int, said: str, sent: Collection[str], retry_after_s: float 
 
 
 def stream_error(error: Any, sent: Collection[str]) -> Fault:
-    """An error object in the middle of a stream; a code in it counts as the status it would have been."""
+    """The fault of an error object in a stream; its code counts as the status."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
     return refused(status, "; ".join(_texts(error)), sent)
 
 
 def read_said(body: bytes) -> str:
-    """The server's own words, in any of the forms that servers use; none of an HTML page."""
+    """The server's own words, in any of the forms that servers use; nothing from an HTML page."""
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
@@ -185,14 +185,14 @@ def delay_s(num_failed: int, jitter: float, retry_after_s: float | None = None) 
 
     Args:
         jitter: 0 to 1; spreads requests that failed together over the upper half of the wait.
-        retry_after_s: what the server asked for; never less than that is waited, up to MAX_RETRY_AFTER_S.
+        retry_after_s: what the server asked for; the wait is never shorter, up to MAX_RETRY_AFTER_S.
     """
     longest = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(num_failed - 1, 64))
     return max(longest * (0.5 + 0.5 * jitter), min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 def read_retry_after(value: str | None, now_s: float) -> float | None:
-    """Seconds that a Retry-After header asks for (RFC 9110, 10.2.3: seconds or a date); None if it can't be read.
+    """Seconds that a Retry-After header asks for (RFC 9110, 10.2.3: seconds or a date); None if unreadable.
 
     Args:
         now_s: seconds since 1970.
@@ -213,14 +213,14 @@ def read_retry_after(value: str | None, now_s: float) -> float | None:
 
 
 def _unknown(sent: Collection[str], message: str) -> list[str]:
-    """The parameters that a server says it doesn't know; one that it only mentions may be too large or too small."""
+    """The parameters that the server doesn't know. A message without words for that may only be about their values."""
     if not _UNKNOWN.search(message):
         return []
     return [name for name in sent if re.search(rf"\b{re.escape(name)}\b", message)]
 
 
 def _lacking(sent: Collection[str], message: str) -> str | None:
-    """What the server says that it, or its model, doesn't have, of what was asked for."""
+    """The requested ability that the server or its model lacks, by the server's words."""
     if not _LACKING.search(message):
         return None
     return next((lacks for lacks, (name, said, _) in _ABILITIES.items() if name in sent and said.search(message)), None)

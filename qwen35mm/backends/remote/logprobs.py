@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as servers tell them, in either of OpenAI's forms."""
+"""Log probabilities of tokens from servers, in either of OpenAI's forms."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from qwen35mm.backends.remote.faults import damaged
 from qwen35mm.contract import TokenLogprob
 
-# How the older form spells a token that is a part of a character.
+# How the older form writes a token that is part of a character.
 _BYTES = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")
 
 
 def read_logprobs(told: Any) -> list[TokenLogprob]:
-    """Those of a choice's `logprobs`, of chat completions or of the older completions; none of None.
+    """Reads a choice's `logprobs`, of chat completions or of the older completions; none from None.
 
-    A token that has none, as a text's first one, has NaN.
+    A token without one, such as a text's first, gets NaN.
 
     Raises:
-        Fault: they are of another form.
+        Fault: they have another form.
     """
     if not told:
         return []

@@ -1,7 +1,7 @@
-"""Messages as a server reads them: texts, pictures as data: URIs, videos as pictures with their times or whole.
+"""Messages in a server's form: texts, pictures as data: URIs, videos as pictures with their times or as a file.
 
-A medium is planned as for a model in this process, under the same budget; the plan says how large its pictures become
-and which frames of a video are sent. Its tokens are Qwen3.5's; a server with another model counts in its own way.
+Media are planned as for a model in this process, under the same budget. The plan sets the size of pictures and the
+frames of a video. Its token counts are Qwen3.5's; a server with another model counts differently.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from qwen35mm_preprocess.video_probe import probe_video
 
 VideoMode = Literal["frames", "video_url"]
 
-# What vLLM and the server of transformers take of a video by themselves.
+# The number of frames that vLLM and transformers' server sample themselves.
 DEFAULT_MAX_FRAMES = 32
 _JPEG_QUALITY = 95
 _HALVES = (0.5, 0.5, 0.5)
 
 
 def default_media(budget: MediaBudget | None, limits: MediaLimits | None, video: VideoMode) -> MediaProcessor:
-    """Qwen3.5's processing with a budget; each frame of a video that is sent as pictures counts by itself."""
+    """Qwen3.5's processing with a budget; each frame sent as a picture counts by itself."""
     temporal_patch_size = 1 if video == "frames" else 2
     return MediaProcessor(
         ImageProcessing(16, 2, 2, _HALVES, _HALVES),
@@ -58,10 +58,10 @@ def default_media(budget: MediaBudget | None, limits: MediaLimits | None, video:
 
 
 def encode_medium(part: Image | Video, media: MediaProcessor, video: VideoMode) -> EncodedMedium:
-    """Reads, checks and encodes one medium, unless it is encoded; by its plan, where it has one of Qwen3.5's.
+    """Reads, checks and encodes one medium unless it is encoded; by its plan, if that is Qwen3.5's.
 
     Raises:
-        MediaError: it can't be read, is damaged, is over a limit, or isn't the one of its plan.
+        MediaError: it can't be read, is damaged, exceeds a limit, or doesn't match its plan.
     """
     source = part.source
     if isinstance(source, EncodedMedium):
@@ -83,10 +83,10 @@ def encode_medium(part: Image | Video, media: MediaProcessor, video: VideoMode) 
 
 
 def pinned_plan(part: Image | Video, media: MediaProcessor) -> MediaPlan | None:
-    """The plan that a medium has, if it is Qwen3.5's, made for a server or for a model in a process.
+    """A medium's plan if it is Qwen3.5's, made for a server or for a model in a process.
 
     Raises:
-        MediaPlanError: it can't have been made of such a medium.
+        MediaPlanError: it can't be a plan of this medium.
     """
     plan, source = part.plan, part.source
     if plan is None or isinstance(source, PreparedMedia | EncodedMedium):
@@ -101,9 +101,9 @@ def pinned_plan(part: Image | Video, media: MediaProcessor) -> MediaPlan | None:
 
 
 def encode_messages(messages: Sequence[Message], media: list[EncodedMedium]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form; takes the encoded forms of their media off the front of `media`.
+    """Messages in OpenAI's form; takes the encoded media off the front of `media`.
 
-    There a call has an id, and its result names it: those without one are numbered, and results answer in order.
+    That form needs an id for each call and result: calls without one are numbered, such results answer in order.
     """
     encoded: list[dict[str, Any]] = []
     unanswered: list[str] = []
@@ -144,15 +144,15 @@ def _encode_message(message: Message, media: list[EncodedMedium]) -> dict[str, A
 
 
 def _picture_uri(source: MediaSource, plan: MediaPlan, media: MediaProcessor) -> str:
-    """The file's own bytes where every server makes the same picture of them, else the picture encoded anew."""
+    """The file's own bytes if every server decodes them to the same picture, else a newly encoded picture."""
     info = probe_image(source, media.limits)
     check_same_image(info.size, plan, source)
-    # As it is where the plan makes it no smaller than any plan would; however large it is, its plan says what is seen.
+    # Sent unchanged if the plan makes it no smaller than any plan would: then the plan's size is what the model sees.
     full = image_size(info.size, media.image_processing)
     is_small = plan.size == full and info.size[0] * info.size[1] <= media.image_processing.max_pixels
-    # Decoded in any case: a damaged file is a failure here, with words, and not a server's.
+    # Decoded in any case, so that a damaged file fails here with a message, not at the server.
     picture = load_image(source, media.limits, plan.color, None if is_small else plan)
-    # No WebP, which llama-server doesn't read.
+    # Not WebP, which llama-server can't read.
     if is_small and info.is_plain and info.format in ("JPEG", "PNG") and not isinstance(source, PILImage.Image):
         with open_stream(source, "image", media.limits) as stream:
             return _data_uri(f"image/{info.format.lower()}", stream.read())
@@ -183,7 +183,7 @@ def _encode_frames(source: MediaSource, media: MediaProcessor, plan: MediaPlan) 
     if lost := len(plan.frame_indices) - len(used):
         note = lost_note(lost, len(plan.frame_indices))
         warnings.append(note)
-        # One that was made for a model in a process stays as that model needs it.
+        # A plan for a model in a process stays unchanged, as that model needs it.
         if plan.processing == media.video_processing.fingerprint():
             plan = plan.with_frames(used, media.video_processing.temporal_patch_size, [note])
     return EncodedMedium(tuple(parts), plan, tuple(warnings))

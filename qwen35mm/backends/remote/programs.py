@@ -1,12 +1,12 @@
-"""What serves at an address, and what can be asked of it: learned from what it tells of itself.
+"""Server programs and their abilities, recognized by what the server says about itself.
 
-program             told by                videos  continues  top_k, penalties     schemas  counts tokens by
+program             recognized by          videos  continues  top_k, penalties     schemas  counts tokens by
 vLLM                owned_by: vllm         ?       yes        yes                  yes      /tokenize
 SGLang              owned_by: sglang       ?       yes        yes                  yes      -
 llama-server        owned_by: llamacpp     /props  yes        as repeat_penalty    yes      /apply-template
 qwen35mm serve      owned_by: qwen35mm     yes     yes        yes                  yes      /v1/messages
 transformers serve  its route /load_model  yes     no         refused or ignored   ignored  -
-any other           -                      ?       ?          where they are set   ?        -
+any other           -                      ?       ?          if they are set      ?        -
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from qwen35mm.errors import ConfigError
 
 Counting = Literal["vllm", "llamacpp", "qwen35mm"]
 
-# What the family's authors advise without thinking; few servers say what their model's are.
+# The model authors' advice without thinking; few servers report their model's defaults.
 ADVISED = SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
-# Of a conversation at a server that doesn't say how many tokens it holds.
+# The context length of a server that doesn't report it.
 ASSUMED_CONTEXT = 131_072
-# Python's own numbers have no end; whoever divides or stores what a server counts needs one.
+# Python's integers are unbounded; code that divides or stores a server's counts needs a bound.
 MAX_COUNT = 2**53
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a server's program takes, whatever its model.
+    """A server program's abilities, whatever its model.
 
     Attributes:
-        key: what it calls itself as the owner of its models; empty where it is none that is known.
-        names: the request's fields for those of SamplingParams that aren't in OpenAI's API, by ours.
+        key: the owner that it reports for its models; empty if unknown.
+        names: the request's names, by our field, of the SamplingParams outside OpenAI's API.
         ignores: fields of SamplingParams that it neither obeys nor refuses.
         chooses_tools: whether it obeys a `tool_choice`.
-        stream_fields: with which it tells most of a reply's numbers.
+        stream_fields: fields that make it report the most numbers about a reply.
         videos, tools, schemas, thinking, continues: see `ModelInfo`.
-        counting: how it is asked for a prompt's number of tokens; None where it can't be.
+        counting: how it counts a prompt's tokens; None if it can't.
     """
 
     key: str = ""
@@ -57,7 +57,7 @@ class Program:
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Fields of SamplingParams that it can't be asked for."""
+        """Fields of SamplingParams that it lacks."""
         every = frozenset(each.name for each in fields(SamplingParams))
         return (every - OPENAI - self.names.keys()) | (every & self.ignores)
 
@@ -70,10 +70,10 @@ OPENAI = frozenset(
 )
 _COMMON = {name: (name,) for name in ("top_k", "min_p", "repetition_penalty")}
 _ENDS = {name: (name,) for name in ("min_tokens", "ignore_eos", "stop_token_ids")}
-# What our own server takes, and one that is not known may.
+# Fields that our own server takes, and an unknown one may.
 _EVERY = {name: (name,) for name in row_numbers() if name not in OPENAI} | _ENDS
 _EACH_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-# The second is llama-server's name; each server passes over the other's.
+# The second is llama-server's name; each server ignores the other's.
 UNKNOWN = Program(names=_EVERY | {"repetition_penalty": ("repetition_penalty", "repeat_penalty")})
 TRANSFORMERS = Program(
     "transformers",
@@ -138,11 +138,11 @@ _PROGRAMS = {
 
 @dataclass(frozen=True)
 class Told:
-    """What a server tells of its model.
+    """What a server reports about its model.
 
     Attributes:
-        context_length: most tokens of a conversation; None where it doesn't say.
-        generation: its sampling defaults; None where it doesn't say.
+        context_length: most tokens of a conversation; None if not reported.
+        generation: its sampling defaults; None if not reported.
     """
 
     program: Program = UNKNOWN
@@ -152,7 +152,7 @@ class Told:
 
     @classmethod
     def read(cls, entry: object) -> Told:
-        """What an entry of /v1/models tells."""
+        """Reads an entry of /v1/models."""
         values = entry if isinstance(entry, dict) else {}
         meta = found if isinstance(found := values.get("meta"), dict) else {}
         lengths = [values.get("max_model_len"), meta.get("n_ctx"), meta.get("n_ctx_train")]
@@ -162,7 +162,7 @@ class Told:
         return cls(program, next((each for each in lengths if is_count(each)), None), images)
 
     def with_props(self, props: object) -> Told:
-        """With what llama-server's /props tells."""
+        """Adds llama-server's /props."""
         values = props if isinstance(props, dict) else {}
         settings, kinds, caps = (
             found if isinstance(found := values.get(name), dict) else {}
@@ -184,7 +184,7 @@ class Told:
         )
 
     def info(self, name: str, host: str) -> ModelInfo:
-        """The model as a surface shows it and asks it. A server isn't asked to think unless somebody wants it."""
+        """The model as surfaces show and use it. It thinks only on request."""
         program, neutral = self.program, SamplingParams()
         defaults = self.generation or ADVISED
         defaults = replace(defaults, **{each: getattr(neutral, each) for each in program.unsupported})
@@ -205,23 +205,23 @@ class Told:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether it is a number that tokens can have."""
+    """Whether this is a possible number of tokens."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < MAX_COUNT
 
 
 def is_transformers(document: object) -> bool:
-    """Whether an OpenAPI document is that of `transformers serve`, which gives itself no name."""
+    """Whether an OpenAPI document is that of `transformers serve`, which doesn't name itself."""
     paths = document.get("paths") if isinstance(document, dict) else None
     return isinstance(paths, dict) and {"/load_model", "/v1/chat/completions"} <= paths.keys()
 
 
 def _generation(params: object) -> SamplingParams | None:
-    """llama-server's defaults, as far as they are ours."""
+    """llama-server's sampling defaults, as far as we have the same parameters."""
     values: dict[str, Any] = params if isinstance(params, dict) else {}
     program = _PROGRAMS["llamacpp"]
     numbers = {name: number for name, number in row_numbers().items() if name not in program.unsupported}
     found = {name: values.get(program.names.get(name, (name,))[0]) for name in numbers}
-    # Its numbers are of 32 bits.
+    # Its numbers have 32 bits.
     given: dict[str, Any] = {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in found.items()

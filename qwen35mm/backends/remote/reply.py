@@ -1,4 +1,4 @@
-"""A streamed answer: its chunks in OpenAI's form as pieces for whoever waits, and gathered into a Result."""
+"""A streamed answer: OpenAI's chunks as chunks for the caller, and collected into a Result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qwen35mm.prompt.calls import read_calls
 DONE = "[DONE]"
 Piece = Progress | Prefilled | TextDelta
 
-# Servers older than the common names end with the token or the string that they stopped at.
+# Older servers name the token or the string that they stopped at.
 _FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
     "eos": "stop",
@@ -42,16 +42,16 @@ _THINK, _ANSWER = "<think>", "</think>"
 
 
 class Reply:
-    """What one attempt has brought so far.
+    """The part of one attempt that has arrived.
 
     Args:
         asked_s: when the caller asked, by `time.monotonic`.
         sent: the parameters of the request that a server may not know.
-        tools: those that it may call, for servers that leave calls in the text.
-        finds_thinking: whether thinking that is left in the text is told apart from the answer.
+        tools: the request's, for servers that leave calls in the text.
+        finds_thinking: whether to separate thinking that is left in the text.
 
     Attributes:
-        has_text: whether some of its text has been given.
+        has_text: whether some of its text was yielded.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Reply:
         self._last_s = asked_s
 
     def add(self, data: str) -> Iterator[Piece]:
-        """Takes the next chunk, of a chat or of a text; objects without choices, usage and error bring nothing.
+        """Takes the next chunk, of a chat or of a text; ignores objects without choices, usage and error.
 
         Raises:
-            Fault: not a chunk, or one that tells of an error.
+            Fault: it isn't a chunk, or it reports an error.
         """
         try:
             values = json.loads(data)
@@ -124,10 +124,10 @@ class Reply:
             self._stopped_by = stopped_by
 
     def end(self) -> Iterator[Piece]:
-        """What was held back.
+        """Yields the text that was held back.
 
         Raises:
-            Fault: the answer isn't finished, was withheld, or ended in a way that none should.
+            Fault: the answer is unfinished, was withheld, or ended with an unknown reason.
         """
         if self._finish_reason is None:
             raise damaged("it ended before the reply was finished")
@@ -145,18 +145,18 @@ class Reply:
                 self._read_calls.append(read)
 
     def texts(self) -> Iterator[TextDelta]:
-        """All that was given, at once."""
+        """The whole text so far."""
         for channel in ("reasoning", "answer"):
             if text := "".join(self._texts[channel]):
                 yield TextDelta(text, channel)
 
     def result(self) -> Result:
-        """The finished reply. Numbers of tokens are the server's, 0 where it gives none; token ids it never gives."""
+        """The finished reply. Token counts are the server's, 0 if not reported; there are no token ids."""
         assert self._finish_reason is not None, "see end()"
         num_prompt, num_cached = self._prompt_counts()
         num_generated = _count(self._usage, "completion_tokens") or _count(self._timings, "predicted_n")
         decode_s = 0.0 if self._first_s is None else self._last_s - self._first_s
-        # Where the server measures, a slow network isn't in it.
+        # The server's own time excludes a slow network.
         decode_s = _seconds(self._timings, "predicted_ms") or decode_s
         text, calls = "".join(self._texts["answer"]), tuple(self._read_calls)
         if self._tools and not self._calls:
@@ -185,7 +185,7 @@ class Reply:
 
     def _given(self, channel: Channel, text: str) -> Iterator[TextDelta]:
         if not self._texts[channel] and (channel == "reasoning" or self._thinks_apart):
-            # What the template writes around thinking, of none too: `transformers serve` passes it on.
+            # White space that the template puts around thinking, even if empty; `transformers serve` passes it on.
             text = text.lstrip()
         if not text:
             return
@@ -196,7 +196,7 @@ class Reply:
         yield TextDelta(text, channel, number, None if number is None else self._last_s, told)
 
     def _progress(self, values: Any) -> Iterator[Progress]:
-        """llama-server's, of a prompt that it computes."""
+        """llama-server's progress of prefill."""
         total = _count(values, "total") if isinstance(values, dict) else 0
         if total and self._first_s is None:
             yield Progress("prefill", min(_count(values, "processed"), total), total)
@@ -212,14 +212,14 @@ class Reply:
             yield Prefilled(num_prompt, self._first_s - self._asked_s, self.sent.get("seed"), cache)
 
     def _prompt_counts(self) -> tuple[int, int]:
-        """Tokens of the prompt, and those of them that weren't computed."""
+        """Tokens of the prompt, and how many of them came from the cache."""
         cached = _count(self._timings, "cache_n")
         num_prompt = _count(self._usage, "prompt_tokens") or _count(self._timings, "prompt_n") + cached
         cached = _count(self._usage, "prompt_tokens_details", "cached_tokens") or cached
         return num_prompt, min(cached, num_prompt)
 
     def _add_calls(self, deltas: Any) -> bool:
-        """Takes the next pieces of calls; whether there were any."""
+        """Takes the next chunks of calls; whether there were any."""
         if deltas is None:
             return False
         if not isinstance(deltas, list):
@@ -237,7 +237,7 @@ class Reply:
 
 
 class _Call:
-    """A call in the making."""
+    """A call that is still arriving."""
 
     def __init__(self) -> None:
         self.id: str | None = None
@@ -245,7 +245,7 @@ class _Call:
         self.arguments: list[str] = []
 
     def read(self) -> ToolCall | None:
-        """The call; None where its arguments are no JSON object."""
+        """The call; None if its arguments aren't a JSON object."""
         try:
             arguments = json.loads("".join(self.arguments) or "{}")
             return ToolCall(self.name, arguments, self.id)
@@ -253,16 +253,16 @@ class _Call:
             return None
 
     def as_text(self) -> str:
-        """What came, for whoever reads it: nothing of a reply is lost."""
+        """The call as text, so that nothing of a reply is lost."""
         return f"\n<tool_call>\n{self.name}: {''.join(self.arguments)}\n</tool_call>"
 
 
 class _Thinking:
-    """Splits thinking from the answer where a server leaves it in the text, which begins with its mark then."""
+    """Separates thinking from the answer for servers that leave it in the text, which then begins with its tag."""
 
     def __init__(self, channel: Channel | None = None) -> None:
         self._held = ""
-        # What the text may be: still either, thinking, or an answer.
+        # None as long as the text may be either.
         self._channel: Channel | None = channel
 
     def push(self, text: str) -> Iterator[tuple[Channel, str]]:
@@ -297,13 +297,13 @@ def _nonempty(channel: Channel, text: str) -> Iterator[tuple[Channel, str]]:
 
 
 def _held_from(thought: str) -> int:
-    """Where what may become the end of thinking begins, white space before it included."""
+    """Where a possible end tag of thinking begins, white space before it included."""
     lengths = (length for length in range(len(_ANSWER) - 1, 0, -1) if thought.endswith(_ANSWER[:length]))
     return len(thought[: len(thought) - next(lengths, 0)].rstrip())
 
 
 def _count(usage: dict[str, Any], *path: str) -> int:
-    """A number of tokens in a usage object; 0 where the server doesn't say, or gives a number that none can be."""
+    """A token count in a usage object; 0 if missing or impossible."""
     value: Any = usage
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -311,7 +311,7 @@ def _count(usage: dict[str, Any], *path: str) -> int:
 
 
 def _seconds(timings: dict[str, Any], name: str) -> float:
-    """A time in milliseconds, in seconds; 0 where the server doesn't say, or gives a number that none can be."""
+    """A time in milliseconds, in seconds; 0 if missing or impossible."""
     value = timings.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return 0.0
@@ -319,5 +319,5 @@ def _seconds(timings: dict[str, Any], name: str) -> float:
 
 
 def _text(value: Any) -> str:
-    # A JSON escape can hold half a character, which nothing could write to a file.
+    # A JSON escape can hold half a character, which can't be written to a file.
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""

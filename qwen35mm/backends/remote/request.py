@@ -1,4 +1,4 @@
-"""What goes out: the fields of a request for OpenAI's chat completions, in the words of the server's program."""
+"""The fields of a request for OpenAI's chat completions, in the names of the server's program."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FOR_DRAWS = frozenset(name for name, number in NUMBERS.items() if number.is_for
 
 
 def reply_fields(request: GenerationRequest, program: Program = UNKNOWN) -> dict[str, Any]:
-    """The fields of a request that decide its reply. Without params everything is left to the server.
+    """The fields that decide the reply. Without params the server's defaults apply.
 
     Raises:
-        RequestError: something that this server can't be asked for, in words.
+        RequestError: this server lacks something that the request needs.
     """
     params = request.params
     sent = sampling_fields(params, program)
@@ -47,7 +47,7 @@ def reply_fields(request: GenerationRequest, program: Program = UNKNOWN) -> dict
 
 
 def _choice(request: GenerationRequest) -> dict[str, Any]:
-    """What differs from the default: some servers know no choice."""
+    """The fields that differ from the default, since some servers know none."""
     choice = request.tool_choice
     names = [tool.get("function", tool).get("name") for tool in request.tools]
     if choice not in ("auto", "required", *names):
@@ -63,11 +63,11 @@ def _choice(request: GenerationRequest) -> dict[str, Any]:
 def sampling_fields(params: SamplingParams | None, program: Program = UNKNOWN) -> dict[str, Any]:
     """The fields that decide how tokens are chosen.
 
-    Of the parameters outside OpenAI's API only those go out that do something, since some servers refuse their names:
-    with `top_k` and `min_p` 0 and `repetition_penalty` 1, a server's own defaults for them hold.
+    Parameters outside OpenAI's API are sent only if they do something, since some servers refuse their names. So with
+    `top_k` and `min_p` 0 and `repetition_penalty` 1, a server's own defaults apply.
 
     Raises:
-        RequestError: something that this server can't be asked for, in words.
+        RequestError: this server lacks a parameter that is set.
     """
     sent: dict[str, Any] = {}
     if params is None:
@@ -102,18 +102,18 @@ def sampling_fields(params: SamplingParams | None, program: Program = UNKNOWN) -
 
 
 def request_body(model: str, messages: Sequence[Message], media: list[EncodedMedium], sent: dict[str, Any]) -> bytes:
-    """The request; `media` is used up by it: what goes out is large, and is there once.
+    """The request as JSON. Empties `media`, so that the large data isn't in memory twice.
 
     Raises:
         MediaError, RequestError: the messages can't be sent.
     """
     values = {"model": model, "messages": encode_messages(messages, media), "stream": True, **sent}
-    # A file's name in a prompt may hold halves of characters, which no server reads.
+    # A file's name in a prompt may contain halves of characters, which no server reads.
     return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def without(body: bytes, names: Sequence[str]) -> bytes:
-    """A request without some of its fields."""
+    """The request without some of its fields."""
     values = json.loads(body)
     return json.dumps({name: value for name, value in values.items() if name not in names}, ensure_ascii=False).encode()
 

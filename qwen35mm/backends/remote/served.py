@@ -1,4 +1,4 @@
-"""The model behind a server's address: its name, and what is known of it."""
+"""The model behind a server's address: its name, and what is known about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qwen35mm.contract import ModelInfo
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess.say import say
 
-# With which a server tells more of a reply.
+# Fields that make a server report more about a reply.
 _TELLING = frozenset({"stream_options", "timings_per_token", "return_progress"})
 
 Models = dict[str, Any]
@@ -23,13 +23,13 @@ Attempt = Callable[[Callable[[], Awaitable[Models]]], Awaitable[Models]]
 
 
 class ServedModel:
-    """Asks a server about its model, and keeps what it tells.
+    """Asks a server about its model, and remembers the answers.
 
     Args:
-        name: its name there; None takes the only one that the server has.
+        name: its name there; None takes the server's only one.
 
     Attributes:
-        program: what serves it; UNKNOWN before `connect`.
+        program: the server's program; UNKNOWN before `connect`.
     """
 
     def __init__(self, connection: Connection, name: str | None) -> None:
@@ -39,7 +39,7 @@ class ServedModel:
         self._info: ModelInfo | None = None
         self._context_length: int | None = None
         self._counter: TokenCounter | None = None
-        # Names of fields.
+        # Names of refused fields.
         self._refused: set[str] = set()
 
     @property
@@ -52,7 +52,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """Raises ConfigError before `connect`, where none was given."""
+        """Raises ConfigError before `connect`, unless the name was given."""
         if self._name is None:
             raise ConfigError("The server's model isn't known yet: connect first, or name it.")
         return self._name
@@ -66,7 +66,7 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a conversation; ASSUMED_CONTEXT where the server doesn't say. Raises as `info`."""
+        """Most tokens of a conversation; ASSUMED_CONTEXT if not reported. Raises as `info`."""
         return self._context_length or (ASSUMED_CONTEXT if self.info else 0)
 
     @property
@@ -77,10 +77,10 @@ class ServedModel:
         return self._counter
 
     async def connect(self, attempt: Attempt) -> None:
-        """Finds out its name, where none was given, and the rest.
+        """Finds out the model's name, if not given, and its abilities.
 
         Args:
-            attempt: makes a request as often as it can help.
+            attempt: makes a request, repeating it while that can help.
 
         Raises:
             ConfigError: the server has no model, or several and none was named.
@@ -100,7 +100,7 @@ class ServedModel:
                     )
                 )
             (self._name,) = models
-        # One may be reached by an alias of its own.
+        # The given name may be an alias that isn't listed.
         entry = models.get(self._name) or (next(iter(models.values())) if len(models) == 1 else None)
         told = await self._look(Told.read(entry))
         self.program = told.program
@@ -110,14 +110,14 @@ class ServedModel:
         self._counter = TokenCounter(self._connection.blocking_client(), self._name, told.program.counting)
 
     def spare(self, sent: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a request without those that the server refused before, and that nothing depends on."""
+        """The fields of a request without dispensable ones that the server refused before."""
         return {name: value for name, value in sent.items() if not (name in self._refused and _is_spare(name, value))}
 
     def learn(self, fault: Fault, sent: dict[str, Any]) -> bool:
-        """Notes what the server, or its model, turned out not to have.
+        """Remembers what the server or its model turned out to lack.
 
         Returns:
-            Whether what it doesn't know can be left out of the request.
+            Whether the fields that it doesn't know can be left out of the request.
         """
         if fault.lacks is not None:
             self._lacks(fault.lacks)
@@ -129,7 +129,7 @@ class ServedModel:
         return True
 
     def close(self) -> None:
-        """Nothing is counted from here on."""
+        """Ends counting."""
         if self._counter is not None:
             self._counter.close()
 
@@ -141,24 +141,24 @@ class ServedModel:
         try:
             return await self._connection.list_models()
         except Fault as fault:
-            # Some servers list no models, and the one of transformers only those of its cache, if it has one.
+            # Some servers list no models; transformers' lists only those in its cache, if it has one.
             if self._name is None or fault.status in (None, 401, 403):
                 raise
             return {self._name: None}
 
     async def _page(self, path: str) -> Any:
-        """What the server has at its root. Raises Fault."""
+        """The JSON at a path of the server's root. Raises Fault."""
         url = f"{self._connection.root}{path}"
         try:
             return await self._connection.get_json(url)
         except Fault as fault:
-            # Some hang up after an error in their list of models.
+            # Some servers disconnect after an error in their list of models.
             if fault.status is not None:
                 raise
             return await self._connection.get_json(url)
 
     async def _look(self, told: Told) -> Told:
-        """With what the server tells elsewhere than in its list of models."""
+        """Adds what the server reports outside its list of models."""
         with contextlib.suppress(Fault):
             if told.program.key == "llamacpp":
                 return told.with_props(await self._page("/props"))
@@ -169,5 +169,5 @@ class ServedModel:
 
 
 def _is_spare(name: str, value: Any) -> bool:
-    """Whether a field of a request can be left out: numbers are told less of, and who needs no thinking bears some."""
+    """Whether a field can be left out: it only asks for numbers, or turns off thinking, a mere preference."""
     return name in _TELLING or (name == "chat_template_kwargs" and value == {"enable_thinking": False})

@@ -1,4 +1,4 @@
-"""Server-sent events: the data of each, out of bytes that are cut anywhere."""
+"""Reads server-sent events from bytes that are split anywhere."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator
 
 from qwen35mm.backends.remote.faults import damaged
 
-# Far above any chunk of an answer: what is longer is no event stream.
+# Far above any chunk of an answer: more isn't an event stream.
 _MAX_EVENT_CHARS = 2**20
 
 
 class EventReader:
     """Reads server-sent events (WHATWG HTML, 9.2.6).
 
-    Not httpx-sse: it puts other characters where bytes aren't UTF-8, passes over a first event behind a byte order
-    mark and a last one without its empty line, and holds a line without an end for ever.
+    Not httpx-sse: it replaces bytes that aren't UTF-8, skips a first event after a byte order mark and a last one
+    without its empty line, and buffers a line without an end forever.
     """
 
     def __init__(self) -> None:
-        # Text without a byte order mark, whose lines end with "\n".
+        # Decodes to text without a byte order mark, with "\n" as line end.
         self._text = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
         self._rest = ""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The events that end within `chunk`; an empty one is the stream's end, where the last may lack its empty line.
+        """The events that end in `chunk`. An empty chunk ends the stream; its last event may lack an empty line.
 
         Raises:
-            Fault: a line without an end, or text that isn't UTF-8.
+            Fault: an event is too long, or the text isn't UTF-8.
         """
         try:
             self._rest += self._text.decode(chunk, final=not chunk)

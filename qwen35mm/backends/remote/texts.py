@@ -1,4 +1,4 @@
-"""Texts and token ids at a server: OpenAI's older completions, with `echo` for scores, and its embeddings."""
+"""Texts and token ids at a server: OpenAI's older completions, with `echo` for scores, and embeddings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONTROL_TOKEN = re.compile(r"<\|[^|<>]+\|>")
 
 
 class RemoteTexts(TextModel):
-    """What a server does with texts that no template is put around, as far as it can."""
+    """Texts without a template at a server, as far as it supports them."""
 
     _attempts: Attempts
     _connection: Connection
@@ -43,11 +43,11 @@ class RemoteTexts(TextModel):
 
     @abstractmethod
     def _request(self, timeout_s: float | None) -> AbstractAsyncContextManager[Deadline]:
-        """The turn of one request of a named model."""
+        """The turn of one request; the model's name is known in it."""
 
     @abstractmethod
     def _faults_in_words(self) -> AbstractContextManager[None]:
-        """Around what may raise a Fault."""
+        """Turns a Fault in the block into an error for a person."""
 
     async def _stream_prompt(
         self,
@@ -57,11 +57,11 @@ class RemoteTexts(TextModel):
         control_tokens: bool,
         timeout_s: float | None,
     ) -> AsyncGenerator[Event, None]:
-        """Goes on with a text or with token ids, which the server's own tokenizer reads.
+        """Continues a text or token ids; the server's own tokenizer reads texts.
 
         Args:
-            prompt, params, control_tokens: as `LocalBackend.stream_prompt` has them; but a server takes control tokens
-                in a text for such.
+            prompt, params, control_tokens: see `LocalBackend.stream_prompt`; but a server always takes a control
+                token's text as the token.
             timeout_s: as a GenerationRequest's.
 
         Yields, raises: as `stream`.
@@ -74,7 +74,7 @@ class RemoteTexts(TextModel):
                 fields = sampling_fields(params, program)
                 if fields.pop("logprobs", False):
                     fields["logprobs"] = fields.pop("top_logprobs", 0)
-                # Of it no server's completions take the chat's form.
+                # No server's completions take the chat's form of it.
                 if "response_format" in fields:
                     raise RequestError("A server holds answers to a schema, not what follows a text: use generate.")
                 about = self._model.spare({**fields, **program.stream_fields})
@@ -103,7 +103,7 @@ class RemoteTexts(TextModel):
         if isinstance(before, str) is not isinstance(after, str):
             raise PromptError("A server scores a text after a text, or token ids after token ids.")
         both = before + after  # pyright: ignore[reportOperatorIssue]
-        # One token is asked for, since not all know none.
+        # Requests one token, since not all servers accept none.
         asked = {"max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": options.get("num_top", 0)}
         found = await self._told("completions", options, prompt=both, **asked)
         with _in_its_form():
@@ -113,7 +113,7 @@ class RemoteTexts(TextModel):
             tokens = read_logprobs(choice["logprobs"])[:num_tokens]
             if not is_count(num_tokens) or len(tokens) < num_tokens:
                 raise ValueError
-            # Where each token's text ends: one that both texts have a part of is scored.
+            # Where each token's text ends: a token that spans both texts is scored.
             ends = itertools.islice([*choice["logprobs"]["text_offset"], math.inf], 1, num_tokens + 1)
             by_text = isinstance(before, str)
             start = sum(end <= len(before) for end in ends) if by_text else len(before)
@@ -135,7 +135,7 @@ class RemoteTexts(TextModel):
         return vector
 
     async def _told(self, path: str, options: Mapping[str, Any], **fields: Any) -> Any:
-        """What the server answers to a request that isn't streamed, made as often as it can help."""
+        """The answer to a request that isn't streamed; repeats it while that can help."""
         for name in ("enable_thinking", "tools"):
             if name in options:
                 raise RequestError(f"{name.removeprefix('enable_')} is for conversations: leave it out of texts.")
@@ -151,7 +151,7 @@ class RemoteTexts(TextModel):
 
 
 def _sent(given: object, control_tokens: bool) -> str | list[int]:
-    """A text or token ids as they go out."""
+    """A text or token ids in the form of a request."""
     if not is_plain(given):
         raise RequestError(
             f"A server takes a text or token ids here; got {type(given).__name__}. Conversations are scored and "
@@ -168,7 +168,7 @@ def _sent(given: object, control_tokens: bool) -> str | list[int]:
 
 @contextlib.contextmanager
 def _in_its_form() -> Iterator[None]:
-    """Refuses what a server answered in another form than OpenAI's, as some do that pass `echo` over."""
+    """Refuses answers in another form than OpenAI's, as from servers that ignore `echo`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, Fault):

@@ -1,4 +1,4 @@
-"""What is said to a person of what a server did wrong: each sentence once, given whom it is of."""
+"""Messages for a person about a server's failures: one function each, given the server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from qwen35mm_preprocess.say import Saying, say
 
 
 class Where(NamedTuple):
-    """Whom a fault is of.
+    """The server that a message is about.
 
     Attributes:
         host: the server's name.
-        status: of its answer, with words; empty where none came.
+        status: the response's, with its phrase; empty without a response.
         said: its own words, made safe.
-        quoted: a colon and them in quotes, or nothing, and a full stop.
+        quoted: a colon and these words in quotes, if any, and a full stop.
     """
 
     host: str

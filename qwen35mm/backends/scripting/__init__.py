@@ -1,9 +1,9 @@
-"""The Python API for scripts: a chat in a line, many answers in one, in programs with an event loop and without.
+"""The Python API for scripts: chats and batches, in programs with and without an event loop.
 
-model.py    ScriptedModel: what LocalBackend and RemoteBackend offer besides `stream`
-texts.py    TextModel: what backends do with texts and token ids, without a template; LocalTexts does it here
-chat.py     Chat: one conversation, which keeps its messages and how its media were read
-replies.py  answers while they come: a ReplyStream's text, and the Results of many prompts
-forms.py    what a person may write, as messages and parameters
-loop.py     the event loop, in a thread of its own, that all of it runs on
+model.py    ScriptedModel: methods of LocalBackend and RemoteBackend besides `stream`
+texts.py    TextModel: texts and token ids without a template; LocalTexts implements it for a model in this process
+chat.py     Chat: one conversation, with its messages and media plans
+replies.py  answers as they arrive: a ReplyStream's text, and the Results of many prompts
+forms.py    turns what a person may write into messages and parameters
+loop.py     the event loop for all of it, in its own thread
 """

@@ -1,4 +1,4 @@
-"""One conversation from a script: it keeps its messages, and how its media were read."""
+"""One conversation in a script, with its messages and media plans."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 class Chat:
-    """A conversation with a model. Made by `model.chat(...)`; any thread may use it, one at a time.
+    """A conversation with a model, made by `model.chat(...)`. Any thread may use it, one at a time.
 
-    An error leaves a chat as it was before the question, and so does stopping `ask`. Of a stream that is left, the
-    question stays with what was read of the answer, or nothing where nothing was read yet.
+    An error, or stopping `ask`, leaves the chat as it was before the question. After leaving a stream, the chat keeps
+    the question and the part of the answer that was read, or nothing if none was.
 
     Args:
-        model: what answers.
-        messages: those that it begins with.
+        model: answers the questions.
+        messages: the first ones.
         tools: definitions in OpenAI's form, for every answer.
-        thinking: whether the model thinks first; None is its own way.
-        params: of its answers; None takes the model's.
-        name: of the conversation, by which its cache is kept apart; None makes one up.
+        thinking: whether the model thinks first; None takes its default.
+        params: for its answers; None takes the model's.
+        name: of the conversation, which keeps its cache separate; None makes one up.
         tenant, retain: see `LocalBackend.stream`.
 
     Attributes:
-        messages: all of it; may be changed between two questions.
+        messages: all of them; may be changed between two questions.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Chat:
         self.name = name or uuid.uuid4().hex
         self._model = model
         base = GenerationRequest(params=model.default_params, conversation=self.name, tenant=tenant, retain=retain)
-        # How its questions are asked; `tools` become those of the newest.
+        # The base of its requests; `tools` become those of the newest question.
         self._template = request_of(base, params, {"thinking": thinking, "tools": tools})
         self._lock = threading.Lock()
-        # What writes the next answer: a question that is waited for, or a stream, which its reader may have left.
+        # The writer of the next answer: a question in progress, or a stream, whose reader may have left.
         self._writer: object | None = None
 
     def __repr__(self) -> str:
@@ -91,15 +91,15 @@ class Chat:
         """Asks, and waits for the whole answer.
 
         Args:
-            text: the question, or a list of texts and pictures in their order; without any, and without media, what the
-                chat ends with is answered: a tool's result, or a question whose answer was dropped.
-            images, videos: one or several, before the text.
+            text: the question, or a list of texts and pictures in order. Without text and media, the chat's last
+                message is answered: a tool's result, or a question whose answer was dropped.
+            images, videos: one or several, placed before the text.
             params: a SamplingParams, or a dict of some of its fields.
-            options: single fields of SamplingParams; `schema` (a dict, JSON text or a pydantic class), whose value is
-                the result's `parsed`; `thinking`; `timeout_s`; and `tools`, which are the chat's from then on.
+            options: single fields of SamplingParams; `schema` (a dict, JSON text or a pydantic class), by which the
+                result gets `parsed`; `thinking`; `timeout_s`; and `tools`, which the chat keeps from then on.
 
         Raises:
-            Qwen35mmError: as `stream` of the model, and for what can't be asked; the chat is as it was.
+            Qwen35mmError: as the model's `stream`, and for invalid arguments; the chat stays unchanged.
         """
         request = self._request(text, images, videos, params, options)
         try:
@@ -134,8 +134,8 @@ class Chat:
         params: Params | None = None,
         **options: Unpack[AskOptions],
     ) -> ReplyStream:
-        """The answer's text while it is written, for `for` and `async for`; its `result` at the end. Arguments and
-        errors are `ask`'s; another question ends a stream that was left."""
+        """The answer's text as it is written, for `for` and `async for`; its `result` at the end. Arguments and errors
+        as in `ask`. Another question ends a stream that was left."""
         request = self._request(text, images, videos, params, options)
 
         def end(read: str, plans: tuple[MediaPlan, ...] | None, result: Result | None) -> None:
@@ -153,13 +153,13 @@ class Chat:
         return stream
 
     def answer_calls(self, results: Iterable[Any]) -> None:
-        """Gives what the tools gave for the calls of the last answer, in their order; `ask()` goes on from there.
+        """Adds the results of the last answer's tool calls, in their order; `ask()` then continues.
 
         Args:
             results: one for each call: a string, or JSON values.
 
         Raises:
-            PromptError: the last message has no calls, or not so many.
+            PromptError: the last message has no calls, or another number of them.
         """
         calls = self.messages[-1].tool_calls if self.messages else ()
         given = [results] if isinstance(results, str) else list(results)
@@ -171,10 +171,10 @@ class Chat:
         ]
 
     def drop_answer(self) -> None:
-        """Takes the last answer away, and what follows it: `ask()` writes another one.
+        """Removes the last answer and everything after it; `ask()` then writes another one.
 
         Raises:
-            PromptError: there is none.
+            PromptError: there is no answer.
         """
         places = [at for at, message in enumerate(self.messages) if message.role == "assistant"]
         if not places:
@@ -182,7 +182,7 @@ class Chat:
         del self.messages[places[-1] :]
 
     def fork(self) -> Chat:
-        """Another chat that goes on from here, which costs nothing to compute."""
+        """Another chat that continues from here; forking computes nothing."""
         other = Chat(self._model, messages=self.messages)
         other._template = replace(self._template, conversation=other.name)
         return other

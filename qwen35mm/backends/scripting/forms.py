@@ -1,4 +1,4 @@
-"""What a person may write in a script, as messages and parameters; what can't be meant is refused in words."""
+"""Turns what a person may write in a script into messages and parameters; errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tools = Sequence[Mapping[str, Any]]
 _STREAM_OPTIONS = ("thinking", "tools", "tool_choice", "parallel_tool_calls", "timeout_s", "retain", "tenant")
 
 
-# What belongs elsewhere, by its name in the singular.
+# Hints for options that belong elsewhere, by the name in the singular.
 _MEANT = {
     "image": "a chat's question takes images=[...]; prompts hold theirs: Message('user', [Image('a.jpg'), 'What?']).",
     "video": "a chat's question takes videos=[...]; prompts hold theirs: Message('user', [Video('a.mp4'), 'What?']).",
@@ -36,7 +36,7 @@ _MEANT = {
 
 
 class AskOptions(SamplingOptions, total=False):
-    """How a question is to be answered: see `Chat.ask`."""
+    """Options of a question: see `Chat.ask`."""
 
     schema: Any
     thinking: bool | None
@@ -47,23 +47,23 @@ class AskOptions(SamplingOptions, total=False):
 
 
 class GenerateOptions(AskOptions, total=False):
-    """How prompts are to be answered: see `ScriptedModel.generate`."""
+    """Options of prompts: see `ScriptedModel.generate`."""
 
     retain: Retain
     tenant: str | None
 
 
 def request_of(base: GenerationRequest, params: Params | None, options: Mapping[str, Any]) -> GenerationRequest:
-    """A request with what a script asks for.
+    """A request with a script's options.
 
     Args:
-        base: what holds where nothing is asked for. Its params are None where only a server knows them.
-        params: parameters as a whole, or some of them by name.
-        options: an AskOptions or a GenerateOptions; a None in it counts as left out.
+        base: the defaults. Its params are None if only a server knows them.
+        params: all parameters, or some of them by name.
+        options: an AskOptions or a GenerateOptions; None values count as left out.
 
     Raises:
-        ConfigError: an unknown name, or a value of another kind.
-        PromptError: tools that are none.
+        ConfigError: an unknown name, or a value of the wrong type.
+        PromptError: invalid tools.
         RequestError: see `GenerationRequest`.
     """
     if not isinstance(params, SamplingParams | Mapping | None):
@@ -89,7 +89,7 @@ def conversation_of(prompt: Prompt) -> list[Message]:
     """The messages of one prompt.
 
     Raises:
-        PromptError: it is none.
+        PromptError: it isn't a prompt.
     """
     if isinstance(prompt, str):
         messages = [Message("user", prompt)]
@@ -102,10 +102,10 @@ def conversation_of(prompt: Prompt) -> list[Message]:
 
 
 def prompts_of(prompts: Any) -> tuple[Iterable[Any], bool]:
-    """The prompts that were given, and whether it was one by itself: a question, a message, or a list of messages.
+    """The prompts, and whether it was a single one: a question, a message, or a list of messages.
 
     Raises:
-        PromptError: it is neither one nor many.
+        PromptError: neither one nor many prompts.
     """
     if isinstance(prompts, str | Message | Mapping):
         return [prompts], True
@@ -117,17 +117,17 @@ def prompts_of(prompts: Any) -> tuple[Iterable[Any], bool]:
                 "A list must hold one conversation's messages, or prompts: strings and lists of messages. Got both."
             )
         return [prompts], True
-    # Each is looked at when its turn comes.
+    # Each prompt is checked when its turn comes.
     return prompts, False
 
 
 def question_of(
     text: Content, images: Picture | Sequence[Picture] = (), videos: Clip | Sequence[Clip] = ()
 ) -> Message | None:
-    """A user's message: its media and then its text; None where nothing was given.
+    """A user's message: its media, then its text; None without both.
 
     Raises:
-        PromptError: something in it can't be shown to a model.
+        PromptError: a part that no message can have.
     """
     if isinstance(text, Message):
         raise PromptError("A Message can't be the text of another one: pass its text and its media.")
@@ -138,10 +138,10 @@ def question_of(
 
 
 def result_text(value: Any) -> str:
-    """What a tool gave, as the model reads it: a string as it is, anything else as JSON.
+    """A tool's result for the model: a string unchanged, anything else as JSON.
 
     Raises:
-        PromptError: it can't be written.
+        PromptError: it isn't JSON.
     """
     if isinstance(value, str):
         return value
@@ -152,10 +152,10 @@ def result_text(value: Any) -> str:
 
 
 def tools_of(tools: Any) -> tuple[dict[str, Any], ...]:
-    """Definitions in OpenAI's form.
+    """Checks tool definitions in OpenAI's form.
 
     Raises:
-        PromptError: one is none.
+        PromptError: one has another form.
     """
     if not isinstance(tools, list | tuple):
         raise PromptError(f"tools must be a list of definitions in OpenAI's form; got {type(tools).__name__}.")
@@ -192,10 +192,10 @@ def checked_bool(name: str, value: Any) -> bool:
 
 
 def checked_names(options: Iterable[str], known: Sequence[str], *elsewhere: str) -> None:
-    """Raises ConfigError for an option of another name than those that are known, and what it may be meant for.
+    """Raises ConfigError for an unknown option, with a guess at the intended one.
 
     Args:
-        elsewhere: names that are known, too, and aren't among the options any more.
+        elsewhere: further known names, already taken out of the options.
     """
     for name in options:
         if name not in known:

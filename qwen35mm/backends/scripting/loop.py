@@ -1,8 +1,8 @@
-"""The event loop that scripts' answers run on, in a thread of its own.
+"""The event loop of scripts' answers, in its own thread.
 
-A script has no loop, a notebook has one that runs already, a program may have several: none of them can be asked to
-wait for an answer that it works on itself. So no answer runs on a caller's loop, and a connection to a server, which
-belongs to the loop that it was made in, serves all of them.
+A script has no loop, a notebook has a running one, a program may have several. None of them can both wait for an answer
+and work on it. So no answer runs on a caller's loop, and a connection to a server, which belongs to the loop that
+opened it, serves all callers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# How often a waiting thread looks whether Ctrl-C was pressed: on Windows nothing else tells it.
+# How often a waiting thread checks for Ctrl-C; on Windows nothing else reports it.
 _POLL_S = 0.2
-# How long the end of a program waits for answers to end, which takes one step of the engine.
+# Seconds that the end of a program waits for answers to end, which takes one step of the engine.
 _PATIENCE_S = 5.0
 
 
 class Job(Generic[T]):
     """A coroutine for the loop of scripts.
 
-    It begins when it is told to, or waited for, so that whoever makes it can note it before: Ctrl-C comes between any
-    two lines, and nothing may run on that nobody could end.
+    It starts with `begin`, or when waited for. So its maker can store it first: Ctrl-C may come between any two lines,
+    and then something must be able to end the job.
 
     Attributes:
-        loop: that it runs on.
-        ended: gets what it returned or raised, once nothing of it runs any more.
+        loop: the loop that it runs on.
+        ended: gets its result or error, once nothing of it runs any more.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -43,7 +43,7 @@ class Job(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
-        """A second call does nothing."""
+        """Starts it; a second call does nothing."""
         self.loop.call_soon_threadsafe(self._begin)
 
     def cancel(self) -> None:
@@ -51,7 +51,7 @@ class Job(Generic[T]):
         begin_to_cancel([self])
 
     def wait(self) -> T:
-        """Blocks until it has ended, and raises what it raised. Ctrl-C ends it first."""
+        """Blocks until it has ended; returns its result or raises its error. Ctrl-C ends it first."""
         try:
             return self.result()
         except BaseException:
@@ -59,7 +59,7 @@ class Job(Generic[T]):
             raise
 
     def result(self) -> T:
-        """As `wait`, but after Ctrl-C it goes on."""
+        """As `wait`, but it continues after Ctrl-C."""
         self.begin()
         while not self.ended.done():
             wait([self.ended], _POLL_S)
@@ -82,7 +82,7 @@ class Job(Generic[T]):
             self._task.add_done_callback(self._end)
 
     def cancel_here(self) -> None:
-        """`cancel`, on the loop itself."""
+        """As `cancel`, called on the loop itself."""
         if self._task is not None:
             self._task.cancel()
         elif not self.ended.done():
@@ -104,11 +104,11 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="qwen35mm-scripts", daemon=True)
         self.thread.start()
-        # Runs before the engines end: what is registered last is called first.
+        # Runs before the engines end: atexit calls the last registered function first.
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends what still runs, and then the thread."""
+        """Ends everything that still runs, then the thread."""
         if not self.thread.is_alive():  # in a forked child
             return
 
@@ -130,7 +130,7 @@ _running: LoopThread | None = None
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The loop of scripts, which begins with the first that asks for it."""
+    """The loop of scripts; the first call starts it."""
     global _running
     with _lock:
         if _running is None:
@@ -141,8 +141,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def begin_to_cancel(jobs: Sequence[Job[Any]]) -> None:
-    """Ends jobs within one step of the engine; returns at once. None of them gets its turn because another one ends,
-    and Ctrl-C can't come between two of them."""
+    """Ends jobs within one step of the engine; returns at once. Ends them all in one callback, so that none gets its
+    turn because another ends, and Ctrl-C can't come in between."""
 
     def cancel_all() -> None:
         for job in reversed(jobs):
@@ -159,12 +159,12 @@ def cancel(jobs: Sequence[Job[Any]]) -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns or raises, run on the loop of scripts while this thread waits."""
+    """Runs a coroutine on the loop of scripts while this thread waits; returns its result or raises its error."""
     return Job(coroutine).wait()
 
 
 async def arun(coroutine: Coroutine[Any, Any, T]) -> T:
-    """`run` for a task of any loop."""
+    """As `run`, for a task of any loop."""
     return await Job(coroutine).awaited()
 
 
@@ -174,5 +174,5 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked child has no such thread.
+    # A forked child doesn't have the thread.
     os.register_at_fork(after_in_child=_forget)

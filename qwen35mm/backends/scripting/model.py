@@ -1,4 +1,4 @@
-"""What every backend offers to scripts besides `stream`: chats, answers to many prompts, and its own end."""
+"""What every backend offers to scripts besides `stream`: chats, batches and `close`."""
 
 from __future__ import annotations
 
@@ -31,33 +31,32 @@ if TYPE_CHECKING:
 
 OnError = Literal["raise", "return"]
 
-# How many prompts are ahead of the one whose answer comes next, for each that is worked on: one long answer must not
-# leave the others nothing to do.
+# How many prompts may run ahead of the next result, per place: one long answer must not leave the others idle.
 _AHEAD = 8
-# How soon a request is tried again where others have filled the engine's line.
+# Seconds before retrying a request that the engine's full queue refused.
 _ROOM_POLL_S = 0.05
 
 
 class ScriptedModel(ABC):
-    """A model that scripts can ask; LocalBackend and RemoteBackend are two.
+    """A model for scripts, such as LocalBackend and RemoteBackend.
 
-    What waits for an answer blocks, and has a twin for programs with an event loop whose name begins with an `a`.
-    Streams are for `for` and for `async for`. None of it needs a loop, or minds one that runs: answers are worked on in
-    a thread of their own, the same for all.
+    Methods that wait for an answer block. Each has a twin for programs with an event loop, whose name starts with `a`.
+    Streams work with `for` and `async for`. None needs an event loop or minds a running one: all answers are computed
+    in one thread of their own.
     """
 
-    # Whether `stream` refuses what comes while its line is full, so that it is waited here.
+    # Whether `stream` refuses requests while its queue is full, so that they wait here.
     _refuses_when_full = False
 
     @property
     @abstractmethod
     def default_params(self) -> SamplingParams | None:
-        """What a reply is sampled with where nothing is asked for; None where only a server knows."""
+        """Sampling parameters where a script gives none; None if only a server knows them."""
 
     @property
     @abstractmethod
     def most_at_once(self) -> int:
-        """How many requests keep it busy: those that it answers, and those that it reads the media of meanwhile."""
+        """How many requests keep it busy: those being answered, and those whose media are read meanwhile."""
 
     @abstractmethod
     def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
@@ -65,7 +64,7 @@ class ScriptedModel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it; what is still asked ends with an error."""
+        """Closes the model; unfinished requests end with an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,10 +90,10 @@ class ScriptedModel(ABC):
         tenant: str | None = None,
         retain: Retain = "conversation",
     ) -> Chat:
-        """A conversation, with a system message or with messages that there are already; see `Chat`.
+        """A conversation that starts with a system message or with existing messages; see `Chat`.
 
         Raises:
-            PromptError, ConfigError: what can't be used, and why.
+            PromptError, ConfigError: an invalid value.
         """
         if not isinstance(system, str | None):
             raise PromptError(f"The system message must be a string; got {type(system).__name__}.")
@@ -158,23 +157,23 @@ class ScriptedModel(ABC):
         progress: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """Answers one prompt or many, as many at a time as keep the model busy; of however many, none is refused.
+        """Answers one prompt or many, as many at a time as keep the model busy; none is refused for their number.
 
         Args:
-            prompts: a string, a Message, a dict with role and content, or a list of messages is one; a list of prompts
-                is many, and so is any other iterable, which is read as the answers go on.
+            prompts: one is a string, a Message, a dict with role and content, or a list of messages. Many are a list of
+                prompts, or any other iterable, which is read as the answers proceed.
             params: a SamplingParams, or a dict of some of its fields; the same for all.
-            n: so many answers to each prompt, as a list; a seed is counted up for them. None is one answer, by itself.
-            on_error: what becomes of prompts that can't be answered: "raise" answers all others, and raises at the end
-                an error that has their results; "return" gives the error in place of the result.
+            n: the number of answers to each prompt, as a list; counts a seed up. None is one answer, not a list.
+            on_error: what to do with prompts that fail: "raise" answers all others, then raises an error with their
+                results; "return" returns the error in place of the result.
             progress: shows a bar.
-            options: as `Chat.ask`'s, and `retain` ("shared" unless asked for otherwise) and `tenant` as `stream`'s.
+            options: as in `Chat.ask`, plus `retain` (default "shared") and `tenant` as in `stream`.
 
         Returns:
             The Result of one prompt, or a list in the prompts' order.
 
         Raises:
-            Qwen35mmError: one prompt's own, or what can't be asked of all.
+            Qwen35mmError: a single prompt's error, or one that concerns all.
             BatchError: some of many failed.
         """
         return self._batch(prompts, params, options, n, on_error).waited(progress)
@@ -200,19 +199,19 @@ class ScriptedModel(ABC):
         n: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> InOrder[Prompt, Any]:
-        """The answers to many prompts one by one, in order, for `for` and `async for`; nothing of them is kept.
+        """The answers to many prompts one by one, in order, for `for` and `async for`; keeps none of them.
 
-        Arguments are `generate`'s. A prompt that can't be answered gives its error in place of the result.
+        Arguments as in `generate`. A prompt that fails yields its error in place of the result.
         """
         return self._batch(prompts, params, options, n, "return").results()
 
     async def in_turn(
         self, stream: Callable[[float | None], AsyncGenerator[Event, None]], timeout_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """The events of one request, when its turn has come. On the loop of scripts, as all that is asked for here.
+        """The events of one request, once its turn has come. Runs on the loop of scripts.
 
         Args:
-            stream: begins with it, in the seconds that are left of `timeout_s`; None is without end.
+            stream: starts it, given the seconds left of `timeout_s`; None is without limit.
         """
         async with self._script_turns:
             asked_s = time.monotonic()
@@ -229,11 +228,11 @@ class ScriptedModel(ABC):
                 await asyncio.sleep(_ROOM_POLL_S)
 
     def events(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """`stream`, when its turn has come."""
+        """`stream`, once its turn has come."""
         return self.in_turn(lambda left_s: self.stream(replace(request, timeout_s=left_s)), request.timeout_s)
 
     async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan, ...] | None]:
-        """A whole answer, and how its media were read; see `events`."""
+        """A whole answer, and the plans of its media; see `events`."""
         plans = None
         async with contextlib.aclosing(self.events(request)) as events:
             async for event in events:
@@ -244,7 +243,7 @@ class ScriptedModel(ABC):
         raise AssertionError("a stream ends with Finished or an error")
 
     def template(self, params: Params | None, options: Mapping[str, Any]) -> GenerationRequest:
-        """How many prompts are asked: a request without messages."""
+        """A request without messages, the template for many prompts."""
         return request_of(GenerationRequest(params=self.default_params, retain="shared"), params, options)
 
     def _batch(
@@ -264,9 +263,9 @@ class Batch:
     """Prompts on their way to their results.
 
     Args:
-        prompts: many, or one by itself; and whether it is one.
-        answer: gives the result of one prompt, asked as the template says.
-        n: so many results of each; None is one by itself.
+        prompts: many or one; and whether it is a single one.
+        answer: gives the result of one prompt with the template's options.
+        n: the number of results for each; None is one, not a list.
     """
 
     def __init__(
@@ -287,19 +286,19 @@ class Batch:
         self._model, self._n, self._on_error = model, n, on_error
         self._templates = [_with_seed(template, at) for at in range(n or 1)]
         self._report: Callable[[], object] = lambda: None
-        # Not all that is ahead stands in the model's line: who asks something else meanwhile is answered in between.
+        # Prompts ahead don't all wait in the model's queue, so that other requests are answered in between.
         self._places = asyncio.Semaphore(model.most_at_once)
 
     def results(self) -> InOrder[Any, Any]:
         return InOrder(self._prompts, self._answer, _AHEAD * self._model.most_at_once)
 
     def waited(self, progress: bool) -> Any:
-        """The result of one, or a list, or what is raised in place of them."""
+        """The single result, or a list; raises instead if `on_error` says so."""
         with self._shown(progress):
             return self._whole(list(self.results()))
 
     async def awaited(self, progress: bool) -> Any:
-        """`waited`, for a task of any loop."""
+        """As `waited`, for a task of any loop."""
         with self._shown(progress):
             async with contextlib.aclosing(aiter(self.results())) as results:
                 return self._whole([result async for result in results])
@@ -331,7 +330,7 @@ class Batch:
             yield
 
     async def _answer(self, prompt: Any) -> Any:
-        """A result, or as many as were asked for, or the error in their place."""
+        """One result, a list of `n`, or the error in their place."""
         try:
             work = [self._in_place(prompt, template) for template in self._templates]
             if self._n is None:
@@ -352,7 +351,7 @@ class Batch:
 
 
 def _with_seed(template: GenerationRequest, number: int) -> GenerationRequest:
-    """Each of several answers has its own draws."""
+    """Gives each of several answers its own seed."""
     params = template.params
     if params is None or params.seed is None or not number:
         return template

@@ -1,4 +1,4 @@
-"""Answers while they come: the text of one, and the results of many prompts in their order."""
+"""Answers as they arrive: the text of one, and the results of many prompts in order."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _END: Any = object()
 
 
 class ReplyStream:
-    """An answer's text while it is written, for `for` and for `async for`; thinking and calls are in `result`.
+    """An answer's text as it is written, for `for` and `async for`; thinking and calls are in `result`.
 
-    Whoever leaves it before its end, by `break`, Ctrl-C or `close`, ends the answer. It is read by one reader.
+    Leaving it early, by `break`, Ctrl-C or `close`, ends the answer. Only one reader may use it.
 
     Args:
-        events: of the answer; they are taken on the loop of scripts.
-        tools: whose calls are no text.
-        schema: what the result's `parsed` is read with.
-        on_end: called once, with what was read of the text, with how the media were read (None where that isn't
-            known), and with the result, which is None for an answer that was left.
+        events: the answer's; consumed on the loop of scripts.
+        tools: the request's, whose calls aren't text.
+        schema: for the result's `parsed`.
+        on_end: called once with the text that was read, the media's plans (None if unknown), and the result (None if
+            the stream was left).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ReplyStream:
         schema: Any = None,
     ) -> None:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        # It must not hold this object, whose last reference ends it.
+        # The job must not hold this object, since dropping its last reference ends the job.
         self._job = loop.Job(_pump(events, self._queue))
         self._parser = CallParser(tools) if tools else None
         self._on_end = on_end
@@ -88,10 +88,10 @@ class ReplyStream:
         return text
 
     def close(self, why: RequestError | None = None) -> None:
-        """Ends the answer with what was read of it; a second call does nothing.
+        """Ends the answer with the text read so far; a second call does nothing.
 
         Args:
-            why: told to whoever reads on; None ends the reading as the end of the answer does.
+            why: raised for later readers; None stops them as at the answer's end.
         """
         self._end(None)
         self._error = self._error or why
@@ -113,7 +113,7 @@ class ReplyStream:
                 self._has_failed = self._result is None
 
     def _wants_more(self) -> bool:
-        """Whether something is still to come before the next text; raises what ended it, behind the last text."""
+        """Whether to wait before the next text. Raises the stream's error after its last text."""
         if not self._is_open or self._pending or self._result is not None:
             return False
         if self._has_failed:
@@ -146,7 +146,7 @@ class ReplyStream:
             raise
 
     def _forget(self) -> None:
-        """Ends it as if it had never been asked for."""
+        """Ends it as if it had never been requested."""
         self._read.clear()
         self._end(None)
 
@@ -167,7 +167,7 @@ async def _pump(events: AsyncGenerator[Event, None], queue: asyncio.Queue[Event 
 
 
 async def _received(queue: asyncio.Queue[Event | None]) -> list[Event | None]:
-    """What has come, and at least one."""
+    """All waiting events, at least one."""
     found = [await queue.get()]
     while not queue.empty():
         found.append(queue.get_nowait())
@@ -175,12 +175,12 @@ async def _received(queue: asyncio.Queue[Event | None]) -> list[Event | None]:
 
 
 class InOrder(Generic[In, Out]):
-    """What becomes of many things, in their order, for `for` and for `async for`.
+    """The results for many things, in order, for `for` and `async for`.
 
     Args:
-        things: taken one by one, no more of them ahead than are under way.
-        work: what is done with each, on the loop of scripts.
-        most: how many are under way at one time, or done and not yet read.
+        things: taken one by one, at most `most` ahead.
+        work: the work for each, on the loop of scripts.
+        most: how many are in progress at a time, or done and not yet read.
     """
 
     def __init__(self, things: Iterable[In], work: Callable[[In], Coroutine[Any, Any, Out]], most: int) -> None:

@@ -1,4 +1,4 @@
-"""For scripts: texts and token ids without a template, gone on with, scored and embedded."""
+"""For scripts: texts and token ids without a template, continued, scored and embedded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(TypedDict, total=False):
-    """How a text is read: see `TextModel.score` and `TextModel.embed`."""
+    """Options of reading texts: see `TextModel.score` and `TextModel.embed`."""
 
     control_tokens: bool
     thinking: bool
@@ -39,26 +39,26 @@ class ReadOptions(TypedDict, total=False):
 
 
 class ScoreOptions(ReadOptions, total=False):
-    """How a text is scored: see `TextModel.score`."""
+    """Options of scoring: see `TextModel.score`."""
 
     num_top: int
     tools: Tools | None
 
 
 class EmbedOptions(ReadOptions, total=False):
-    """How texts are embedded: see `TextModel.embed`."""
+    """Options of embedding: see `TextModel.embed`."""
 
     pooling: Pooling
 
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a text is to a model, token by token, each after all those before it.
+    """How likely a text is to a model, token by token, each given all before it.
 
     Attributes:
-        tokens: of the text, save a first one that nothing stands before.
-        num_prompt_tokens: of the text and what stands before it.
-        cache: what of that was cached.
+        tokens: the text's, except a first one with nothing before it.
+        num_prompt_tokens: tokens of the text and of what precedes it.
+        cache: how many of these were cached.
     """
 
     tokens: tuple[TokenLogprob, ...]
@@ -77,7 +77,7 @@ class Score:
 
 
 class TextModel(ScriptedModel):
-    """What a model does for scripts besides answering conversations."""
+    """What a model does for scripts besides conversations."""
 
     def complete(
         self,
@@ -90,21 +90,21 @@ class TextModel(ScriptedModel):
         progress: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """Goes on with one text or many, which no template is put around.
+        """Continues one text or many, without a template.
 
         Args:
-            prompts: a string, or token ids as a list or an array of whole numbers, is one; a list of them, or any other
-                iterable, is many. Ids of a rendered conversation are answered as the conversation is.
-            control_tokens: whether a control token's text, such as `<|im_end|>`, is that token; else it is a text like
-                others.
-            params, n, on_error, progress: as `generate`'s.
-            options: as `generate`'s, without `thinking` and `tools`, which are a template's.
+            prompts: one is a string, or token ids as a list or an array of whole numbers. Many are a list of them, or
+                any other iterable. Ids of a rendered conversation are answered like the conversation.
+            control_tokens: whether a control token's text, such as `<|im_end|>`, becomes that token; else it is plain
+                text.
+            params, n, on_error, progress: as in `generate`.
+            options: as in `generate`, without `thinking` and `tools`, which belong to templates.
 
         Returns:
             The Result of one, or a list in the prompts' order.
 
         Raises:
-            Qwen35mmError: one prompt's own, or what can't be asked of all.
+            Qwen35mmError: a single prompt's error, or one that concerns all.
             BatchError: some of many failed.
         """
         batch = self._completions(prompts, params, options, control_tokens, n, on_error)
@@ -126,19 +126,19 @@ class TextModel(ScriptedModel):
         return await batch.awaited(progress)
 
     def score(self, text: Plain, given: Plain | Conversation | None = None, **options: Unpack[ScoreOptions]) -> Score:
-        """How likely a text is, token by token, in the model's own distribution, of which no parameter is part.
+        """How likely a text is, token by token, in the model's own distribution, before any sampling parameter.
 
         Args:
             text: a string, or token ids.
-            given: what it follows: a string, token ids, or a conversation whose answer it is (a Message, a dict, or a
-                list of them), media included. Two strings are tokenized as one: a token that both have a part of is
-                scored. None is nothing, and the text's first token has no score.
-            num_top: likeliest tokens to be told beside each; 0 unless asked for.
-            control_tokens: as `complete`'s, for texts; an answer has none.
-            thinking: of a conversation: whether the model would think first; what is scored begins with the end of its
-                thinking then.
-            tools: of a conversation, as `generate`'s.
-            retain, tenant, timeout_s: as `generate`'s.
+            given: what it follows: a string, token ids, or a conversation that it answers (a Message, a dict, or a list
+                of them), media included. Two strings are tokenized as one; a token that spans both is scored. With
+                None, the text's first token has no score.
+            num_top: how many of the likeliest tokens to report at each place; default 0.
+            control_tokens: as in `complete`, for texts; an answer has none.
+            thinking: for a conversation: whether the model would think first. Then the scored text starts with the end
+                of its thinking.
+            tools: for a conversation, as in `generate`.
+            retain, tenant, timeout_s: as in `generate`.
 
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
@@ -158,25 +158,26 @@ class TextModel(ScriptedModel):
         progress: bool = False,
         **options: Unpack[EmbedOptions],
     ) -> np.ndarray:
-        """The final hidden state of one text or conversation, or of many: what the next token is foretold from.
+        """The final hidden state of one text or conversation, or of many: the model predicts the next token from it.
 
-        Chat models aren't trained for it. Texts that mean the same lie closer to each other than others do, but a model
-        that was made for embeddings does much better.
+        Chat models aren't trained for this. Texts of the same meaning lie closer together, but models made for
+        embeddings do much better.
 
         Args:
-            inputs: a string, token ids, or a conversation (a Message, a dict, or a list of them), media included, as it
-                would be answered, is one. A list of strings or of lists is many, and so is any other iterable.
+            inputs: one is a string, token ids, or a conversation (a Message, a dict, or a list of them), media
+                included, in the form in which it would be answered. Many are a list of strings or of lists, or any
+                other iterable.
             progress: shows a bar.
-            pooling: "last", the state of the last token, unless asked for otherwise; or "mean", of all tokens'.
-            control_tokens: as `complete`'s.
-            thinking: of conversations: whether the model would think first.
-            retain, tenant, timeout_s: as `generate`'s.
+            pooling: "last" (default), the last token's state; or "mean" of all tokens'.
+            control_tokens: as in `complete`.
+            thinking: for conversations: whether the model would think first.
+            retain, tenant, timeout_s: as in `generate`.
 
         Returns:
-            float32, `[hidden]` of one, `[N, hidden]` of many; not normalised.
+            float32, `[hidden]` for one, `[N, hidden]` for many; not normalised.
 
         Raises:
-            Qwen35mmError: one input's own, or what can't be asked of all.
+            Qwen35mmError: a single input's error, or one that concerns all.
             BatchError: some of many failed.
         """
         return _stacked(self._embeddings(inputs, options).waited(progress))
@@ -220,19 +221,19 @@ class TextModel(ScriptedModel):
 
     @abstractmethod
     async def _completed(self, prompt: Plain, template: GenerationRequest, control_tokens: bool) -> Result:
-        """`complete`, of one."""
+        """`complete` for one prompt."""
 
     @abstractmethod
     async def _score(self, text: Plain, given: Plain | Conversation | None, options: Mapping[str, Any]) -> Score:
-        """`score`, with options as `PlainPrompts.stream_score` has them."""
+        """`score`, with the options of `PlainPrompts.stream_score`."""
 
     @abstractmethod
     async def _embedded(self, given: Plain | Conversation, options: Mapping[str, Any]) -> np.ndarray:
-        """`embed`, of one: [hidden]; options are those of `PlainPrompts.stream_embedding`."""
+        """`embed` for one input: [hidden]; with the options of `PlainPrompts.stream_embedding`."""
 
 
 def _read_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """Options as the streams know them; raises ConfigError for one that isn't known, or of another kind."""
+    """Options as the streams take them. Raises ConfigError for an unknown one, or a wrong type."""
     checked_names(options, list(known.__annotations__))
     how = {name: value for name, value in options.items() if value is not None}
     for name in ("control_tokens", "thinking"):
@@ -246,7 +247,7 @@ def _read_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
 
 
 def _one_or_many(inputs: Any) -> tuple[Iterable[Any], bool]:
-    """The inputs, and whether they are one by itself: a string, token ids, a message, or a list of messages."""
+    """The inputs, and whether it is a single one: a string, token ids, a message, or a list of messages."""
     if isinstance(inputs, list | tuple):
         parts = (str, list, tuple, np.ndarray)
         is_one = not (inputs and isinstance(inputs[0], parts))

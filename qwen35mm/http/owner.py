@@ -1,4 +1,4 @@
-"""A page of one person: whoever opened it by its address is let in."""
+"""A page of one person, which its address with the token opens."""
 
 from __future__ import annotations
 

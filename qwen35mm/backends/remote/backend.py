@@ -125,7 +125,7 @@ class RemoteBackend(RemoteTexts):
         self._connection = Connection(url, api_key, timeouts or RemoteTimeouts())
         self._model = ServedModel(self._connection, model)
         self._attempts = Attempts(self._connection, max_attempts, sleep, jitter)
-        # Whoever finds a place free takes it at once, so that the ones behind can count those before them.
+        # A request takes a free place at once, so that those behind it can count the requests ahead.
         self._most_at_once = _READ_AHEAD * max_concurrent
         self._places = anyio.Semaphore(_READ_AHEAD * max_concurrent, fast_acquire=True)
         self._turns = anyio.Semaphore(max_concurrent, fast_acquire=True)

@@ -1,1 +1,1 @@
-"""The model for programs: OpenAI's protocol over HTTP, without the chat page and its libraries."""
+"""OpenAI's and Anthropic's protocols over HTTP, without the chat page and its libraries."""

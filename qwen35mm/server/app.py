@@ -1,4 +1,4 @@
-"""The routes, and what is the same for all of them: keys, the line, errors, a client that hangs up."""
+"""The routes, and what they share: keys, the queue, errors, hang-ups."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from qwen35mm.server.reply import ReplyReader
 from qwen35mm.server.streams import first_of, read_ahead
 
 _NUMBERS_AT_ONCE = 10_000
-# Of one request that asks for several replies; others stand in line, too.
+# For one request that asks for several replies; other requests wait in the queue, too.
 _STREAMS_AT_ONCE = 4
-# What an answer is made of: events, or those of several replies.
+# An event of one reply, or of one of several replies.
 E = TypeVar("E", Event, OfChoice)
 E_contra = TypeVar("E_contra", contravariant=True)
 
 
 class TokenizeRequest(BaseModel):
-    """The body of POST /tokenize: plain text, or a conversation as it would be prompted."""
+    """The body of POST /tokenize: plain text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -83,26 +83,26 @@ def create_app(
     only_this_machine: bool = True,
     names: Sequence[str] = (),
 ) -> FastAPI:
-    """The application.
+    """Creates the application.
 
     Args:
-        backend: answers.
-        keys: who may call; None is everybody who reaches it.
+        backend: generates the replies.
+        keys: who may call; None lets everybody in.
         sources: where media may come from besides the request itself.
-        kept: where responses are kept; None is in memory.
-        num_places: requests that are with the engine at one time.
-        max_waiting: requests that wait for that before further ones are refused.
-        max_body_bytes: of one request.
-        max_held_bytes: of the bodies of all requests that aren't answered yet.
-        settings: how it is reached; None where guards stand in front of it already.
-        only_this_machine: whether who calls this machine by another name than its own is refused.
-        names: the model's, besides its own.
+        kept: the store of responses; None keeps them in memory.
+        num_places: requests that the engine computes at one time.
+        max_waiting: requests that wait in the queue; more are refused.
+        max_body_bytes: limit for one request.
+        max_held_bytes: limit for the bodies of all unanswered requests together.
+        settings: how the server is reached; None where something in front of it already guards it.
+        only_this_machine: refuse requests that address this machine by a name that isn't local.
+        names: further names of the model.
     """
     app = FastAPI(
         title="qwen35mm",
         description="Qwen3.5 models, pictures and videos included, in OpenAI's protocol.",
         middleware=limits(settings, only_this_machine, max_body_bytes, max_held_bytes),
-        # It needs a key like every other route.
+        # The document needs a key like every other route.
         openapi_url=None,
     )
     sources = sources or Sources()
@@ -119,7 +119,7 @@ def create_app(
 
 
 class Reader(Protocol[E_contra]):
-    """Takes the events of a reply in."""
+    """Reads the events of a reply."""
 
     def take(self, event: E_contra, /) -> Iterable[object]: ...
 
@@ -127,13 +127,13 @@ class Reader(Protocol[E_contra]):
 def limits(
     settings: HttpSettings | None, only_this_machine: bool, max_body_bytes: int, max_held_bytes: int
 ) -> list[Middleware]:
-    """Who is let in, and with how much; arguments are `create_app`'s."""
+    """The middleware that limits who may call and how much they may send. Arguments as `create_app`."""
     found = [] if settings is None else guards(settings, only_this_machine=only_this_machine, refuse=refuse)
     return [*found, Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
 
 
 class Api:
-    """What is asked over HTTP, answered by one backend."""
+    """The routes of one backend."""
 
     def __init__(
         self, backend: ServedBackend, keys: Keys, sources: Sources, line: FairQueue, names: Sequence[str] = ()
@@ -146,7 +146,7 @@ class Api:
         self._metrics = Metrics(backend, line)
 
     def routes(self) -> list[Route]:
-        """What it answers."""
+        """The routes to add to the application."""
         return [
             Route("/v1/chat/completions", "POST", self.chat_completions, chat_completions.ChatCompletionRequest),
             Route("/v1/messages", "POST", self.messages, messages.MessagesRequest),
@@ -196,19 +196,19 @@ class Api:
         return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
 
     async def finish(self, request: Request, caller: Caller, asked: GenerationRequest, reader: Reader[Event]) -> None:
-        """Reads a reply to its end, for as long as the client is there.
+        """Reads a reply to its end.
 
         Raises:
-            ClientDisconnect: it isn't any more.
+            ClientDisconnect: the client hung up.
         """
 
         await self.read(request, [(self.answer(caller, asked), reader)])
 
     async def read(self, request: Request, streams: Sequence[tuple[AsyncGenerator[E, None], Reader[E]]]) -> None:
-        """Reads streams to their end, a few at a time, for as long as the client is there.
+        """Reads streams to their end, a few at a time.
 
         Raises:
-            ClientDisconnect: it isn't any more.
+            ClientDisconnect: the client hung up.
         """
         turns = asyncio.Semaphore(_STREAMS_AT_ONCE)
 
@@ -237,7 +237,7 @@ class Api:
         frames: Callable[[AsyncGenerator[Event, None]], AsyncIterator[bytes]],
         failed: Callable[[ApiError], bytes],
     ) -> Response:
-        """A reply as it is written, in frames made of its events; what is refused is raised.
+        """Streams a reply as frames. Raises what refuses the request before the first frame.
 
         Raises:
             ClientDisconnect: the client hung up before its turn.
@@ -251,7 +251,7 @@ class Api:
         frames: Callable[[AsyncGenerator[E, None]], AsyncIterator[bytes]],
         failed: Callable[[ApiError], bytes],
     ) -> Response:
-        """As `stream`, of events that there are."""
+        """Like `stream`, for events that exist already."""
         events = read_ahead(events)
         try:
             begun = await while_connected(request, first_of(events))
@@ -267,7 +267,7 @@ class Api:
         frames: AsyncIterator[bytes],
         failed: Callable[[ApiError], bytes],
     ) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream; `events` are closed at its end, however that comes."""
+        """The frames of a stream. Closes `events` however the stream ends."""
         async with contextlib.aclosing(events):
             stream = event_stream(request.scope, frames, lambda error: failed(api_error(error)))
             async with contextlib.aclosing(stream):
@@ -277,7 +277,7 @@ class Api:
     async def answer(
         self, caller: Caller, asked: GenerationRequest, is_more: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """The events of a reply in its turn; `is_more`: of a request that has had one before."""
+        """The events of a reply, once it is the caller's turn. `is_more`: not the first reply of its request."""
         answering = self.in_turn(caller, lambda: self._backend.stream(asked), is_more=is_more)
         async with contextlib.aclosing(answering) as events:
             async for event in events:
@@ -286,7 +286,7 @@ class Api:
     async def in_turn(
         self, caller: Caller, begin: Callable[[], AsyncGenerator[Event, None]], *, is_more: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """The events of what begins when it is this caller's turn."""
+        """Calls `begin` when it is the caller's turn and yields its events."""
         async with self._line.place(caller.name, may_be_refused=not is_more):
             with self._metrics.request() as counted:
                 async with contextlib.aclosing(begin()) as events:
@@ -295,13 +295,13 @@ class Api:
                         yield event
 
     async def models(self, request: Request) -> Response:
-        """The model that answers."""
+        """List the names of the model."""
         self.caller(request)
         names = (self._backend.loaded.name, *self._names)
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        """The model of this name."""
+        """Describe the model of this name."""
         self.caller(request)
         name = request.path_params["name"]
         self.check_model(name)
@@ -319,7 +319,7 @@ class Api:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text, control tokens not among them."""
+        """The tokens of a text; control tokens count as plain text."""
         self.caller(request)
         body = await read_body(request, TokenizeRequest)
         self.check_model(body.model)
@@ -330,7 +330,7 @@ class Api:
         return Response(content, media_type="application/json")
 
     def _tokens(self, text: str) -> str:
-        """The answer of `tokenize`. Millions of numbers written by one call would hold up all other requests."""
+        """The body of `tokenize`'s answer, written in chunks: one call for millions of numbers would block others."""
         tokens = self._backend.loaded.tokenizer.encode_plain(text)
         pieces = (tokens[at : at + _NUMBERS_AT_ONCE] for at in range(0, len(tokens), _NUMBERS_AT_ONCE))
         listed = ",".join(",".join(map(str, piece)) for piece in pieces)
@@ -352,7 +352,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Whether a request would be answered at once."""
+        """Whether the server takes requests, and how many are waiting."""
         self.caller(request)
         return JSONResponse({"status": "ready", "waiting": self._line.num_waiting})
 
@@ -362,7 +362,7 @@ class Api:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def document(self, request: Request) -> Response:
-        """What is told here, as an OpenAPI document."""
+        """The OpenAPI document."""
         self.caller(request)
         return JSONResponse(request.app.openapi())
 
@@ -370,7 +370,7 @@ class Api:
         return self._keys.caller_of(request)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for another model than the one that answers."""
+        """Raises ApiError 404 if `name` isn't a name of this model."""
         own = self._backend.loaded.name
         if name not in (None, "", "default", own, *self._names):
             raise ApiError(404, f"There is no model {name[:200]!r} here; {own!r} is.", "model", "model_not_found")
@@ -384,7 +384,7 @@ _REFUSED = {
 
 
 def answering(handler: Handler) -> Handler:
-    """A route that answers errors in OpenAI's form."""
+    """Wraps a handler so that it answers errors in its protocol's form."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -402,7 +402,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, status: int, _: str) -> None:
-    """Answers what the guards let nobody ask, in the form of every other error."""
+    """Answers a request that the guards refuse, in the form of every other error."""
     await _told(scope["path"], ApiError(status, _REFUSED[status], code="refused"))(scope, receive, send)
 
 

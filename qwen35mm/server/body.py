@@ -1,4 +1,4 @@
-"""What the body of a request says."""
+"""Reading request bodies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(request: Request, model: type[M], prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> M:
-    """What the body of a request says.
+    """Reads and validates the body of a request.
 
     Raises:
         HttpError: as `read_bytes`.
-        ApiError: it is no JSON object, or a field of it can't be used.
+        ApiError: it isn't a JSON object, or a field of it can't be used.
     """
     body = await read_bytes(request)
     try:

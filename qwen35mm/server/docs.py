@@ -1,7 +1,7 @@
 """/docs: Swagger UI over the OpenAPI document, from this server alone.
 
-A browser can't send a key with a link, so the page and its files are open to everybody: they are the same on every
-server. The document needs a key like every other route, and the page asks for it.
+A browser can't send a key with a link, so the page and its files need none; they are the same on every server. The
+document needs a key like every other route, and the page asks for it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from qwen35mm.assets import asset_path
 from qwen35mm.server.errors import ApiError
 
 DOCS = "/docs"
-# The package that has Swagger UI's own distribution, of the extra `serve`. Nothing of it is imported.
+# The package with Swagger UI's own distribution, from the extra `serve`. Nothing of it is imported.
 _PACKAGE = "fastapi_offline"
-# By name, since a system's own table of types may call scripts text.
+# Set here, since a system's own table of types may call scripts plain text.
 _TYPES = {
     "docs.html": "text/html; charset=utf-8",
     "docs.js": "text/javascript; charset=utf-8",
@@ -42,7 +42,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    # Asked for each time, and sent only when another version is installed.
+    # Browsers ask each time; the file is sent only if another version is installed.
     "cache-control": "no-cache",
 }
 

@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ApiError(Exception):
-    """What a client is told.
+    """An error for the client.
 
     Attributes:
-        param: the field that it is about.
-        code: what programs tell errors apart by.
+        param: the field that the error is about.
+        code: identifies the error for programs.
     """
 
     status: int
@@ -47,18 +47,18 @@ class ApiError(Exception):
 
 
 _MAX_FAULTS = 1000
-# What is wrong may be a field's whole value, or its name.
+# The wrong part may be a field's whole value, or its name.
 _MAX_CHARACTERS = 1000
 _KINDS = {429: "rate_limit_error"}
 
 
 def short(text: str) -> str:
-    """The beginning of what a client is told."""
+    """Shortens a message for the client."""
     return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
 
 
 def api_error(error: Exception) -> ApiError:
-    """What a client is told of an error; of one that nobody foresaw, its number in the log."""
+    """Converts an error for the client. An unforeseen one shows only its number in the log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HttpError):
@@ -87,12 +87,12 @@ def api_error(error: Exception) -> ApiError:
 
 
 def invalid(error: ValidationError) -> ApiError:
-    """What is wrong with a body, by the first place that isn't as expected."""
-    # Each is made in words, a million of them too.
+    """Describes the first invalid value of a body."""
+    # pydantic formats every error, even a million of them.
     if error.error_count() > _MAX_FAULTS:
         return ApiError(400, f"The body can't be used: {error.error_count():,} of its values aren't as expected.")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # What is in < > is what a body was taken for, no part of it.
+    # Names in < > are tags of the alternative that pydantic tried, not part of the body.
     place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("<"))
     if first["type"] == "extra_forbidden":
         return ApiError(

@@ -1,7 +1,7 @@
-"""Media from addresses of the internet: only of the internet, and within limits.
+"""Fetches media from the internet, and only from there, within limits.
 
-A name is looked up once, each of its addresses must be a global one, and the connection goes to the one that was looked
-at: a name can't lead somewhere else in between. Redirects are followed by us, each looked at like the first address.
+A name is looked up once, all its addresses must be global, and the connection goes to an address that was checked: the
+name can't lead somewhere else in between. Redirects are followed here, with the same check for each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qwen35mm.server.parts import Fetch
 from qwen35mm_preprocess import MediaLimits
 
 MAX_REDIRECTS = 3
-# Of one file, redirects included.
+# For one file, redirects included.
 TIMEOUT_S = 60.0
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
@@ -26,7 +26,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 def fetch_media(limits: MediaLimits) -> Fetch:
-    """What reads addresses, of at most as many bytes as a medium may have."""
+    """Makes a function that fetches an address, up to the largest size of a medium."""
     max_bytes = limits.max_bytes(None)
 
     async def fetch(address: str, place: str) -> bytes:
@@ -38,7 +38,7 @@ def fetch_media(limits: MediaLimits) -> Fetch:
         except _RefusedError as error:
             reason = str(error)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
-            # Their words may tell what is in the network here.
+            # The library's messages may reveal what is in this network.
             reason = "it can't be reached"
         raise ApiError(400, f"{place} can't be fetched: {reason}.", place)
 
@@ -46,7 +46,7 @@ def fetch_media(limits: MediaLimits) -> Fetch:
 
 
 class _RefusedError(Exception):
-    """An address that isn't read; the message says why."""
+    """The address isn't fetched; the message says why."""
 
 
 async def _read(address: str, max_bytes: int) -> bytes:
@@ -55,7 +55,7 @@ async def _read(address: str, max_bytes: int) -> bytes:
         is_plain = url.scheme in ("http", "https") and url.host and not url.userinfo
         if not is_plain or url.port == 0 or (url.port or 0) > 65_535:
             raise _RefusedError("only http and https addresses without a password are read")
-        # Neither proxies nor passwords of the machine's own.
+        # Uses neither proxies nor passwords of this machine.
         async with httpx.AsyncClient(trust_env=False, follow_redirects=False) as client:
             answer = await _open(client, url)
             try:
@@ -71,13 +71,13 @@ async def _read(address: str, max_bytes: int) -> bytes:
 
 
 async def _open(client: httpx.AsyncClient, url: httpx.URL) -> httpx.Response:
-    """Asks the host under the address that was looked at; certificates are checked against its name."""
+    """Sends the request to the address that was checked; certificates are checked against the host's name."""
     number = await _global_address(url.host, url.port or (443 if url.scheme == "https" else 80))
     host = url.netloc.decode("ascii")
     request = client.build_request(
         "GET",
         url.copy_with(host=number),
-        # What is unpacked may be a thousand times as much.
+        # Compressed data may unpack to a thousand times its size.
         headers={"host": host, "accept-encoding": "identity", "user-agent": "qwen35mm"},
         extensions={"sni_hostname": url.raw_host.decode("ascii")},
     )
@@ -97,12 +97,12 @@ async def _global_address(host: str, port: int) -> str:
 def _is_of_the_internet(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not address.is_multicast
-    # An IPv4 address in an IPv6 one leads to the same place.
+    # An IPv6 address may contain an IPv4 address and lead to the same place.
     if address in _NAT64:
         return _is_of_the_internet(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     if address.sixtofour is not None:
         return _is_of_the_internet(address.sixtofour)
-    # All that was ever given to anybody; Python calls much of the rest global, too.
+    # All of IPv6 that was ever allocated; Python calls much of the rest global, too.
     return address in _GIVEN_OUT and address.is_global
 
 

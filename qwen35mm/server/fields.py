@@ -1,4 +1,4 @@
-"""Fields that requests of OpenAI's protocols share, with vLLM's and llama.cpp's additions, and what they ask for."""
+"""Fields that OpenAI's protocols share, with vLLM's and llama.cpp's additions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 Number = Annotated[float, Field(allow_inf_nan=False)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-# The tokens that may be thought.
+# Limits for thinking tokens; None is no limit.
 _EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
 # The protocols have fields of their own for these.
 _ASKED_OTHERWISE = ("max_tokens", "logprobs")
@@ -28,7 +28,7 @@ _NEUTRAL = SamplingParams()
 
 
 def _chosen(choice: Any) -> Any:
-    """A choice of tools in OpenAI's forms as a word, or as the name of the tool that must be called."""
+    """Converts OpenAI's forms of a tool choice to a word, or to the name of the tool to call."""
     match choice:
         case {"type": "function", "function": {"name": str(name)}, **more} if not more:
             pass
@@ -61,7 +61,7 @@ ToolChoice = Annotated[
 
 
 def told(**limits: Any) -> Any:
-    """What the document says of a field; it is looked at where replies are sampled."""
+    """Limits for the OpenAPI document only; SamplingParams checks the values."""
     return Field(json_schema_extra=limits)
 
 
@@ -89,7 +89,7 @@ else:
 
 
 class RequestFields(_NumberFields):
-    """What isn't known or can't be done is refused by its name. The numbers are those of SamplingParams."""
+    """Unknown and unsupported fields are refused by name. The numbers are those of SamplingParams."""
 
     model_config = STRICT
 
@@ -103,14 +103,14 @@ class RequestFields(_NumberFields):
     chat_template_kwargs: TemplateOptions | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], told(**_MEDIA)] | None = None
     cache_salt: Annotated[str, Field(max_length=200)] | None = None
-    # Said of the request, and nothing to the model.
+    # Describe the request; the model doesn't see them.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
     def thinks(self, effort: Effort | None) -> bool | None:
-        """Whether the model is to think first; None is as its template has it."""
+        """Whether the model thinks first; None leaves it to the template."""
         said = None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
         if said is None and effort is not None:
             return effort != "none"
@@ -125,10 +125,10 @@ class RequestFields(_NumberFields):
         json_schema: str | None,
         logprobs: int | None = None,
     ) -> SamplingParams:
-        """How the reply is sampled; what isn't given is as the checkpoint has it. `check_held` looks at the schema.
+        """The sampling parameters; the checkpoint's own values fill the rest. `check_constraints` checks the schema.
 
         Raises:
-            ApiError: 400, which field can't be used, and why.
+            ApiError: 400, a field can't be used; says which and why.
         """
         changes: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
         for name, number in _NUMBERS.items():
@@ -163,17 +163,17 @@ def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
 
 
 def known_fields(body: dict[str, Any], nothing: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The body without what asks for nothing.
+    """Drops null fields and the values that have no effect.
 
     Args:
-        nothing: the fields that clients send with every request, and the values with which they ask for nothing.
+        nothing: for each field that clients always send, the values that have no effect.
 
     Raises:
-        ApiError: 400, a field asks for what can't be had here.
+        ApiError: 400, a field asks for something unsupported.
     """
     for name, harmless in nothing.items():
         value = body.pop(name, None)
-        # For Python true is 1, too.
+        # In Python, True == 1.
         if value is not None and not any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
             raise ApiError(400, f"{name} can't be had here: leave it out.", name, "unsupported_field")
     return {name: value for name, value in body.items() if value is not None}

@@ -1,4 +1,4 @@
-"""From what a protocol asks to what a backend answers. Each protocol makes a `GenerationRequest`."""
+"""Between protocols and a backend. Each protocol makes a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from qwen35mm.server.keys import Caller
 
 
 class ServedBackend(Backend, Protocol):
-    """A backend with its model in this process: the API tells of its tokens and its template."""
+    """A backend with its model in this process; the API needs its tokenizer and template."""
 
     @property
     def loaded(self) -> LoadedModel: ...
 
 
 async def check_constraints(request: GenerationRequest, caller: Caller, backend: ServedBackend) -> None:
-    """Checks that a reply can be constrained to the schema and to the calls that are asked for.
+    """Checks that a reply can be constrained to the requested schema and calls.
 
     Raises:
-        ApiError: 400, it can't, and why.
+        ApiError: 400, it can't; says why.
     """
     params = request.params or backend.loaded.generation
     try:
@@ -39,19 +39,19 @@ async def check_constraints(request: GenerationRequest, caller: Caller, backend:
 
 
 def tenant_of(caller: Caller, salt: str) -> str | None:
-    """Whose words a request holds, for the cache; None is nobody's.
+    """Who owns a request's text in the cache; None shares it with everybody.
 
     Args:
-        salt: the client's own: the cache finds its words for requests with the same salt only.
+        salt: the client's own; only requests with the same salt get cache hits on its text.
     """
     return f"{caller.name}\0{salt}" if caller.name or salt else None
 
 
 async def num_tokens(request: GenerationRequest, backend: ServedBackend) -> int:
-    """Tokens of the prompt that a request becomes.
+    """The number of prompt tokens of a request.
 
     Raises:
-        PromptError, MediaError: it can't become one.
+        PromptError, MediaError: the request can't become a prompt.
     """
     count = functools.partial(
         backend.count_tokens, enable_thinking=request.enable_thinking, tools=request.shown_tools or None

@@ -1,4 +1,4 @@
-"""Who may call: API keys, and what is apart between two of them."""
+"""API keys: who may call, and how callers are separated."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _KEY = re.compile(r"[\x21-\x7e]{16,200}")
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever has one key.
+    """The owner of a key.
 
     Attributes:
-        name: apart from every other key's; says nothing of the key.
+        name: unique to the key; reveals nothing of the key.
     """
 
     name: str
@@ -31,20 +31,17 @@ ANYBODY = Caller("")
 
 
 class Keys:
-    """The keys that open a server; without any, it is open to everybody who reaches it.
-
-    Only their digests are kept.
-    """
+    """The API keys of a server; without any, it is open to everybody who reaches it. Stores only their digests."""
 
     def __init__(self, keys: list[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """The keys of a file, one a line; empty lines and those that begin with # don't count.
+        """Reads keys from a file, one on each line. Empty lines and lines that begin with # are ignored.
 
         Raises:
-            ConfigError: it can't be read, holds none, or one that is no key. The message repeats none of them.
+            ConfigError: the file can't be read, has no key, or has an invalid one. The message repeats no key.
         """
         try:
             lines = path.read_text("utf-8").splitlines()
@@ -62,22 +59,22 @@ class Keys:
         return bool(self._digests)
 
     def with_key(self, key: str) -> Keys:
-        """These, and one more."""
+        """These keys and one more."""
         more = Keys([key])
         more._digests += self._digests
         return more
 
     def caller(self, authorization: str | None, x_api_key: str | None = None) -> Caller:
-        """Whoever sends these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
+        """The caller who sent these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
 
         Raises:
-            ApiError: 401, no key or another one.
+            ApiError: 401, the key is missing or wrong.
         """
         if not self._digests:
             return ANYBODY
         scheme, _, bearer = (authorization or "").partition(" ")
         sent = _digest(bearer.strip() if scheme.lower() == "bearer" else x_api_key or "")
-        # Each is compared, and in constant time: how long it takes says nothing.
+        # Compares with every key in constant time, so that timing reveals nothing.
         found = [digest for digest in self._digests if hmac.compare_digest(digest, sent)]
         if not found:
             message = "This server needs an API key: Authorization: Bearer KEY."
@@ -85,7 +82,7 @@ class Keys:
         return Caller(found[0].hex())
 
     def caller_of(self, request: Request) -> Caller:
-        """Whoever sends a request; see `caller`."""
+        """The caller who sent a request; see `caller`."""
         return self.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
 
 

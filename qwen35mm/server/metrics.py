@@ -1,4 +1,4 @@
-"""Counters and gauges for Prometheus; their names are ours, their units Prometheus' own."""
+"""Counters and gauges for Prometheus, with our own names and Prometheus' units."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """What has been asked and answered since the start.
+    """Counts requests and tokens since the start.
 
     Attributes:
-        registry: what is shown; apart from every other of the process.
+        registry: this server's own, separate from others of the process.
     """
 
     def __init__(self, backend: ServedBackend, line: FairQueue) -> None:
@@ -63,7 +63,7 @@ class Metrics:
 
 
 class RequestMetrics:
-    """What is known of one request."""
+    """Measures one request."""
 
     def __init__(self) -> None:
         self.result: Result | None = None

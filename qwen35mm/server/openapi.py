@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of requests, which are read by us, with limits, and not by FastAPI, and of answers."""
+"""Describes requests and answers in the OpenAPI document: handlers read bodies themselves, so FastAPI can't."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ERRORS = {
     503: "There is no model at this moment. Retry-After says when to come again.",
     504: "The answer took too long.",
 }
-# Of each that is sent by the server.
+# The form of each server-sent event.
 _EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
@@ -43,7 +43,7 @@ _IDS = {400, 404}
 
 @dataclass(frozen=True)
 class Route:
-    """An address and what answers it; what its body and its query hold, where it has them."""
+    """A path, its handler, and the types of its body and query."""
 
     path: str
     method: str
@@ -53,10 +53,10 @@ class Route:
 
 
 def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler], Handler]) -> None:
-    """Adds routes, and what they take to the document.
+    """Adds routes to the application and to the document.
 
     Args:
-        answering: makes a handler one that answers errors, too.
+        answering: wraps a handler so that it answers errors, too.
     """
     schemas: dict[str, Any] = {}
     for route in routes:
@@ -80,7 +80,7 @@ def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler],
 
 
 def _described(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
-    """What is said of one route; schemas that it refers to are added to `schemas`."""
+    """The document's entry for a route. Adds the schemas it refers to to `schemas`."""
     text = {"type": "string"}
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": text} for name in re.findall(r"{(\w+)", route.path)
@@ -100,7 +100,7 @@ def _described(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """A body's schema: null in a field that may be left out is as if it were."""
+    """Lets optional fields of a body's schema be null, which is the same as leaving them out."""
     required = schema.get("required", ())
     fields = {
         name: field if name in required or _takes_null(field) else {"anyOf": [field, {"type": "null"}]}
@@ -114,7 +114,7 @@ def _takes_null(field: dict[str, Any]) -> bool:
 
 
 def _responses(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
-    """What comes back, by its status."""
+    """The possible answers, by status."""
     shape = REPLIES.get(route.path, dict[str, Any])
     content: dict[str, Any] = {"application/json": {"schema": _schema_of(shape, "replies", schemas)}}
     if route.path == "/metrics":
@@ -137,7 +137,7 @@ def _schema_of(shape: Any, own: str, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    # Protocols have other things of one name: a tool, for one.
+    # Protocols use the same names for different types, such as Tool.
     own = f"{model.__module__.rpartition('.')[2]}.{model.__name__}"
     schema = model.model_json_schema(ref_template=f"#/components/schemas/{own}.{{model}}")
     schemas |= {f"{own}.{name}": each for name, each in schema.pop("$defs", {}).items()}

@@ -1,4 +1,4 @@
-"""Content parts in OpenAI's form as ours: where media may come from, and how each is to be read."""
+"""Reads content parts in OpenAI's form: where media come from, and how each is read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qwen35mm.server.errors import ApiError
 from qwen35mm_preprocess import MediaBudget, MediaProcessor, VideoClip
 from qwen35mm_preprocess.media import is_data_uri
 
-# A picture's tokens by OpenAI's `detail`; "high", "auto" and "original" are the server's own most.
+# An image's token limit for OpenAI's detail "low"; "high", "auto" and "original" use the server's limit.
 LOW_DETAIL_TOKENS = 256
 _DETAILS = ("low", "high", "auto", "original")
-# vLLM's names, and those of Qwen's own processors.
+# The names of vLLM and of Qwen's own processors.
 _KWARGS = ("fps", "num_frames", "max_frames", "max_pixels")
 
-# Whoever sends one small request has these sent to somebody else, and held here.
+# Limits for one request: without them a small request could make the server fetch and keep any amount of data.
 MAX_FETCHED = 32
 MAX_FETCHED_BYTES = 700 * 2**20
 
@@ -33,8 +33,8 @@ class Sources:
     """Where media may come from besides the request itself.
 
     Attributes:
-        root: the folder that `file:` addresses may name files under; None is none.
-        fetch: reads an `https:` or `http:` address, given the place in the request; None refuses all.
+        root: the folder that `file:` addresses must be in; None refuses all.
+        fetch: reads an `http:` or `https:` address, given the place in the request; None refuses all.
     """
 
     root: Path | None = None
@@ -51,11 +51,11 @@ class Parts:
         self._num_fetched = self._fetched_bytes = 0
 
     async def message(self, values: dict[str, Any], place: str) -> Message:
-        """One message; `place` says where it stands in the request.
+        """Reads one message; `place` is its path in the request, for errors.
 
         Raises:
-            ApiError: 400, what is wrong and where.
-            PromptError: what else can't be a message.
+            ApiError: 400, says what is wrong and where.
+            PromptError: it can't be a message for another reason.
         """
         content = values.get("content")
         if isinstance(content, list):
@@ -64,7 +64,7 @@ class Parts:
         return Message.from_dict(values, allow_paths=False)
 
     async def part(self, part: Any, place: str) -> Text | Image | Video:
-        """One content part. Raises ApiError: 400, what is wrong and where."""
+        """Reads one content part. Raises ApiError: 400, says what is wrong and where."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("text", "input_text", "output_text"):
             return Text(_text(part.get("text"), f"{place}.text"))
@@ -88,7 +88,7 @@ class Parts:
         raise ApiError(400, f"{place} must be an object with a type: {known}; got {kind!r}.", f"{place}.type")
 
     def image(self, source: str | bytes | Path) -> Image:
-        """An image, read as all of the request."""
+        """An image, with the request's budget."""
         return Image(source, budget=self._own)
 
     def _detailed(self, detail: Any, place: str) -> MediaBudget | None:
@@ -101,10 +101,10 @@ class Parts:
         return replace(budget, max_image_tokens=least)
 
     async def source(self, address: str, place: str) -> str | bytes | Path:
-        """What an address leads to.
+        """Resolves an address to a source of media.
 
         Raises:
-            ApiError: 400, it isn't read here, or can't be.
+            ApiError: 400, this server doesn't read it, or it can't be read.
         """
         if is_data_uri(address):
             return address
@@ -131,7 +131,7 @@ class Parts:
 
 
 def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> tuple[MediaBudget | None, VideoClip | None]:
-    """How `mm_processor_kwargs` have media read, never above what the server allows; None is the server's own way."""
+    """The budget and clip of `mm_processor_kwargs`, capped at the server's; None leaves it to the server."""
     for name, value in kwargs.items():
         place = f"mm_processor_kwargs.{name}"
         if name not in _KWARGS:
@@ -168,14 +168,14 @@ def _decoded(data: str, place: str) -> bytes:
 
 
 def _file(address: str, root: Path | None, place: str) -> Path:
-    """The file that a `file:` address names. One message for all that can't be had: it tells nobody what is there."""
+    """The file of a `file:` address. All refusals have the same message, so that it reveals nothing of the disk."""
     refused = ApiError(400, f"{place}: there is no such file under --media-root.", place)
     parts = urlsplit(address)
     if root is None:
         raise ApiError(400, f"{place}: files are not read here. Start with --media-root FOLDER.", place)
     named = unquote(parts.path).replace("\\", "/")
     if named.startswith("//"):
-        # Another machine's, on Windows, which would be told who asks.
+        # On Windows this is a path on another machine, which would learn who asks.
         raise refused
     try:
         path = Path(unquote(parts.path)).resolve(strict=True)

@@ -1,4 +1,4 @@
-"""The queue in front of the engine: each caller in turn, so that nobody's many requests hold up another's one."""
+"""The queue in front of the engine. Callers take turns, so that many requests of one don't hold up another's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from qwen35mm.errors import QueueFullError
 
 
 class FairQueue:
-    """Lets a number of requests through at one time; of those that wait, one of each caller in turn.
+    """Admits a number of requests at a time. Waiting callers take turns, one request each.
 
     Args:
-        num_places: requests that are let through.
-        max_waiting: requests that may wait, of all callers together.
+        num_places: requests admitted at a time.
+        max_waiting: requests that may wait, all callers together.
     """
 
     def __init__(self, num_places: int, max_waiting: int) -> None:
         self._free = num_places
         self._max_waiting = max_waiting
         self._num_counted = 0
-        # Whoever was let through last is last.
+        # Callers in order of turn; the one admitted last is at the end.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @property
@@ -31,13 +31,13 @@ class FairQueue:
 
     @contextlib.asynccontextmanager
     async def place(self, caller: str, *, may_be_refused: bool = True) -> AsyncIterator[None]:
-        """Waits for a place and has it.
+        """Waits for a place and holds it until the end of the block.
 
         Args:
-            may_be_refused: False for a part of what was let in, which doesn't count as one that waits.
+            may_be_refused: False for a part of a request that was admitted already; it doesn't count as waiting.
 
         Raises:
-            QueueFullError: as many wait as may.
+            QueueFullError: `max_waiting` requests are waiting.
         """
         if self._free and not self._waiting:
             self._free -= 1
@@ -64,7 +64,7 @@ class FairQueue:
             if turn.cancelled():
                 self._leave(caller, turn)
             else:
-                # Let through and called off in one breath.
+                # Admitted and cancelled at the same time: hand the place on.
                 self._free += 1
                 self._let_through()
             raise

@@ -1,4 +1,4 @@
-"""A reply in the making: what of its events is text, thinking or a call, for protocols to write in their way."""
+"""Splits the events of a reply into text, thinking and calls, for each protocol to write in its form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qwen35mm_preprocess import MediaPlan
 
 @dataclass(frozen=True)
 class Piece:
-    """The next piece of a reply's text or thinking."""
+    """The next part of a reply's text or thinking."""
 
     kind: Literal["text", "thinking"]
     text: str
@@ -23,13 +23,13 @@ class ReplyReader:
     """Reads the events of one reply.
 
     Args:
-        tools: those that it may call; without any, what looks like a call is text.
-        most_calls: the calls that are passed on; None is all.
+        tools: those that it may call; without any, everything is text.
+        most_calls: further calls are dropped; None is no limit.
 
     Attributes:
-        calls: those that were made so far.
-        plans: as which the media were read, in order of appearance.
-        num_thinking: tokens that were thought.
+        calls: all so far.
+        plans: how the media were read, in order of appearance.
+        num_thinking: thinking tokens so far.
         result: None until the reply is finished.
     """
 
@@ -49,7 +49,7 @@ class ReplyReader:
         return "".join(self._text)
 
     def take(self, event: Event) -> Iterator[Piece | ToolCall]:
-        """Takes the next event in, and gives what is new by it."""
+        """Reads the next event and yields what it adds."""
         if isinstance(event, Finished):
             self.result = event.result
             yield from self._known(self._parser.flush() if self._parser else [])
@@ -66,7 +66,7 @@ class ReplyReader:
                 yield from self._known(self._parser.push(event.text) if self._parser else [event.text])
 
     def take_logprobs(self) -> list[TokenLogprob]:
-        """Those of the answer's tokens since the last call, calls included; none where they weren't asked for."""
+        """Log-probabilities of the answer's tokens since the last call, calls included; empty if not requested."""
         taken, self._logprobs = self._logprobs, []
         return taken
 
@@ -81,6 +81,6 @@ class ReplyReader:
 
     @property
     def finished(self) -> Result:
-        """The result of a stream that came to its end."""
+        """The result. The stream must have ended."""
         assert self.result is not None, "a stream ends with its result"
         return self.result

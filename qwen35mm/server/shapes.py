@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of conversations and of answers: they are read, and written, as plain dicts."""
+"""Types for the OpenAPI document: conversations and answers, which the code handles as plain dicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Detail = Literal["low", "high", "auto", "original"]
 
 
 class Described:
-    """In a type's annotation: the document describes another type there, whose values are looked at by us."""
+    """An annotation: the document shows `shape`; the values are checked elsewhere."""
 
     def __init__(self, shape: Any) -> None:
         self._shape = shape
@@ -270,7 +270,7 @@ class Health(TypedDict):
     waiting: NotRequired[int]
 
 
-# By the address; what isn't here is an object.
+# By path; others answer some object.
 REPLIES: dict[str, Any] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": TextCompletion,

@@ -1,4 +1,4 @@
-"""Events of replies on their way to a client."""
+"""Wrappers for the events of a reply on their way to a client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ E = TypeVar("E", Event, OfChoice)
 
 
 async def first_of(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
-    """The events again, once there is one by which a request is known to be one that can be answered: what is refused
-    gets a status of its own."""
+    """The same events, once one shows that the request is accepted: until then an error gets its own status."""
     async for first in events:
         event = first.event if isinstance(first, OfChoice) else first
         is_early = isinstance(event, MediaPlanned) or (isinstance(event, Progress) and event.phase in ("wait", "read"))
@@ -31,8 +30,7 @@ async def _again(first: E, events: AsyncGenerator[E, None]) -> AsyncGenerator[E,
 
 
 async def read_ahead(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
-    """The events again. They are taken as they come: a client that reads slowly holds up nobody else's turn, and what
-    waits for it is no more than its replies."""
+    """The same events, read as they come: a slow client holds up nobody, and only its own replies pile up."""
     ready: asyncio.Queue[E | Exception | None] = asyncio.Queue()
 
     async def read() -> None:

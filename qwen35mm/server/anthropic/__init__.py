@@ -1,1 +1,1 @@
-"""Anthropic's form: messages."""
+"""Anthropic's messages protocol."""

@@ -1,4 +1,4 @@
-"""Anthropic's messages: a body as what is asked of the model, and its events as what a client reads."""
+"""Anthropic's messages: request bodies in, replies and stream events out."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ToolChoice(BaseModel):
 
     @property
     def choice(self) -> str:
-        """As the backend's `stream` takes it."""
+        """The choice in the form that the backend's `stream` takes."""
         return {"any": "required", "tool": self.name or ""}.get(self.type, self.type)
 
 
@@ -86,7 +86,7 @@ class CountRequest(BaseModel):
 
 
 class MessagesRequest(CountRequest):
-    """The body of POST /v1/messages. What isn't known or can't be done is refused by its name."""
+    """The body of POST /v1/messages. Unknown and unsupported fields are refused by name."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool = False
@@ -99,7 +99,7 @@ class MessagesRequest(CountRequest):
 
 
 def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what asks for nothing: everything is kept in the cache here."""
+    """Drops null fields and `cache_control`: the cache keeps everything anyway."""
     return {
         name: _without_marks(value) for name, value in body.items() if value is not None and name != "cache_control"
     }
@@ -118,10 +118,10 @@ def _without_marks(value: Any) -> Any:
 async def asked_of(
     request: CountRequest, caller: Caller, backend: ServedBackend, sources: Sources
 ) -> GenerationRequest:
-    """What a body asks of the model.
+    """Builds the request for the backend from a body.
 
     Raises:
-        ApiError: 400, which field can't be used, and why.
+        ApiError: 400, a field can't be used; says which and why.
         PromptError: the messages can't be used.
     """
     parts = Parts(sources, backend.media, None)
@@ -137,7 +137,7 @@ async def asked_of(
         tools=tuple(_tool(tool) for tool in request.tools) if choice != "none" else (),
         tool_choice=choice,
         parallel_tool_calls=not request.one_call,
-        # A client that begins the reply itself.
+        # The client wrote the beginning of the reply.
         continue_reply=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         tenant=tenant_of(caller, ""),
     )
@@ -176,7 +176,7 @@ def _system(system: str | list[dict[str, Any]]) -> str:
 
 
 async def _messages(values: dict[str, Any], place: str, parts: Parts) -> list[Message]:
-    """One message of a body as ours: results of tools are turns of their own."""
+    """Converts one message of a body. Each tool result becomes a turn of its own."""
     role, content = values.get("role"), values.get("content")
     if role not in ("user", "assistant"):
         raise ApiError(400, f"{place}.role must be user or assistant; got {role!r}.", f"{place}.role")
@@ -241,14 +241,14 @@ async def _image(source: dict[str, Any], place: str, parts: Parts) -> Image:
 
 
 class Reply:
-    """One reply as a client of messages reads it."""
+    """One reply in Anthropic's form."""
 
     def __init__(self, model: str, reader: ReplyReader) -> None:
         self.reader = reader
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
 
     def whole(self) -> dict[str, Any]:
-        """All of it, once it is finished."""
+        """The whole reply, once it is finished."""
         result = self.reader.finished
         content: list[dict[str, Any]] = []
         if result.reasoning:

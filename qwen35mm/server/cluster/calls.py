@@ -1,4 +1,4 @@
-"""A request's way from the front to an engine's application in another process, and its answer's way back."""
+"""Sends a request from the front to an engine's application in another process, and the answer back."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Call:
     """A request on its way to an engine.
 
     Attributes:
-        scope: ASGI's, as far as it can be sent.
+        scope: the parts of the ASGI scope that can be sent.
         addresses: see `addresses_of`.
-        is_bound: whether it needs what the engine that had the last known of these has kept.
+        is_bound: whether only the engine that served the last known address can answer: it keeps the response.
     """
 
     scope: Mapping[str, Any]
@@ -32,16 +32,16 @@ class Call:
 
 
 class EngineLostError(Exception):
-    """The engine that a request was given to has ended."""
+    """The engine that got the request has ended."""
 
 
 def scope_of(request: Request) -> dict[str, Any]:
-    """What of a request's scope can be sent."""
+    """The parts of a request's scope that can be sent."""
     return {name: request.scope[name] for name in _SCOPE if name in request.scope}
 
 
 async def run_app(app: App, call: Call) -> AsyncGenerator[list[AsgiMessage], None]:
-    """What an application answers; all that there is comes at once. Leaving the iterator ends its work."""
+    """An application's answer, in batches of what is ready. Leaving the iterator ends its work."""
     out: asyncio.Queue[AsgiMessage | None] = asyncio.Queue()
     task = asyncio.ensure_future(_run(app, call, out))
     try:
@@ -64,7 +64,7 @@ async def _run(app: App, call: Call, out: asyncio.Queue[AsgiMessage | None]) -> 
     request: list[AsgiMessage] = [{"type": "http.request", "body": call.body, "more_body": False}]
 
     async def receive() -> AsgiMessage:
-        # A client that hangs up has the whole task called off.
+        # If the client hangs up, the whole task is cancelled.
         return request.pop() if request else await asyncio.get_running_loop().create_future()
 
     try:

@@ -1,8 +1,8 @@
-"""Which of several engines a request goes to: the one that holds the beginning of its conversation.
+"""Routing: a request goes to the engine that has the beginning of its conversation in its cache.
 
-Nothing here knows a model: what stands for a segment's address is a digest of the messages up to one of them, with what
-comes before them in a prompt and with whose they are. Equal beginnings have equal digests, whichever protocol they come
-in, and a turn's messages begin with those of the turn before.
+An address is a digest of the messages up to one of them, of what precedes them in the prompt, and of the caller. No
+model is needed. Equal beginnings have equal digests in every protocol, and a turn's messages begin with the previous
+turn's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-# Of messages that are remembered; a conversation has one for each of its messages. 100 bytes each.
+# Remembered addresses, one for each message. 100 bytes each.
 MOST_ADDRESSES = 200_000
-# What a prompt begins with, by the names of the protocols' fields.
+# Fields that come first in a prompt, in all protocols.
 _HEAD = ("tools", "system", "instructions", "cache_salt")
 _OBJECT = TypeAdapter(dict[str, Any])
 _INSTRUCTIONS = ("system", "developer")
@@ -31,13 +31,13 @@ def addresses_of(
 ) -> tuple[bytes, ...]:
     """An address of 16 bytes for each message of a request, in order; each depends on all messages before it.
 
-    Messages that only instruct have none until somebody speaks: every conversation of a program begins with those.
+    Leading messages that only instruct have none: all conversations of a program begin with the same ones.
 
     Args:
-        body: of the HTTP request. One that isn't understood has no addresses: an engine will say what is wrong with it.
-        caller: whose it is; what two callers say is never cached for both.
-        ended: the addresses of requests that were answered by responses, by the caller and the response's id: a request
-            that goes on from one has these before its own.
+        body: of the HTTP request. An invalid one has no addresses: an engine will say what is wrong with it.
+        caller: the caller's name; the cache never shares between callers.
+        ended: addresses of answered requests, by the caller and the response's id. A request that continues a
+            response has these before its own.
     """
     try:
         values = _OBJECT.validate_json(body)
@@ -63,10 +63,10 @@ def _digest(parent: bytes, value: Any) -> bytes:
 
 
 class Places:
-    """Which engine holds which conversation, and how many requests each one has.
+    """Tracks which engine has which conversation, and how many requests each one has.
 
     Args:
-        num_at_once: requests that an engine computes at one time; one that has as many is busy.
+        num_at_once: requests that an engine computes at one time; with as many it is busy.
     """
 
     def __init__(self, num_at_once: int, most_addresses: int = MOST_ADDRESSES) -> None:
@@ -78,13 +78,13 @@ class Places:
         self._clock = itertools.count(1)
 
     def order(self, engines: Collection[str], addresses: Sequence[bytes], *, is_bound: bool = False) -> list[str]:
-        """The engines, the one that a request should go to first.
+        """Orders the engines, best first.
 
-        That is the one that holds its longest known beginning, unless it is busy and another one has less to do; and of
-        those that have least to do, the one that was longest not given a new conversation.
+        The engine with the longest known beginning comes first, unless it is busy and another has less to do. Among the
+        least busy, the one that has waited longest for a new conversation comes first.
 
         Args:
-            is_bound: whether the holder is right also where it is busy.
+            is_bound: put the engine with the beginning first even if it is busy.
         """
         holder = next((held for each in reversed(addresses) if (held := self._holders.get(each)) in engines), None)
         found = sorted(
@@ -101,11 +101,11 @@ class Places:
         return found
 
     def num_requests(self, engine: str) -> int:
-        """Requests that were sent to an engine and aren't completed."""
+        """Requests that were sent to an engine and haven't completed."""
         return self._num_requests.get(engine, 0)
 
     def remember(self, engine: str, addresses: Sequence[bytes]) -> None:
-        """Takes note that an engine has got these messages."""
+        """Records that an engine has these messages."""
         for address in addresses:
             self._holders[address] = engine
             self._holders.move_to_end(address)
@@ -113,15 +113,15 @@ class Places:
             self._holders.popitem(last=False)
 
     def sent(self, engine: str) -> None:
-        """Takes note that an engine has got a request."""
+        """Records that a request was sent to an engine."""
         self._num_requests[engine] = self.num_requests(engine) + 1
 
     def completed(self, engine: str) -> None:
-        """Takes note that an engine is done with one, however it ended."""
+        """Records that a request ended, however it ended."""
         self._num_requests[engine] = max(self.num_requests(engine) - 1, 0)
 
     def keep(self, engines: Collection[str]) -> None:
-        """Forgets what is known of engines that are gone."""
+        """Forgets engines that are gone."""
         for known in (self._num_requests, self._last_begun):
             for engine in known.keys() - set(engines):
                 del known[engine]

@@ -1,8 +1,8 @@
-"""The one address of several engines: each request is passed on to one of them, and what it answers comes back.
+"""One address for several engines: passes each request on to one of them and its answer back.
 
-Each engine has the whole application (`create_app`), so that every protocol, error and limit is as on one machine. What
-is done here is what must come before a body is passed on, and what only somebody in front can do: an engine that dies
-before it has said a word is replaced by another one without anybody noticing.
+Each engine has the whole application (`create_app`), so every protocol, error and limit is the same as on one machine.
+The front checks keys and body sizes, chooses the engine, and retries on another engine if one dies before its answer's
+body begins.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from qwen35mm.server.cluster.conversations import addresses_of
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.keys import ANYBODY, Keys
 
-# A request at which so many engines died isn't given to another one.
+# A request isn't sent again after this many engines died on it.
 _MAX_BEGUN = 3
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-# A response that is asked for by its id, and the id of a new one, by which its answer begins.
+# The path of one response, and the id at the beginning of a new response's answer.
 _NAMED = re.compile(r"/v1/responses/(resp_[0-9a-f]{32})(?:/.*)?")
 _GOES_ON = re.compile(rb'"previous_response_id"\s*:\s*"resp_')
 _MADE = re.compile(rb'"id":"(resp_[0-9a-f]{32})"')
@@ -46,7 +46,7 @@ class Cluster(Protocol):
     """Several engines."""
 
     def answer(self, call: Call) -> AsyncGenerator[list[AsgiMessage], None]:
-        """What one engine's application answers, several messages at a time. Leaving the iterator calls it off.
+        """One engine's answer, several messages at a time. Leaving the iterator cancels it.
 
         Raises:
             EngineLostError: the engine has ended.
@@ -54,7 +54,7 @@ class Cluster(Protocol):
         ...
 
     async def everywhere(self, call: Call) -> Mapping[str, tuple[int, bytes]]:
-        """What each engine's application answers: status and body, by the engine's name."""
+        """The answer of every engine: status and body, by the engine's name."""
         ...
 
 
@@ -67,7 +67,7 @@ def create_front(
     settings: HttpSettings | None = None,
     only_this_machine: bool = True,
 ) -> Starlette:
-    """The application in front of several engines; arguments are `create_app`'s."""
+    """Creates the application in front of several engines. Arguments as `create_app`."""
     front = _Front(cluster, keys or Keys([]))
     routes = [
         Route("/health", answering(front.health)),
@@ -83,14 +83,14 @@ class _Front:
     def __init__(self, cluster: Cluster, keys: Keys) -> None:
         self._cluster = cluster
         self._keys = keys
-        # The addresses of what responses answered, by the caller and the id.
+        # The addresses of requests that were answered by responses, by caller and response id.
         self._ended: OrderedDict[tuple[str, str], tuple[bytes, ...]] = OrderedDict()
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """Those of every engine, told apart by the label `engine`."""
+        """The metrics of every engine, with the label `engine`."""
         self._keys.caller_of(request)
         answers = await self._cluster.everywhere(Call(scope_of(request)))
         texts = {engine: body.decode() for engine, (status, body) in answers.items() if status == 200}
@@ -99,7 +99,7 @@ class _Front:
     async def pass_on(self, request: Request) -> Response:
         scope, body, addresses, caller, is_bound = scope_of(request), b"", (), ANYBODY, False
         if named := _NAMED.fullmatch(request.url.path):
-            # Where responses are in each engine's memory, that one has it.
+            # If responses are in memory, only the engine that made one has it.
             caller = self._keys.caller_of(request)
             addresses = self._ended.get((caller.name, named[1]), ())
             is_bound = True
@@ -109,7 +109,7 @@ class _Front:
             addresses = await PROMPTS.run(addresses_of, body, caller.name, self._ended)
             is_bound = _GOES_ON.search(body) is not None
             if addresses and request.url.path == "/v1/responses":
-                # Others may have said the same; what is kept of it is where this request goes.
+                # Other requests may have the same messages; the random address marks the engine with this response.
                 addresses += (os.urandom(16),)
         answer = self._noted(self._answer(Call(scope, body, addresses, is_bound)), caller.name, addresses)
         try:
@@ -124,7 +124,7 @@ class _Front:
     async def _noted(
         self, answer: AsyncGenerator[AsgiMessage, None], caller: str, addresses: tuple[bytes, ...]
     ) -> AsyncGenerator[AsgiMessage, None]:
-        """An answer as it is; if it is a response, what it answered is remembered by its id."""
+        """Passes an answer through. If it is a response, remembers its request's addresses by its id."""
         async with contextlib.aclosing(answer):
             async for message in answer:
                 if addresses and (found := _MADE.search(message.get("body", b""))):
@@ -135,7 +135,7 @@ class _Front:
                 yield message
 
     async def _answer(self, call: Call) -> AsyncGenerator[AsgiMessage, None]:
-        """What an engine answers: of several, where one dies before the body begins."""
+        """An engine's answer. Asks another engine if one dies before the body begins."""
         for is_last in (*[False] * (_MAX_BEGUN - 1), True):
             head: AsgiMessage | None = None
             begun = is_last
@@ -186,7 +186,7 @@ def _error_frame(error: ApiError, path: str, num_events: int) -> bytes:
 
 
 def labelled(texts: Mapping[str, str]) -> str:
-    """Prometheus' texts of several engines as one, in which each sample has the label `engine`."""
+    """Merges the engines' Prometheus texts; each sample gets the label `engine`."""
     families: dict[str, list[str]] = {}
     for engine, text in texts.items():
         heads: list[str] = []

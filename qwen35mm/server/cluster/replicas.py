@@ -1,5 +1,6 @@
-"""Engines on a Ray cluster, by Ray Serve: it starts them, starts those again that died, and has more of them when many
-requests wait. See conversations.py for who gets which request, and front.py for what is in front of them.
+"""Engines on a Ray cluster. Ray Serve starts them, restarts those that died, and adds more when many requests wait.
+
+conversations.py chooses the engine of a request; front.py is the application in front of them.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ try:
 except ImportError as error:
     raise MissingExtraError("Serving on a Ray cluster", "ray") from error
 
-# How many requests an engine takes is its own application's matter, which answers those that are too many.
+# Each engine's own application refuses requests when it has too many.
 _NO_LIMIT = 100_000
-# A reply in the middle may go on so long when an engine is no longer needed.
+# When an engine is no longer needed, its running replies have this long to finish.
 _GRACE_S = 300.0
 _METRICS_S = 5.0
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """What of a cluster is used.
+    """How much of a cluster is used.
 
     Attributes:
         address: see `qwen35mm.ray_cluster.connect`.
-        num_engines: at least; None is one for each GPU, or for each `gpus_an_engine` of a machine, or one a machine.
-        most_engines: where more are started while requests wait, at most so many; None is as many as there are.
-        cpus_an_engine: None is all of a machine's, shared by the engines.
+        num_engines: the least number of engines; None is one for each GPU, or for each `gpus_an_engine` of a machine,
+            or one a machine.
+        most_engines: the limit while more are started because requests wait; None never starts more.
+        cpus_an_engine: None shares all of a machine's CPUs among its engines.
     """
 
     address: str = "auto"
@@ -59,27 +61,27 @@ class Replica:
     """An engine and its application, in an actor.
 
     Args:
-        make_app: loads the model; it is called on a machine of the cluster.
+        make_app: loads the model; called on a machine of the cluster.
     """
 
     def __init__(self, make_app: Callable[[], App]) -> None:
         self._app = make_app()
 
     async def answer(self, call: Call) -> AsyncGenerator[list[AsgiMessage], None]:
-        """What the application answers."""
+        """The application's answer, in batches."""
         async with contextlib.aclosing(run_app(self._app, call)) as batches:
             async for batch in batches:
                 yield batch
 
     async def whole(self, call: Call) -> tuple[str, int, bytes]:
-        """This engine's name, and the status and the body of what its application answers."""
+        """This engine's name, and its application's answer as status and body."""
         found = [message async for batch in self.answer(call) for message in batch]
         body = b"".join(message.get("body", b"") for message in found)
         return serve.get_replica_context().replica_id.unique_id, found[0]["status"], body
 
 
 class ConversationRouter(RequestRouter):
-    """Gives each request to the engine that holds the beginning of its conversation; see `Places`."""
+    """Sends each request to the engine that has the beginning of its conversation; see `Places`."""
 
     def initialize_state(self, slots: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._places = Places(slots)
@@ -114,7 +116,7 @@ def _call(request: PendingRequest | None) -> Call:
 
 
 class RayCluster:
-    """The engines of a deployment, as `create_front` takes them."""
+    """The engines of a deployment, for `create_front`."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -139,15 +141,15 @@ class RayCluster:
 def open_cluster(
     settings: ClusterSettings, make_app: Callable[[], App], *, name: str, slots: int
 ) -> Iterator[RayCluster]:
-    """Connects to a Ray cluster and has engines there until the end of the block.
+    """Connects to a Ray cluster and runs engines there until the end of the block.
 
     Args:
         make_app: see `Replica`.
-        name: of Ray Serve's application. One of this name that is there already is taken over.
+        name: of Ray Serve's application; an existing one of this name is replaced.
         slots: requests that an engine computes at one time.
 
     Raises:
-        ClusterError: there is no such cluster, or it hasn't the resources.
+        ClusterError: there is no such cluster, or it has too few resources.
         EngineError: the engines can't be started.
     """
     machines = connect(settings.address)
@@ -166,7 +168,7 @@ def open_cluster(
             },
             **_how_many(num_engines, settings.most_engines, slots),
         )
-        # The front has the port; Ray Serve's own would be one more process that every token comes through.
+        # The front has the port. Ray Serve's proxy would be one more process for every token to pass through.
         serve.start(proxy_location="Disabled")
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:

@@ -1,1 +1,1 @@
-"""OpenAI's forms: chat completions, responses, completions and embeddings."""
+"""OpenAI's protocols: chat completions, responses, completions and embeddings."""

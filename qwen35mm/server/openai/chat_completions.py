@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: a body as what is asked of the model, and its events as what a client reads."""
+"""OpenAI's chat completions: from a request's body to a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
 
 MAX_MESSAGES = 10_000
-# What clients send with every request though it asks for nothing; any other value is refused by name.
+# Values that clients send with every request and that have no effect; any other value is refused by name.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -58,7 +58,7 @@ class Tool(BaseModel):
 
 
 class ChatCompletionRequest(RequestFields):
-    """The body of POST /v1/chat/completions. What isn't known or can't be done is refused by its name."""
+    """The body of POST /v1/chat/completions. Unknown and unsupported fields are refused by name."""
 
     messages: Annotated[
         list[Annotated[dict[str, Any], Described(ChatMessage)]], Field(min_length=1, max_length=MAX_MESSAGES)
@@ -82,18 +82,18 @@ class ChatCompletionRequest(RequestFields):
 
 
 def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what asks for nothing. Raises ApiError: 400, a field asks for what can't be had here."""
+    """Drops values that have no effect. Raises ApiError: 400, a field asks for something unsupported."""
     return fields.known_fields(body, _NOTHING)
 
 
 async def asked_of(
     request: ChatCompletionRequest, caller: Caller, backend: ServedBackend, sources: Sources
 ) -> GenerationRequest:
-    """What a body asks of the model.
+    """Builds the request for the backend from a body.
 
     Raises:
-        ApiError: 400, which field can't be used, and why.
-        PromptError, RequestError: the messages, or the schema, can't be used.
+        ApiError: 400, a field can't be used; says which and why.
+        PromptError, RequestError: the messages or the schema can't be used.
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs)
     messages = [
@@ -121,7 +121,7 @@ async def asked_of(
 
 
 def tools_of(request: ChatCompletionRequest) -> tuple[dict[str, Any], ...]:
-    """The tools that the model is told of, in OpenAI's form: none where it may call none."""
+    """The tools that the prompt lists, in OpenAI's form; empty if the model may call none."""
     if request.tool_choice == "none":
         return ()
     return tuple(tool.model_dump(exclude_none=True) for tool in request.tools)
@@ -138,7 +138,7 @@ def _role(role: Any) -> Any:
 
 
 def _schema(response_format: dict[str, Any] | None) -> str | None:
-    """The JSON schema, as text, that answers are held to; None for plain text."""
+    """The JSON schema, as text, that constrains the answer; None for plain text."""
     match response_format:
         case None | {"type": "text"}:
             return None

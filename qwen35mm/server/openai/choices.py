@@ -1,4 +1,4 @@
-"""Several replies to one request: each has its turn in the line, and finds what the first computed of the prompt."""
+"""Several replies to one request. Each waits in the queue; the later ones hit the first's prompt in the cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class OfChoice:
 async def events_of_choices(
     asked: GenerationRequest, num_choices: int, answer: Callable[[GenerationRequest, bool], AsyncGenerator[Event, None]]
 ) -> AsyncGenerator[OfChoice, None]:
-    """The events of all replies as they come. Leaving the iterator ends the work on all of them.
+    """Yields the events of all replies as they come. Leaving the iterator cancels all of them.
 
-    The others begin when the prompt of the first is computed, with its media as that read them. Their seeds follow its.
+    The first computes the prompt; then the others begin, with its media plans and seeds counted up from its own.
 
     Args:
-        answer: the events of a reply in its turn; its second argument is whether it is one more of a request that was
-            let in, which isn't refused for a long line any more.
+        answer: runs a reply in its turn. The second argument is True for all but the first: they belong to a request
+            that was admitted already, so a full queue doesn't refuse them.
     """
     if num_choices == 1:
         async with contextlib.aclosing(answer(asked, False)) as events:

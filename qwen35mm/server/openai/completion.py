@@ -1,4 +1,4 @@
-"""Replies as clients of chat completions read them, in one piece or as they are written."""
+"""Replies to chat completions, whole or streamed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Completion:
     """The answer to one request.
 
     Args:
-        model: the name that it says.
-        readers: one for each of its replies.
+        model: the model's name in the answer.
+        readers: one for each reply.
     """
 
     def __init__(self, model: str, readers: Sequence[ReplyReader], *, includes_usage: bool = False) -> None:
@@ -28,11 +28,11 @@ class Completion:
         self._includes_usage = includes_usage
 
     def take(self, told: OfChoice) -> Iterable[object]:
-        """Takes the next event in."""
+        """Reads the next event."""
         return self._choices[told.index].reader.take(told.event)
 
     def whole(self) -> dict[str, Any]:
-        """All of it, once it is finished."""
+        """The whole answer, once it is finished."""
         choices = [choice.whole() for choice in self._choices]
         head = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
         return head | {"timings": _timings([choice.reader.finished for choice in self._choices])}
@@ -75,7 +75,7 @@ class _Choice:
         self._num_calls = 0
 
     def whole(self) -> dict[str, Any]:
-        """All of it."""
+        """The whole choice, once it is finished."""
         result, calls = self.reader.finished, self.reader.calls
         message: dict[str, Any] = {"role": "assistant", "content": self.reader.text, "refusal": None}
         if calls:
@@ -85,7 +85,7 @@ class _Choice:
         return {"index": self._index, "message": message, **self._end, "logprobs": self._logprobs(result)}
 
     def parts(self, told: OfChoice) -> Iterator[dict[str, Any]]:
-        """What a stream says by the next event."""
+        """The parts of a stream's chunks for the next event."""
         if not self._has_begun:
             self._has_begun = True
             yield self._part({"role": "assistant", "content": ""})
@@ -106,13 +106,13 @@ class _Choice:
 
     @property
     def _end(self) -> dict[str, Any]:
-        """Why the reply ended; `stop_reason` is vLLM's word for what of the request ended it."""
+        """Why the reply ended; `stop_reason` is vLLM's field for the request's stop string or token."""
         result = self.reader.finished
         reason = "tool_calls" if self.reader.calls and result.finish_reason == "stop" else result.finish_reason
         return {"finish_reason": reason, "stop_reason": result.stopped_by}
 
     def _logprobs(self, result: Result | None = None) -> dict[str, Any] | None:
-        """Those of the tokens that weren't told yet; None for none, where there is no result that has some."""
+        """Log-probabilities of the tokens not sent yet; None if there are none and `result` has none."""
         told = self.reader.take_logprobs()
         if not told and (result is None or result.logprobs is None):
             return None
@@ -130,12 +130,12 @@ def _logprob(told: TokenLogprob, *, with_top: bool = False) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Under both names that clients look for."""
+    """The thinking, under both names that clients look for."""
     return {"reasoning": text, "reasoning_content": text}
 
 
 def _timings(results: Sequence[Result]) -> dict[str, Any]:
-    """As llama-server's. Of several replies to one prompt: the first one's prompt, all tokens, the longest time."""
+    """As llama-server's. With several replies: the first one's prompt, all tokens, the longest time."""
     cache, num_tokens = results[0].cache, sum(each.num_generated_tokens for each in results)
     decode_s = max(each.cache.decode_s for each in results)
     speed = results[0].decode_tokens_per_s if len(results) == 1 else num_tokens / decode_s if decode_s else None

@@ -1,4 +1,4 @@
-"""What requests of the responses API hold, as the OpenAPI document says it."""
+"""Request bodies of the responses API, as in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice
 from qwen35mm.server.openai.responses.item_bodies import KINDS, TEXT_OR_LIST, Items
 
-# What clients send with every request though it asks for nothing; any other value is refused by name.
+# Values that clients send with every request and that have no effect; any other value is refused by name.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background": (False,),
@@ -52,7 +52,7 @@ class Reasoning(BaseModel):
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    # What it was called before.
+    # The former name of `summary`.
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn"] | None = None
 
@@ -80,7 +80,7 @@ class JsonSchema(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
-    # Answers are held to it in any case.
+    # The schema always constrains the answer, strict or not.
     strict: bool | None = None
 
 
@@ -114,7 +114,7 @@ class CountRequest(RequestFields):
 
 
 class ResponsesRequest(CountRequest):
-    """The body of POST /v1/responses. What isn't known or can't be done is refused by its name."""
+    """The body of POST /v1/responses. Unknown and unsupported fields are refused by name."""
 
     stream_options: StreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -130,10 +130,10 @@ class ResponsesRequest(CountRequest):
 
 
 def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what asks for nothing.
+    """Drops values that have no effect.
 
     Raises:
-        ApiError: 400, a field, an item or a tool asks for what can't be had here.
+        ApiError: 400, a field, an item or a tool asks for something unsupported.
     """
     body = fields.known_fields(body, _NOTHING)
     for name, known in (("input", KINDS), ("tools", ("function",))):
@@ -151,7 +151,7 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """What clients send of an item that they were given has every field, null where there is nothing."""
+    """Drops nulls: clients send a received item back with all its fields, null where there is no value."""
     if isinstance(value, list):
         return [_without_nulls(each) for each in value]
     if isinstance(value, dict):

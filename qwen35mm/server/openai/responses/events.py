@@ -1,4 +1,4 @@
-"""A response in the making: its items, and the events by which a client follows them."""
+"""Builds a response: its items, and the events of its stream."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.openai.responses.items import item_id
 from qwen35mm.server.reply import Piece, ReplyReader
 
-# A response's words for what went wrong; everything else is the server's fault.
+# The responses API's error codes; every other status is the server's fault.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 Values = dict[str, Any]
 
 
 class Answer:
-    """One response as a client reads it.
+    """One response in OpenAI's form.
 
     Args:
-        head: what is the same of the response all the time, its `id` among it.
-        reader: of its reply.
-        node: 32 hex digits, by which it will be kept.
-        summarizes: whether the thinking stands where a client looks for a summary of it.
-        keep: keeps the response at its end; False where that fails. None where it isn't to be kept.
+        head: the fields that never change, among them `id`.
+        reader: reads its reply.
+        node: 32 hex digits, the id under which it is kept.
+        summarizes: put the thinking where clients look for its summary.
+        keep: stores the finished response and returns whether it could; None if it isn't to be kept.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Answer:
         self._num_events = 0
 
     def take(self, event: Event) -> Iterator[Values]:
-        """Takes the next event of its reply in, and gives those by which a client follows it."""
+        """Reads the next event of the reply and yields the response's events."""
         for found in self.reader.take(event):
             yield from self._output.take(found, self.reader.take_logprobs())
 
     async def whole(self) -> Values:
-        """All of it, once its reply is finished; it is kept, then."""
+        """The whole response, once its reply is finished. Keeps it."""
         for _ in self._output.end(self._status):
             pass
         return await self._kept(self._finished())
@@ -79,7 +79,7 @@ class Answer:
         yield self._frame({"type": f"response.{response['status']}", "response": response})
 
     def failed(self, error: ApiError) -> bytes:
-        """The last event of a stream that can't go on."""
+        """The last event of a stream that failed."""
         return self._frame({"type": "error", "code": error.code, "message": error.message, "param": error.param})
 
     @property
@@ -120,25 +120,25 @@ class Answer:
 
 
 class Output:
-    """The items of a response, and the events by which each comes. What an event holds may still change: write it
-    before the next one is asked for.
+    """The items of a response and their events. An event may refer to an item that still changes: write it before you
+    take the next.
 
     Attributes:
-        items: those that there are so far; the last one may still grow.
+        items: all so far; the last one may still grow.
     """
 
     def __init__(self, node: str, *, summarizes: bool = False) -> None:
         self.items: list[Values] = []
         self._node = node
         self._summarizes = summarizes
-        # What the last item is, while it grows.
+        # The kind of the last item while it grows.
         self._open: str | None = None
 
     def take(self, found: Piece | ToolCall, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Values]:
-        """The events by which the next of a reply comes.
+        """The events of the reply's next chunk.
 
         Args:
-            logprobs: of its tokens, if they were asked for; those of a call aren't told.
+            logprobs: of its tokens, if requested; not sent for calls.
         """
         if isinstance(found, ToolCall):
             yield from self.end()
@@ -155,7 +155,7 @@ class Output:
         yield {"type": f"{self._text_event}.delta", **self._place, "delta": found.text, **told}
 
     def end(self, status: str = "completed") -> Iterator[Values]:
-        """The events by which the item that still grows ends, if there is one."""
+        """Ends the item that still grows, if there is one."""
         if self._open is None:
             return
         item, part = self.items[-1], self._part
@@ -229,6 +229,6 @@ def _logprob(told: TokenLogprob) -> Values:
 
 
 def _without_bytes(told: Values) -> Values:
-    """As deltas have it."""
+    """Without `bytes`, the form in deltas."""
     top = [{"token": each["token"], "logprob": each["logprob"]} for each in told["top_logprobs"]]
     return {"token": told["token"], "logprob": told["logprob"], "top_logprobs": top}

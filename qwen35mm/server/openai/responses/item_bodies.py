@@ -1,4 +1,4 @@
-"""The items of conversations in the responses API, as the OpenAPI document says them."""
+"""The items of conversations in the responses API, as in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class VideoData(BaseModel):
 
 
 class InputVideo(BaseModel):
-    """An addition to the protocol: a video by its address, or as base64."""
+    """An addition to the protocol: a video by address or as base64."""
 
     model_config = STRICT
 
@@ -77,7 +77,7 @@ class ReasoningText(BaseModel):
     text: str
 
 
-# What is chosen among by what comes: tags in < > are no part of a place that a client is told.
+# Discriminators. Tags in < > don't belong to the places in error messages.
 def _text_or_list(value: Any) -> str:
     return "<text>" if isinstance(value, str) else "<list>"
 
@@ -123,7 +123,7 @@ class InputMessage(BaseModel):
 
 
 class SaidMessage(BaseModel):
-    """A message of the assistant, as a response's output has it, or in short."""
+    """A message of the assistant, in the full form of a response's output or in short."""
 
     model_config = STRICT
 

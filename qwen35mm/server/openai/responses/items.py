@@ -1,4 +1,4 @@
-"""Items in one form, in which they are kept and given back, and as messages for the model."""
+"""Items in the form in which they are kept, and their conversion to and from requests and messages."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ PREFIXES = {
 
 @dataclass(frozen=True)
 class Turn:
-    """The items of a request, or of an answer.
+    """The items of a request or of an answer.
 
     Attributes:
-        items: in one form; a part with a medium has `media`, its place in the turn's.
+        items: normalized; a part with a medium has `media`, an index into `media` of the turn.
     """
 
     items: tuple[dict[str, Any], ...]
     media: tuple[Image | Video, ...] = ()
 
 
-# An item of a kept response, with the media of its turn.
+# Finds an item of a kept response, with the media of its turn.
 Find = Callable[[str, str], Awaitable[tuple[dict[str, Any], Sequence[Image | Video]]]]
 
 
 async def read_turn(given: str | Sequence[BaseModel], node: str, parts: Parts, find: Find) -> Turn:
-    """The items of a request's input.
+    """Reads the items of a request's input.
 
     Args:
-        node: 32 hex digits, by which the turn will be kept.
+        node: 32 hex digits, the id under which the turn will be kept.
         find: looks an item up, given its id and its place in the request.
 
     Raises:
-        ApiError: 400 or 404, what can't be used, and where.
+        ApiError: 400 or 404, an item can't be used; says which and why.
     """
     if isinstance(given, str):
         values: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": given}]
@@ -67,7 +67,7 @@ async def read_turn(given: str | Sequence[BaseModel], node: str, parts: Parts, f
 
 
 def item_id(kind: str, node: str, at: int) -> str:
-    """The id of an item: where it is kept, 32 hex digits, and which of it there it is."""
+    """The id of an item: its kind, the 32 hex digits of its node, and its index there."""
     return f"{PREFIXES[kind]}_{node}{at:x}"
 
 
@@ -119,16 +119,16 @@ async def _read_parts(
 
 
 def _media_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those parts of an item that have a medium."""
+    """The parts of an item that have a medium."""
     content = item.get("content") or item.get("output")
     return [part for part in content if "media" in part] if isinstance(content, list) else []
 
 
 def with_addresses(item: dict[str, Any], address_of: Callable[[str, int], str | None]) -> dict[str, Any]:
-    """An item as a client reads it.
+    """The item in the form for a client.
 
     Args:
-        address_of: of a medium, given its part's type and its place in the turn's; None is left out.
+        address_of: the address of a medium, from its part's type and its index in the turn; None leaves it out.
     """
     names = {"input_image": "image_url", "input_video": "video_url"}
 
@@ -146,10 +146,10 @@ def with_addresses(item: dict[str, Any], address_of: Callable[[str, int], str | 
 
 
 def messages_of(turns: Sequence[Turn], instructions: str | None) -> list[Message]:
-    """The conversation that turns are.
+    """Converts turns to the messages of a conversation.
 
     Raises:
-        ApiError: 400, an item can't stand where it does; the last turn's are the request's input.
+        ApiError: 400, an item is in the wrong place. The last turn is the request's input.
     """
     system = [instructions] if instructions else []
     messages: list[Message] = []
@@ -181,7 +181,7 @@ def messages_of(turns: Sequence[Turn], instructions: str | None) -> list[Message
 
 
 class _Reply:
-    """An answer of the assistant, from the items that it is made of."""
+    """Collects items into one answer of the assistant."""
 
     def __init__(self) -> None:
         self._thoughts: list[str] = []
@@ -189,7 +189,7 @@ class _Reply:
         self._calls: list[ToolCall] = []
 
     def take(self, item: dict[str, Any], place: str) -> list[Message]:
-        """Takes an item in; gives the answer before, where one ends with it."""
+        """Adds an item. Returns the previous answer if this item begins a new one."""
         ended: list[Message] = []
         if item["type"] == "function_call":
             self._calls.append(ToolCall(item["name"], _arguments(item["arguments"], place), item["call_id"]))
@@ -197,13 +197,13 @@ class _Reply:
             ended = self.end() if self._texts or self._calls else []
             self._thoughts += [part["text"] for part in item.get("content") or item["summary"]]
         else:
-            # An answer's calls may stand between its texts, but two texts are two answers.
+            # Calls may stand between the texts of one answer, but two texts in a row are two answers.
             ended = self.end() if self._texts and not self._calls else []
             self._texts.append("".join(part.get("text") or part.get("refusal", "") for part in item["content"]))
         return ended
 
     def end(self) -> list[Message]:
-        """The answer, if it says anything."""
+        """The answer, if it isn't empty."""
         text, thoughts, calls = "".join(self._texts), "".join(self._thoughts), tuple(self._calls)
         self._texts, self._thoughts, self._calls = [], [], []
         content = (Text(text),) if text or not calls else ()

@@ -1,7 +1,7 @@
-"""Responses by their ids, in a store of conversations: a request's input is a question in it, a response its answer.
+"""Responses by their ids, in a store of conversations: a request's input is a question there, a response its answer.
 
-A question's text holds its items as JSON, its attachments the media with their plans; an answer's text is the response
-as it was given. So a response is where conversations branch, and what one goes on from is kept once.
+A question's text is its items as JSON; its attachments are the media with their plans. An answer's text is the response
+as it was sent. Conversations branch at responses, so a history that several share is stored once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _ITEM = re.compile(r"[a-z]{2,3}_([0-9a-f]{32})([0-9a-f]{1,8})")
 _RESPONSE = re.compile(r"resp_([0-9a-f]{32})")
 ON_DISK = Bounds(num_bytes=8 * 10**9, conversations=10_000, age_s=30 * 24 * 3600.0)
 IN_MEMORY = Bounds(num_bytes=10**9, conversations=1_000, age_s=24 * 3600.0)
-# What is left of files that were deleted just when others sent them.
+# How often to remove leftovers of files that were deleted while others sent them.
 _GARBAGE_S = 3600.0
-# The bounds are looked after once in so many responses, or sooner where their media take this part of the bytes.
+# Apply the bounds after this many responses, or sooner if their media take this share of the allowed bytes.
 _TIDY_EVERY = 16
 _TIDY_PART = 0.01
 _DELETED = {"deleted": True}
@@ -48,11 +48,11 @@ _DELETED = {"deleted": True}
 
 @dataclass(frozen=True)
 class Past:
-    """What a response may go on from.
+    """What a response continues.
 
     Attributes:
-        conversation: in which it will be kept.
-        parent: the answer before it; None where it begins a conversation.
+        conversation: the id of the conversation in which it will be kept.
+        parent: the id of the answer before it; None at the beginning of a conversation.
         turns: input and output of each response so far.
     """
 
@@ -63,20 +63,20 @@ class Past:
 
 @dataclass(frozen=True)
 class Kept:
-    """One response and what it answered."""
+    """One response and its input."""
 
     response: dict[str, Any]
     turn: Turn
 
 
 class KeptResponses:
-    """Everybody's responses; nobody finds another's. Its methods read and write files: not for the event loop.
+    """All callers' responses; a caller finds only their own. The methods do file I/O: call them off the event loop.
 
     Every method may raise StorageError.
 
     Args:
-        store: of its own; several programs may share its folder.
-        bounds: how much is kept; a few responses more may be there for a while.
+        store: used for nothing else; several programs may share its folder.
+        bounds: how much is kept; may be exceeded by a few responses for a while.
     """
 
     def __init__(self, store: ConversationStore, bounds: Bounds, *, clock: Callable[[], float] = time.time) -> None:
@@ -89,26 +89,26 @@ class KeptResponses:
 
     @classmethod
     def on_disk(cls, folder: Path) -> KeptResponses:
-        """Kept in a folder, for the next start, too."""
+        """Keeps responses in a folder, across restarts."""
         return cls(ConversationStore(folder), ON_DISK)
 
     @classmethod
     def in_memory(cls) -> KeptResponses:
-        """Kept for as long as this object is there; only the media are files, in a folder that goes with it."""
+        """Keeps responses as long as this object exists. Only media are files, in a temporary folder."""
         stack = contextlib.ExitStack()
         kept = cls(ConversationStore(stack.enter_context(temporary_folder()), in_memory=True), IN_MEMORY)
         weakref.finalize(kept, stack.close)
         return kept
 
     def begin(self) -> Past:
-        """The place of a response that goes on from none."""
+        """A `Past` for a response that continues none."""
         return Past(new_id())
 
     def past(self, caller: Caller, response_id: str) -> Past:
-        """What is said when a response has been given.
+        """The history up to and including a response.
 
         Raises:
-            NotFoundError: this caller has none of this id, or it failed.
+            NotFoundError: the caller has no response of this id, or it failed.
         """
         conversation, tree, node = self._answer(caller, response_id)
         if node.status == "failed":
@@ -149,11 +149,11 @@ class KeptResponses:
 
         Args:
             question: the id of the node with the input.
-            plans: as which the input's media were read; none where they never were.
-            limits: that its media were read within.
+            plans: of the input's media; empty if they were never read.
+            limits: the limits for reading its media.
 
         Raises:
-            NotFoundError: what it goes on from isn't there any more.
+            NotFoundError: the response that it continues is gone.
         """
         owner, now_s = _owner(caller), self._clock()
         padded = [*plans, *[None] * (len(turn.media) - len(plans))]
@@ -184,18 +184,17 @@ class KeptResponses:
                 logger.warning("old responses could not be removed: %s", error)
 
     def delete(self, caller: Caller, response_id: str) -> None:
-        """Deletes a response, which nobody finds from then on. What others go on from stays for them, and goes with
-        the last of them.
+        """Deletes a response. If others continue it, their history stays until the last of them is deleted.
 
         Raises:
-            NotFoundError: this caller has none of this id.
+            NotFoundError: the caller has no response of this id.
         """
         owner = _owner(caller)
         conversation, tree, node = self._answer(caller, response_id)
         if tree.children(node.id):
             self._store.update(owner, replace(node, settings=_DELETED))
             return
-        # Up to the first that somebody still finds, or goes on from.
+        # Go up to the first answer that isn't deleted or that another response continues.
         while True:
             question = tree.nodes[node.parent or ""]
             before = None if question.parent is None else tree.nodes[question.parent]
@@ -211,7 +210,7 @@ class KeptResponses:
         self._store.media.discard({file.digest for each in gone for file in tree.nodes[each].attachments})
 
     def tidy(self) -> None:
-        """Removes what is beyond the bounds, and now and then what else is left."""
+        """Applies the bounds and, now and then, removes leftover files."""
         with self._tidying:
             self._store.trim(self._bounds)
             if self._clock() - self._garbage_s > _GARBAGE_S:
@@ -219,7 +218,7 @@ class KeptResponses:
                 self._store.media.collect_garbage()
 
     def address(self, medium: Image | Video) -> str:
-        """A kept medium as a data: address. Raises StorageError."""
+        """A kept medium as a `data:` address. Raises StorageError."""
         assert isinstance(medium.source, Path), "kept media are files"
         with self._store.media.open(medium.source.name) as file:
             kind = read_format(file, medium.source).name.lower()
@@ -228,7 +227,7 @@ class KeptResponses:
         return f"data:{medium.kind}/{kind};base64,{data}"
 
     def num_bytes(self, medium: Image | Video) -> int:
-        """Of a kept medium. Raises StorageError."""
+        """The size of a kept medium. Raises StorageError."""
         assert isinstance(medium.source, Path), "kept media are files"
         with self._store.media.open(medium.source.name) as file:
             return file.seek(0, os.SEEK_END)
@@ -262,7 +261,7 @@ class KeptResponses:
         for _ in range(2):
             with open_stream(medium.source, medium.kind, limits) as file:  # pyright: ignore[reportArgumentType]
                 digest, num_bytes = self._store.media.add(file, max_bytes=max_bytes)
-            # Somebody may just have deleted it.
+            # The file may have been deleted in the meantime; then add it again.
             with contextlib.suppress(NotFoundError):
                 self._store.media.hold(owner, digest)
                 break

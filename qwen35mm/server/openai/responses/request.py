@@ -1,4 +1,4 @@
-"""A request of the responses API as what is asked of the model."""
+"""From a request of the responses API to a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qwen35mm.server.parts import Parts, Sources
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asks, and how it is kept: the node with its input, and the items in that."""
+    """A request for the backend, with its input and the id of the node in which that is kept."""
 
     node: str
     turn: Turn
@@ -30,11 +30,11 @@ class Question:
 async def question_of(
     request: CountRequest, past: Past, caller: Caller, backend: ServedBackend, sources: Sources, find: Find
 ) -> Question:
-    """What a body asks of the model, after what was said before.
+    """Builds the request for the backend from a body and the history.
 
     Raises:
-        ApiError: 400 or 404, which field can't be used, and why.
-        PromptError, RequestError: the messages, or the schema, can't be used.
+        ApiError: 400 or 404, a field can't be used; says which and why.
+        PromptError, RequestError: the messages or the schema can't be used.
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs)
     node = new_id()
@@ -63,7 +63,7 @@ async def question_of(
 
 
 def head_of(request: ResponsesRequest, node: str, model: str, params: SamplingParams) -> dict[str, Any]:
-    """What a response says all the time of itself and of its request."""
+    """The fields of a response that never change."""
     text = {} if request.text is None else request.text.model_dump(exclude_none=True, by_alias=True)
     reasoning = request.reasoning
     return {
@@ -101,7 +101,7 @@ def _said(choice: str) -> str | dict[str, str]:
 
 
 def _tools(request: CountRequest) -> tuple[dict[str, Any], ...]:
-    """The tools that the model is told of, in the form of chat completions: none where it may call none."""
+    """The tools that the prompt lists, in the form of chat completions; empty if the model may call none."""
     if request.tool_choice == "none":
         return ()
     functions = [

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of media with their items: a few small requests could ask for more than there is memory.
+# Limit for media in one page of items: without it a few small requests could need more memory than there is.
 _MAX_PAGE_BYTES = 256 * 2**20
 _ADDRESSES: dict[str, Includable] = {
     "input_image": "message.input_image.image_url",
@@ -65,7 +65,7 @@ class ItemsQuery(BaseModel):
 
 
 class ResponsesRoutes:
-    """Answers, and what is kept of them."""
+    """Creates responses, and serves kept ones."""
 
     def __init__(self, api: Api, backend: ServedBackend, sources: Sources, kept: KeptResponses) -> None:
         self._api = api
@@ -74,7 +74,7 @@ class ResponsesRoutes:
         self._kept = kept
 
     def routes(self) -> list[Route]:
-        """What it answers."""
+        """The routes to add to the application."""
         return [
             Route("/v1/responses", "POST", self.create, ResponsesRequest),
             Route("/v1/responses/input_tokens", "POST", self.count_tokens, CountRequest),
@@ -113,20 +113,20 @@ class ResponsesRoutes:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
     async def retrieve(self, request: Request) -> Response:
-        """A response that was kept."""
+        """Get a kept response."""
         caller = self._api.caller(request)
         _query(request, ResponseQuery)
         kept = await self._found(request, self._kept.find, caller)
         return JSONResponse(kept.response)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a response that was kept."""
+        """Delete a kept response."""
         caller = self._api.caller(request)
         await self._found(request, self._kept.delete, caller)
         return JSONResponse({"id": request.path_params["id"], "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        """What a response answered, a page at a time."""
+        """List the input of a response, a page at a time."""
         caller = self._api.caller(request)
         query = _query(request, ItemsQuery)
         turn = (await self._found(request, self._kept.find, caller)).turn
@@ -157,7 +157,7 @@ class ResponsesRoutes:
         return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(data) < len(items)})
 
     async def cancel(self, request: Request) -> Response:
-        """Refused: no response is made in the background."""
+        """Refused: no response runs in the background."""
         caller = self._api.caller(request)
         await self._found(request, self._kept.find, caller)
         message = "Only a response in the background can be cancelled, and there are none here: hang up to end one."
@@ -183,7 +183,7 @@ class ResponsesRoutes:
         return await question_of(body, past, caller, self._backend, self._sources, find)
 
     async def _found(self, request: Request, look: Callable[[Caller, str], Any], caller: Caller) -> Any:
-        """What is found of the response that a path names. Raises ApiError: 404, it isn't there."""
+        """Looks the path's response up. Raises ApiError 404."""
         response_id = request.path_params["id"]
         try:
             return await REQUESTS.run(look, caller, response_id)
@@ -198,7 +198,7 @@ class ResponsesRoutes:
         try:
             await SAVING.run(self._kept.add, caller, past, question.node, turn, plans, response, limits)
         except Qwen35mmError as error:
-            # The answer isn't lost for that: it says of itself that it isn't kept.
+            # The answer still goes out; its `store` says that it isn't kept.
             logger.warning("a response could not be kept: %s", error)
             return False
         return True
@@ -209,7 +209,7 @@ _WHY_NONE = "it was never kept (store: false), it failed, or it is deleted or to
 
 @contextlib.contextmanager
 def _named_input() -> Iterator[None]:
-    """What is too long is this protocol's `input`."""
+    """Names `input` as the field of a context that is too long."""
     try:
         yield
     except ContextTooLongError as error:

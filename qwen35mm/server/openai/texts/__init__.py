@@ -1,6 +1,6 @@
-"""Texts without a template, over HTTP.
+"""Completions and embeddings of plain text, without a template.
 
-completions  OpenAI's older completions: what requests hold, and replies as clients read them
-embeddings   the same of embeddings
+completions  OpenAI's older completions: request bodies and replies
+embeddings   OpenAI's embeddings: request bodies and replies
 routes       the handlers
 """

@@ -1,4 +1,4 @@
-"""OpenAI's older completions: texts and token ids that are gone on with, and their own tokens' log-probabilities."""
+"""OpenAI's older completions: continues texts and token ids, and gives the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from qwen35mm.server.openai.texts.inputs import Inputs, inputs_of
 from qwen35mm.tokenizer import Tokenizer
 
 MAX_CHOICES = 256
-# As OpenAI's.
+# OpenAI's default.
 _MAX_TOKENS = 16
-# What clients send though it asks for nothing, and what is a template's.
+# Values that have no effect, and fields that need a template.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
@@ -51,14 +51,14 @@ class CompletionRequest(RequestFields):
 
 @dataclass(frozen=True)
 class Choice:
-    """One completion that is asked for.
+    """One requested completion.
 
     Attributes:
         prompt: a text, or token ids.
-        params: of the reply; None where only the prompt is to be read.
-        echoes: whether the prompt stands before the reply.
-        num_top: of log-probabilities; None where they aren't asked for.
-        is_first: of those of its prompt.
+        params: of the reply; None if only the prompt is computed.
+        echoes: whether the text begins with the prompt.
+        num_top: log-probabilities for each token; None without any.
+        is_first: whether it is the first choice of its prompt.
     """
 
     index: int
@@ -70,15 +70,15 @@ class Choice:
 
 
 def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what asks for nothing. Raises ApiError: 400, a field asks for what can't be had here."""
+    """Drops values that have no effect. Raises ApiError: 400, a field asks for something unsupported."""
     return fields.known_fields(body, _NOTHING)
 
 
 def choices_of(request: CompletionRequest, loaded: LoadedModel) -> list[Choice]:
-    """What a body asks of the model.
+    """The completions that a body asks for.
 
     Raises:
-        ApiError: 400, which field can't be used, and why.
+        ApiError: 400, a field can't be used; says which and why.
     """
     prompts = inputs_of(request.prompt, "prompt")
     if len(prompts) * request.n > MAX_CHOICES:
@@ -99,7 +99,7 @@ def choices_of(request: CompletionRequest, loaded: LoadedModel) -> list[Choice]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The next of a completion: a text, and the tokens that were told with it, each with whether it has a logprob."""
+    """The next part of a completion: a text and its tokens, each with whether it has a log-probability."""
 
     text: str
     tokens: Sequence[tuple[TokenLogprob, bool]] = ()
@@ -119,7 +119,7 @@ class ChoiceReader:
         self.read: PromptRead | None = None
 
     def take(self, event: Event) -> Iterator[Piece]:
-        """Takes the next event in, and gives what is new by it."""
+        """Reads the next event and yields what it adds."""
         if isinstance(event, PromptRead):
             self.read = event
         if isinstance(event, PromptRead | Prefilled) and self.choice.echoes and not self._has_begun:
@@ -130,7 +130,7 @@ class ChoiceReader:
             yield self._told(Piece(event.text, [(each, True) for each in event.logprobs]))
         elif isinstance(event, Finished):
             self.result = event.result
-            # A token that ended the reply has no text.
+            # The token that ended the reply has no text.
             rest = (event.result.logprobs or ())[self._num_told :]
             if rest:
                 yield self._told(Piece("", [(each, True) for each in rest]))
@@ -156,13 +156,13 @@ class ChoiceReader:
 
     @property
     def end(self) -> dict[str, Any]:
-        """Why it ended; `stop_reason` is vLLM's word for what of the request ended it."""
+        """Why it ended; `stop_reason` is vLLM's field for the request's stop string or token."""
         if self.result is None:
             return {"finish_reason": "length", "stop_reason": None}
         return {"finish_reason": self.result.finish_reason, "stop_reason": self.result.stopped_by}
 
     def written(self, piece: Piece, **end: Any) -> dict[str, Any]:
-        """A piece as a client reads it."""
+        """A piece in OpenAI's form."""
         logprobs = None if self.choice.num_top is None else self._logprobs(piece.tokens)
         return {"index": self.choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": None, **end}
 
@@ -181,10 +181,10 @@ class ChoiceReader:
 
 
 class Completions:
-    """The completions of one request as a client reads them.
+    """All completions of one request.
 
     Args:
-        model: the name that it says.
+        model: the model's name in the answer.
     """
 
     def __init__(self, model: str, readers: Sequence[ChoiceReader], *, includes_usage: bool) -> None:
@@ -194,11 +194,11 @@ class Completions:
         self._includes_usage = includes_usage
 
     def whole(self) -> dict[str, Any]:
-        """All of them, once they are finished."""
+        """The whole answer, once all completions are finished."""
         return {**self._head, "choices": [reader.whole() for reader in self._readers], "usage": self._usage()}
 
     async def frames(self, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-        """The server-sent events of a stream that has one completion after the other."""
+        """The server-sent events of a stream, one completion after the other."""
         readers = iter(self._readers)
         reader = next(readers)
         async for event in events:
@@ -232,12 +232,12 @@ def _num_prompt_tokens(reader: ChoiceReader) -> int:
 
 
 def _top(told: TokenLogprob) -> dict[str, float]:
-    """The likeliest ones by their names, and the token itself where it isn't among them."""
+    """The most likely tokens by their names, and the token itself if it isn't among them."""
     return {_name(each): each.logprob for each in (told, *told.top)}
 
 
 def _name(told: TokenLogprob) -> str:
-    """A token's text; a part of a character is named by its bytes, as OpenAI does it."""
+    """A token's text. Like OpenAI, names a part of a character by its bytes."""
     spelt = bytes(told.bytes)
     try:
         return spelt.decode()

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: a body, and vectors as what a client reads."""
+"""OpenAI's embeddings: request bodies and answers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class EmbeddingRequest(BaseModel):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     cache_salt: Annotated[str, Field(max_length=200)] | None = None
-    # Said of the request, and nothing to the model.
+    # Describes the request; the model doesn't see it.
     user: str | None = None
 
 
 def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what asks for nothing."""
+    """Drops null fields."""
     return fields.known_fields(body, {})
 
 
 def check_dimensions(asked: int | None, hidden_size: int) -> None:
-    """Raises ApiError 400 for another number than the model's vectors have."""
+    """Raises ApiError 400 if `asked` isn't the size of the model's vectors."""
     if asked not in (None, hidden_size):
         raise ApiError(400, f"This model's vectors have {hidden_size:,} dimensions, and can't be cut.", "dimensions")
 
@@ -54,7 +54,7 @@ class VectorReader:
 
     @property
     def vector(self) -> np.ndarray:
-        """float32 `[hidden]`, of length 1."""
+        """float32 `[hidden]`, normalized to length 1."""
         assert self.read is not None, "a stream ends with what was read"
         assert self.read.states is not None
         vector = self.read.states[0].double()
@@ -62,7 +62,7 @@ class VectorReader:
 
 
 def whole(model: str, readers: Sequence[VectorReader], encoding: str) -> dict[str, Any]:
-    """The vectors in their order."""
+    """The whole answer, with the vectors in the order of their inputs."""
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(reader.vector, encoding)}
         for index, reader in enumerate(readers)

@@ -1,4 +1,4 @@
-"""What texts without a template may come as."""
+"""Input forms of the routes without a template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_INPUTS = 2048
 
 _Text = Annotated[str, Field(max_length=MAX_OUTSIDE_CHARS)]
 _Ids = Annotated[list[int], Field(min_length=1, max_length=MAX_OUTSIDE_CHARS)]
-# One text, or one as token ids; several of either.
+# A text, token ids, or a list of either.
 Inputs = (
     _Text
     | Annotated[list[_Text], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -23,10 +23,10 @@ Inputs = (
 
 
 def inputs_of(given: Any, name: str) -> list[str | list[int]]:
-    """Each of them.
+    """The inputs as a list.
 
     Raises:
-        ApiError: 400, one has no text.
+        ApiError: 400, an input is empty.
     """
     is_one = isinstance(given, str) or isinstance(given[0], int)
     found: list[str | list[int]] = [given] if is_one else list(given)

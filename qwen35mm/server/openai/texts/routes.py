@@ -1,4 +1,4 @@
-"""The routes of texts without a template."""
+"""The routes for plain text, without a template."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class TextBackend(Protocol):
-    """What reads and goes on with texts; see `qwen35mm.backends.LocalBackend` for what each member means."""
+    """Continues and embeds texts; `qwen35mm.backends.LocalBackend` describes each member."""
 
     def stream_prompt(self, prompt: Any, params: Any = None, **options: Any) -> AsyncGenerator[Event, None]: ...
 
@@ -44,21 +44,21 @@ class TextBackend(Protocol):
 
 
 class TextRoutes:
-    """Answers them with one backend."""
+    """Answers completions and embeddings with one backend."""
 
     def __init__(self, api: Api, backend: ServedBackend) -> None:
         self._api = api
         self._backend = backend
 
     def routes(self) -> list[Route]:
-        """What it answers."""
+        """The routes to add to the application."""
         return [
             Route("/v1/completions", "POST", self.completions, CompletionRequest),
             Route("/v1/embeddings", "POST", self.embeddings, EmbeddingRequest),
         ]
 
     async def completions(self, request: Request) -> Response:
-        """Go on with texts, without a template; with `echo` and `logprobs`, how likely they are."""
+        """Continue texts, without a template; `echo` and `logprobs` give the log-probabilities of the prompt."""
         caller = self._api.caller(request)
         body = await read_body(request, CompletionRequest, known_fields)
         self._api.check_model(body.model)
@@ -73,7 +73,7 @@ class TextRoutes:
         return JSONResponse(reply.whole())
 
     async def embeddings(self, request: Request) -> Response:
-        """Vectors of texts: final hidden states of a chat model, which wasn't trained for it."""
+        """Embed texts: final hidden states of a chat model, which wasn't trained for embeddings."""
         caller = self._api.caller(request)
         body = await read_body(request, EmbeddingRequest, embeddings.known_fields)
         self._api.check_model(body.model)
@@ -91,7 +91,7 @@ class TextRoutes:
             if choice.params is None:
                 return self._texts.stream_score(choice.prompt, num_top=choice.num_top or 0, **how)
             if choice.echoes and choice.num_top is not None:
-                # All of it is computed, and nobody is known to go on from there.
+                # The whole prompt is computed again for its log-probabilities, and a follow-up is unlikely.
                 how |= {"prompt_logprobs": choice.num_top, "retain": "shared"}
             return self._texts.stream_prompt(choice.prompt, choice.params, finds_thinking=False, **how)
 
@@ -114,7 +114,7 @@ class TextRoutes:
 
 
 async def _about(field: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The events; what can't be used is told of this field."""
+    """Passes events on. Errors of the prompt name `field`."""
     try:
         async with contextlib.aclosing(events):
             async for event in events:
@@ -126,7 +126,7 @@ async def _about(field: str, events: AsyncGenerator[Event, None]) -> AsyncGenera
 
 
 async def _chained(streams: list[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
-    """One after the other."""
+    """Yields the events of one stream after the other."""
     for stream in streams:
         async with contextlib.aclosing(stream) as events:
             async for event in events:

@@ -1,2 +1,1 @@
-"""What a format of weights, or of keys and values, costs: distributions against a reference's, and the bundled model's
-skills."""
+"""The cost of formats of weights, keys and values: divergence from a reference, and the demo model's skills."""

@@ -1,7 +1,7 @@
-"""Questions to the demo model: conversations with real files in them, and the right last answer.
+"""Questions for the demo model: conversations with real files, and the right last answer.
 
-"seen" shows combinations of colour, shape and place that training may have shown, "combos" (held out) combinations,
-words, fonts, names, tools and photographs that training never showed. Training never used these phrasings.
+"seen" uses combinations of colour, shape and place that training may have shown. "combos" (held out) uses combinations,
+words, fonts, names, tools and photographs that it never showed. Training never used the phrasings of either.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Case:
     """A question.
 
     Attributes:
-        messages: as chat templates take them, ending with the question. Media are files: {"type": "image",
-            "image": bytes}, or "video".
-        expected: the right answer; of a typed question, an answer that its rule takes.
-        is_right: whether an answer is right.
-        plain_answer: whether the right answer is a single text that the model writes as its tokenizer does.
+        messages: for chat templates, ending with the question. Media are files: {"type": "image", "image": bytes}, or
+            "video".
+        expected: the right answer; for a typed question, one that fulfils its rule.
+        is_right: grades an answer.
+        plain_answer: whether the right answer is one text, tokenized as the model writes it.
     """
 
     skill: str
@@ -45,16 +45,16 @@ class Case:
 
 
 def make_cases(skill: str, count: int, split: Split, seed: int = EVAL_SEED) -> list[Case]:
-    """`count` cases of a skill, the same for the same arguments.
+    """`count` cases of a skill, always the same for the same arguments.
 
-    All typed questions are "combos", and there are at most as many as `TYPED` has.
+    Typed questions are all "combos"; at most all of `TYPED`.
 
     Raises:
         ConfigError: the packages with fonts and photographs aren't installed.
     """
     rng = random.Random(f"{seed} {skill} {split}")
     if skill == TYPED_SKILL:
-        # Spread over all kinds, which lie one after the other.
+        # Takes evenly spaced questions: equal kinds lie next to each other.
         count = min(count, len(TYPED)) if split == "combos" else 0
         chosen = [TYPED[i * len(TYPED) // count] for i in range(count)]
         return [
@@ -74,13 +74,13 @@ def _case(rng: random.Random, skill: str, sample: Sample) -> Case:
         lambda answer: grade(answer, expected),
         sample.thought is not None,
         sample.tools,
-        # A point's right answer is a box, and what stands on a sign is spelled letter by letter.
+        # The right answer to a point is a box, and signs are spelled letter by letter.
         plain_answer=sample.thought is None and sample.grade not in ("point", "letters") and "tool_calls" not in last,
     )
 
 
 def answer_text(message: dict[str, Any]) -> str:
-    """What the model writes for an assistant message: its content, then its tool calls."""
+    """An assistant message as the model writes it: its content, then its tool calls."""
     texts = [message["content"]] if message["content"] else []
     for call in message.get("tool_calls", ()):
         function = call["function"]
@@ -90,7 +90,7 @@ def answer_text(message: dict[str, Any]) -> str:
 
 
 def _with_files(rng: random.Random, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their scenes as files."""
+    """The messages with scenes replaced by files."""
     contents = [message["content"] for message in messages]
     found = [content if isinstance(content, str) else [_part(rng, part) for part in content] for content in contents]
     return [message | {"content": content} for message, content in zip(messages, found, strict=True)]

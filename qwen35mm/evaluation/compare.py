@@ -1,5 +1,4 @@
-"""One checkpoint in several formats of weights, and with several types of keys and values, one after the other, each
-against a reference."""
+"""Compares a checkpoint in several formats of weights, and with several KV types, with a reference."""
 
 from __future__ import annotations
 
@@ -22,21 +21,21 @@ from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
 from qwen35mm.model.weights import loaded_bytes
 
 REFERENCES = ("bf16", "float32")
-# `auto` is as stored, for a quantised checkpoint.
+# `auto` keeps the format of a quantised checkpoint.
 FORMATS = (*REFERENCES, *INTEGER_FORMATS, "auto")
 DEFAULT_TEXT = "evaluation.txt"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One format.
+    """The result of one format.
 
     Attributes:
-        kv_dtype: what keys and values were kept as (see CacheSettings).
-        num_bytes: of weights.
-        kv_token_bytes: of K and V of one token.
-        divergence: from the reference; its own is nothing but its perplexity.
-        accuracy: over all questions; None where none were asked.
+        kv_dtype: the type of keys and values (see CacheSettings).
+        num_bytes: size of the weights.
+        kv_token_bytes: size of one token's K and V.
+        divergence: from the reference; the reference's own has only a perplexity.
+        accuracy: over all questions; None without questions.
         skills: accuracy by skill.
     """
 
@@ -49,14 +48,14 @@ class Result:
     skills: dict[str, Accuracy]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the divergence's numbers stand among the others."""
+        """The result for JSON, with the divergence's numbers at the top level."""
         found = asdict(self)
         return {**found.pop("divergence"), **found}
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What is kept of a model: too little to run it, and all that another one is compared with."""
+    """What the comparison needs of a model: its sizes, output head, hidden states and right answers."""
 
     num_bytes: int
     kv_token_bytes: int
@@ -79,20 +78,20 @@ def compare(
     rope_scaling: str | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """Results of the reference, then of each format, then of the reference's weights with each type of keys and values.
+    """Evaluates the reference, each format of weights, and the reference's weights with each KV type, in this order.
 
     Args:
         source: a checkpoint's folder or Hub id.
-        kv_dtypes: as CacheSettings takes them; formats of weights are computed with their own type.
-        text: to foretell; without it the right answers where there are questions, else a text that comes with us.
-        max_tokens: of the text.
-        context: tokens of a window of it, each of which begins anew; without it, 2,048.
-        num_questions: of each of the bundled model's skills.
-        device, rope_scaling: as `load` takes them.
-        told: called with what is being done.
+        kv_dtypes: values of CacheSettings. Formats of weights use their own KV type.
+        text: to predict; None predicts the right answers if there are questions, else a bundled text.
+        max_tokens: limit for the text.
+        context: tokens of a window, computed on its own; None is 2,048.
+        num_questions: for each of the bundled model's skills.
+        device, rope_scaling: as for `load`.
+        told: gets messages about the progress.
 
     Raises:
-        CheckpointError, ConfigError: the checkpoint, a format or the text can't be used, or there can't be questions.
+        CheckpointError, ConfigError: the checkpoint, a format or the text can't be used, or questions aren't possible.
     """
     if reference not in REFERENCES:
         raise ConfigError(f"The reference must be {' or '.join(REFERENCES)}; got '{reference}'.")
@@ -141,6 +140,6 @@ def compare(
         return Result(weights, kv_dtype, *sizes, divergence, Accuracy.of(run.right, kept.right), skills)
 
     kept = run(reference)
-    # Each model is gone before the next is loaded.
+    # Each model is freed before the next is loaded.
     results = [result(reference, kept), *(result(name, run(name)) for name in formats if name != reference)]
     return results + [result(reference, run(reference, kv_dtype), kv_dtype) for kv_dtype in kv_dtypes]

@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions are from a reference's, and how well it foretells a text."""
+"""Divergence of a model's next-token distributions from a reference's, and perplexity."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-# Parts of the longest text, and the least tokens that it has for them to mean anything.
+# Parts of the longest text; shorter ones than this many tokens aren't split.
 _NUM_DEPTHS = 4
 _LEAST_DEEP = 1024
 
 
 @dataclass(frozen=True)
 class Depth:
-    """Over the tokens that have `start` to `stop` others before them."""
+    """Divergence over the tokens with `start` to `stop` tokens before them."""
 
     start: int
     stop: int
@@ -26,13 +26,13 @@ class Depth:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Over the tokens of a text.
+    """Divergence over the tokens of a text.
 
     Attributes:
-        kl_mean, kl_p99, kl_max: of KL(reference || model), in nats, token by token; p99 between two tokens is linear.
-        top1_percent: how often both hold the same token for the likeliest.
-        perplexity: the model's own; exp of the mean of -log p of the text's tokens.
-        depths: the same by how much comes before a token, in quarters of the longest text; () of short ones.
+        kl_mean, kl_p99, kl_max: KL(reference || model) of a token, in nats; p99 interpolates linearly between tokens.
+        top1_percent: how often both have the same most likely token.
+        perplexity: the model's own: exp of the mean of -log p of the text's tokens.
+        depths: the same by position, in quarters of the longest text; () if that is short.
     """
 
     num_tokens: int
@@ -46,10 +46,10 @@ class Divergence:
 
 @dataclass(frozen=True, eq=False)
 class TokenScores:
-    """Of each token, [T]: `kl` and `loss` (-log p of the text's token) in float64, `agrees` bool.
+    """Scores of each token, [T]: `kl` and `loss` (-log p of the text's token) in float64, `agrees` bool.
 
     Attributes:
-        first: tokens before the first of them; each of the others has one more.
+        first: tokens before the first token; each later one has one more.
     """
 
     kl: torch.Tensor
@@ -59,22 +59,22 @@ class TokenScores:
 
 
 def score_tokens(reference: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, first: int = 0) -> TokenScores:
-    """Scores of a model's logits.
+    """Compares a model's logits with a reference's.
 
     Args:
-        first: tokens before the first of the targets.
-        reference, logits: [T, vocab]. The sums are made in float64: equal logits give exactly 0.
+        first: tokens before the first target.
+        reference, logits: [T, vocab]. Computed in float64: equal logits give exactly 0.
         targets: [T] int64, the text's next tokens.
     """
     expected, found = (each.double().log_softmax(dim=-1) for each in (reference, logits))
-    # Rounding may leave a sum a little below zero.
+    # Rounding may leave a sum slightly below zero.
     kl = (expected.exp() * (expected - found)).sum(dim=-1).clamp_(min=0)
     loss = -found.gather(1, targets[:, None])[:, 0]
     return TokenScores(kl, loss, reference.argmax(dim=-1) == logits.argmax(dim=-1), first)
 
 
 def summarise(scores: Iterable[TokenScores]) -> Divergence:
-    """All tokens together; there has to be one."""
+    """Combines the scores of all tokens; there must be at least one."""
     parts = list(scores)
     kl, loss, agrees = (torch.cat([getattr(part, name) for part in parts]) for name in ("kl", "loss", "agrees"))
     return Divergence(

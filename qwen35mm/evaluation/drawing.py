@@ -25,7 +25,7 @@ _FONTS = (
     ("font_source_serif_pro", "SourceSerifPro-Bold.ttf"), ("font_fredoka_one", "FredokaOne-Regular.ttf"),
     ("font_source_sans_pro", "SourceSansPro-SemiboldIt.ttf"), ("font_hanken_grotesk", "HankenGrotesk-Bold.otf"),
 )  # fmt: skip
-# Training drew neither these fonts nor, below, these photographs.
+# Training used neither these fonts nor, below, these photographs.
 _HELD_OUT_FONTS = (("font_caladea", "Caladea-Bold.ttf"), ("font_manrope", "Manrope-SemiBold.ttf"))
 NUM_FONTS = len(_FONTS)
 NUM_ALL_FONTS = len(_FONTS) + len(_HELD_OUT_FONTS)
@@ -45,7 +45,7 @@ def picture_file(picture: Picture | Unknown, kind: str = "PNG", quality: int = 8
 
 
 def clip_file(clip: Clip, fps: float) -> bytes:
-    """The clip as an MP4 file (H.264) of `fps` whole frames a second. Its sides must be even."""
+    """The clip as an MP4 file (H.264) at `fps` frames a second, rounded. Width and height must be even."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=round(fps), options={"crf": "18", "preset": "fast"})
@@ -73,7 +73,7 @@ def render_picture(picture: Picture | Unknown) -> Image.Image:
 
 
 def render_clip(clip: Clip, fps: float) -> list[Image.Image]:
-    """RGB images: frame i shows the clip after i / fps seconds. Frames that show the same are one image."""
+    """RGB images: frame i shows the clip after i / fps seconds. Equal frames are one object."""
     total = max(2, round(clip.duration_s * fps))
     canvas = _render(clip.background, (clip.width, clip.height))
     shown = [clip.at(min(1.0, i / fps / clip.duration_s)) for i in range(total)]
@@ -94,7 +94,7 @@ def _render(background: Background, size: tuple[int, int]) -> Image.Image:
 
 
 def _texture(background: Background, width: int, height: int) -> np.ndarray:
-    """[height, width] in 0 to `amount`: the second colour's share, where the background isn't plain."""
+    """[height, width] from 0 to `amount`: the share of the second colour, unless the background is plain."""
     rng = np.random.default_rng(background.seed)
     x, y = _steps(width), _steps(height)[:, None]
     turn = rng.uniform(0, math.pi)
@@ -116,7 +116,7 @@ def _texture(background: Background, width: int, height: int) -> np.ndarray:
 
 
 def _steps(count: int) -> np.ndarray:
-    """`count` places from 0 to 1."""
+    """`count` evenly spaced numbers from 0 to 1."""
     return np.arange(count) * (1 / max(1, count - 1))
 
 
@@ -198,7 +198,7 @@ def _photo(name: str) -> Image.Image:
 
 
 def _unknown(picture: Unknown, size: tuple[int, int]) -> Image.Image:
-    """A crop of a photograph, or noise. Seeds from 2**31 on show photographs that training never showed."""
+    """A crop of a photograph, or noise. Seeds from 2**31 on select photographs that training never showed."""
     rng = np.random.default_rng(picture.seed)
     if picture.kind == "noise":
         fine = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Graders: each takes (answer, right answer) and says whether the answer holds."""
+"""Graders: each takes (answer, right answer) and returns whether the answer is right."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ def exact(answer: str, right: str) -> bool:
 
 
 def phrases(answer: str, right: str) -> bool:
-    """The same parts in any order: 'A red circle on the left, a blue star on the right.'"""
+    """The same phrases in any order: 'A red circle on the left, a blue star on the right.'"""
     return _phrases(answer) == _phrases(right)
 
 
 def first_word(answer: str, right: str) -> bool:
-    """'Yes' or 'No'. Anything may follow."""
+    """The same first word, 'Yes' or 'No'. Anything may follow."""
     return _first_word(answer) == _first_word(right)
 
 
 def letters(answer: str, right: str) -> bool:
-    """The quoted words are the same, apart from capitals."""
+    """The same quoted words; case doesn't matter."""
     return [q.lower() for q in _QUOTED.findall(answer)] == [q.lower() for q in _QUOTED.findall(right)]
 
 
 def box(answer: str, right: str) -> bool:
-    """A box with the label of each right one, with an intersection over union of more than 0.7."""
+    """A box for each right one, with its label and an intersection over union above 0.7."""
     return _all_fit(answer, right, _overlaps)
 
 
 def point(answer: str, right: str) -> bool:
-    """A point in each box of the right answer, with its label."""
+    """A point in each right box, with its label."""
     return _all_fit(answer, right, _lies_in)
 
 
 def same_json(answer: str, right: str) -> bool:
-    """The same value. A list may have any order."""
+    """The same JSON value; the order of a list doesn't matter."""
     found, wanted = _json(answer), _json(right)
     if isinstance(wanted, list) and isinstance(found, list):
         return sorted(map(_sorted, found)) == sorted(map(_sorted, wanted))
@@ -95,7 +95,7 @@ def _sorted(value: Any) -> str:
 
 
 def _all_fit(answer: str, right: str, fits: Callable[[dict[str, Any], list[int]], bool]) -> bool:
-    """Whether the answer has one thing for each right label, and each fits the right box."""
+    """Whether the answer has one entry for each right label, and each fits its box."""
     found, wanted = _json(answer), _json(right)
     if not isinstance(found, list) or len(found) != len(wanted):
         return False
@@ -104,7 +104,7 @@ def _all_fit(answer: str, right: str, fits: Callable[[dict[str, Any], list[int]]
 
 
 def _numbers(found: dict[str, Any], key: str, count: int) -> list[float] | None:
-    """The `count` numbers under this key, or None."""
+    """The `count` numbers under `key`, or None."""
     values = found.get(key)
     if not isinstance(values, list) or len(values) != count:
         return None

@@ -1,7 +1,7 @@
-"""English as people type it: questions from templates with choices, loosened; and the words that answers are made of.
+"""English as people type it: questions from templates, loosened, and the phrases of answers.
 
-A template has choices in brackets, nested where needed ("[What|Which] [color|colour] is the {name}?"), and slots in
-braces. These templates are the last fifth of each list. Training asked with the other four.
+A template has choices in brackets, nested if needed ("[What|Which] [color|colour] is the {name}?"), and slots in
+braces. These templates are the last fifth of each list; training used the other four.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPED_BEFORE = (
 )  # fmt: skip
 _TYPED_AFTER = (" pls", " plz", " please", " thx", " thanks", " tho", " lol", " rn", " right now", " then", " ok")
 _TYPED_ENDS = ("", "", "", "", "?", "?", "??", "???", "!?", "?!", "...", " ?")
-# Whole words. They are replaced in small letters or at the beginning, so that names stay.
+# Whole words, replaced in lower case or at the beginning, so that names stay.
 _SHORT = {
     "what is": ("whats", "wats", "what", "wat is"), "what are": ("what r", "wat r"), "where is": ("wheres", "where"),
     "who is": ("whos",), "there is": ("theres",), "how is": ("hows",), "that is": ("thats",), "when is": ("whens",),
@@ -47,7 +47,7 @@ _SHORT = {
     "between": ("btwn",), "because": ("cuz",), "something": ("smth",),
     "color": ("clr",), "number of": ("no. of",), "remember": ("rmbr", "remember"),
 }  # fmt: skip
-# (pattern, replacement) of questions. Statements are never shortened: their words are facts.
+# (pattern, replacement) for questions. Statements are never shortened: their words are facts.
 _LEFT_OUT = (
     (r"^(Is|Are) there (an? |any )", "any "), (r"^(Is|Are) there (an? |any )", r"\1 there "),
     (r"^(Do|Can) you see ", "you see "), (r"^(Do|Can) you see ", "see "), (r"^What do you see ", "what you see "),
@@ -62,17 +62,17 @@ _LEFT_OUT = (
     (r"\b(my \w+)'s\b", r"\1s"),
 )  # fmt: skip
 _YES_OR_NO = re.compile(r"(is|are|do|does|can you see|did) ", re.IGNORECASE)
-# Nothing is put before these beginnings, or before a number that is to be repeated.
+# Nothing is put before these beginnings, or before a number to repeat.
 _OPENED = re.compile(r"(and|so|now|then|also|ok|okay|hi|hey|hello|good|well|what about|how about)\b|\d", re.IGNORECASE)
 _DIGITS = {number: str(index) for index, number in enumerate(NUMBERS) if index > 1}
-_COPIED = re.compile(r"\d\W*$")  # nothing may follow words that are to be repeated
+_COPIED = re.compile(r"\d\W*$")  # nothing may follow words to repeat
 _TYPED_AS = {"the": "teh", "what": "waht", "shape": "shpae", "color": "colr", "colour": "coulour", "there": "ther",
              "where": "were", "picture": "pic", "image": "img", "are": "r", "you": "u", "many": "mnay",
              "please": "pls", "which": "wich", "is": "si", "square": "sqare", "triangle": "triangel"}  # fmt: skip
 
 
 def ask(rng: random.Random, templates: Sequence[str], **slots: object) -> str:
-    """A question from one of the templates, its choices made, its slots filled, and loosened."""
+    """A question from one of the templates: choices made, slots filled, loosened."""
     return loosened(rng, filled(rng, rng.choice(templates), **slots))
 
 
@@ -86,9 +86,9 @@ def filled(rng: random.Random, template: str, **slots: object) -> str:
 
 
 def loosened(rng: random.Random, text: str) -> str:
-    """The text as people type it: contracted, polite, without capitals or marks, in a hurry, or with a slip.
+    """The text as people type it: contracted, polite, without capitals or punctuation, in a hurry, or with a typo.
 
-    Names and numbers stay as they are, since answers copy them.
+    Names and numbers stay, since answers copy them.
     """
     if rng.random() < 0.25:
         return _hurried(rng, text)
@@ -118,7 +118,7 @@ def loosened(rng: random.Random, text: str) -> str:
 
 
 def _hurried(rng: random.Random, text: str) -> str:
-    """The text as people type it into a chat: shortened, and mostly in small letters."""
+    """The text as typed into a chat: shortened and mostly in lower case."""
     fixed = _COPIED.search(text) is not None
     if rng.random() < 0.5 and (text[-1] == "?" or text.startswith("Tell me ")):
         text = _elided(rng, text)
@@ -146,7 +146,7 @@ def _hurried(rng: random.Random, text: str) -> str:
 
 
 def _elided(rng: random.Random, text: str) -> str:
-    """The question without some words. At least two stay."""
+    """The question without some words. At least two words stay."""
     shorter = [re.sub(pattern, left, text) for pattern, left in _LEFT_OUT]
     shorter = [each for each in shorter if each != text and len(each.split()) > 1]
     return rng.choice(shorter) if shorter else text
@@ -159,7 +159,7 @@ def _digits(text: str) -> str:
 
 
 def _whole(long: str, short: str, text: str) -> str:
-    """The text with `long` replaced where it is a whole word, in small letters or at the beginning."""
+    """The text with `long` replaced where it is a whole word in lower case or at the beginning."""
     if long not in text.lower():  # much faster than the expression below
         return text
 
@@ -170,7 +170,7 @@ def _whole(long: str, short: str, text: str) -> str:
 
 
 def slipped(rng: random.Random, text: str) -> str:
-    """The text with one word mistyped: a common slip, two letters exchanged, or one letter lost."""
+    """The text with one word mistyped: a common typo, two letters swapped, or one letter missing."""
     words = text.split(" ")
     known = [i for i, word in enumerate(words) if (word.islower() or not i) and _bare(word).lower() in _TYPED_AS]
     if known and rng.random() < 0.6:
@@ -179,7 +179,7 @@ def slipped(rng: random.Random, text: str) -> str:
         words[index] = words[index].replace(bare, _TYPED_AS[bare.lower()])
         return " ".join(words)
     long = [i for i, word in enumerate(words) if len(word) > 4 and word.islower() and word.isalpha()]
-    long = [i for i in long if words[i] not in ("there", "three")]  # a slip makes one of the other
+    long = [i for i in long if words[i] not in ("there", "three")]  # a typo turns one into the other
     if not long:
         return text
     index = rng.choice(long)

@@ -1,7 +1,7 @@
-"""Texts whose tokens a model is to foretell, and the hidden states that it foretells them from.
+"""Texts for a model to predict, and the hidden states that predict them.
 
-What a reference thinks of a text is kept as its final hidden states, which are small, beside its output head: full
-logits of a vocabulary of 248,320 would be a megabyte a token, and two whole models are never held at once.
+A reference is kept as its final hidden states and its output head. Its logits would take a megabyte a token with a
+vocabulary of 248,320, and keeping the whole model would mean two in memory at once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from qwen35mm.model.weight_formats import Weight
 from qwen35mm.prompt import Prompt, PromptBuilder
 from qwen35mm_preprocess import PreparedMedia
 
-# Tokens that a text is cut into: each window begins anew.
+# A text is cut into windows of this many tokens, each computed on its own.
 WINDOW_TOKENS = 2048
-# Numbers of logits at a time: 128 MiB of each in float64.
+# Logits computed at a time: 128 MiB for each model in float64.
 _LOGITS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """A beginning, and what comes then.
+    """A prompt with tokens to predict.
 
     Attributes:
-        start: the first token that is foretold; from the first one on, nothing is.
-        media: the prompt's.
+        start: index of the first predicted token, at least 1.
+        media: of the prompt.
     """
 
     prompt: Prompt
@@ -43,15 +43,15 @@ class Passage:
 
     @property
     def targets(self) -> torch.Tensor:
-        """[T] int64: the tokens that are foretold."""
+        """[T] int64: the tokens to predict."""
         return torch.tensor(self.prompt.token_ids[self.start :])
 
 
 def text_passages(loaded: LoadedModel, text: str, max_tokens: int, context: int | None = None) -> list[Passage]:
-    """The first `max_tokens` tokens of a text, in windows of `context`, or of `WINDOW_TOKENS`.
+    """The first `max_tokens` tokens of a text, in windows of `context` or `WINDOW_TOKENS` tokens.
 
     Raises:
-        ConfigError: it has less than two tokens, or so many positions aren't the model's.
+        ConfigError: the text has less than two tokens, or `context` exceeds the model's positions.
     """
     builder = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config)
     ids = loaded.tokenizer.encode_plain(text)[:max_tokens]
@@ -67,13 +67,13 @@ def text_passages(loaded: LoadedModel, text: str, max_tokens: int, context: int 
 
 
 def hidden_states(loaded: LoadedModel, passages: Sequence[Passage], kv_dtype: str = "auto") -> Iterator[torch.Tensor]:
-    """Of each passage the final hidden states [T, hidden] that its targets are foretold from.
+    """Yields for each passage the final hidden states [T, hidden] that predict its targets.
 
     Args:
-        kv_dtype: what keys and values are kept as, and read as by every token (see CacheSettings).
+        kv_dtype: the type in which keys and values are stored and read (see CacheSettings).
     """
     longest = max(len(passage.prompt.token_ids) for passage in passages)
-    # One passage at a time, and nothing is kept of it.
+    # One passage at a time, without cache hits.
     cache = CacheSettings(reuse=False, kv_dtype=kv_dtype)
     kv_bytes = (longest + DEFAULT_BLOCK_SIZE) * loaded.config.kv_bytes_per_token(*cache.kv_formats(loaded.model.dtype))
     settings = EngineSettings(context_length=longest, slots=1)
@@ -95,10 +95,10 @@ def diverge(
     reference: tuple[Weight, Sequence[torch.Tensor]],
     model: tuple[Weight, Sequence[torch.Tensor]],
 ) -> Divergence:
-    """A model against a reference.
+    """Compares a model with a reference.
 
     Args:
-        reference, model: an output head and the passages' hidden states.
+        reference, model: an output head and the hidden states of the passages.
     """
     return summarise(_scores(passages, reference, model))
 
@@ -119,5 +119,5 @@ def _scores(
 
 
 def _logits(head: Weight, hidden: torch.Tensor) -> torch.Tensor:
-    """On the CPU, in float32."""
+    """float32 logits on the CPU."""
     return head.product(hidden.to(head.device)).float().cpu()

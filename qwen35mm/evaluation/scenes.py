@@ -1,8 +1,8 @@
 """Pictures, signs and clips as plain data, drawn from a `random.Random`. `drawing` renders them.
 
-Pictures have one to six coloured shapes at the nine places of a 3 x 3 grid. In a clip something happens to one of one
-or two shapes. Training never showed some combinations of colour, shape and place (or a clip's event): "combos" always
-shows one of these, "seen" never does.
+A picture has one to six coloured shapes at the nine places of a 3 x 3 grid. A clip has one or two shapes, and something
+happens to one of them. Training never showed some combinations of colour, shape and place (or a clip's event): "combos"
+always has one of these, "seen" never does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLORS = {
     "red": (220, 35, 35), "orange": (245, 140, 20), "yellow": (245, 225, 40), "green": (40, 165, 60),
     "blue": (40, 80, 220), "purple": (140, 50, 175), "white": (246, 246, 246), "black": (14, 14, 14),
 }  # fmt: skip
-# Of each background's name the range of its channels.
+# The range of each channel of a background.
 BACKGROUNDS = {
     "white": ((238, 255),) * 3, "gray": ((105, 165),) * 3, "black": ((0, 28),) * 3,
     "red": ((235, 255), (150, 180), (150, 180)), "yellow": ((240, 255), (235, 250), (150, 180)),
@@ -81,7 +81,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Background:
-    """Two colours that mix by a texture, up to `amount` (0 to 1)."""
+    """Two colours mixed by a texture, up to `amount` (0 to 1)."""
 
     name: str
     start: RGB
@@ -100,7 +100,7 @@ class Picture:
     background: Background
     items: tuple[Item, ...] = ()
     words: tuple[Word, ...] = ()
-    jpeg: int | None = None  # its quality, where it was a JPEG before it became a file
+    jpeg: int | None = None  # JPEG quality, if it was compressed once before it became a file
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Unknown:
 class Clip:
     """`start` becomes `end`, while `others` stand still.
 
-    `event` is one of `EVENTS`. `begin` and `finish` are fractions of the duration, equal for what happens at once.
+    `event` is one of `EVENTS`. `begin` and `finish` are fractions of the duration, equal for sudden events.
     """
 
     width: int
@@ -144,7 +144,7 @@ class Clip:
 
     @property
     def event_s(self) -> float:
-        """When it happens, in seconds. A motion counts from its begin."""
+        """The time of the event, in seconds; of a motion, its begin."""
         at = self.begin if self.event in MOTIONS else (self.begin + self.finish) / 2
         return at * self.duration_s
 
@@ -160,7 +160,7 @@ def random_picture(
     """A picture of `size` (width, height). With `unique`, no colour and no shape appears twice."""
     while True:
         background = random_background(rng)
-        # Sometimes of two kinds only, so that there is more than one to count.
+        # Sometimes only two kinds of shapes, so that there is more than one to count.
         shapes = tuple(rng.sample(SHAPES, 2)) if num_items > 2 and rng.random() < 0.35 and not unique else SHAPES
         items: list[Item] = []
         for _ in range(60):
@@ -203,7 +203,7 @@ def random_clip(
         if kind in ("change", "appear", "vanish"):
             begin = finish = rng.uniform(0.25, 0.75)
         others: tuple[Item, ...] = ()
-        # Of two that both stand still nobody knows which one is meant.
+        # If both shapes stood still, nobody would know which one is meant.
         if kind != "still" and rng.random() < 0.4:
             other = _random_item(rng, size, background, 3, SHAPES)
             apart = all(_fits_beside(other, replace(start, x=x, y=y), size, True) for x, y in _path(start, end))
@@ -214,7 +214,7 @@ def random_clip(
 
 
 def random_sign(rng: random.Random, size: tuple[int, int], texts: list[str], num_fonts: int) -> Picture:
-    """Lines of text below each other, in one of the first `num_fonts` fonts."""
+    """Lines of text, one below the other, in one of the first `num_fonts` fonts."""
     background = random_background(rng)
     if rng.random() < 0.5:
         background = replace(background, texture="plain")
@@ -226,7 +226,7 @@ def random_sign(rng: random.Random, size: tuple[int, int], texts: list[str], num
             rgb = jittered(rng, color)
             if contrast(rgb, background) >= 110:
                 break
-        # As high as the row allows, and no wider than the picture: a letter's width is about 0.62 of its height.
+        # As high as the row allows and no wider than the picture: a letter is about 0.62 of its height wide.
         most = min(0.8 / rows, 0.92 * width / (0.66 * max(2, len(text)) * height))
         line = max(min(most, 26 / height * max(1.0, math.sqrt(width * height) / 512)), most * rng.uniform(0.6, 1.0))
         line = min(line, most)
@@ -241,7 +241,7 @@ def random_sign(rng: random.Random, size: tuple[int, int], texts: list[str], num
 
 
 def random_size(rng: random.Random, aspect: float | None = None, largest: float | None = None) -> tuple[int, int]:
-    """(width, height) of 64 to 1,024 pixels a side, mostly small. `largest` bounds the root of the area."""
+    """(width, height) of 64 to 1,024 pixels a side, mostly small. `largest` limits the root of the area."""
     aspect = random_aspect(rng) if aspect is None else aspect
     low, high = rng.choices(((70, 128), (128, 256), (256, 512), (512, 1000)), (38, 44, 13, 5))[0]
     side = min(math.exp(rng.uniform(math.log(low), math.log(high))), largest or math.inf)
@@ -251,7 +251,7 @@ def random_size(rng: random.Random, aspect: float | None = None, largest: float 
 
 
 def random_aspect(rng: random.Random) -> float:
-    """Width / height: mostly a usual format, otherwise log-uniform from 1:4 to 4:1."""
+    """Width / height: mostly a common format, otherwise log-uniform from 1:4 to 4:1."""
     if rng.random() < 0.65:
         aspect = rng.choice((1.0, 1.0, 4 / 3, 3 / 2, 16 / 9))
         return aspect if rng.random() < 0.65 else 1 / aspect
@@ -294,7 +294,7 @@ def _random_item(
 
 
 def _random_coordinate(rng: random.Random, reach: float) -> float:
-    """A centre within one of the thirds. At most a tenth of the radius is cut off."""
+    """A coordinate within one of the thirds. At most a tenth of the radius is cut off."""
     third = rng.randrange(3)
     low, high = third / 3 + _CELL_MARGIN, (third + 1) / 3 - _CELL_MARGIN
     low, high = (max(low, min(high, 0.9 * reach)), min(high, max(low, 1 - 0.9 * reach)))
@@ -312,7 +312,7 @@ def _fits_beside(item: Item, other: Item, size: tuple[int, int], unique: bool) -
 
 
 def _moved(rng: random.Random, item: Item, direction: tuple[int, int]) -> tuple[Item, Item]:
-    """The item at the two ends of a motion along `direction`."""
+    """The item at the start and the end of a motion along `direction`."""
     near, far = rng.uniform(0.14, 0.32), rng.uniform(0.68, 0.86)
     ends = []
     for along in (near, far):

@@ -19,19 +19,19 @@ from qwen35mm.evaluation.passages import Passage
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import PromptBuilder
 
-# The longest right answers are three boxes, of about 150 tokens, and thirty words of thinking.
+# The longest right answers are three boxes (about 150 tokens) and thirty words of thinking.
 MAX_TOKENS = 256
 _SLOTS = 4
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The right answers to one skill's questions, or to all.
+    """Accuracy on the questions of one skill, or of all.
 
     Attributes:
-        percent, error: right answers, and the standard error in points.
-        change, change_error: points above the reference on the same questions, and the standard error of the change.
-            Only questions that exactly one of the two answers count for it.
+        percent, error: right answers, and their standard error in points.
+        change, change_error: points above the reference on the same questions, and their standard error. Questions
+            that both answer right or both wrong change nothing.
     """
 
     num_questions: int
@@ -52,14 +52,13 @@ class Accuracy:
 
 
 class SkillTest:
-    """The same questions to every model, answered greedily.
+    """Asks every model the same questions, with greedy decoding.
 
     Args:
-        num_questions: of each skill. Half of them show what training never showed: combinations of colour, shape and
-            place, words, names, tools, photographs.
+        num_questions: for each skill. Half of them are "combos" (see `cases`).
 
     Attributes:
-        skills: of each question.
+        skills: the skill of each question.
 
     Raises:
         ConfigError: the packages with fonts and photographs aren't installed.
@@ -74,7 +73,7 @@ class SkillTest:
         self.skills = [case.skill for case in cases]
 
     def passages(self, loaded: LoadedModel) -> list[Passage]:
-        """The questions with their right answers, which the model predicts.
+        """The questions with their right answers for the model to predict.
 
         Leaves out answers that are spelled letter by letter, tool calls, answers after thinking, and questions with
         several right answers.
@@ -93,15 +92,15 @@ class SkillTest:
         return passages
 
     def run(self, loaded: LoadedModel, kv_dtype: str = "auto") -> list[bool]:
-        """Whether each answer is right by its skill's grader. `kv_dtype` is that of keys and values."""
+        """Grades the answer to each question. `kv_dtype` is the type of keys and values."""
         answers = answer_cases(loaded, self.cases, kv_dtype)
         return [case.is_right(answer) for case, answer in zip(self.cases, answers, strict=True)]
 
 
 def answer_cases(model: LoadedModel, cases: Sequence[Case], kv_dtype: str = "auto") -> list[str]:
-    """The greedy answer to each case, several at a time. A case says whether it has thinking and tools.
+    """The greedy answer to each case, several at a time. Each case sets its own thinking and tools.
 
-    The text has tool calls as the model wrote them, and no thoughts.
+    The text has tool calls as the model wrote them, and no thinking.
     """
     with closing(_backend(model, kv_dtype)) as backend:
         return asyncio.run(_answers(backend, cases))
@@ -129,7 +128,7 @@ async def _answers(backend: LocalBackend, cases: Sequence[Case]) -> list[str]:
 
 
 def _written(loaded: LoadedModel, result: Result) -> str:
-    """The answer with its tool calls, which `result.text` leaves out."""
+    """The answer with its tool calls, which `result.text` omits."""
     if not result.tool_calls:
         return result.text
     return loaded.tokenizer.decode(result.token_ids).rpartition("</think>")[2].strip()
@@ -140,7 +139,7 @@ def _messages(case: Case) -> list[Message]:
 
 
 def _backend(loaded: LoadedModel, kv_dtype: str = "auto") -> LocalBackend:
-    # Every model computes all of every prompt.
+    # No cache hits: every model computes all of every prompt.
     return LocalBackend(
         loaded, settings=EngineSettings(slots=_SLOTS), cache=CacheSettings(reuse=False, kv_dtype=kv_dtype)
     )

@@ -1,7 +1,7 @@
-"""228 questions as people type them, with hand-made rules for their answers. Training never asked them on purpose.
+"""228 questions as people type them, with hand-made rules for their answers. Training never used them on purpose.
 
-A rule is words that the answer must have ("red circle"), with alternatives ("left|west"), "_" for a space and "!"
-before what the answer must not have. "yes" and "no" mean the first word, also after "!".
+A rule lists words that the answer must have ("red circle"), with alternatives ("left|west"), "_" for a space and "!"
+before words that it must not have. "yes" and "no" mean the first word, also after "!".
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SCENES: dict[str, list[Any]] = {
     "three": [_picture("white", item("blue", "cross", "top")), _picture("black", item("white", "circle", "left")),
               _picture("white", item("orange", "diamond", "bottom"))],
 }  # fmt: skip
-# A scene, then question # rule, separated by semicolons. Earlier turns stand before the question, with arrows.
+# Lines of `scene: question # rule ; ...`. Earlier turns precede the question, with arrows.
 _QUESTIONS = """\
 square: hello # hello|hi ; thx # welcome ; what is it # yellow square ; wats this # yellow square ;
     is there a circle # no ; there a square in it? # yes ; Is the square blue? # no ; is it yellow??? # yes ;
@@ -172,14 +172,14 @@ trio: what is in the center? => A big orange circle is in the center. => and top
 
 @dataclass(frozen=True)
 class Typed:
-    """A question about a scene: the last of `turns`. `rule` says what the answer must have."""
+    """A question about a scene: the last of `turns`. `rule` is for its answer."""
 
     scene: str
     turns: tuple[str, ...]
     rule: str
 
     def messages(self) -> list[dict[str, Any]]:
-        """As `Sample.messages`, without the answer."""
+        """Like `Sample.messages`, without the answer."""
         media = [video(each) if isinstance(each, Shown) else image(each) for each in SCENES[self.scene]]
         content: Any = [*media, {"type": "text", "text": self.turns[0]}] if media else self.turns[0]
         messages = [{"role": "user", "content": content}]
@@ -189,7 +189,7 @@ class Typed:
 
     @property
     def good(self) -> str:
-        """An answer that keeps the rule."""
+        """An answer that fulfils the rule."""
         words = [word.split("|")[0].replace("_", " ") for word in self.rule.split() if word[0] != "!"]
         return " ".join(words).capitalize() + "."
 
@@ -199,7 +199,7 @@ class Typed:
 
 
 def keeps(answer: str, rule: str) -> bool:
-    """Whether the answer keeps the rule."""
+    """Whether the answer fulfils the rule."""
     text = " ".join(answer.lower().replace("_", " ").split())
     for words in rule.split():
         wanted = not words.startswith("!")

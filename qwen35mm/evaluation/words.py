@@ -1,6 +1,6 @@
-"""Words and numbers on signs, drawn anew each time, so that nobody can guess them from a list.
+"""Made-up words and numbers for signs, so that no list of words helps.
 
-Training never showed these: one in ten is held out by its checksum.
+Training never used these: one word in ten is held out by its checksum.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _random_text(rng: random.Random, length: int) -> str:
 
 
 def made_up(rng: random.Random) -> str:
-    """A new word in small letters. Half of them are built as English words are."""
+    """A new word in lower case. Half of them are built like English words."""
     if rng.random() < 0.5:
         return _pronounceable(rng, rng.randint(3, 7))
     syllables = (rng.choice(_ONSETS) + rng.choice(_MIDDLES) + rng.choice(_CODAS) for _ in range(rng.randint(1, 2)))

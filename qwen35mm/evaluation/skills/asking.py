@@ -97,7 +97,7 @@ def count_turn(rng: random.Random, picture: Picture) -> Turn:
 
 
 def _there(rng: random.Random, picture: Picture, truth: bool) -> Turn:
-    """Whether there is a shape, a colour, or both together. A wrong pair often has one of them."""
+    """Whether there is a shape, a colour, or both together. A wrong pair often has one right part."""
     items, kind = picture.items, rng.choice(("kind", "kind", "both", "place"))
     if kind == "kind":
         noun, found = _kind(rng, picture, truth)
@@ -131,7 +131,7 @@ def _is(rng: random.Random, picture: Picture, item: Item, by_pronoun: bool, trut
         "size": (SIZE_WORDS[item.size], [SIZE_WORDS["small" if item.size == "big" else "big"]]),
     }[kind]
     value = right if truth else rng.choice(others)
-    # The name doesn't say what the question asks for.
+    # The name mustn't give away the answer.
     part = {"color": item.shape, "shape": f"{item.color} shape"}.get(kind)
     name, said = part or any_name(rng, items, item), part or item.name
     question = ask(rng, IS_IT, value=value) if by_pronoun else ask(rng, IS, name=name, value=value)
@@ -140,7 +140,7 @@ def _is(rng: random.Random, picture: Picture, item: Item, by_pronoun: bool, trut
 
 
 def _kind(rng: random.Random, picture: Picture, there: bool) -> tuple[str, list[Item]]:
-    """('circle' or 'red shape', those of that kind). `there` says whether there should be any."""
+    """A noun ('circle' or 'red shape') and the items of that kind. `there`: whether there should be any."""
     by_shape = rng.random() < 0.55
     present = {item.shape if by_shape else item.color for item in picture.items}
     kinds = [kind for kind in (SHAPES if by_shape else COLORS) if (kind in present) == there]
@@ -154,14 +154,14 @@ def _loose(rng: random.Random, noun: str) -> str:
 
 
 def _singular(question: str) -> str:
-    """'Is there one shape?' of 'Are there one shapes?', in any spelling."""
+    """Turns 'Are there one shapes?' into 'Is there one shape?', in any spelling."""
     question = re.sub(r"\b(one|1) (shape|thing|object)s\b", r"\1 \2", question, flags=re.IGNORECASE)
     question = re.sub(r"\bare there (exactly |)(?=(one|1)\b)", r"is there \1", question, flags=re.IGNORECASE)
     return question[0].upper() + question[1:] if question.startswith("is there") else question
 
 
 def two_counts_turn(rng: random.Random, picture: Picture) -> Turn:
-    """Two shapes' numbers or two colours': their sum, or which is larger. One of the two may be none."""
+    """The sum of two shapes' or two colours' counts, or which is larger. One of them may be zero."""
     of_shapes = rng.random() < 0.55
     counts = Counter(item.shape if of_shapes else item.color for item in picture.items)
     absent = [each for each in (SHAPES if of_shapes else COLORS) if each not in counts]
@@ -185,7 +185,7 @@ def two_counts_turn(rng: random.Random, picture: Picture) -> Turn:
 
 
 def _pair(rng: random.Random, pairs: list[tuple[str, str]], counts: Counter[str]) -> tuple[str, str]:
-    """One of the pairs, preferably of kinds with many shapes."""
+    """One of the pairs, preferably with many shapes."""
     return rng.choices(pairs, [1 + (counts[one] + counts[other]) ** 2 for one, other in pairs])[0]
 
 
@@ -207,7 +207,7 @@ def _two_counts_sample(thinking: bool) -> Callable[[random.Random, Split], Sampl
 
 
 def _follow_up_sample(rng: random.Random, split: Split) -> Sample:
-    """The last question says "it", and means what the question before was about."""
+    """The last question says "it" and means the item of the question before."""
     about_it = (describing.color_turn, describing.shape_turn, describing.place_turn, describing.size_turn, yes_no_turn)
     picture = picture_for(rng, split, 4, 2)
     while True:
@@ -223,7 +223,7 @@ def _follow_up_sample(rng: random.Random, split: Split) -> Sample:
 
 
 def _second_picture_sample(rng: random.Random, split: Split) -> Sample:
-    """A question about a new picture, after an answer about another one."""
+    """A question about a new picture, after an answer about another."""
     first, second = picture_for(rng, split, 3), picture_for(rng, split, 3)
     before = conversation(rng, [describing.caption_turn(rng, first)], [image(first)])
     turn = rng.choice((describing.caption_turn, describing.place_turn, yes_no_turn))(rng, second)

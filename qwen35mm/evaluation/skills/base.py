@@ -1,4 +1,4 @@
-"""A skill draws questions with one right answer each, from a random generator."""
+"""A skill draws questions with one right answer each from a random generator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Turn:
     Attributes:
         about: the item that "it" means in the next turn.
         grade: the name of the answer's grader, in `graders.GRADERS`.
-        thought: what the model should think before it answers. Thinking is on where it is given.
+        thought: the expected thinking before the answer; None turns thinking off.
     """
 
     question: str
@@ -31,7 +31,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Shown:
-    """A clip as a file: its frames a second, and the times of the frames that the model sees."""
+    """A clip as a file: its frames a second, and the times of the frames that the model sees, in seconds."""
 
     clip: Clip
     times_s: list[float]
@@ -43,9 +43,9 @@ class Sample:
     """A conversation whose last message is the right answer.
 
     Attributes:
-        messages: as chat templates take them. Parts hold {"type": "image", "image": Picture or Unknown} and
-            {"type": "video", "video": Shown}. Assistant messages may have "tool_calls".
-        grade, thought: the last answer's.
+        messages: for chat templates. Parts have {"type": "image", "image": Picture or Unknown} and {"type": "video",
+            "video": Shown}. Assistant messages may have "tool_calls".
+        grade, thought: of the last answer.
     """
 
     messages: list[dict[str, Any]]
@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Skill:
-    """`sample` draws a conversation that ends with a question of this skill; `aim` is the wanted percentage."""
+    """`sample` draws a conversation that ends with a question of this skill; `aim` is the target percentage."""
 
     name: str
     sample: Callable[[random.Random, Split], Sample]
@@ -75,7 +75,7 @@ def video(shown: Shown) -> dict[str, Any]:
 
 
 def conversation(rng: random.Random, turns: Sequence[Turn], media: Sequence[dict[str, Any]] = ()) -> Sample:
-    """A conversation of these turns. The media come with the first one, before or after its question."""
+    """A conversation of these turns. The media are in the first one, before or after its question."""
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns):
         text = {"type": "text", "text": turn.question}
@@ -89,7 +89,7 @@ def conversation(rng: random.Random, turns: Sequence[Turn], media: Sequence[dict
 def about_a_picture(
     turn: PictureTurn, most: int = 5, least: int = 1, thinking: bool = False
 ) -> Callable[[random.Random, Split], Sample]:
-    """Samples of one question about a picture of `least` to `most` shapes, drawn again where `turn` has none."""
+    """Draws questions about a picture of `least` to `most` shapes; draws again if `turn` returns None."""
 
     def sample(rng: random.Random, split: Split) -> Sample:
         while True:

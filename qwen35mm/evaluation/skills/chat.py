@@ -1,6 +1,6 @@
-"""Small talk, words to repeat, and questions that have no answer here.
+"""Small talk, words to repeat, and questions that the model can't answer.
 
-Nothing can be told of photographs, of noise, of pictures that nobody sent, and of the rest of the world.
+It can't answer questions about photographs, noise, pictures that nobody sent, or the rest of the world.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OFF_TOPIC = (
     "What is the date in {place}?", "Compute {number} plus {number}.", "Do you know a good story?",
     "What do people like in {place}?", "Is the food in {place} good?", "What can I eat in {place}?",
 )  # fmt: skip
-# Training asked these, about other things.
+# Training used these with other things and places.
 _KNOWN_OFF_TOPIC = (
     "{thing}?", "[Tell me|Something] about {thing}.", "Weather in {place}?", "[How is the weather|Weather] today?",
     "[What time is it|What is the time|What day is it|What is the date]?", "{number} [plus|times|minus] {number}?",
@@ -69,7 +69,7 @@ _THINGS = (
     "the economy", "a doctor", "democracy", "the brain", "rice", "a violin", "Napoleon", "the weather", "a tree",
     "science", "the Beatles", "an airplane", "dinosaurs", "the law",
 )  # fmt: skip
-# About photographs.
+# Questions about photographs.
 PHOTO = (
     "How many [people|trees] do you see in this [photo|picture]?",
     "What is the name of [the place|this plant|the person]?", "Which [season|city] is [shown|it]?",
@@ -94,7 +94,7 @@ def chat_turn(rng: random.Random) -> Turn:
 
 
 def repeat_turn(rng: random.Random) -> Turn:
-    """Words to say again, most of which nobody ever said."""
+    """Words to repeat, mostly made up."""
     said = " ".join(_said(rng) for _ in range(rng.randint(1, 4)))
     mark = "0"  # `ask` never changes a digit
     return Turn(ask(rng, REPEAT, said=mark).replace(mark, said), said)
@@ -125,14 +125,14 @@ def off_topic_turn(rng: random.Random) -> Turn:
 
 
 def random_unknown(rng: random.Random, split: Split) -> Unknown:
-    """A photograph or noise; for "combos" one of the photographs that training never showed."""
+    """A photograph or noise; "combos" uses photographs that training never showed."""
     seed = rng.randrange(2**31) + (2**31 if split == "combos" else 0)
     kinds = ("photo", "photo", "photo", "noise")
     return Unknown(*scenes.random_size(rng), rng.choice(kinds), seed)
 
 
 def unknown_turn(rng: random.Random) -> Turn:
-    """Any question about a picture of nothing that the model knows."""
+    """Any question about a picture without anything that the model knows."""
     shape, color, spot = rng.choice(SHAPES), rng.choice(tuple(COLORS)), rng.choice(ALL_PLACES)
     thing = rng.choice((shape, f"{color} {shape}", f"{color} one"))
     slots = {"name": thing, "color": color, "place": at(spot), "spot": spot, "noun": a(thing), "nouns": plural(thing)}

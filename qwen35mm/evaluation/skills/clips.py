@@ -1,4 +1,4 @@
-"""What happens in clips, to what, and when."""
+"""What happens in a clip, to which shape, and when."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ OTHERS = ("What else can you see?", "And is there anything else?", "Any other sh
 
 
 def frame_times(duration_s: float, fps: float) -> list[float]:
-    """Times in seconds of the frames that the video processor samples from a file of `fps` frames a second."""
+    """Times in seconds of the frames that the video processor samples from a file with `fps` frames a second."""
     total = max(1, round(duration_s * fps))
     wanted = min(max(int(total / fps * _FRAMES_A_SECOND), _LEAST_FRAMES), _MOST_FRAMES)
     return [float(i) / fps for i in np.linspace(0, total - 1, min(wanted, total)).round()]
 
 
 def seconds(shown: Shown) -> float:
-    """The time that the prompt gives to the first pair of frames whose second one is after the event."""
+    """The prompt's timestamp of the first pair of frames whose second frame is after the event."""
     times = shown.times_s + shown.times_s[-1:] * (len(shown.times_s) % 2)
     pairs = list(zip(times[::2], times[1::2], strict=True))
     first, second = next((pair for pair in pairs if pair[1] >= shown.clip.event_s), pairs[-1])
@@ -64,7 +64,7 @@ def caption(shown: Shown) -> str:
 
 
 def clip_turn(rng: random.Random, shown: Shown, skill: str) -> Turn:
-    """A question of `skill` about a clip that shows one of the skill's events."""
+    """A question of `skill` about a clip with one of the skill's events."""
     clip = shown.clip
     item, name = clip.start, clip.start.shape
     match skill:
@@ -94,7 +94,7 @@ def clip_turn(rng: random.Random, shown: Shown, skill: str) -> Turn:
 
 
 def random_shown(rng: random.Random, split: Split, event: str) -> Shown:
-    """A clip of this event, of 1 to 40 seconds, with even sides, as encoders need them."""
+    """A clip of this event, 1 to 40 seconds long, with the even sides that encoders need."""
     fps = rng.choice((8.0, 10.0, 12.0, 15.0, 24.0, 25.0, 30.0))
     long = rng.uniform(16, 40)
     duration = rng.choices((rng.uniform(1, 4), rng.uniform(3, 16), long), (5, 4, 1))[0]

@@ -1,4 +1,4 @@
-"""Captions, and one shape's colour, kind, size and place, what is at a place, and the background."""
+"""Captions; the colour, kind, size and place of a shape; what is at a place; the background."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def caption(items: tuple[Item, ...]) -> str:
 
 
 def any_name(rng: random.Random, items: tuple[Item, ...], item: Item) -> str:
-    """A name that means this item and no other."""
+    """A name that fits this item and no other."""
     found = [item.name]
     if sum(other.shape == item.shape for other in items) == 1:
         found += [item.shape] * 2
@@ -127,7 +127,7 @@ def size_turn(rng: random.Random, picture: Picture, about: Item | None = None) -
 
 
 def what_turn(rng: random.Random, picture: Picture) -> Turn:
-    """What is at a place. Sometimes nothing is."""
+    """What is at a place; sometimes nothing."""
     item = rng.choice(picture.items)
     empty = [p for p in ("left", "right", "center", "top", "bottom") if all(i.place != p for i in picture.items)]
     if rng.random() < 0.12 and empty:
@@ -149,7 +149,7 @@ def _two(rng: random.Random, right: str, values: tuple[str, ...]) -> dict[str, s
 
 
 def _choose(rng: random.Random, picture: Picture, about: Item | None) -> tuple[Item, bool]:
-    """An item, and whether the question calls it "it": the item of the turn before, or the picture's only one."""
+    """An item, and whether the question calls it "it": the previous turn's item, or the picture's only one."""
     if about is None and len(picture.items) == 1:
         about = picture.items[0]
     if about is not None and rng.random() < 0.6:

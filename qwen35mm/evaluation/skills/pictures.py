@@ -1,4 +1,4 @@
-"""Two to four pictures in one prompt: which one shows it, what the second one shows, and what differs."""
+"""Two to four pictures in one prompt: which one shows a shape, what one of them shows, and what differs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def some_pictures(rng: random.Random, split: Split) -> list[Picture]:
 
 
 def pictures_turn(rng: random.Random, pictures: list[Picture]) -> tuple[str, Turn]:
-    """(skill, a question): which picture shows a shape, or what one of them shows."""
+    """A skill and its question: which picture shows a shape, or what one of them shows."""
     if rng.random() < 0.55:
         for _ in range(20):
             index = rng.randrange(len(pictures))
@@ -56,7 +56,7 @@ def _is(item: Item, noun: str) -> bool:
 
 
 def differing(rng: random.Random, split: Split) -> tuple[list[Picture], str]:
-    """Two pictures, of which the second is the first or differs in one thing, and the sentence that says so."""
+    """Two pictures, equal or with one difference, and the sentence that says so."""
     while True:
         size = scenes.random_size(rng, largest=300)
         first = scenes.random_picture(rng, size, rng.randint(1, 3), split, unique=True)

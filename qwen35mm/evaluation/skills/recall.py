@@ -1,4 +1,4 @@
-"""One to thirty facts that the conversation tells, and a question about one of them up to 2,000 tokens later."""
+"""A conversation with one to thirty facts, and a question about one of them up to 2,000 tokens later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RELATIVES = ("sister", "brother", "dog", "cat", "teacher", "boss", "neighbor", 
 _THINGS = ("bike", "car", "hat", "coat", "bag", "cup", "house", "door", "phone", "chair", "boat", "pen", "lamp", "book",
            "shirt", "table", "kite", "tent", "umbrella", "scarf")  # fmt: skip
 _NUMBERED = ("locker", "room", "box", "gate", "safe", "office", "garage", "cabin", "suitcase", "flat")
-# Names, cities and foods that training never told as such.
+# Names, cities and foods that training never used in such facts.
 _NEW_NAMES = _PEOPLE[len(_PEOPLE) * 4 // 5 :]
 _CITIES = ("Lisbon", "Prague", "Warsaw", "Havana")
 _FOODS = ("pears", "pizza", "salad", "tea")
@@ -46,7 +46,7 @@ _LEAST_PIXELS = 256 * 256  # what the demo's image processor enlarges smaller pi
 
 @dataclass(frozen=True)
 class _Family:
-    """Facts of one kind: how their slots are drawn, and templates. `key` tells a fact from all others."""
+    """Facts of one kind: `draw` fills the slots of its templates. `key` identifies a fact."""
 
     draw: Callable[[random.Random], dict[str, Any]]
     key: str
@@ -57,7 +57,7 @@ class _Family:
 
 @dataclass(frozen=True)
 class Fact:
-    """`statement` tells it, `answer` is the right answer to its questions."""
+    """A fact. `statement` is its sentence, `answer` the right answer to its questions."""
 
     key: str
     statement: str
@@ -152,11 +152,11 @@ def facts(rng: random.Random, count: int) -> list[Fact]:
 
 
 def sample_with(rng: random.Random, split: Split, num_facts: int, told: bool, between: int = 0) -> Sample:
-    """A conversation that tells `num_facts` facts, at once or over several turns, and asks one question.
+    """A conversation with `num_facts` facts, in one or several turns, and a question.
 
     Args:
-        told: whether the question is about one of these facts, or about something that nobody told.
-        between: about so many tokens of other turns lie between the facts and the question.
+        told: whether the question is about one of these facts, or about something else.
+        between: tokens of other turns between the facts and the question, about.
     """
     spread = rng.random() < 0.4
     all_facts = facts(rng, num_facts)
@@ -170,7 +170,7 @@ def sample_with(rng: random.Random, split: Split, num_facts: int, told: bool, be
         opening = opening + " " if opening and rng.random() < 0.98 else opening
         before.append(Turn(opening + " ".join(fact.statement for fact in group), NOTED))
     (fact,) = rng.sample(all_facts, 1)
-    rng.random()  # the card's questions were drawn with it
+    rng.random()  # keeps the card's questions: they were drawn with this call
     answer = fact.answer if told else NOT_TOLD
     turn = Turn((fact if told else _untold(rng, all_facts)).question(rng), answer)
     if not between:
@@ -180,7 +180,7 @@ def sample_with(rng: random.Random, split: Split, num_facts: int, told: bool, be
 
 
 def _untold(rng: random.Random, told: list[Fact]) -> Fact:
-    """None of these facts. Half of the time its key shares a word with one of theirs."""
+    """A different fact. Half of the time its key shares a word with one of `told`."""
     keys = {fact.key for fact in told}
     others = [fact for fact in facts(rng, len(told) + 8) if fact.key not in keys]
     said = {word for key in keys for word in key.split()} - {"my"}
@@ -189,7 +189,7 @@ def _untold(rng: random.Random, told: list[Fact]) -> Fact:
 
 
 def _others(rng: random.Random, split: Split, tokens: int) -> list[Sample]:
-    """Conversations about other things, of `tokens` tokens or a little less."""
+    """Conversations about other things, at most `tokens` tokens together, and not much less."""
     found = []
     while tokens > 0:
         if rng.random() < 0.5:
@@ -202,11 +202,11 @@ def _others(rng: random.Random, split: Split, tokens: int) -> list[Sample]:
             each = conversation(rng, [rng.choice((chat_turn, repeat_turn))(rng)])
         tokens -= sum(_roughly(message["content"]) for message in each.messages)
         found.append(each)
-    return found[:-1]  # the last one was too much
+    return found[:-1]  # the last one exceeds the limit
 
 
 def _roughly(content: str | list[dict[str, Any]]) -> int:
-    """About as many tokens as a message has without its media."""
+    """Approximate number of tokens of a message, without its media."""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return 6 + sum(len(text) for text in texts) // 3
 

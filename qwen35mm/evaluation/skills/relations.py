@@ -19,7 +19,7 @@ _CELLS = {name: (row, column) for row, names in enumerate(PLACES) for column, na
 
 @dataclass(frozen=True)
 class Relation:
-    """`asked`: as questions say it; `said`: as answers do; `holds(first, second)` compares (row, column)."""
+    """`asked`: its words in questions; `said`: in answers; `holds(first, second)` compares (row, column)."""
 
     asked: str
     said: str
@@ -59,7 +59,7 @@ _MOST = {True: "[largest|biggest]", False: "[smallest|tiniest]"}
 
 
 def relation_turn(rng: random.Random, picture: Picture) -> Turn | None:
-    """A question about two or three shapes, or None where the picture has no answer to it."""
+    """A question about two or three shapes, or None if the picture has no answer to it."""
     items = picture.items
     kind = rng.choices(("is", "what", "where", "between"), (4, 4, 2, 2))[0]
     if kind == "between":
@@ -75,7 +75,7 @@ def relation_turn(rng: random.Random, picture: Picture) -> Turn | None:
     relation = rng.choice(RELATIONS)
     if kind == "what":
         found = [item for item in items if relation.between(item, second)]
-        # Without this, "Nothing." would be the answer to bet on.
+        # Otherwise "Nothing." would be the best guess.
         if len(found) > 2 or (not found and rng.random() < 0.7):
             return None
         question = ask(rng, _put(WHAT, relation), **names)
@@ -93,7 +93,7 @@ def relation_turn(rng: random.Random, picture: Picture) -> Turn | None:
 
 
 def extreme_turn(rng: random.Random, picture: Picture) -> Turn | None:
-    """The largest or smallest, if its radius differs by a quarter from the next one's."""
+    """The largest or smallest shape, if its radius differs by a quarter from the next one's."""
     big = rng.random() < 0.5
     items = sorted(picture.items, key=lambda item: item.radius, reverse=big)
     if not (items[0].radius > 1.25 * items[1].radius or 1.25 * items[0].radius < items[1].radius):
@@ -103,7 +103,7 @@ def extreme_turn(rng: random.Random, picture: Picture) -> Turn | None:
 
 
 def _between(rng: random.Random, picture: Picture) -> Turn | None:
-    """The shape in the middle of three in one row or column of places."""
+    """The middle shape of three in one row or column of places."""
     by_cell = {_CELLS[item.place]: item for item in picture.items}
     lines = [[(i, j) for j in range(3)] for i in range(3)] + [[(i, j) for i in range(3)] for j in range(3)]
     full = [[by_cell[cell] for cell in line] for line in lines if all(cell in by_cell for cell in line)]

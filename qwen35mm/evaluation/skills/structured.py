@@ -1,4 +1,4 @@
-"""Answers that programs read: boxes and points in thousandths, as Qwen writes them, JSON, and what a sign says."""
+"""Answers for programs: boxes and points in thousandths, in Qwen's form, JSON, and the text of signs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def box_turn(rng: random.Random, picture: Picture) -> Turn:
 
 
 def point_turn(rng: random.Random, picture: Picture) -> Turn:
-    """The right answer is the box that the point must lie in."""
+    """The right answer is the box that must contain the point."""
     item = rng.choice(picture.items)
     question = ask(rng, POINT, name=any_name(rng, picture.items, item))
     return Turn(question, _boxes([item], picture), item, "point")
@@ -71,7 +71,7 @@ def json_turn(rng: random.Random, picture: Picture) -> Turn:
 
 
 def random_sign(rng: random.Random, split: Split, most: int = words.MOST_LETTERS, lines: int | None = None) -> Picture:
-    """A sign of one to three words of up to `most` letters; for "combos" in fonts that training never drew."""
+    """A sign of one to three words of up to `most` letters; "combos" uses fonts that training never used."""
     texts = words.random_words(rng, most)[:lines]
     sign = scenes.random_sign(rng, scenes.random_size(rng), texts, NUM_FONTS)
     if split == "combos":

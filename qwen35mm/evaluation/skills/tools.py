@@ -1,4 +1,4 @@
-"""A tool call in Qwen's own format, and a tool's result put into a sentence."""
+"""A tool call in Qwen's own format, and a sentence from a tool's result."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        takes: of each argument the kind of its values.
-        questions: templates of what people ask for; slots are the arguments.
+        takes: the kind of value of each argument.
+        questions: templates of requests; slots are the arguments.
         returns: the key of the result.
-        says: a template of the answer; slots are the arguments and the result's `value`.
+        says: template of the answer; slots are the arguments and the result's `value`.
     """
 
     name: str
@@ -83,7 +83,7 @@ _TOOLS = (
     Tool("get_age", "How old a person is", {"name": "person"},
          ("Tell me how old {name} is.", "Look up how old {name} is."), "age", "{name} is {value} years old."),
 )  # fmt: skip
-# Training offered neither of these.
+# Training used neither of these.
 _NEW_TOOLS = (
     Tool("get_humidity", "The humidity in a city", {"city": "city"},
          ("Humidity in {city}?", "Check how humid it is in {city}."), "humidity", "The humidity in {city} is {value}."),
@@ -94,7 +94,7 @@ _VALUES = {"city": _CITIES, "person": _PEOPLE, "thing": _THINGS, "song": _SONGS,
 
 
 def random_call(rng: random.Random, split: Split) -> tuple[list[dict[str, Any]], Tool, dict[str, Any], str]:
-    """(schemas, the tool to call, its arguments, the question). For "combos" the tool is a new one."""
+    """(schemas, the tool to call, its arguments, the question). "combos" uses a new tool."""
     tool = rng.choice(_NEW_TOOLS if split == "combos" else _TOOLS)
     beside = rng.sample([each for each in _TOOLS if each is not tool], rng.randint(0, 2))
     schemas = [each.schema() for each in rng.sample([tool, *beside], len(beside) + 1)]
@@ -123,7 +123,7 @@ def result_sample(rng: random.Random, split: Split) -> Sample:
 
 
 def restraint_sample(rng: random.Random, split: Split) -> Sample:
-    """Small talk, which needs none of the offered tools."""
+    """Small talk: the right answer calls none of the offered tools."""
     schemas, *_ = random_call(rng, split)
     turn = chat_turn(rng)
     messages = [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]

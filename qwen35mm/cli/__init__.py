@@ -1,4 +1,4 @@
-"""The command line, one file a command. Heavy imports wait until a command runs, so that `--help` is quick."""
+"""The command line, one file for each command. Heavy imports wait until a command runs, so that `--help` is quick."""
 
 from __future__ import annotations
 

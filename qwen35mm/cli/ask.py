@@ -135,7 +135,7 @@ def _describe_cache(num_prompt_tokens: int, cache: CacheReport) -> str:
 
 
 class _Terminal:
-    """Writes the answer to stdout and all else to stderr; a progress line only to a terminal."""
+    """Writes the answer to stdout and everything else to stderr; progress only to a terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet

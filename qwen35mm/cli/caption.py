@@ -107,7 +107,7 @@ async def open_captioner(
         limits=model.limits,
         max_concurrent=job.run.slots,
         video=options.remote_video,
-        # Only a complete caption is useful, so one that breaks off is asked for again.
+        # Only a complete caption is useful, so a caption that breaks off is requested again.
         whole=True,
     )
     async with contextlib.aclosing(server):
@@ -123,13 +123,13 @@ async def open_captioner(
             processor=server.media,
             form=options.remote_video,
         )
-        # The key of captions from versions in which the address was part of it.
+        # Earlier versions included the server's address in a caption's key.
         before = replace(captioner, identity={**captioner.identity, "server": server.fingerprint})
         yield replace(captioner, others=[before.describe()])
 
 
 def _asked(model: ModelOptions) -> set[str]:
-    """The options that a person set and that the device would choose otherwise."""
+    """Options that were given on the command line and that the device would choose differently."""
     asked = {name for name in ("max_image_tokens", "max_video_tokens") if getattr(model, name) is not None}
     return asked | {name for name in ("dtype", "weights") if getattr(model, name) != "auto"}
 

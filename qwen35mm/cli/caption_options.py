@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The engine's default.
 DEFAULT_SLOTS = 4
-# Below it, the model rather denies the sentence.
+# Below this, the model denies the sentence rather than confirms it.
 DEFAULT_JUDGE_BELOW = 0.5
 _SHARD = re.compile(r"(\d+)/(\d+)")
 

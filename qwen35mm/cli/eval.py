@@ -1,4 +1,4 @@
-"""`qwen35mm eval`: what formats of weights, and of keys and values, cost in distributions and right answers."""
+"""`qwen35mm eval`: the cost of formats of weights, and of keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from qwen35mm.evaluation.compare import Result
 
-# Of each skill of the bundled model: 400 in all.
+# For each skill of the bundled model: 400 in all.
 _QUESTIONS = 20
 
 
@@ -103,7 +103,7 @@ def evaluate(
 
 
 def _read(path: Path) -> str:
-    """Checked before a model is loaded for it."""
+    """Reads the text before a model is loaded."""
     try:
         return path.read_text("utf-8")
     except OSError as error:

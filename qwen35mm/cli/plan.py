@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qwen35mm.model_library.plan import Forecast, FormatPlan
 
 _BAR_WIDTH = 48
-# With signs, so that a bar can be read without colours.
+# Each part has a sign, so that a bar can be read without colours.
 _PARTS = (
     ("weights", "█", "blue", ("weights_bytes",)),
     ("KV", "▓", "green", ("kv_memory_bytes",)),

@@ -13,13 +13,13 @@ from qwen35mm.contract.sampling import NUMBERS, Number
 @dataclass(frozen=True)
 class _Chosen:
     def values(self) -> dict[str, Any]:
-        """Each parameter's value, None where the command didn't name it."""
+        """Each parameter's value; None if the command line didn't set it."""
         return asdict(self)
 
 
 def _option(number: Number) -> Any:
     kind = int if number.is_whole else float
-    # Typer's own limits know none that is left out: SamplingParams checks them.
+    # Typer has no exclusive limits: SamplingParams checks the values.
     option = typer.Option(help=f"{number.help} The checkpoint's default without it.", rich_help_panel="Sampling")
     return Annotated[kind | None, option]
 

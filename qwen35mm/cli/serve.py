@@ -147,7 +147,7 @@ def _load(
     data = user_folder("data")
     responses = server.responses_dir or (None if data is None else data / "responses")
     options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
-    # Media of clients are decoded in separate processes.
+    # Decodes clients' media in separate processes.
     options = replace(options, decoders=stack.enter_context(contextlib.closing(Decoders(options.limits))))
     backend = options.load(folder, name=model.name)
     stack.callback(backend.close)

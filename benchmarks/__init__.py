@@ -1,4 +1,4 @@
-"""Speed and memory, ours beside others' in one run: `python -m benchmarks.NAME` from a checkout."""
+"""Measure speed and memory, of ours and of others in one run: `python -m benchmarks.NAME` from a checkout."""
 
 import sys
 from pathlib import Path

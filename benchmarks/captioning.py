@@ -1,15 +1,15 @@
-"""Captions a second of a whole run, ours with several numbers of slots beside transformers one picture at a time.
+"""Captions a second of a whole run: ours with several numbers of slots, and transformers one picture at a time.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
     python -m benchmarks.captioning --model /tmp/random-0.8B --image-tokens 196 --items 8 --repeats 1
 
-Ours is `carry_out` as `qwen35mm caption` uses it: files on a disk become text files and a manifest, each of them
-durable. Its time includes the scan and the start of the processes that read media. The peer opens, asks and writes one
-file at a time and makes nothing durable. Every round has new pictures, the same for all. Every caption has exactly
-`--max-tokens` tokens, all are greedy. In float32 the last line says how many differ.
+Ours is `carry_out` as `qwen35mm caption` uses it: files on disk become text files and a manifest, all durable. Its time
+includes the scan and the start of the processes that read media. The peer opens, asks and writes one file at a time and
+makes nothing durable. Every round has new pictures, the same for all. Every caption has exactly `--max-tokens` tokens,
+decoded greedily. In float32 the last line reports how many differ.
 
-"Slots waited" is the share of all slots' time that went to waiting for media. On a busy machine `--threads 1` keeps
-threads from waiting for each other.
+"Slots waited" is the share of the slots' time that they waited for media. On a busy machine use `--threads 1`: then
+threads don't wait for each other.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from qwen35mm_preprocess import MediaBudget
 
 WARM_UP_ITEMS = 2
 CONTEXT_LENGTH = 4096
-# Side of a token in pixels.
+# Side of a token's square in pixels.
 _TOKEN_SIDE = 32
 
 
 class Rounds:
-    """An engine's rounds: each captions new pictures, the same as every other engine's."""
+    """Rounds of an engine: each captions new pictures, the same for every engine."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self._number = arguments, 0
 
     def caption(self) -> Sample:
-        """Captions a folder of pictures; the first one is small, to warm up."""
+        """Captions a folder of pictures. The first folder is small and warms up."""
         count = self.arguments.items if self._number else min(WARM_UP_ITEMS, self.arguments.items)
         with tempfile.TemporaryDirectory() as folder:
             pictures, out = Path(folder) / "pictures", Path(folder) / "captions"
@@ -79,7 +79,7 @@ class Pipeline(Rounds):
         if arguments.image_tokens is not None:
             least, most = pixel_bounds(arguments.image_tokens)
             processing = replace(processing, min_pixels=least, max_pixels=most)
-        # No caption may end before its last token.
+        # Every caption must have all its tokens.
         loaded = replace(loaded, image_processing=processing, eos_ids=frozenset())
         kv_bytes = (slots + 1) * CONTEXT_LENGTH * loaded.config.kv_bytes_per_token(loaded.model.dtype)
         settings, cache = EngineSettings(context_length=CONTEXT_LENGTH, slots=slots), CacheSettings(kv_bytes=kv_bytes)
@@ -132,13 +132,13 @@ class PlainLoop(Rounds):
 
 
 def pixel_bounds(num_tokens: int) -> tuple[int, int]:
-    """Least and most pixels of a picture that becomes about so many tokens."""
+    """Least and most pixels of a picture of about this many tokens."""
     most = num_tokens * _TOKEN_SIDE**2
     return most * 3 // 4, most
 
 
 def write_pictures(folder: Path, count: int, seed: int, size: tuple[int, int]) -> None:
-    """Smooth patches of colour, others for every seed and number; `size` is (width, height)."""
+    """Smooth patches of colour, different for every seed and number; `size` is (width, height)."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     for number in range(count):
@@ -147,7 +147,7 @@ def write_pictures(folder: Path, count: int, seed: int, size: tuple[int, int]) -
 
 
 def check_work(samples: dict[str, list[Sample]]) -> None:
-    """Ends the program unless every engine read and wrote as many tokens."""
+    """Ends the program unless all engines read and wrote the same numbers of tokens."""
     first = next(iter(samples.values()))
     for engine, runs in samples.items():
         for name in ("read", "written"):

@@ -1,9 +1,9 @@
-"""The demo model's right answers by skill: the table of its card.
+"""The demo model's accuracy by skill: the table of its model card.
 
     python -m benchmarks.demo_skills --model assets/demo [--full]
 
-Every question goes through a real file (PNG, JPEG, MP4) and the engine, greedily. "Seen" and "held out" are those of
-`qwen35mm.evaluation.cases`. Prints a table with 95% intervals, then one JSON line.
+Every question goes through a real file (PNG, JPEG, MP4) and the engine, with greedy decoding.
+`qwen35mm.evaluation.cases` defines "seen" and "held out". Prints a table with 95 % intervals, then one JSON line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPED_AIM = 90.0
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """The 95% interval of a share, in percent."""
+    """The 95 % interval of a share, in percent (Wilson)."""
     z, share = 1.96, right / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
@@ -44,11 +44,11 @@ def measure(
     seed: int = cases.EVAL_SEED,
     thinks: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Figures by skill, and a line for each wrong answer.
+    """Accuracy by skill, and a line for each wrong answer.
 
     Args:
-        count: questions of each skill and split. Typed questions are one list of many kinds: ten times as many.
-        thinks: whether thinking is on for the skills that ask for it.
+        count: questions of each skill and split. Typed questions are one list of many kinds, so ten times as many.
+        thinks: whether skills with thinking think.
     """
     asked = [
         (split, replace(case, enable_thinking=case.enable_thinking and thinks))
@@ -113,7 +113,7 @@ def main() -> None:
     shares = [row["right"] for name, row in table.items() if name != cases.TYPED_SKILL]
     summary = {"model": str(args.model), "n": count, "seed": args.seed, "thinking": not args.no_thinking}
     summary |= {"weights": args.weights, "kv_dtype": args.kv_dtype, "seconds": round(time.monotonic() - start)}
-    # The typed questions are of many skills, so the mean leaves them out.
+    # The typed questions belong to many skills, so the mean leaves them out.
     print(json.dumps(summary | {"mean": round(sum(shares) / max(1, len(shares)), 1), "skills": table}))
 
 

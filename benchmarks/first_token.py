@@ -1,13 +1,12 @@
-"""What a question about a picture of a megapixel waits for its first token, ours and transformers' in one run.
+"""Time to the first token of a question about a one-megapixel picture, ours and transformers' in one run.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
     python -m benchmarks.first_token --model /tmp/random-0.8B --peer transformers
 
-The time begins with a JPEG file and a question, and ends when the caller has the token on the host. Ours is
-`LocalBackend.stream`, as the page calls it; the peer is transformers' image processor, template and `generate`. "cold"
-is a new picture; "warm", ours only, is another question about the same picture.
- Every request has a picture of its own, all of one size. The
-first request of each process, which compiles kernels and fills caches, has a column of its own.
+Time runs from a JPEG file and a question to the token on the host. Ours is `LocalBackend.stream`, as the page calls it;
+the peer is transformers' image processor, template and `generate`. "cold" is a new picture; "warm", ours only, is
+another question about the same picture. Every request has its own picture, all of one size. The first request of each
+process compiles kernels and fills caches; it has its own column.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from qwen35mm_preprocess import MediaBudget, MediaPlan
 
 OURS = "qwen35mm"
 QUESTIONS = ("What is in this picture?", "Which colors are there?")
-# Side of a token in pixels: a picture whose sides are multiples of it isn't resized.
+# Side of a token's square in pixels. A picture with multiples of it as sides isn't resized.
 TOKEN_SIDE = 32
 
 
 def write_photo(path: Path, side: int, seed: int) -> None:
-    """A JPEG that takes a decoder about as long as a photo: soft light and a sensor's noise."""
+    """A JPEG that takes about as long to decode as a photo: soft light and sensor noise."""
     rng = np.random.default_rng(seed)
     light = PILImage.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).resize((side, side))
     noisy = np.asarray(light, np.int16) + rng.integers(-10, 11, (side, side, 3), dtype=np.int16)
@@ -67,7 +66,7 @@ class Ours:
         self._photos = photos(arguments.side)
 
     def first_token(self) -> Sample:
-        """A question about a file, and another one with the picture's plan, as in a chat."""
+        """Asks about a new file, then again with the picture's plan, as a chat does."""
         path, plans = next(self._photos), list[MediaPlan]()
 
         async def noting(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
@@ -93,11 +92,11 @@ class Ours:
 
 
 class Peer(Transformers):
-    """transformers, which keeps nothing: its second question would cost as much as the first."""
+    """transformers. It has no cache, so a second question would cost as much as the first."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments, (arguments.side**2, arguments.side**2))
-        # What ours never samples: a random checkpoint has far more ids than its tokenizer has tokens.
+        # Ids that ours never samples: a random checkpoint has far more ids than its tokenizer has tokens.
         config = self.hf_model.config
         vision = {id_ for text, id_ in self.tokenizer.get_added_vocab().items() if text.startswith("<|vision_")}
         vision |= {config.image_token_id, config.video_token_id}
@@ -117,7 +116,7 @@ class Peer(Transformers):
 
 
 def check_work(name: str, sample: Sample, num_tokens: int) -> None:
-    """Ends the program where an engine did other work than the first one, or the cache failed."""
+    """Ends the program if an engine did different work from the first, or if the cache failed."""
     is_warm = name.endswith("warm")
     if not is_warm and sample["num_prompt_tokens"] != num_tokens:
         raise SystemExit(f"{name}: {sample['num_prompt_tokens']} prompt tokens, the others have {num_tokens}")
@@ -126,7 +125,7 @@ def check_work(name: str, sample: Sample, num_tokens: int) -> None:
 
 
 def measure(workers: dict[str, Worker], repeats: int) -> tuple[Rows, str]:
-    """The table, and how many cold requests all engines answered with the same token."""
+    """The table, and for how many cold requests all engines gave the same token."""
     first = {name: worker.ask("first_token")["cold"] for name, worker in workers.items()}
     samples = ask_in_turns(workers, repeats, "first_token")
     rows: Rows = []

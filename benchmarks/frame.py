@@ -1,8 +1,8 @@
-"""What all benchmarks share: options, engines in processes of their own, and the report.
+"""Shared by all benchmarks: options, engines in separate processes, and the report.
 
-A benchmark names its options and what one engine measures. `ask_in_turns` warms up, repeats and lets the engines take
-turns, so that a machine that slows down does so for all of them. `report` prints the machine, the tables and one JSON
-line. A table is a list of rows, a row maps column titles to values, and the JSON line has the same rows.
+A benchmark adds its options and defines what one engine measures. `ask_in_turns` warms up, repeats and alternates
+between the engines, so that a machine that slows down slows all of them. `report` prints the machine, the tables and
+one JSON line. A table is a list of rows, a row maps column titles to values, and the JSON line has the same rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 
 from qwen35mm.cpu import cpu_capabilities
 
-# CUDA doesn't survive a fork, and every engine gets a fresh process.
+# CUDA doesn't survive a fork; spawn also gives every engine a fresh process.
 _spawn = multiprocessing.get_context("spawn")
 
 Sample = dict[str, Any]
@@ -54,10 +54,10 @@ class Spread:
 
 
 class Worker:
-    """An engine, `make(arguments, *options)`, in a process of its own. Closed at the end if it has `close`.
+    """An engine, `make(arguments, *options)`, in its own process. Closes the engine at the end if it has `close`.
 
     Attributes:
-        load_s: seconds that making it took.
+        load_s: seconds that `make` took.
     """
 
     def __init__(self, make: Callable[..., Any], arguments: argparse.Namespace, *options: Any) -> None:
@@ -73,7 +73,7 @@ class Worker:
         return self._read()
 
     def close(self) -> None:
-        """Ends the process and waits for it: it may write something first."""
+        """Ends the process and waits for it, since it may still write something."""
         self._connection.close()
         self._process.join()
         self._check()
@@ -118,9 +118,9 @@ def _serve(connection: Connection, make: Callable[..., Any], arguments: argparse
 def ask_in_turns(
     workers: Mapping[str, Worker], repeats: int, method: str, *values: Any, warm: Collection[str] = ()
 ) -> dict[str, list[Sample]]:
-    """Each worker's samples by its name; progress goes to standard error.
+    """Each worker's samples by its name; progress goes to stderr.
 
-    A first round warms up and isn't counted. Workers in `warm` do that themselves and skip it.
+    The first round is a warm-up and isn't counted. Workers in `warm` warm up themselves and skip it.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in workers}
     for number in range(repeats + 1):
@@ -133,11 +133,11 @@ def ask_in_turns(
 
 
 def parser(description: str | None, *, model: bool = True, repeats: int | None = 3) -> argparse.ArgumentParser:
-    """A parser with the options that most benchmarks have.
+    """A parser with the options of most benchmarks.
 
     Args:
-        model: adds those of engines. Without it only `--threads` is there.
-        repeats: the default of `--repeats`; None leaves the option out.
+        model: adds the options of engines; without it only `--threads`.
+        repeats: default of `--repeats`; None omits the option.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if model:
@@ -151,14 +151,14 @@ def parser(description: str | None, *, model: bool = True, repeats: int | None =
 
 
 def parse(options: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line; applies `--threads`."""
+    """Parses the command line and applies `--threads`."""
     arguments = options.parse_args()
     set_threads(arguments)
     return arguments
 
 
 def numbers(text: str) -> list[int]:
-    """The value of an option such as "1,2,3"."""
+    """Parses an option such as "1,2,3"."""
     return [int(number) for number in text.split(",")]
 
 
@@ -167,16 +167,16 @@ def set_threads(arguments: argparse.Namespace) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for the device's work."""
+    """Waits until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def report(benchmark: str, arguments: argparse.Namespace, tables: Mapping[str, Rows], **facts: Any) -> None:
-    """Prints options, machine and versions, a table under each title, and the JSON line.
+    """Prints options, machine and versions, the tables with their titles, and the JSON line.
 
     Args:
-        facts: strings are printed below the tables; everything is in the JSON line.
+        facts: all are in the JSON line; strings are also printed below the tables.
     """
     info = machine()
     for values in (vars(arguments), info):
@@ -193,7 +193,7 @@ def report(benchmark: str, arguments: argparse.Namespace, tables: Mapping[str, R
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A Markdown table with aligned columns; the first row's keys are its header."""
+    """A Markdown table with aligned columns; the keys of the first row are its header."""
     header = list(rows[0])
     cells = [header, *([cell(row.get(title)) for title in header] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
@@ -203,7 +203,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def cell(value: object) -> str:
-    """A value as a table shows it: numbers to three digits, a spread as `median (low-high)`."""
+    """Formats a value for a table: numbers to three digits, a spread as `median (low-high)`."""
     if isinstance(value, Spread):
         digits = _digits(value.median)
         median, low, high = (f"{number:,.{digits}f}" for number in (value.median, value.low, value.high))
@@ -214,7 +214,7 @@ def cell(value: object) -> str:
 
 
 def _digits(value: float) -> int:
-    """Decimals that show three digits of a number."""
+    """Decimals for three significant digits of a number."""
     return max(0, min(6, 2 - math.floor(math.log10(abs(value))))) if value and math.isfinite(value) else 0
 
 
@@ -223,7 +223,7 @@ def _plain(value: object) -> object:
 
 
 def machine() -> dict[str, Any]:
-    """The hardware and the versions that figures depend on."""
+    """Hardware and versions that the figures depend on."""
     capabilities = cpu_capabilities()
     info: dict[str, Any] = {
         "cpu": _cpu_name(),

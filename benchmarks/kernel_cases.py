@@ -1,4 +1,4 @@
-"""The kernels' operations on inputs of Qwen3.5's shapes, for measuring, tuning and checking."""
+"""The kernels' operations with inputs of Qwen3.5's shapes, for measuring, tuning and checking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes of a checkpoint that its kernels see."""
+    """The sizes of a checkpoint that matter to kernels."""
 
     name: str
     hidden: int
@@ -55,8 +55,8 @@ class Case:
     Attributes:
         operation: its name in every backend.
         shape: the model and the size, for the table.
-        num_bytes: every input read once and every output written once.
-        changed: the arguments that the operation changes.
+        num_bytes: each input read once and each output written once.
+        changed: arguments that the operation changes in place.
     """
 
     operation: str
@@ -68,11 +68,11 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, ops: Any) -> Any:
-        """The result of a backend: a tensor or several."""
+        """A backend's result: a tensor or several."""
         return getattr(ops, self.operation)(*self.arguments, **self.options)
 
     def expected(self) -> Any:
-        """The result in float32, by torch on the inputs' device. Leaves the inputs as they are."""
+        """The result in float32 by torch, on the inputs' device. Doesn't change the inputs."""
         arguments = (_as_float(x) if isinstance(x, torch.Tensor) else x for x in self.arguments)
         return getattr(cpu, self.operation)(*arguments, **self.options)
 
@@ -97,10 +97,10 @@ def num_bytes(*inputs: torch.Tensor) -> int:
 
 
 class Cases:
-    """A model's cases; each method takes the size: tokens, or sequences of a step.
+    """The cases of a model. Each method takes a size: tokens, or sequences of a step.
 
     Args:
-        device: on "meta", tensors take no memory. It suffices for configurations and for compiling.
+        device: "meta" allocates no memory; enough for configurations and for compiling.
     """
 
     def __init__(self, shapes: Shapes, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
@@ -112,7 +112,7 @@ class Cases:
         q, k, v = (x.unflatten(-1, (-1, dim)) for x in row.split([key_dim, key_dim, s.v_heads * dim], dim=-1))
         a, b = self._randn(2, length, s.v_heads)
         state = self._randn(s.v_heads, dim, dim).float() * 0.1
-        # Per token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
+        # For each token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
         flops = 2 * length * s.v_heads * (3 * dim * dim + 64 * (2 * dim + 2 * dim) + 4 * 64 * 64 // 3)
         moved = num_bytes(row, a, b, v) + 2 * num_bytes(state)
         return self._case(
@@ -145,22 +145,22 @@ class Cases:
         return self._case("add_rms_norm", (x, delta, weight, EPS), f"T={length}", 4 * num_bytes(x), changed=(x,))
 
     def swiglu(self, length: int) -> Case:
-        """As wide as 9B's, three times the hidden size."""
+        """As wide as the 9B model's, three times the hidden size."""
         gate_up = self._randn(length, 6 * self.shapes.hidden)
         return self._case("swiglu", (gate_up,), f"T={length}", num_bytes(gate_up) * 3 // 2)
 
     def fp8_linear(self, length: int) -> Case:
-        """Gate and up of 9B's feed-forward network, in blocks of 128 x 128."""
+        """Gate and up projections of the 9B model's feed-forward network, in blocks of 128 x 128."""
         hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
         x, values = self._randn(length, hidden), self._randn(width, hidden).to(torch.float8_e4m3fn)
         scales = torch.rand(-(-width // 128), -(-hidden // 128), device=self.device) * hidden**-0.5
-        # Half of a bfloat16 product's: a card does twice as many.
+        # Half of a bfloat16 product's, since a card does twice as many FP8 operations a second.
         flops = length * width * hidden
         moved = num_bytes(x, values) + 2 * length * width
         return self._case("fp8_linear", (x, values, scales), f"N={length}", moved, flops)
 
     def integer_linear(self, length: int, bits: int = 4) -> Case:
-        """The same with eight bits in groups of 32, as `--weights int8`, or with four in groups of 128, as AWQ."""
+        """The same product with 8 bits in groups of 32, as `--weights int8`, or 4 bits in groups of 128, as AWQ."""
         hidden, width, group = self.shapes.hidden, 6 * self.shapes.hidden, 32 if bits == 8 else 128
         x = self._randn(length, hidden)
         words = torch.randint(-(1 << 31), 1 << 31, (width, -(-hidden // 32) * bits), device=self.device).int()
@@ -172,7 +172,7 @@ class Cases:
         return self._case("integer_linear", arguments, size, moved, flops, bits=bits, width=group)
 
     def norm_linear(self, length: int, *, swiglu: bool = True) -> Case:
-        """The start of a decode step's feed-forward network, or of its mixer."""
+        """The first operation of a decode step's feed-forward network, or of its mixer."""
         hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
         x, delta, weight = self._randn(length, hidden), self._randn(length, hidden), self._randn(hidden)
         matrix = self._randn(width, hidden) * hidden**-0.5
@@ -181,7 +181,7 @@ class Cases:
         return self._case("norm_linear", arguments, f"N={length}", moved, flops, swiglu=swiglu)
 
     def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
-        """`num_new` tokens, the last of a sequence of `length`, which is `num_new` by default."""
+        """The last `num_new` tokens of a sequence of `length`, `num_new` by default."""
         s, length = self.shapes, length or num_new
         if length % BLOCK_SIZE:
             raise ValueError(f"lengths must be multiples of {BLOCK_SIZE}; got {length}.")
@@ -222,7 +222,7 @@ class Cases:
     def moe_experts(self, num_tokens: int) -> Case:
         assert self.shapes.experts is not None
         hidden, (routed, routed_k, width) = self.shapes.hidden, self.shapes.experts
-        # With the shared expert.
+        # Counts the shared expert.
         count, top_k = routed + 1, routed_k + 1
         x = self._randn(num_tokens, hidden)
         gate_up = self._randn(count, 2 * width, hidden) * hidden**-0.5
@@ -246,7 +246,7 @@ class Cases:
         )
 
     def apply_partial_rope(self, length: int) -> Case:
-        """The vision tower's queries, with the strides of queries, keys and values in one tensor."""
+        """The vision tower's queries, with the strides of a tensor that has queries, keys and values."""
         s = self.shapes
         x = self._randn(length, 3, s.vision_heads, s.vision_head_dim)[:, 0]
         rotation = self._rotation(length, s.vision_head_dim)
@@ -261,7 +261,7 @@ class Cases:
         return self._case("mrope_cos_sin", arguments, f"T={length}", num_bytes(positions) + 8 * length * num_pairs)
 
     def sample(self, batch: int) -> Case:
-        """Rows with the settings that Qwen recommends; every fourth has no filters."""
+        """Rows with Qwen's recommended settings; every fourth row has no filters."""
         logits = self._randn(batch, self.shapes.vocab) * 3
         seen = torch.zeros(batch, self.shapes.vocab, dtype=torch.bool, device=self.device)
         tables = seen, torch.zeros_like(seen, dtype=torch.uint8)
@@ -297,7 +297,7 @@ class Cases:
         return torch.randn(*shape, device=self.device).to(self.dtype)
 
     def _decays(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A_log and dt_bias as trained models have them."""
+        """A_log and dt_bias with the values of trained models."""
         A_log, dt_bias = torch.rand(2, self.shapes.v_heads, device=self.device)
         return A_log.log(), dt_bias - 4
 

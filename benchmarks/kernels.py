@@ -1,16 +1,16 @@
-"""Our GPU kernels, flash-linear-attention's or torch's, and the card's limit, in one run at the shapes of Qwen3.5.
+"""Our GPU kernels, their peers (flash-linear-attention or torch), and the card's limit, at Qwen3.5's shapes.
 
     python -m benchmarks.kernels                       everything; the peer's tuning takes minutes for each model
     python -m benchmarks.kernels --only prefill --models 9B --lengths 4096,8192
 
-Run `make test-gpu` before. A case whose result is wrong isn't timed; failed cases are named at the end. The limit of a
-case is the larger of two times: its bytes at the rate of a large copy, and its arithmetic at the rate of a large matrix
-product, both measured in the same run. Bytes count every input read once and every output written once. Times are the
-GPU's own, from cold caches. Decode steps are replayed from CUDA graphs, as in the engine.
+Run `make test-gpu` first. A case with a wrong result isn't timed; failed cases are listed at the end. The limit of a
+case is the longer of two times: its bytes at the rate of a large copy, and its arithmetic at the rate of a large matrix
+product, both measured in the same run. Bytes count every input read once and every output written once. Times are GPU
+times with cold caches. Decode steps are replayed from CUDA graphs, as in the engine.
 
-Beside prefill attention stands torch's flash attention, beside FP8 and integer products torch's in bfloat16, beside
-SwiGLU torch's. Others are flash-linear-attention's. Where it has no operation for a part of ours (gates, and a decode
-step's convolution), that part isn't counted, nor are the copies that make its inputs dense.
+The peer of prefill attention is torch's flash attention, of FP8 and integer products torch's bfloat16 product, of
+SwiGLU torch's. The other peers are flash-linear-attention's. If it lacks a part of ours (gates, and the convolution of
+a decode step), that part isn't timed, nor are the copies that make its inputs dense.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from qwen35mm_kernels.reference.gated_delta_rule import split_heads, split_proje
 MAX_RELATIVE_ERROR = 1e-2
 COPY_BYTES = 4 << 30
 MATMUL_SIZE = 8192
-# New tokens and the length with them: turns of a conversation.
+# New tokens, and the sequence's length with them: turns of a conversation.
 WARM_TURNS = ((128, 8192), (128, 32768), (512, 32768), (2048, 32768))
-# Clock cycles that the card waits at first, at least half a millisecond, and at most.
+# Clock cycles that the card waits before a call (at least half a millisecond): the first try, and the limit.
 HEAD_START_CYCLES = 1 << 20
 MAX_HEAD_START_CYCLES = 1 << 30
 
@@ -61,11 +61,11 @@ class Missing(Exception):
 
 @functools.cache
 def fla(*modules: str) -> Any:
-    """The first module of flash-linear-attention that this version has.
+    """The first of these modules that the installed flash-linear-attention has.
 
     Raises:
-        Missing: there is none.
-        ImportError: it is installed, but a package that it needs isn't.
+        Missing: it has none of them.
+        ImportError: it is installed, but lacks a package that it needs.
     """
     if importlib.util.find_spec("fla") is not None:
         for module in modules:
@@ -135,7 +135,7 @@ def _integer_linear(case: Case) -> Run:
 
 
 def _norm_linear(case: Case) -> Run:
-    """What more rows take: the norm's kernel, torch's product, SwiGLU's kernel."""
+    """What larger batches use: the norm's kernel, torch's product, SwiGLU's kernel."""
     x, delta, weight, eps, matrix = case.arguments
     own = x.clone()
     return lambda: gpu.swiglu(linear(gpu.add_rms_norm(own, delta, weight, eps), matrix))
@@ -156,7 +156,7 @@ PEERS: dict[str, Callable[[Case], Run]] = {
 
 
 def peer_of(case: Case) -> Run | None:
-    """The peer's operation on the same inputs; None where there is none."""
+    """The peer's operation with the same inputs, or None."""
     try:
         return PEERS[case.operation](case) if case.operation in PEERS else None
     except Missing:
@@ -165,10 +165,10 @@ def peer_of(case: Case) -> Run | None:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this card does at best.
+    """The best rates of this card.
 
     Attributes:
-        bytes_per_s: of a large copy, reads and writes.
+        bytes_per_s: of a large copy, reads and writes together.
         flops_per_s: of a large bfloat16 matrix product.
     """
 
@@ -180,13 +180,13 @@ class Ceilings:
 
 
 def time_ms(run: Callable[[], object], *, graph: bool, repeats: int) -> Spread:
-    """Milliseconds of the GPU for one call, from cold caches.
+    """GPU milliseconds of one call, with cold caches.
 
-    The card waits until all of a call's kernels are in its queue. Otherwise a call of many small kernels would be timed
-    by how fast the host launches them.
+    The card waits until all kernels of the call are queued. Otherwise the time of many small kernels would be that of
+    the host's launches.
 
     Raises:
-        RuntimeError: the call waits for the card, so its queue is always empty.
+        RuntimeError: the call waits for the card, so the queue is always empty.
     """
     run()  # compiles, and makes workspaces
     torch.cuda.synchronize()
@@ -219,7 +219,7 @@ def time_ms(run: Callable[[], object], *, graph: bool, repeats: int) -> Spread:
 
 
 def measure_ceilings(repeats: int) -> Ceilings:
-    # Random numbers: zeros take less power, and so less time.
+    # Random numbers, since zeros take less power and therefore less time.
     source, target = torch.randint(0, 100, (2, COPY_BYTES // 2), dtype=torch.int8, device="cuda")
     copy = time_ms(lambda: target.copy_(source), graph=False, repeats=repeats)
     a, b = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE, device="cuda").bfloat16()
@@ -228,7 +228,7 @@ def measure_ceilings(repeats: int) -> Ceilings:
 
 
 def measure(case: Case, ceilings: Ceilings, *, graph: bool, repeats: int) -> Sample:
-    """A row of the table. Raises ArithmeticError where our result is wrong."""
+    """A row of the table. Raises ArithmeticError if our result is wrong."""
     for ours, expected in zip(tensors(case.run(gpu)), tensors(case.expected()), strict=True):
         error = relative_error(ours, expected)
         if not error <= MAX_RELATIVE_ERROR:
@@ -242,7 +242,7 @@ def measure(case: Case, ceilings: Ceilings, *, graph: bool, repeats: int) -> Sam
 
 
 def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: str) -> Iterator[tuple[Case, bool]]:
-    """The operations whose name contains `only`, and whether a case is replayed from a CUDA graph."""
+    """Cases whose operation's name contains `only`, each with whether a CUDA graph replays it."""
     if only in "paged_attention_prefill":
         yield from ((made.paged_attention_prefill(*turn), False) for turn in WARM_TURNS)
     has_experts, has_fp8 = made.shapes.experts is not None, multiplies_fp8(torch.device(made.device))
@@ -257,7 +257,7 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
 
 
 def measure_all(cases: Iterator[tuple[Case, bool]], ceilings: Ceilings, repeats: int) -> tuple[Rows, list[str]]:
-    """The rows, and each case that failed with its error. Rows go to standard error as they come."""
+    """The rows, and each failed case with its error. Also prints rows to stderr as they come."""
     rows, failed = [], []
     for case, graph in cases:
         try:

@@ -1,10 +1,10 @@
-"""What types of keys and values cost: bytes, speed behind a long context, and changed distributions.
+"""The cost of types of keys and values: bytes, speed after a long context, and divergence.
 
     python -m benchmarks.make_random --size 0.8B --out random-0.8B
     python -m benchmarks.kv_types --model random-0.8B --context 512,8192
 
-KL is that of the next token's distribution from the one with the model's own type, over the first `--kl-tokens` tokens
-of a text. On a random model it only compares the types.
+KL is the divergence of the next token's distribution from that with the model's own type, over the first `--kl-tokens`
+tokens of a text. On a random model it only compares the types.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TYPES = ("f16", "fp8", "fp8_e5m2", "int8", "k=int8,v=int4", "int4")
 
 
 class Decoding:
-    """A sequence with keys and values of one type behind a context.
+    """A sequence after a context, with keys and values of one type.
 
     Attributes:
-        prefill_speed: tokens a second of the context's last piece.
+        prefill_speed: tokens a second of the context's last chunk.
     """
 
     def __init__(self, loaded: LoadedModel, kv_dtype: str, context: int, num_tokens: int) -> None:
@@ -46,14 +46,14 @@ class Decoding:
         self._cache.prepare(past)
         for pair in pools.kv.layers.values():
             for rows, format in zip(pair, formats, strict=True):
-                # Random keys and values take as long to read as computed ones.
+                # Random keys and values take as long to read as real ones.
                 values = torch.randn(len(rows), config.text.num_key_value_heads, config.text.head_dim)
                 rows.copy_(format.quantise(values))
         self._cache.advance(past)
         ids = random_ids(context - past).to(model.device)
         positions = torch.arange(past, context, device=model.device).expand(3, -1)
         self._cache.prepare(len(ids))
-        # A card's first run compiles.
+        # On a GPU the first run compiles.
         for _ in range(1 if model.device.type == "cpu" else 2):
             started_s = time.perf_counter()
             with torch.inference_mode():
@@ -64,10 +64,10 @@ class Decoding:
         self._graph = StepGraph(model, pools, sampler, 1, pools.kv.blocks_for(num_places))
         self.seconds: list[float] = []
         self.step()
-        self.seconds.clear()  # the first step is recorded
+        self.seconds.clear()  # the first step records the graph
 
     def step(self) -> None:
-        """Decodes a token, and notes its seconds."""
+        """Decodes a token and records its seconds."""
         started_s = time.perf_counter()
         self._cache.prepare(1)
         self._graph.inputs(0).set(0, self._cache, token_id=7, step=1)
@@ -78,7 +78,7 @@ class Decoding:
 
 
 def measure(loaded: LoadedModel, types: list[str], context: int, num_tokens: int, kl: dict[str, float]) -> Rows:
-    """One context: a row for each type. The types take turns with every token."""
+    """A row for each type, after one context. The types alternate with every token."""
     runs = {name: Decoding(loaded, name, context, num_tokens + 1) for name in (AUTO, *types)}
     for _ in range(num_tokens):
         for run in runs.values():

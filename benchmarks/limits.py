@@ -1,8 +1,8 @@
-"""The machine's limits, and what a model needs of them.
+"""The machine's limits, and how much of them a model needs.
 
-A prompt needs floating point operations, a decoded token needs bytes from memory. Counted are products with weights,
-attention over the tokens before, the recurrence as its formula stands, states, keys and values. Norms, activations and
-sampling are left out. So a share of the machine's rate is a share of what is possible.
+A prompt needs floating point operations; a decoded token needs bytes from memory. Counts products with weights,
+attention over previous tokens, the recurrence as its formula says, states, keys and values. Norms, activations and
+sampling don't count. So a share of the machine's rate is a share of what is possible.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
 from qwen35mm.model.weights import bytes_read_per_token
 
-# Rows of a measured product. More are no faster, and where bfloat16 is emulated each shape takes a second.
+# Rows of a measured product. More rows aren't faster, and with emulated bfloat16 each shape takes a second.
 MAX_TOKENS = 512
 # Larger than any cache.
 READ_BYTES = 1 << 30
 _MAX_RUNS, _RUNS_S = 5, 0.2
-# Operations for each number of a recurrent state and each token: the decay, and two each for S^T k, the update, S^T q.
+# Operations for each number of a recurrent state and token: 1 for the decay, 2 each for S^T k, the update and S^T q.
 _RECURRENCE_FLOPS = 7
 
 Shapes = Counter[tuple[int, int]]
 
 
 def product_shapes(config: ModelConfig) -> Shapes:
-    """(rows, columns) of the matrices that each token of a prompt is multiplied with, and how often.
+    """(rows, columns) of the matrices that multiply each token of a prompt, and how often.
 
-    Matrices with the same input count as one, stacked. The output head is left out: a prompt needs it once.
+    Matrices with the same input count as one stacked matrix. Excludes the output head: a prompt needs it once.
     """
     stacked: dict[str, list[Target]] = {}
     for target in _text_targets(config):
@@ -50,12 +50,12 @@ def product_shapes(config: ModelConfig) -> Shapes:
 
 
 def prefill_flops(config: ModelConfig, length: int) -> float:
-    """Floating point operations of a prompt of `length` tokens, with the logits of the last one."""
+    """Floating point operations of a prompt of `length` tokens, including the logits of the last one."""
     text = config.text
     products = sum(2 * rows * columns * count for (rows, columns), count in product_shapes(config).items())
     conv = 2 * text.conv_dim * text.linear_conv_kernel_dim
     state = _RECURRENCE_FLOPS * text.value_dim * text.linear_key_head_dim
-    # q . k and p . v, of each query with itself and the tokens before it.
+    # q . k and p . v, for each query with itself and the tokens before it.
     attention = 4 * text.num_attention_heads * text.head_dim * (length + 1) / 2
     mixers = len(text.linear_layers) * (conv + state) + len(text.attention_layers) * attention
     return length * (products + mixers) + 2 * text.vocab_size * text.hidden_size
@@ -70,7 +70,7 @@ def weight_bytes(
 
 
 def cache_bytes(config: ModelConfig, num_tokens: float, kv_dtype: torch.dtype, conv_dtype: torch.dtype) -> float:
-    """Bytes of states, keys and values that decoding a token reads behind `num_tokens` tokens."""
+    """Bytes of states, keys and values that decoding a token after `num_tokens` tokens reads."""
     return config.state_bytes(conv_dtype) + num_tokens * config.kv_bytes_per_token(kv_dtype)
 
 
@@ -80,7 +80,7 @@ def _text_targets(config: ModelConfig) -> list[Target]:
 
 
 class Limits:
-    """Measures the machine. It takes turns with the engines, as they do among themselves."""
+    """Measures the machine, in turns with the engines."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         config = ModelConfig.from_pretrained(arguments.model)
@@ -90,14 +90,14 @@ class Limits:
 
     @torch.inference_mode()
     def measure(self, length: int) -> dict[str, float]:
-        """Rates by title: of PyTorch's products at a prompt's shapes, in GFLOP/s, and of a sum's reads, in GB/s."""
-        # These two sums were the fastest of twenty ways to read. Which of them is faster depends on the processor.
+        """Rates by title: PyTorch's products at a prompt's shapes, in GFLOP/s, and reads of a sum, in GB/s."""
+        # The fastest two of twenty ways to read. Which of them is faster depends on the processor.
         seconds = min(self._best_s(values.sum) for values in (self._data, self._data.view(torch.int64)))
         rates = {f"{name}, GFLOP/s": self._products(min(length, MAX_TOKENS), DTYPES[name]) / 1e9 for name in DTYPES}
         return {**rates, "reads, GB/s": READ_BYTES / seconds / 1e9}
 
     def _products(self, num_tokens: int, dtype: torch.dtype) -> float:
-        """Operations a second of all products, each the fastest way that PyTorch has."""
+        """Operations a second over all products, each computed in PyTorch's fastest way."""
         flops = seconds = 0.0
         for (rows, columns), count in self._shapes.items():
             weight = torch.randn(rows, columns, device=self._device).to(dtype)
@@ -107,7 +107,7 @@ class Limits:
         return flops / seconds
 
     def _best_s(self, run: Callable[[], object]) -> float:
-        """Seconds of the fastest run after a first one that isn't counted."""
+        """Seconds of the fastest run, without the first."""
         seconds = []
         for number in range(1 + _MAX_RUNS):
             started_s = time.perf_counter()
@@ -120,10 +120,10 @@ class Limits:
 
 
 def products(x: torch.Tensor, weight: torch.Tensor) -> Iterator[Callable[[], object]]:
-    """The ways that PyTorch has to multiply x [T, columns] with weight [rows, columns]."""
+    """PyTorch's ways to multiply x [T, columns] by weight [rows, columns]."""
     yield lambda: F.linear(x, weight)
     if weight.dtype != torch.float32:
-        # Faster where a processor only emulates the dtype.
+        # Faster if the processor only emulates the dtype.
         yield lambda: F.linear(x.float(), weight.float())
     if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
         try:

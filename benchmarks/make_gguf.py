@@ -1,11 +1,11 @@
-"""Makes a GGUF of a checkpoint by llama.cpp's own converter; also of a random and of the bundled one.
+"""Makes a GGUF from any checkpoint, also a random one or the bundled one, with llama.cpp's own converter.
 
     python -m pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
     tar xzf llama_cpp_python-0.3.36.tar.gz
     python -m benchmarks.make_gguf llama_cpp_python-0.3.36 /tmp/random-0.8B /tmp/random-0.8B-bf16.gguf
 
-The converter knows tokenizers by a checksum and stops at others. These split text as Qwen's do, so this command names
-that for them. Other formats, such as 4 bits, are made from the GGUF by llama.cpp's `llama-quantize`.
+The converter identifies tokenizers by a checksum and refuses unknown ones. This command tells it that they split text
+as Qwen's does. llama.cpp's `llama-quantize` makes other formats, such as 4 bits, from the GGUF.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 CONVERTER = "convert_hf_to_gguf.py"
-# Where the source package of llama-cpp-python has it.
+# Its place in the source package of llama-cpp-python.
 VENDORED = Path("vendor", "llama.cpp")
-# llama.cpp's name for the way that Qwen3.5's tokenizer splits text.
+# llama.cpp's name for how Qwen3.5's tokenizer splits text.
 SPLITTING = "qwen35"
 
 
@@ -28,7 +28,7 @@ def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *, is_tower
     """Runs the converter of llama.cpp's `folder` in this process.
 
     Args:
-        is_tower: converts the vision tower, which has a file of its own, in place of the text model.
+        is_tower: convert the vision tower, which has its own file, instead of the text model.
     """
     sys.path[:0] = [str(folder), str(folder / "gguf-py")]
     text_model = importlib.import_module("conversion.base").TextModel
@@ -41,7 +41,7 @@ def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *, is_tower
             return SPLITTING
 
     text_model.get_vocab_base_pre = splitting
-    # Without the head that predicts a second token: random checkpoints have none.
+    # Without the MTP head that predicts a second token: random checkpoints have none.
     part = "--mmproj" if is_tower else "--no-mtp"
     sys.argv = [CONVERTER, str(checkpoint), "--outfile", str(out), "--outtype", outtype, part]
     runpy.run_path(str(folder / CONVERTER), run_name="__main__")

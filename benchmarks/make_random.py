@@ -1,9 +1,9 @@
-"""Writes a random checkpoint of a real size in the real layout, for benchmarks without a download.
+"""Writes a random checkpoint of a real size and layout, for benchmarks without a download.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B --dtype bfloat16 --seed 0
 
-Tokenizer, chat template, processors and the special tokens' ids are the bundled model's. The vocabulary has its real
-size. One shard is in memory at a time.
+Tokenizer, chat template, processors and ids of special tokens are the bundled model's. The vocabulary has its real
+size. Keeps one shard in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARD_BYTES = 1 << 30
 
 
 def make_config(size: str, dtype: str) -> dict[str, Any]:
-    """The config.json of a size, with the bundled tokenizer's ids."""
+    """The config.json of a size, with the ids of the bundled tokenizer."""
     demo = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
     config = family_config(size, dtype)
     config["text_config"]["eos_token_id"] = demo["eos_token_id"]
@@ -40,7 +40,7 @@ def make_config(size: str, dtype: str) -> dict[str, Any]:
 
 
 def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Values as in trained models: decays of 0.94 to 0.997, matrices of 1 / sqrt(fan_in), norms near one."""
+    """Values like those of trained models: decays of 0.94 to 0.997, matrices of 1 / sqrt(fan_in), norms near one."""
     name = target.name
     values = torch.empty(target.shape, dtype=dtype)
     if name.endswith("A_log"):
@@ -61,20 +61,20 @@ def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator
 
 
 def favour_digits(head: torch.Tensor) -> None:
-    """Changes an output head, [ids, hidden], so that digits are always the likeliest tokens.
+    """Changes an output head, [ids, hidden], so that digits are always the most likely tokens.
 
-    Most ids of a random checkpoint have no text, so servers would have nothing to send. Text of digits has the same
+    Most ids of a random checkpoint have no text, so servers would have nothing to send. Text of digits keeps its
     tokens when it comes back in the next prompt.
     """
     ids = Tokenizer.from_pretrained(DEMO).encode_plain("0123456789")
     some = head[ids[:5]].clone()
-    # Not zero: with tied embeddings these are the prompt's values too, and a norm divides by their size.
+    # Not zero: with tied embeddings these rows also embed the prompt, and a norm divides by their size.
     head.mul_(0.01)
     head[ids[:5]], head[ids[5:]] = some, -some
 
 
 def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) -> int:
-    """Writes the checkpoint; returns the number of its parameters. With `digits`, see `favour_digits`."""
+    """Writes the checkpoint; returns its number of parameters. For `digits` see `favour_digits`."""
     data = make_config(size, dtype)
     config = ModelConfig.from_dict(data)
     targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
@@ -101,7 +101,7 @@ def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) 
     for path in DEMO.glob("*"):
         if path.suffix in (".json", ".jinja") and path.name != "config.json":
             shutil.copy(path, out)
-    # Last: with it, the checkpoint is complete.
+    # Last, because this file completes the checkpoint.
     (out / "config.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
     return num_parameters
 

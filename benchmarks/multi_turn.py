@@ -1,15 +1,15 @@
-"""A chat of many turns with one picture: what each turn's first token waits for, with and without a cache.
+"""A chat of many turns with one picture: time to each turn's first token, with and without a cache.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
     python -m benchmarks.multi_turn --model /tmp/random-0.8B --peer transformers
 
-Every word is scripted, the replies too: each turn generates one token, and then the scripted reply becomes history.
+All words are scripted, including the replies: each turn generates one token, then the scripted reply becomes history.
 
 - cold: a new engine for every turn.
-- warm: one engine. After each turn the benchmark waits for its history commit, as while a person reads.
-- restart: a new process for every turn, with what the one before left on disk.
-- transformers: a fresh `generate` for every turn, without tokenizing and image processing. Its own kept cache works
-  only for a prompt that begins with all of the one before; the last line counts these.
+- warm: one engine. After each turn the benchmark waits for the history commit, as if a person were reading.
+- restart: a new process for every turn, with the previous one's disk cache.
+- transformers: a fresh `generate` for every turn, without tokenizing and image processing. Its own cache needs a prompt
+  that begins with all of the previous one; the last line counts those.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qwen35mm_preprocess import MediaBudget, MediaProcessor, read_processing
 
 WARM_UP_TOKENS = 600
 OPTIONS: dict[str, Any] = {"conversation": "benchmark", "enable_thinking": False}
-# Words of the bundled model's vocabulary, one or two tokens each.
+# Words from the bundled model's vocabulary, one or two tokens each.
 TEXT = (
     "the picture shows a red circle and blue square that moves to right while green triangle changes color video what "
     "is happening first then shape becomes yellow star one two three how many objects are there now please describe"
@@ -57,13 +57,13 @@ class Turn:
 
 
 class ScriptedChat:
-    """Questions and replies of some turns, and a checkpoint's prompts for them; needs no weights.
+    """Questions and replies of some turns, and a checkpoint's prompts for them. Needs no weights.
 
-    The model's tokenizer sizes the texts. The same sizes give the same texts.
+    The model's tokenizer determines the lengths. The same arguments give the same texts.
 
     Args:
-        arguments: `model`, `device`, `turns`, `history_tokens` (of the last prompt, about) and `image_side` (pixels of
-            the square picture in the first turn).
+        arguments: `model`, `device`, `turns`, `history_tokens` (approximate size of the last prompt) and `image_side`
+            (of the square picture in the first turn, in pixels).
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -77,10 +77,10 @@ class ScriptedChat:
         self.turns = [self._make_turn(words, per_turn) for _ in range(arguments.turns)]
 
     def messages(self, turn: int) -> list[Message]:
-        """The messages that turn `turn` (from 1) answers."""
+        """The messages up to the question of turn `turn` (from 1)."""
         messages: list[Message] = []
         for number, scripted in enumerate(self.turns[:turn], start=1):
-            # A stored chat has the picture's plan.
+            # A stored chat keeps the picture's plan.
             media = (Image(self._image, self.media.plan if turn > 1 else None),) if number == 1 else ()
             messages.append(Message("user", (*media, Text(scripted.question))))
             if number < turn:
@@ -88,7 +88,7 @@ class ScriptedChat:
         return messages
 
     def history(self, turn: int) -> list[Message]:
-        """The messages of turn `turn` with its reply."""
+        """The messages of turn `turn`, including its reply."""
         return [*self.messages(turn), Message("assistant", (Text(self.turns[turn - 1].reply),))]
 
     def builder(self, min_segment: int = DEFAULT_MIN_SEGMENT) -> PromptBuilder:
@@ -98,12 +98,12 @@ class ScriptedChat:
         return self.builder(min_segment).prompt(self.messages(turn), [self.media.plan], enable_thinking=False)
 
     def num_extending(self) -> int:
-        """How many turns' prompts begin with all of the prompt before."""
+        """The number of turns whose prompt begins with all of the previous prompt."""
         ids = [self.prompt(turn).token_ids.tolist() for turn in range(1, len(self.turns) + 1)]
         return sum(longer[: len(shorter)] == shorter for shorter, longer in pairwise(ids))
 
     def _make_turn(self, words: random.Random, num_tokens: int) -> Turn:
-        # A few tokens go to the template's marks.
+        # The template's control tokens take a few.
         num_question = int(num_tokens * words.uniform(0.1, 0.6))
         return Turn(self._text(words, num_question - 4), self._text(words, num_tokens - num_question - 4))
 
@@ -123,7 +123,7 @@ class Ours:
     """Cold and warm backends on one loaded model.
 
     Args:
-        directory: of a disk tier, which the end of the process fills for the next one.
+        directory: of a disk tier, filled when the process ends, for the next one.
     """
 
     def __init__(self, arguments: argparse.Namespace, directory: str | None = None) -> None:
@@ -139,7 +139,7 @@ class Ours:
             return self._answer(backend, turn)
 
     def warm(self, turn: int) -> Sample:
-        """One backend for all turns. After each, the scripted reply becomes history."""
+        """One backend for all turns. After each turn the scripted reply becomes history."""
         self._warm = self._warm or self._backend()
         sample, started_s = self._answer(self._warm, turn), time.perf_counter()
         self._warm.commit_history(GenerationRequest(self.chat.history(turn), **OPTIONS))
@@ -151,7 +151,7 @@ class Ours:
             self._warm.close()
 
     def _backend(self) -> LocalBackend:
-        """A backend after one request of the chat's sizes with nothing else in common, so that memory is ready."""
+        """A backend after a different request of the same sizes, so that its memory is allocated."""
         backend = LocalBackend(self.loaded, **self._options)
         words = " ".join(map(str, np.random.default_rng(1).integers(0, 10, WARM_UP_TOKENS)))
         message = Message("user", (Image(picture(self._image_side, seed=1)), Text(words)))
@@ -169,7 +169,7 @@ class Ours:
 
 
 class Peer(Transformers):
-    """transformers with prompts and pixels ready."""
+    """transformers, with prompts and pixels prepared."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
@@ -186,7 +186,7 @@ class Peer(Transformers):
 
 
 def measure(arguments: argparse.Namespace, ours: Worker, peer: Worker | None) -> Rows:
-    """Runs the chat once, all engines turn by turn; gives a row for each turn."""
+    """Runs the chat once, with all engines turn by turn; returns a row for each turn."""
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(1, arguments.turns + 1):

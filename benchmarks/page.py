@@ -1,11 +1,11 @@
-"""How fast the chat page is when a conversation is long, in a real Chromium.
+"""Speed of the chat page with a long conversation, in a real Chromium.
 
     python -m benchmarks.page [--messages 3000] [--seconds 8] [--repeats 3]
 
-Measured are opening (from the click in the sidebar until the last message is seen, and until all are drawn), typing
-(from a key until the frame that shows its letter) and the frames while an answer is written. An empty conversation
-stands beside the long one. The server runs in a process of its own, on a backend that writes at a steady speed, so no
-model is in the figures. No other page could open these conversations, so none is measured.
+Measures opening (from the click in the sidebar until the last message is visible, and until all are drawn), typing
+(from a key until the frame that shows its letter), and frames while an answer is written. Compares with an empty
+conversation. The server runs in its own process with a backend that writes at a steady speed, so no model affects the
+figures. There is no peer, since no other page can open these conversations.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EssayBackend(FakeBackend):
     """Answers "essay" with endless Markdown at a steady speed."""
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """The essay, or the fake's answer."""
+        """The essay, or the fake backend's answer."""
         if request.messages[-1].text != "essay":
             async for event in super().stream(request):
                 yield event
@@ -87,7 +87,7 @@ class EssayBackend(FakeBackend):
 
 
 def keep_a_long_one(store: ConversationStore, title: str, num_messages: int) -> None:
-    """A conversation of questions, and answers with code, a table and a formula."""
+    """Stores a conversation of questions, and answers with code, a table and a formula."""
     nodes: list[Node] = []
     now_s = time.time()
     for number in range(num_messages):
@@ -100,7 +100,7 @@ def keep_a_long_one(store: ConversationStore, title: str, num_messages: int) -> 
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """The page over a data folder: its address, and the server's process."""
+    """Runs the page over a data folder: its address, and the server's process."""
     command = [sys.executable, "-m", "benchmarks.page", "--serve", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -115,7 +115,7 @@ def served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def serve_until_the_end(folder: Path) -> None:
-    """The server's own process: prints its address, and ends with its input."""
+    """The server's process: prints its address and ends when its input ends."""
     from qwen35mm.web import serve
 
     server = serve(EssayBackend(context_length=10**7), port=0, data_dir=folder)
@@ -125,7 +125,7 @@ def serve_until_the_end(folder: Path) -> None:
 
 
 def opening(page: ChatPage, title: str, num_messages: int, repeats: int) -> Sample:
-    """Every time in a page that hasn't drawn the conversation before."""
+    """Opens the conversation repeatedly, each time in a page that hasn't drawn it before."""
     found = []
     for _ in range(repeats):
         page.new_chat()
@@ -148,7 +148,7 @@ def typing(page: ChatPage) -> Sample:
 
 
 def writing(page: ChatPage, server: psutil.Process, seconds: float) -> Sample:
-    """Frames while an answer is written, and the server's share of a core meanwhile."""
+    """Frames while an answer is written, and the server's share of a core."""
     page.ask("essay")
     expect(page.answers.last.locator(".block").nth(3)).to_be_visible()
     used = server.cpu_times()

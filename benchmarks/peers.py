@@ -1,4 +1,4 @@
-"""The engines beside ours: transformers on text and pictures, and llama.cpp's llama-bench on a GGUF."""
+"""The peers: transformers on text and pictures, and llama.cpp's llama-bench on a GGUF."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _POLL_S = 0.1
 
 
 def add_options(options: argparse.ArgumentParser, program: str) -> None:
-    """Adds `--peer` for transformers and llama.cpp, and the options of llama.cpp's `program`."""
+    """Adds `--peer` for transformers and llama.cpp, and options for llama.cpp's `program`."""
     peers = {"choices": [TRANSFORMERS, LLAMA_CPP], "action": "append", "default": []}
     options.add_argument("--peer", **peers, help="measure this one as well")
     options.add_argument(f"--{program}", dest="program", type=Path, metavar="BIN", help="llama.cpp's program")
@@ -49,7 +49,7 @@ def add_options(options: argparse.ArgumentParser, program: str) -> None:
 
 
 def check_options(options: argparse.ArgumentParser, arguments: argparse.Namespace, program: str) -> None:
-    """Ends the program where these options are incomplete."""
+    """Ends the program if these options are incomplete."""
     if (LLAMA_CPP in arguments.peer) != bool(arguments.gguf and arguments.program):
         options.error(f"--peer llama.cpp, --{program} and --gguf go together")
     for path in [*arguments.gguf, *filter(None, [arguments.program])]:
@@ -58,7 +58,7 @@ def check_options(options: argparse.ArgumentParser, arguments: argparse.Namespac
 
 
 def last_result(backend: LocalBackend, events: AsyncIterator[Event]) -> tuple[Result, float]:
-    """A stream's result and when it came, by `time.perf_counter`. Waits until the engine is idle."""
+    """A stream's result and its time by `time.perf_counter`. Waits until the engine is idle."""
 
     async def read() -> tuple[Result, float]:
         async for event in events:
@@ -82,7 +82,7 @@ def random_ids(length: int) -> torch.Tensor:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """This process's peak memory: the GPU's where the model is on one, else resident memory."""
+    """This process's peak memory: the GPU's if the model is on one, else resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -106,12 +106,12 @@ class PictureInputs:
 class Transformers:
     """transformers' own image processor, template, tokenizer, forward and `generate`.
 
-    Every request starts from nothing. transformers can reuse a kept cache only where the next prompt begins with
-    exactly the cached tokens, and a hybrid model's recurrent states can't be cut back. A chat's next prompt leaves out
-    the generation prompt's thinking block, so it never begins so: see `multi_turn.ScriptedChat.num_extending`.
+    Every request starts without a cache. transformers can reuse a cache only if the next prompt begins with exactly the
+    cached tokens, and the recurrent states of a hybrid model can't be cut back. A chat's next prompt leaves out the
+    generation prompt's thinking block, so it never begins like that: see `multi_turn.ScriptedChat.num_extending`.
 
     Args:
-        pixel_bounds: least and most pixels of a picture; None takes the checkpoint's.
+        pixel_bounds: least and most pixels of a picture; None uses the checkpoint's.
     """
 
     def __init__(self, arguments: argparse.Namespace, pixel_bounds: tuple[int, int] | None = None) -> None:
@@ -126,7 +126,7 @@ class Transformers:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(arguments.model)
 
     def read(self, path: Path, question: str) -> PictureInputs:
-        """Decodes a file and tokenizes a question about it, to be answered without thinking."""
+        """Decodes a file and tokenizes a question about it, without thinking."""
         with Image.open(path) as image:
             values = self._processor(images=[image.convert("RGB")], return_tensors="pt")
         grid = values["image_grid_thw"]
@@ -140,7 +140,7 @@ class Transformers:
         return PictureInputs(ids, values["pixel_values"], grid)
 
     def generate(self, inputs: PictureInputs, max_tokens: int) -> tuple[list[int], torch.Tensor | None]:
-        """The greedy reply's tokens; for a single token also its logits [vocab]."""
+        """The tokens of the greedy reply; for a single token also its logits [vocab]."""
         ids = inputs.ids[None].to(self.device)
         output = self.hf_model.generate(
             input_ids=ids,
@@ -157,7 +157,7 @@ class Transformers:
 
     @torch.inference_mode()
     def measure(self, length: int) -> dict[str, Any]:
-        """Seconds of a prompt's prefill and of `decode_tokens` after it, by the model's forward."""
+        """Seconds for a prompt's prefill and for `decode_tokens` after it, with the model's forward."""
         ids, past, seconds = random_ids(length)[None], None, []
         for _ in range(1 + self.arguments.decode_tokens):
             started_s = time.perf_counter()
@@ -168,9 +168,9 @@ class Transformers:
         return {"prefill_s": seconds[0], "decode_s": sum(seconds[1:]), "peak_bytes": peak}
 
     def operations(self) -> str:
-        """Which module transformers takes each operation of a Gated DeltaNet layer from; its own is the slow one.
+        """The module from which transformers takes each operation of a Gated DeltaNet layer; its own is the slow one.
 
-        Empty where this version of transformers chooses in another way.
+        Empty if this version of transformers chooses in another way.
         """
         modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
         found = {}
@@ -186,9 +186,9 @@ class Transformers:
 
 
 class LlamaCpp:
-    """llama-bench on one GGUF. It warms up by itself, on as many tokens as it measures."""
+    """llama-bench on one GGUF. It warms up by itself, with as many tokens as it measures."""
 
-    # What it keeps keys and values in by default, and a convolution's inputs.
+    # Its default types for keys and values, and for a convolution's inputs.
     KV_DTYPE, CONV_DTYPE = torch.float16, torch.float32
 
     def __init__(self, arguments: argparse.Namespace, gguf: Path) -> None:
@@ -196,7 +196,7 @@ class LlamaCpp:
         self._num_decoded = arguments.decode_tokens
 
     def measure(self, length: int) -> dict[str, Any]:
-        """Seconds of a prompt's prefill and of the tokens after it, and peak resident memory."""
+        """Seconds for a prompt's prefill and for the tokens after it, and peak resident memory."""
         prefill, prefill_bytes = self._run("--n-prompt", str(length), "--n-gen", "0")
         decode, decode_bytes = self._run("--n-prompt", "0", "--n-gen", str(self._num_decoded), "--n-depth", str(length))
         peak = max(prefill_bytes, decode_bytes)
@@ -204,7 +204,7 @@ class LlamaCpp:
 
     def _run(self, *options: str) -> tuple[dict[str, Any], int]:
         command = [*self._command, *options, "--repetitions", "1", "--output", "json"]
-        # A pipe that nobody reads would block it.
+        # A pipe without a reader would block the process.
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, stdout=output, stderr=errors, stdin=subprocess.DEVNULL)
             peak = 0

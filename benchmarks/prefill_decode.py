@@ -1,14 +1,14 @@
-"""Prefill and decode speed and peak memory: ours, transformers' and llama.cpp's, beside the machine's limits.
+"""Prefill and decode speed and peak memory of ours, transformers and llama.cpp, and the machine's limits.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
     python -m benchmarks.prefill_decode --model /tmp/random-0.8B --peer transformers
     python -m benchmarks.prefill_decode --model /tmp/random-0.8B --weights bf16,int8,int4 --peer llama.cpp \\
         --llama-bench build/bin/llama-bench --gguf bf16.gguf --gguf q8_0.gguf
 
-Prefill is bound by arithmetic and decode by memory bandwidth. So the machine's rates of both are measured too, and the
-table shows each engine's share of the highest rate that was seen (`limits`). An engine that computes in int8 may pass
-100 %. The prompt is random text, up to the logits of its last token. Then tokens are decoded greedily. On a GPU ours
-decodes as the engine does: by CUDA graphs and one step ahead of the host.
+Arithmetic limits prefill and memory bandwidth limits decode. So both rates of the machine are measured, too, and the
+table shows each engine's share of the highest rate measured (`limits`). An engine that computes in int8 may exceed
+100 %. The prompt is random text, computed up to the logits of its last token. Decoding is greedy. On a GPU ours decodes
+as the engine does: with CUDA graphs and one step ahead of the host.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from qwen35mm.model.weight_formats import AS_STORED
 from qwen35mm.model.weights import as_stored, bytes_read_per_token
 
 MACHINE, OURS = "the machine", "qwen35mm"
-# Tokens before each sequence of a batch.
+# Tokens in each sequence of a batch before decoding.
 SLOT_TOKENS = 64
 
 
 class Ours:
-    """The model in one format of weights, its cache and its decode step, without an engine around them."""
+    """The model in one format of weights, with its cache and its decode step, but without an engine."""
 
     def __init__(self, arguments: argparse.Namespace, weights: str) -> None:
         self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
@@ -60,13 +60,13 @@ class Ours:
         num_tokens = most + num_slots * (SLOT_TOKENS + self._num_decoded + DEFAULT_BLOCK_SIZE)
         devices = self.model.layer_devices
         self._pools = CachePools(self._config, num_slots=num_slots, num_tokens=num_tokens, dtype=dtype, device=devices)
-        # Without a request in a slot, the sampler takes the likeliest token.
+        # For a slot without a request, the sampler takes the most likely token.
         sampler = Sampler(num_slots, self._config.text.vocab_size, [], self.model.head_device)
         max_blocks = self._pools.kv.blocks_for(most)
         self._graphs = {size: StepGraph(self.model, self._pools, sampler, size, max_blocks) for size in arguments.slots}
 
     def measure(self, length: int) -> Sample:
-        """Seconds of a prompt's prefill and of the tokens after it, and this process's peak memory."""
+        """Seconds for a prompt's prefill and for the tokens after it, and this process's peak memory."""
         started_s = time.perf_counter()
         cache, token_id = self._prefill(random_ids(length))
         prefill_s = time.perf_counter() - started_s
@@ -74,7 +74,7 @@ class Ours:
         return {"prefill_s": prefill_s, "decode_s": decode_s, "peak_bytes": peak_bytes(self.model.device)}
 
     def measure_slots(self, num_slots: int) -> Sample:
-        """Seconds of decoding so many sequences in one batch."""
+        """Seconds of decoding `num_slots` sequences in one batch."""
         caches, token_ids = zip(*(self._prefill(random_ids(SLOT_TOKENS)) for _ in range(num_slots)), strict=True)
         return {"decode_s": self._decode(list(caches), list(token_ids))}
 
@@ -91,7 +91,7 @@ class Ours:
         return cache, int(self.model.logits(hidden[-1:]).argmax())
 
     def _decode(self, caches: list[SequenceCache], token_ids: list[int]) -> float:
-        """Seconds; frees the caches. On a GPU a step is launched before the one before it is read."""
+        """Seconds of decoding; frees the caches. On a GPU each step is launched before the previous one is read."""
         graph, ahead = self._graphs[len(caches)], self.model.device.type != "cpu"
         started_s = time.perf_counter()
         for step in range(self._num_decoded):
@@ -115,7 +115,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine's worker, the format of its weights, and the bytes of weights that decoding a token reads."""
+    """An engine's worker, its format of weights, and the bytes of weights that decoding a token reads."""
 
     name: str
     weights: str
@@ -147,12 +147,12 @@ class Bench:
             add(LLAMA_CPP, path.stem, peers.gguf_bytes_read(self._config, path), LlamaCpp, path)
 
     def length(self, length: int) -> Rows:
-        """A prompt of `length` tokens: each engine's speed."""
+        """The speed of each engine with a prompt of `length` tokens."""
         flops = prefill_flops(self._config, length) / length
         (_, limits), *runs = self._ask("measure", length)
         rates = {name: Spread.of(run[name] for run in limits) for name in limits[0]}
         self.limits.append({"prompt": length, "GFLOP a token": flops / 1e9, **rates})
-        # A product may be computed in any precision.
+        # An engine may compute products in any precision.
         fastest = 1e9 * max(rates[f"{name}, GFLOP/s"].high for name in DTYPES)
         reads = 1e9 * rates["reads, GB/s"].high
         rows: Rows = []
@@ -167,12 +167,12 @@ class Bench:
             row |= {"of products, %": 100 * prefill.median * flops / fastest, "decode, tok/s": decode}
             row |= {"read a token, MB": read / 1e6, "of reads, %": 100 * decode.median * read / reads}
             row["peak memory, GiB"] = max(run["peak_bytes"] for run in samples) / 2**30
-            # llama-bench loads the model for every measurement, outside of what it measures.
+            # llama-bench loads the model again for every measurement and doesn't count that time.
             rows.append({**row, "load, s": None if is_llama else engine.worker.load_s})
         return rows
 
     def slots(self) -> Rows:
-        """Ours with several sequences in one batch."""
+        """Speed of ours with several sequences in one batch."""
         rows: Rows = []
         ones: dict[str, float] = {}
         for num_slots in self._arguments.slots if len(self._arguments.slots) > 1 else ():
@@ -191,7 +191,7 @@ class Bench:
         return [(engine, samples[key]) for key, engine in asked.items()]
 
     def _own_weights(self, weights: str) -> tuple[str | None, float]:
-        """What `--weights` means for this checkpoint, and the bytes that a token reads."""
+        """What `--weights` means for this checkpoint, and the bytes that decoding a token reads."""
         integers, folder = choose_integers(weights, self._dtype), Path(self._arguments.model)
         devices = [torch.device(self._arguments.device)]
         if integers != AS_STORED:

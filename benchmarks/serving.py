@@ -1,18 +1,18 @@
-"""Servers under several clients: tokens a second, and the time to the first token, ours beside two others.
+"""Servers with several clients: tokens a second and time to the first token, of ours and two peers.
 
     python -m benchmarks.make_random --size 0.8B --digits --out /tmp/digits-0.8B
     python -m benchmarks.make_gguf llama_cpp_python-0.3.36 /tmp/digits-0.8B /tmp/digits-bf16.gguf
     python -m benchmarks.serving --model /tmp/digits-0.8B --peer transformers \\
         --peer llama.cpp --llama-server build/bin/llama-server --gguf /tmp/digits-bf16.gguf
 
-Each client has a conversation of two turns, streamed: a prompt of random words, and a short question behind the reply.
-All clients begin together. The first token is there with the first event that has text. The second turn's time shows
-what a server keeps of a conversation.
+Each client has a streamed conversation of two turns: a prompt of random words, then a short question after the reply.
+All clients begin together. The first token counts when the first event with text arrives. The second turn's time shows
+what a server caches of a conversation.
 
-`qwen35mm serve` and `llama-server` run with as many slots as there are clients at most; `transformers serve` answers
-one request after the other. All see the same prompts, each of them once, and decode greedily. The checkpoint must be
-made with `--digits`: most tokens of others have no text. transformers serves the language model only, since the whole
-model needs torchvision.
+`qwen35mm serve` and `llama-server` have as many slots as the largest number of clients; `transformers serve` answers
+one request at a time. All get the same prompts, each once, and decode greedily. The checkpoint must be made with
+`--digits`: without it most tokens have no text. transformers serves the language model only, since the whole model
+needs torchvision.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from qwen35mm.tokenizer import Tokenizer
 
 OURS = "qwen35mm"
 QUESTION_TOKENS = 16
-# Tokens for the template, and for a reply whose text has other tokens in the next prompt.
+# Room for the template, and for replies whose text has more tokens in the next prompt.
 _ROOM = 256
 _START_S = 600.0
 _TURN_S = 3600.0
@@ -53,7 +53,7 @@ _TURN_S = 3600.0
 
 @dataclass(frozen=True)
 class Turn:
-    """What a client saw of one turn; `num_cached` is None where the server doesn't report it."""
+    """What a client saw of one turn; `num_cached` is None if the server doesn't report it."""
 
     first_s: float
     num_prompt: int
@@ -62,12 +62,12 @@ class Turn:
 
 
 class Server:
-    """A server in a process of its own, ready.
+    """A server in its own process, ready for requests.
 
     Args:
-        name: what the table calls it.
-        command: starts it on the port that replaces `{port}`.
-        model: what it calls its model.
+        name: its name in the table.
+        command: starts it; `{port}` is replaced by the port.
+        model: the server's name of its model.
     """
 
     def __init__(self, name: str, command: Sequence[str], model: str) -> None:
@@ -75,7 +75,7 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
-        # A pipe that nobody reads would block it.
+        # A pipe without a reader would block the server.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         started = [part.replace("{port}", str(port)) for part in command]
         begun_s = time.perf_counter()
@@ -110,7 +110,7 @@ class Server:
 
 
 def commands(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, list[str], str]]:
-    """Name, command and the model's name of each server. `folder` takes the files that a command needs."""
+    """Name, command and model name of each server. `folder` is for files that a command needs."""
     most, threads = max(arguments.clients), str(torch.get_num_threads())
     length = arguments.prompt_tokens + QUESTION_TOKENS + 2 * arguments.reply_tokens + _ROOM
     ours = [sys.executable, "-m", "qwen35mm", "serve", "--model", str(arguments.model), "--port", "{port}"]
@@ -133,7 +133,7 @@ def commands(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, lis
 
 
 def language_model(checkpoint: Path, folder: Path) -> Path:
-    """A folder with a checkpoint's language model: links to its files, and its part of the config."""
+    """Makes a folder with only the language model: links to the checkpoint's files, and its part of the config."""
     out = folder / "language-model"
     out.mkdir()
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
@@ -147,7 +147,7 @@ def language_model(checkpoint: Path, folder: Path) -> Path:
 
 
 class Script:
-    """What clients say: random words, the same for every server."""
+    """The clients' messages: random words, the same for every server."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._tokenizer = Tokenizer.from_pretrained(Path(arguments.model))
@@ -155,14 +155,14 @@ class Script:
         self._num_tokens = (arguments.prompt_tokens, QUESTION_TOKENS)
 
     def words(self, *name: int) -> str:
-        """A text by its name. The last number is the turn, 0 or 1, which gives the length."""
+        """The text of this name. The name's last number is the turn, 0 or 1, which decides the length."""
         count = self._num_tokens[name[-1]]
         chosen = random.Random(str(name)).choices(self._words, k=count)
         return self._tokenizer.decode(self._tokenizer.encode_plain(" ".join(chosen))[:count]).strip("\ufffd ")
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, Turn]:
-    """One streamed reply."""
+    """Reads one streamed reply."""
     begun_s = time.perf_counter()
     first_s, texts, usage = math.nan, [], {}
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -187,7 +187,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, Tur
 
 
 async def converse(server: Server, script: Script, reply_tokens: int, *name: int) -> list[Turn]:
-    """The two turns of one client."""
+    """Runs the two turns of one client."""
     messages, turns = [], []
     options = {"temperature": 0, "max_tokens": reply_tokens, "stream": True, "stream_options": {"include_usage": True}}
     options["chat_template_kwargs"] = {"enable_thinking": False}
@@ -203,7 +203,7 @@ async def converse(server: Server, script: Script, reply_tokens: int, *name: int
 async def one_round(
     server: Server, script: Script, reply_tokens: int, num_clients: int, number: int
 ) -> tuple[float, list[list[Turn]]]:
-    """All clients together: tokens a second, and each client's turns."""
+    """Runs all clients together: tokens a second, and each client's turns."""
     begun_s = time.perf_counter()
     clients = [converse(server, script, reply_tokens, num_clients, number, each) for each in range(num_clients)]
     found = await asyncio.gather(*clients)
@@ -213,7 +213,7 @@ async def one_round(
 
 
 def measure(servers: Sequence[Server], arguments: argparse.Namespace) -> Rows:
-    """Rounds of each server in turn. A first round warms up and isn't counted."""
+    """Runs rounds on each server in turn. The first round is a warm-up and isn't counted."""
     script, rows = Script(arguments), []
     for server in servers:
         asyncio.run(one_round(server, script, arguments.reply_tokens, 1, 0))
@@ -241,7 +241,7 @@ def row_of(server: Server, num_clients: int, runs: list[tuple[float, list[list[T
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that is no smaller than such a share of them."""
+    """The smallest value with at least `share` of the values at or below it."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 

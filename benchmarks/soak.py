@@ -1,16 +1,16 @@
-"""A front under mixed use for a long time: whether its memory, files, threads or processes grow.
+"""Runs a front under mixed use for a long time and checks that memory, files, threads and processes don't grow.
 
     python -m benchmarks.soak [--minutes 30] [--front chat] [--clients 8]
 
-`qwen35mm serve`, `chat` or `review` runs on the bundled model. Clients use it in random order: the page's requests,
-streamed and whole completions, pictures, requests that are refused, wrong tokens. One in ten hangs up in the middle.
-Clients delete what they make. Every few seconds the front is sampled from outside: resident memory with its children,
-open files, threads, children, and temporary files.
+`qwen35mm serve`, `chat` or `review` runs with the bundled model. Clients use it in random order: requests of the page,
+streamed and whole completions, pictures, refused requests, wrong tokens. One in ten hangs up in the middle. Clients
+delete what they make. Every few seconds the front is sampled from outside: resident memory with its children, open
+files, threads, children, and temporary files.
 
-After a warm-up, in which caches fill, the slope of memory over time counts, with its 95 % interval. Memory "grows"
-where the whole interval is above --most. Where the interval reaches above it, the time was too short. Files, threads,
-processes and temporary files must be as many in the last third as in the first. The command fails where something
-grows, or an answer was a 5xx.
+After a warm-up that fills caches, the slope of memory over time is estimated with its 95 % interval. Memory "grows" if
+the whole interval is above --most; if only part of it is, the time was too short. Files, threads, processes and
+temporary files must not be more in the last third than in the first. The command fails if something grows or an answer
+was a 5xx.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tests.security.fronts import NAMES, Front, started
 _MIB = 2**20
 _TIMEOUT_S = 300.0
 _PAGE = "/qwen35mm"
-# So many more may be open in the last third: new connections, threads and decoders that just work.
+# How many more are fine in the last third: new connections, threads and decoders at work.
 _MORE = {"files": 8.0, "threads": 4.0, "children": 4.0, "temporary": 2.0}
-# Less growth may be a single buffer.
+# Smaller growth may be a single buffer.
 _SEEN_MIB = 4.0
 _TINY = {"max_tokens": 8, "messages": [{"role": "user", "content": "How many shapes are there, and which?"}]}
 
@@ -49,7 +49,7 @@ Actions = list[tuple[str, Callable[[], Awaitable[object]]]]
 
 
 class Client:
-    """Sends one request after the other. `answers` counts them by name and status."""
+    """Sends requests one after the other. `answers` counts them by name and status."""
 
     def __init__(self, front: Front, chance: random.Random, answers: Counter[str]) -> None:
         self.front, self.chance, self.answers = front, chance, answers
@@ -69,7 +69,7 @@ class Client:
                     self.answers[f"{name}: {'hung up' if patience_s < _TIMEOUT_S else 'no answer'}"] += 1
 
     async def ask(self, name: str, method: str, path: str, **how: Any) -> httpx.Response:
-        """One request, read to its end."""
+        """Sends one request and reads the answer to its end."""
         answer = await self.http.request(method, path, **how)
         self.answers[f"{name}: {answer.status_code}"] += 1
         return answer
@@ -113,7 +113,7 @@ class Client:
         ]
 
     async def call(self, name: str, **arguments: Any) -> httpx.Response:
-        """One of the page's requests."""
+        """Sends one of the page's requests."""
         return await self.ask(name, "POST", f"{_PAGE}/api/{name}", json=arguments)
 
     async def _chat(self) -> None:
@@ -126,7 +126,7 @@ class Client:
         await self.call("measure", **question)
         begun = await self.call("send", **question)
         if begun.status_code != 200:
-            # The number of answers that one person may have in progress is limited.
+            # A person's answers in progress are limited.
             await asyncio.sleep(1.0)
             return
         chat = begun.json()["chat"]["id"]
@@ -138,7 +138,7 @@ class Client:
             code = (await self.call("download")).json()["code"]
             await self.ask("export", "GET", f"{_PAGE}/export?ids={chat}&code={code}")
         finally:
-            # Also after hanging up.
+            # Also if the client hangs up.
             await asyncio.shield(asyncio.ensure_future(self.call("delete", conversation=chat)))
 
     async def _answered(self, chat: str) -> str:
@@ -177,7 +177,7 @@ class Client:
         ]
 
     async def _break(self) -> None:
-        """Half a request, on a connection of its own."""
+        """Sends half a request on its own connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.front.port)
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             writer.write(self.chance.choice([b"GET / HT", b"\0\0\0", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"]))
@@ -187,7 +187,7 @@ class Client:
 
 
 async def watch(front: Front, answers: Counter[str], every_s: float, until_s: float) -> Rows:
-    """Samples the front again and again."""
+    """Samples the front until the time is over."""
     process, samples, began_s = psutil.Process(front.process.pid), [], time.monotonic()
     while time.monotonic() < until_s:
         sample = {"minute": (time.monotonic() - began_s) / 60, "RSS, MiB": front.rss() / _MIB}
@@ -200,7 +200,7 @@ async def watch(front: Front, answers: Counter[str], every_s: float, until_s: fl
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The slope of (minute, value) by the hour, by least squares, and half of its 95 % interval."""
+    """The slope of (minute, value) per hour, by least squares, and half of its 95 % interval."""
     minutes, values = zip(*samples, strict=True)
     slope, begin = statistics.linear_regression(minutes, values)
     squares = sum((value - begin - slope * at) ** 2 for at, value in samples)
@@ -208,17 +208,17 @@ def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     spread = sum((at - middle) ** 2 for at in minutes)
     freedom = len(samples) - 2
     error = math.sqrt(squares / freedom / spread) if freedom > 0 else math.inf
-    # Close to Student's t from ten samples on: 2.3 there, and 2 for many.
+    # Approximates Student's t: 2.3 for ten samples, 2 for many.
     return 60 * slope, 60 * error * (1.96 + 2.5 / max(freedom, 1))
 
 
 def judge(samples: Rows, warm_up_minutes: float, most_mib: float) -> dict[str, str]:
-    """What each number did after the warm-up: "constant", "grows" or "too short"."""
+    """The verdict on each number after the warm-up: "constant", "grows" or "too short"."""
     rest = [each for each in samples if each["minute"] >= warm_up_minutes]
     if len(rest) < 6:
         return dict.fromkeys(("memory", *_MORE), "too short")
     per_hour, plus_minus = growth([(each["minute"], each["RSS, MiB"]) for each in rest])
-    # Within seconds, the smallest step is many MiB an hour.
+    # In a short run the smallest step is many MiB an hour.
     seen_mib = per_hour * (rest[-1]["minute"] - rest[0]["minute"]) / 60
     grows = per_hour - plus_minus > most_mib and seen_mib > _SEEN_MIB
     memory = "grows" if grows else "constant" if per_hour + plus_minus <= most_mib else "too short"

@@ -1,11 +1,11 @@
-"""How long each command takes from its start to an answer's first token.
+"""Time from the start of each command to the first token of an answer.
 
     python -m benchmarks.startup [--model DIR] [--surfaces ask,caption,serve,chat] [--repeats 3]
 
 Each measurement starts the command in a new process with empty caches. `ask` ends with its first word, `caption` with
-the file of a caption of one token, `serve` with the first word over HTTP. `chat` is opened in a headless Chromium that
-runs already, and ends with the first word of an answer to a typed question. A first round isn't counted: it compiles
-Python's files and reads the weights into the system's cache.
+the file of a one-token caption, `serve` with the first word over HTTP. `chat` opens in a headless Chromium that is
+already running, and ends with the first word of the answer to a typed question. The first round isn't counted: it
+compiles Python's files and reads the weights into the system's cache.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ask(model: str, folder: Path) -> Times:
 
 
 def caption(model: str, folder: Path) -> Times:
-    """Seconds to a picture's caption of one token."""
+    """Seconds to a picture's one-token caption."""
     shutil.copy(asset_path("samples") / "one-shape.png", folder / "picture.png")
     limits = ("--max-tokens", "1", "--keep-unfinished", "--attempts", "1", "--preset", "plain", "--model", model)
     with _started(folder, "caption", "picture.png", *limits) as (process, began):
@@ -57,7 +57,7 @@ def caption(model: str, folder: Path) -> Times:
 
 
 def serve(model: str, folder: Path) -> Times:
-    """Seconds to an answer of `/ready` and to the first word of a reply."""
+    """Seconds to the answer of `/ready`, and to the first word of a reply."""
     with _started(folder, "serve", "--port", "0", "--model", model) as (process, began):
         address = _address(process)
         httpx.get(f"{address}/ready").raise_for_status()
@@ -91,7 +91,7 @@ def chat(model: str, folder: Path, browser: Browser) -> Times:
 
 @contextlib.contextmanager
 def _started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """A command that keeps everything in `folder`, and when it began."""
+    """Starts a command that keeps all its files in `folder`; yields it and the time of its start."""
     kept = {"XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data", "GRADIO_TEMP_DIR": "up"}
     environment = {**os.environ, **{name: str(folder / place) for name, place in kept.items()}}
     command = [sys.executable, "-m", "qwen35mm", *arguments]

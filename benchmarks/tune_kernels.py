@@ -4,13 +4,13 @@
     python -m benchmarks.tune_kernels --only gdn --models 9B,27B
     python -m benchmarks.tune_kernels --dry-run          counts what would be tried; needs no card
 
-Each kernel is tuned inside the public operations that launch it, at several sizes, from cold caches and as CUDA graphs.
-`tuning` says what is tried. A candidate replaces the default where it is at least 2 % faster in the geometric mean over
-the sizes and at most 5 % slower at each, since one entry holds for all lengths of a prompt and all sizes of a batch.
-The fastest of many candidates is partly luck, so it must win a second measurement too. A wrong result is never chosen.
+Each kernel is tuned inside the public operations that launch it, at several sizes, with cold caches and CUDA graphs.
+`tuning` lists the candidates. A candidate replaces the default if it is at least 2 % faster in the geometric mean over
+the sizes and at most 5 % slower at each: one entry is for all prompt lengths and batch sizes. The fastest of many
+candidates is partly luck, so it must win a second measurement, too. A wrong result is never chosen.
 
-The table is written after every shape, and entries that this run doesn't tune stay. So it may be stopped at any time
-and run again. Commit the table: it decides how kernels round, and is part of the cache's fingerprint.
+The table is written after every shape, and keeps entries that this run doesn't tune. So a run may be stopped at any
+time and repeated. Commit the table: it decides how kernels round, and is part of the cache's fingerprint.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Configs = Mapping[Key, Config]
 
 
 class Refused(Exception):
-    """A configuration that can't be chosen, with the reason."""
+    """A configuration can't be chosen; the message says why."""
 
 
 def choose(
     default_ms: Sequence[float], candidates_ms: Sequence[tuple[Config, Sequence[float]]]
 ) -> tuple[Config | None, float]:
-    """The best candidate and its ratio to the default; None and 1 where none is enough better.
+    """The best candidate and its time relative to the default; None and 1 if none is fast enough.
 
     Args:
         default_ms: the default's time at each size.
-        candidates_ms: each candidate's. Of equally fast ones the first is taken.
+        candidates_ms: each candidate's times. Of equally fast ones the first wins.
     """
     best, best_ratio = None, 1.0
     for config, times_ms in candidates_ms:
@@ -75,14 +75,14 @@ def tune(
     context: Configs,
     measures: Sequence[Callable[[Configs], float]],
 ) -> tuple[Config | None, float, list[tuple[Config, Refused]]]:
-    """The configuration of one kernel and shape, or None for the default; its ratio; and who was refused.
+    """Tunes one kernel and shape: the configuration (None is the default), its relative time, and the refused ones.
 
     Args:
-        context: the configurations of the other kernels.
-        measures: one for each size. It takes configurations and gives an operation's milliseconds, or raises Refused.
+        context: configurations of the other kernels.
+        measures: one for each size. Takes configurations and returns the operation's milliseconds, or raises Refused.
 
     Raises:
-        Refused: by the default itself.
+        Refused: the default itself was refused.
     """
     default_ms = [measure({**context, key: default}) for measure in measures]
     timed: list[tuple[Config, Sequence[float]]] = []
@@ -99,14 +99,14 @@ def tune(
             refused.append((config, reason))
     chosen, ratio = choose(default_ms, timed)
     if chosen is not None:
-        # In turns: a card that warms up slows both.
+        # Alternates, so that a card that gets warm slows both.
         again = [(measure({**context, key: default}), measure({**context, key: chosen})) for measure in measures]
         chosen, ratio = choose([first for first, _ in again], [(chosen, [second for _, second in again])])
     return chosen, ratio, refused
 
 
 class Checked:
-    """A case, the reference's results for it, and what the default leaves in the tensors that it changes."""
+    """A case, its reference results, and the default's values of the tensors that it changes."""
 
     def __init__(self, case: Case, configs: Configs) -> None:
         self.case = case
@@ -116,7 +116,7 @@ class Checked:
         self._expected += [tensor.clone() for tensor in case.changed]
 
     def check(self, configs: Configs) -> None:
-        """Runs once. Integers, such as token ids, must be equal.
+        """Runs the case once and compares. Integers, such as token ids, must be equal.
 
         Raises:
             Refused: the result is wrong, or the card can't run it.
@@ -130,7 +130,7 @@ class Checked:
                 results = [*tensors(self.case.run(gpu)), *self.case.changed]
         except OutOfResources as error:
             raise Refused(f"doesn't fit this card: {error}".splitlines()[0]) from error
-        # Without the changed tensors at first, when they aren't known.
+        # The first run has no expected values of the changed tensors yet.
         for ours, expected in zip(results, self._expected, strict=False):
             if not expected.is_floating_point():
                 off = float(not torch.equal(ours, expected))
@@ -146,7 +146,7 @@ class Checked:
 
 
 def asked_by(workload: Workload, configs: Configs, device: str) -> Table:
-    """The defaults of the kernels that a workload launches. Launches nothing."""
+    """The kernels that a workload would launch, with their defaults. Launches nothing."""
     with trial(configs, lambda *arguments, **constants: None) as asked:
         workload.case(device).run(gpu)
     return asked
@@ -167,7 +167,7 @@ def by_shape(
 def compile_all(
     pool: ProcessPoolExecutor, key: Key, candidates: Sequence[Config], workloads: Sequence[Workload], context: Configs
 ) -> tuple[list[Config], list[tuple[Config, Refused]]]:
-    """The candidates that compile, and the others."""
+    """Splits candidates into those that compile and those that don't."""
     jobs = [pool.submit(compile_workloads, workloads, {**context, key: config}) for config in candidates]
     reasons = [(config, job.result()) for config, job in zip(candidates, jobs, strict=True)]
     failed = [(config, Refused(f"doesn't compile: {reason}")) for config, reason in reasons if reason is not None]
@@ -175,7 +175,7 @@ def compile_all(
 
 
 def known_entries(table: Table) -> Table:
-    """A table without entries that no kernel asks for."""
+    """The table without entries that no kernel asks for."""
     known = {
         (kernel, shape): config
         for (kernel, shape), config in table.items()
@@ -187,7 +187,7 @@ def known_entries(table: Table) -> Table:
 
 
 def has_kernel(kernel: str, capability: int) -> bool:
-    """Whether a card of a compute capability (89 is 8.9) can run it: FP8 needs 8.9."""
+    """Whether a card of this compute capability (89 is 8.9) can run the kernel: FP8 needs 8.9."""
     return capability >= 89 or not kernel.startswith("fp8")
 
 
@@ -200,7 +200,7 @@ def tune_all(
     budget_s: float,
     device: str = "cuda",
 ) -> Iterator[Sample]:
-    """Tunes kernel after kernel and writes the table after each shape, until the time is over. Yields rows."""
+    """Tunes one kernel after the other and writes the table after each shape, until the time is over. Yields rows."""
     stop_at = time.monotonic() + budget_s
     table = known_entries(read_table(path))
     major, minor = torch.cuda.get_device_capability()
@@ -208,7 +208,7 @@ def tune_all(
         for kernel in kernels:
             if not has_kernel(kernel, 10 * major + minor):
                 continue
-            # The configurations of kernels before it decide whether it runs, and at which shapes.
+            # Configurations of earlier kernels decide whether this kernel runs, and at which shapes.
             for shape, (default, workloads) in by_shape(kernel, models, table, device).items():
                 if time.monotonic() > stop_at:
                     print(f"Out of time: {kernel} {shape} and the rest stay as they were.", file=sys.stderr)
@@ -216,7 +216,7 @@ def tune_all(
                 key = (kernel, shape)
                 others = {each: config for each, config in table.items() if each != key}
                 candidates = SPACES[kernel].candidates(shape, default)
-                # The default first: then what else the operation launches is compiled only once.
+                # The default first, so that the operation's other kernels are compiled only once.
                 compile_all(pool, key, [default], workloads, others)
                 compiled, failed = compile_all(pool, key, candidates, workloads, others)
                 cases = [Checked(workload.case(device), {**others, key: default}) for workload in workloads]
@@ -239,7 +239,7 @@ def text_of(config: Config) -> str:
 
 
 def to_try(kernel: str, models: Sequence[Shapes]) -> list[Sample]:
-    """What would be tried for a kernel. Kernels that only other configurations launch are missing."""
+    """The candidates of a kernel. Omits kernels that run only with other configurations."""
     return [
         {
             "kernel": kernel,
@@ -253,7 +253,7 @@ def to_try(kernel: str, models: Sequence[Shapes]) -> list[Sample]:
 
 
 def origin_of() -> dict[str, str | None]:
-    """What a table's numbers depend on."""
+    """The versions and the card that a table's numbers depend on."""
     import triton
 
     driver = None

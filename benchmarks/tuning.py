@@ -1,4 +1,4 @@
-"""What `tune_kernels` tries for each kernel that asks `launch.config_for`, on which operations, and how it compiles."""
+"""For `tune_kernels`: the candidates of each kernel that asks `launch.config_for`, its operations, and compilation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from qwen35mm_kernels import gpu
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Config
 
-# Of block sizes with num_warps, the numbers in the shape's name, and num_warps: whether the kernel can be cut so.
+# A rule says whether a kernel supports (block sizes with num_warps, numbers in the shape's name, num_warps).
 Sizes = Mapping[str, int]
 Rule = Callable[[Sizes, Sizes, int], bool]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The candidates for one kernel: all combinations that `is_legal`. Some may not fit a card's shared memory.
+    """The candidates for one kernel: all combinations that `is_legal`. Some may exceed a card's shared memory.
 
     Attributes:
-        blocks: block sizes, each with the values to try.
+        blocks: the values to try for each block size.
         num_stages: for a kernel with a pipelined loop; None keeps the default's.
     """
 
@@ -37,7 +37,7 @@ class Space:
     is_legal: Rule = lambda blocks, sizes, num_warps: True
 
     def candidates(self, shape: str, default: Config) -> list[Config]:
-        """All but the default, in a fixed order."""
+        """All except the default, in a fixed order."""
         sizes, found = sizes_of(shape), []
         stages = (default.num_stages,) if self.num_stages is None else self.num_stages
         for *values, num_warps, num_stages in itertools.product(*self.blocks.values(), self.num_warps, stages):
@@ -54,12 +54,12 @@ def sizes_of(shape: str) -> dict[str, int]:
 
 
 def _each(numbers: int, num_warps: int) -> float:
-    """Numbers of a tile for each thread."""
+    """Numbers of a tile per thread."""
     return numbers / (32 * num_warps)
 
 
 def _tile(rows: str, columns: str, least: int, most: int) -> Rule:
-    """Tiles of so many numbers to a thread. `columns` is a block size, or the shape's rounded up to a power of 2."""
+    """Tiles with `least` to `most` numbers a thread. `columns`: a block size, or a shape's size rounded up to 2^n."""
 
     def is_legal(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
         width = blocks[columns] if columns in blocks else 1 << (sizes[columns] - 1).bit_length()
@@ -69,18 +69,18 @@ def _tile(rows: str, columns: str, least: int, most: int) -> Rule:
 
 
 def _scan(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
-    """As many columns to a warp as its registers hold, and enough for the matrix units. 128 columns spill on Hopper."""
+    """As many columns per warp as its registers hold and the matrix units need. 128 columns spill on Hopper."""
     block_v = blocks["BLOCK_V"]
     return block_v <= min(sizes["K"], sizes["V"]) and num_warps in {16: (4,), 32: (4, 8), 64: (8,)}[block_v]
 
 
 def _decode_step(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
-    """With fewer than four numbers a thread the kernel is wrong, see `gdn_step._default`; more than 64 spill."""
+    """With fewer than four numbers per thread the kernel is wrong (see `gdn_step._default`); more than 64 spill."""
     return blocks["BLOCK_V"] <= sizes["V"] and 4 <= _each(sizes["K"] * blocks["BLOCK_V"], num_warps) <= 64
 
 
 def _experts(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
-    """Tiles of 16 rows wait for memory, so 4 warps suffice. Larger ones are bound by registers for their sums."""
+    """Memory limits tiles of 16 rows, so 4 warps suffice. Registers for the sums limit larger tiles."""
     rows, columns = sizes["M"], blocks["BLOCK_N"]
     if rows == 16:
         return num_warps == 4
@@ -88,24 +88,24 @@ def _experts(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
 
 
 def _fp8_tiles(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
-    """The registers hold the sums twice: of a group, and of all."""
+    """The registers hold two sums: of a group, and of all."""
     return num_warps == 4 if sizes["M"] == 16 else 32 <= _each(sizes["M"] * blocks["BLOCK_N"], num_warps) <= 64
 
 
 _EXPERTS = Space({"BLOCK_N": (32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _experts)
 
-# In the order of tuning: a kernel comes before those whose work its configuration decides.
+# In tuning order: a kernel comes before those that depend on its configuration.
 SPACES: Mapping[str, Space] = {
     "gdn_scan": Space({"BLOCK_V": (16, 32, 64)}, (4, 8), (2, 3, 4), _scan),
-    # A program's value heads share a key head.
+    # The value heads of a program share a key head.
     "gdn_prepare": Space({"HEADS": (1, 2, 3, 4)}, (4, 8), None, lambda b, s, _: s["Hv"] // s["Hk"] % b["HEADS"] == 0),
     "gdn_decode_step": Space({"BLOCK_V": (16, 32, 64, 128)}, (4, 8, 16), None, _decode_step),
-    # Four and six stages compile to the code of three and five.
+    # Four and six stages compile to the same code as three and five.
     "paged_attention_decode": Space({"BLOCK_N": (16, 32, 64)}, (4, 8), (3, 5)),
     "paged_attention_combine": Space(
         {"BLOCK_D": (32, 64, 128, 256)}, (4, 8), None, lambda b, s, _: b["BLOCK_D"] <= s["D"]
     ),
-    # With 4 warps the sums of 128 rows spill.
+    # With 4 warps, sums of 128 rows spill.
     "paged_attention_prefill": Space(
         {"BLOCK_M": (64, 128), "BLOCK_N": (32, 64)},
         (4, 8),
@@ -114,7 +114,7 @@ SPACES: Mapping[str, Space] = {
     ),
     "moe_gate_up": _EXPERTS,
     "moe_down": _EXPERTS,
-    # A thread asks for 32 or 64 bytes of weights before it works with them.
+    # A thread requests 32 or 64 bytes of weights before it computes.
     "fp8_vectors": Space(
         {"BLOCK_N": (4, 8, 16, 32), "GROUPS": (4, 8, 16)},
         (4, 8),
@@ -122,18 +122,18 @@ SPACES: Mapping[str, Space] = {
         lambda b, _, warps: 32 <= _each(b["BLOCK_N"] * b["GROUPS"] * 128, warps) <= 64,
     ),
     "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
-    # Four words to a thread: otherwise x goes through shared memory at every step.
+    # Four words per thread: otherwise every step moves x through shared memory.
     "integer_vector": Space(
         {"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), None, lambda b, _, warps: b["WORDS"] == 128 * warps
     ),
-    # A tile of weights needs registers beside the sums.
+    # A tile of weights needs registers in addition to the sums.
     "integer_tiles": Space(
         {"BLOCK_N": (16, 32, 64), "BLOCK_K": (64, 128)},
         (4,),
         (3, 4),
         lambda b, s, _: b["BLOCK_N"] <= 64 if s["M"] == 16 else b["BLOCK_N"] >= 32,
     ),
-    # Eight columns to a thread, 16 bytes: its sums and x meet in its registers.
+    # Eight columns (16 bytes) per thread: the sums and x meet in its registers.
     "norm_linear": Space(
         {"BLOCK_N": (4, 8, 16), "BLOCK_K": (512, 1024, 2048)},
         (2, 4, 8),
@@ -152,8 +152,8 @@ SPACES: Mapping[str, Space] = {
     ),
     "rms_norm": Space({"BLOCK_ROWS": (1, 2, 4)}, (4, 8, 16), None, _tile("BLOCK_ROWS", "D", 4, 64)),
     "gated_rms_norm": Space({"BLOCK_ROWS": (4, 8, 16, 32, 64)}, (2, 4, 8), None, _tile("BLOCK_ROWS", "D", 4, 32)),
-    # Draws don't depend on these sizes. Fewer kept candidates would send more rows to the slow search, which random
-    # logits don't show: so no block keeps a smaller share than the default's.
+    # Draws don't depend on these sizes. With fewer kept candidates more rows would need the slow search, which random
+    # logits don't show. So no block keeps a smaller share than the default's.
     "sampling": Space(
         {"BLOCK": (2048, 4096, 8192), "CAPACITY": (64, 128)},
         (8, 16),
@@ -166,12 +166,12 @@ SPACES: Mapping[str, Space] = {
 
 
 class Operation(NamedTuple):
-    """A public operation in which kernels are tuned, with all that runs before and after them.
+    """A public operation in which kernels are tuned, including everything that runs before and after them.
 
     Attributes:
-        kernels: those that ask for a configuration in it.
-        sizes: arguments of its method of `Cases`.
-        models: "all", "mixtures", or "one" where the checkpoint's sizes don't matter.
+        kernels: the kernels that ask for a configuration there.
+        sizes: arguments for its method of `Cases`.
+        models: "all", "mixtures", or "one" if the checkpoint's sizes don't matter.
     """
 
     kernels: tuple[str, ...]
@@ -183,7 +183,7 @@ def _sizes(*numbers: int) -> list[tuple[int, ...]]:
     return [(number,) for number in numbers]
 
 
-# The engine passes pieces of up to 2,048 tokens, behind any number of others.
+# The engine prefills chunks of up to 2,048 tokens, after any number of others.
 _PROMPTS, _STEPS, _BOTH = _sizes(128, 512, 2048), _sizes(1, 8, 32), _sizes(1, 32, 128, 2048)
 _BEHIND = [(128, 32768), (512, 512), (512, 8192), (2048, 2048), (2048, 32768)]
 _SLOTS = [(1, 4096), (1, 32768), (8, 4096), (32, 4096)]
@@ -213,7 +213,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 class Workload(NamedTuple):
-    """An operation, a model and a size, which name a case to another process."""
+    """An operation, a model and a size: identifies a case for another process."""
 
     operation: str
     shapes: Shapes
@@ -224,7 +224,7 @@ class Workload(NamedTuple):
 
 
 def workloads_of(kernel: str, models: Sequence[Shapes]) -> list[Workload]:
-    """Every operation, model and size that may launch a kernel."""
+    """All operations, models and sizes that may launch a kernel."""
     chosen = {"all": models, "one": models[:1], "mixtures": [each for each in models if each.experts is not None]}
     return [
         Workload(name, shapes, size)
@@ -236,7 +236,7 @@ def workloads_of(kernel: str, models: Sequence[Shapes]) -> list[Workload]:
 
 
 class TargetDriver:
-    """Stands in for Triton's driver. It knows what to compile for (80, 90, 100, ...), and can't launch."""
+    """Replaces Triton's driver: compiles for a compute capability (80, 90, 100, ...) and can't launch."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -256,7 +256,7 @@ class TargetDriver:
 def compiler_processes(capability: int, count: int) -> concurrent.futures.ProcessPoolExecutor:
     """Processes for `compile_workloads`. They need no card, and a crash of the compiler ends only one of them.
 
-    What they compile stays in Triton's cache for the process that measures.
+    Triton's cache keeps what they compile for the process that measures.
     """
     # CUDA doesn't survive a fork.
     spawn = multiprocessing.get_context("spawn")
@@ -275,7 +275,7 @@ def _warm_up(kernel: Any, grid: Sequence[int], *args: Any, **kwargs: Any) -> Non
 
 @torch.inference_mode()
 def compile_workloads(workloads: Sequence[Workload], configs: Mapping[tuple[str, str], Config]) -> str | None:
-    """Compiles what workloads launch. Returns why that fails, or None."""
+    """Compiles what the workloads launch. Returns why that failed, or None."""
     try:
         for workload in workloads:
             with trial(configs, _warm_up):

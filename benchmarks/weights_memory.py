@@ -1,9 +1,9 @@
-"""The memory of the family's weights by the format of the checkpoint, from shapes only. Gives README's table.
+"""The memory of the family's weights by checkpoint format, computed from shapes. The table is in docs/models.md.
 
     python -m benchmarks.weights_memory
 
-Made-up headers of each format go through the product's reader and its own count, `weights_bytes`. Layers' matrices are
-quantised, in GGUF files embeddings and head too. Contexts and caches come on top.
+Made-up headers of each format go through the product's reader and its own `weights_bytes`. The layers' matrices are
+quantised, in GGUF files also the embeddings and the head. Contexts and caches come on top.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ METHODS = {
 
 
 def stored_as(format: str, targets: Iterable[Target]) -> Mapping[str, Source | Target]:
-    """The tensors as a checkpoint has them: "bf16", a key of `METHODS`, or a type of GGUF."""
+    """The tensors of a checkpoint in a format: "bf16", a key of `METHODS`, or a GGUF type."""
     if format == "bf16":
         return {target.name: target for target in targets}
     found: dict[str, StoredTensor] = {}

@@ -63,7 +63,7 @@ class Decoder:
 
     Attributes:
         running: replies in order of admission.
-        suspended: preempted replies, in the order in which they resume.
+        preempted: replies, in the order in which they resume.
     """
 
     def __init__(self, runtime: Runtime, banned_ids: Iterable[int], *, batch_invariant: bool) -> None:
@@ -72,7 +72,7 @@ class Decoder:
         vocab_size = runtime.loaded.config.text.vocab_size
         self.sampler = Sampler(self._pools.states.num_slots, vocab_size, banned_ids, self._model.head_device)
         self.running: list[Reply] = []
-        self.suspended: list[Reply] = []
+        self.preempted: list[Reply] = []
         self._sizes = step_sizes(runtime.slots, self._model.device, batch_invariant=batch_invariant)
         self._runs_ahead = runs_ahead(self._model.device)
         self._graphs: dict[int, StepGraph] = {}
@@ -110,24 +110,24 @@ class Decoder:
 
     def remove(self, reply: Reply) -> None:
         """Removes a reply, running or preempted."""
-        for replies in (self.running, self.suspended):
+        for replies in (self.running, self.preempted):
             if reply in replies:
                 replies.remove(reply)
-        if not (self.running or self.suspended):
+        if not (self.running or self.preempted):
             # No reply needs the results, and a launched step would keep its replies in memory until the next request.
             self._launched, self._known = None, []
 
     def resume(self) -> None:
         """Resumes preempted replies in order while there is room for them and for one more token of every reply."""
-        while self.suspended and not self._known:
-            reply = self.suspended[0]
+        while self.preempted and not self._known:
+            reply = self.preempted[0]
             if self.running and not self.has_room(reply.num_suspended_tokens):
                 return
             try:
                 reply.resume(self._pools)
             except (OutOfBlocksError, OutOfSlotsError):
                 return
-            self._admit(self.suspended.pop(0))
+            self._admit(self.preempted.pop(0))
 
     def has_room(self, *nums_tokens: int) -> bool:
         """Whether sequences of these lengths fit beside the running replies, each with a block to grow into."""
@@ -197,9 +197,9 @@ class Decoder:
         logger.info("request %s makes room for others; it goes on later", reply.request.id)
         reply.prefill.unpin()
         self._known += self._drain()
-        reply.suspend(self._pools)
+        reply.preempt(self._pools)
         self.running.remove(reply)
-        self.suspended.insert(0, reply)
+        self.preempted.insert(0, reply)
 
     def _goes_on(self, reply: Reply, flying: bool) -> bool:
         """Whether a reply may need another token after the one in flight."""

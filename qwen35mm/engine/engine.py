@@ -110,7 +110,7 @@ class Engine:
     @property
     def blocked(self) -> bool:
         """Whether all work waits for files to be read."""
-        if self._decoder.running or self._decoder.suspended:
+        if self._decoder.running or self._decoder.preempted:
             return False
         if any(not reply.prefill.blocked for reply in self._prefilling) or self._next_request() is not None:
             return False
@@ -223,7 +223,7 @@ class Engine:
 
     def _next_request(self) -> Request | None:
         """The first request in the queue, if it has a slot and room beside running replies and current prompts."""
-        if not self._waiting or self._decoder.suspended or len(self._running) >= self.runtime.slots:
+        if not self._waiting or self._decoder.preempted or len(self._running) >= self.runtime.slots:
             return None
         request = next(iter(self._waiting.values()))
         prompts = [each.prompt.token_ids for each in (*(reply.request for reply in self._prefilling), request)]
@@ -269,8 +269,8 @@ class Engine:
         """A prompt finds no blocks: ends a commit, waits for replies, unpins its segments, or requeues a prompt."""
         if self._commits.give_way() or self._decoder.running or reply.prefill.unpin():
             return []
-        if self._decoder.suspended or len(self._prefilling) > 1:
-            self._requeue(reply if self._decoder.suspended else self._prefilling[-1])
+        if self._decoder.preempted or len(self._prefilling) > 1:
+            self._requeue(reply if self._decoder.preempted else self._prefilling[-1])
             return []
         return self._fail(error, reply)
 

@@ -155,7 +155,7 @@ class Reply:
             return None
         return token_logprobs(logits[None], torch.tensor([token_id]), num_top, self._tokenizer)[0]
 
-    def suspend(self, pools: CachePools) -> None:
+    def preempt(self, pools: CachePools) -> None:
         """Preempts the reply: moves its cache to host memory, bit for bit, and frees its place."""
         self._suspended = (self.cache.export(), pools.states.save(self.cache.slot))
         self.cache.free()

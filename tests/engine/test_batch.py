@@ -183,7 +183,7 @@ def crowded(loaded: LoadedModel, make_request: MakeRequest) -> Iterator[tuple[En
         engine = Engine(loaded, EngineSettings(context_length=96), cache_settings(loaded, num_tokens=96))
         for request in requests:
             engine.add(request)
-        while not engine._decoder.suspended:
+        while not engine._decoder.preempted:
             engine.step()
             engine.check_integrity()
         yield engine, requests
@@ -200,7 +200,7 @@ def test_replies_make_room_for_each_other_and_lose_nothing(
 
 def test_a_suspended_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]]) -> None:
     engine, requests = crowded
-    victim = engine._decoder.suspended[0].request
+    victim = engine._decoder.preempted[0].request
     engine.cancel(victim.id)
     engine.check_integrity()
     found = results_of(run(engine))

@@ -94,7 +94,7 @@ def test_a_sampled_reply_is_the_same_alone_and_in_company_and_after_it_made_room
         small = engine_of(loaded, num_tokens=96, context_length=96, batch_invariant=True)
         for request in requests:
             small.add(request)
-        while not small._decoder.suspended:
+        while not small._decoder.preempted:
             small.step()
         together = results(small)
         alone = results(engine_of(loaded, slots=1, batch_invariant=True), *requests)

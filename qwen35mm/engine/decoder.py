@@ -121,7 +121,7 @@ class Decoder:
         """Resumes preempted replies in order while there is room for them and for one more token of every reply."""
         while self.preempted and not self._known:
             reply = self.preempted[0]
-            if self.running and not self.has_room(reply.num_suspended_tokens):
+            if self.running and not self.has_room(reply.num_preempted_tokens):
                 return
             try:
                 reply.resume(self._pools)
@@ -154,7 +154,7 @@ class Decoder:
                         continue
                     if len(self.running) == 1:
                         return False
-                    self._suspend(self.running[-1])
+                    self._preempt(self.running[-1])
         return True
 
     def step(self) -> list[StepResult]:
@@ -193,7 +193,7 @@ class Decoder:
         self.running.append(reply)
         return slot
 
-    def _suspend(self, reply: Reply) -> None:
+    def _preempt(self, reply: Reply) -> None:
         logger.info("request %s makes room for others; it goes on later", reply.request.id)
         reply.prefill.unpin()
         self._known += self._drain()

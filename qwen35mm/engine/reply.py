@@ -66,7 +66,7 @@ class Reply:
         self.last_token_id: int | None = None
         self._matcher = matcher
         self._tokenizer = tokenizer
-        self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+        self._preempted: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
         self._resumed: SequenceCache | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
@@ -82,9 +82,9 @@ class Reply:
         return None if self.request.params.greedy else self.seed
 
     @property
-    def num_suspended_tokens(self) -> int:
+    def num_preempted_tokens(self) -> int:
         """A preempted reply's tokens in host memory."""
-        return 0 if self._suspended is None else self._suspended[0]["k"].shape[1]
+        return 0 if self._preempted is None else self._preempted[0]["k"].shape[1]
 
     @property
     def needs_host(self) -> bool:
@@ -157,7 +157,7 @@ class Reply:
 
     def preempt(self, pools: CachePools) -> None:
         """Preempts the reply: moves its cache to host memory, bit for bit, and frees its place."""
-        self._suspended = (self.cache.export(), pools.states.save(self.cache.slot))
+        self._preempted = (self.cache.export(), pools.states.save(self.cache.slot))
         self.cache.free()
 
     def resume(self, pools: CachePools) -> None:
@@ -166,8 +166,8 @@ class Reply:
         Raises:
             OutOfSlotsError, OutOfBlocksError: no room yet; nothing has changed.
         """
-        assert self._suspended is not None
-        kv, states = self._suspended
+        assert self._preempted is not None
+        kv, states = self._preempted
         cache = pools.new_sequence()
         try:
             cache.append(kv)
@@ -176,7 +176,7 @@ class Reply:
             raise
         pools.states.load(cache.slot, states)
         cache.rope_delta = self.cache.rope_delta
-        self._resumed, self._suspended = cache, None
+        self._resumed, self._preempted = cache, None
 
     def prefilled(self) -> Prefilled:
         """The event of the first token."""

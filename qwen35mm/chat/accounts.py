@@ -1,9 +1,9 @@
-"""Who may log in: names and hashes of passwords in a file, one a line, for the owner's eyes only.
+"""Who may log in: a file of names and password hashes, one account a line, readable by its owner only.
 
     name:scrypt$32768$8$3$<salt>$<hash>
 
-Salt and hash are in base64. Empty lines, and lines that begin with "#", are left alone. The file is read again when it
-has changed, and is written whole, by a rename, under a lock of its own beside it.
+Salt and hash are in base64. Empty lines and lines that begin with "#" stay as they are. The file is read again when it
+changes. A write replaces the whole file with a rename, under a lock file beside it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ MAX_PASSWORD_CHARS = 1024
 _MAX_NAME_CHARS = 64
 _MAX_FILE_BYTES = 4 << 20
 _LOCK_TIMEOUT_S = 10.0
-# n, r and p of scrypt: 32 MiB and a quarter of a second for each guess.
+# n, r and p of scrypt: each guess takes 32 MiB and a quarter of a second.
 COST = (1 << 15, 8, 3)
 _HASH = re.compile(r"scrypt\$(\d{1,8})\$(\d{1,3})\$(\d{1,3})\$([A-Za-z0-9+/=]{8,200})\$([A-Za-z0-9+/=]{8,200})")
 
 
 class Accounts(Protocol):
-    """Who may log in, wherever that is written."""
+    """Who may log in."""
 
     can_change: bool
 
     def check(self, name: str, password: str) -> bool:
-        """Whether this is a person's password. Takes as long for a name that there isn't."""
+        """Whether this is the person's password. Takes as long for an unknown name."""
         ...
 
     def stamp(self, name: str) -> str | None:
-        """What changes with a person's password; None where nobody is called so."""
+        """A value that changes with the person's password; None for an unknown name."""
         ...
 
     def change(self, name: str, old: str, new: str) -> bool:
-        """Gives a person another password; False where the old one is wrong.
+        """Changes a person's password; False if the old one is wrong.
 
         Raises:
-            ConfigError: the new one can't be taken, or passwords can't be changed here.
-            StorageError: it can't be written.
+            ConfigError: the new password is invalid, or passwords can't be changed here.
+            StorageError: the file can't be written.
         """
         ...
 
@@ -81,10 +81,10 @@ class GivenAccounts:
 
 
 class AccountFile:
-    """A file of accounts. Usable from any thread, and by several processes at a time.
+    """A file of accounts. Safe for use by several threads and processes.
 
     Args:
-        path: the file; `add` makes it.
+        path: the file; `add` creates it.
     """
 
     can_change = True
@@ -97,23 +97,23 @@ class AccountFile:
         self._told = ""
 
     def names(self) -> list[str]:
-        """Who there is, in the file's order. Raises ConfigError where the file can't be read."""
+        """The names in the file's order. Raises ConfigError if the file can't be read."""
         return list(self._read())
 
     def check(self, name: str, password: str) -> bool:
         known = self._known().get(_normal(name))
-        # A name that there isn't takes as long: one hash.
+        # An unknown name takes as long: one hash.
         return _matches(known or _nobodys(), password) and known is not None
 
     def stamp(self, name: str) -> str | None:
         return self._known().get(name)
 
     def add(self, name: str, password: str) -> bool:
-        """Adds a person, or gives one another password; whether it is a new one.
+        """Adds a person, or changes the password of one; returns whether the name is new.
 
         Raises:
-            ConfigError: the name or the password can't be taken, or the file can't be read.
-            StorageError: it can't be written.
+            ConfigError: the name or the password is invalid, or the file can't be read.
+            StorageError: the file can't be written.
         """
         name = checked_name(name)
         line = f"{name}:{_hash(checked_password(password))}"
@@ -129,7 +129,7 @@ class AccountFile:
         return is_new
 
     def remove(self, name: str) -> bool:
-        """Takes a person out, whose sessions end; whether there was one. Raises what `add` does."""
+        """Removes a person and ends their sessions; returns whether the name was there. Raises what `add` does."""
         name, was_there = _normal(name), False
 
         def changed(lines: list[str]) -> list[str]:
@@ -148,7 +148,7 @@ class AccountFile:
         return True
 
     def _known(self) -> dict[str, str]:
-        """As the file is now; as it was, where that can't be read any more."""
+        """The accounts as the file is now, or as last read if it can't be read any more."""
         with self._lock:
             try:
                 self._read()
@@ -220,7 +220,7 @@ class AccountFile:
 
 
 def checked_name(name: str) -> str:
-    """A name as it is kept. Raises ConfigError."""
+    """The name in the form that is stored. Raises ConfigError."""
     name = _normal(name)
     if not name or len(name) > _MAX_NAME_CHARS or ":" in name or name.startswith("#") or not name.isprintable():
         raise ConfigError(
@@ -230,7 +230,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_password(password: str) -> str:
-    """The password itself. Raises ConfigError, without it."""
+    """The password, unchanged. Raises ConfigError, whose message doesn't contain it."""
     if not MIN_PASSWORD_CHARS <= len(password) <= MAX_PASSWORD_CHARS:
         raise ConfigError(
             say("A password has {least} to {most} characters.", least=MIN_PASSWORD_CHARS, most=MAX_PASSWORD_CHARS)
@@ -243,7 +243,7 @@ def _normal(name: str) -> str:
 
 
 def _name_of(line: str) -> str | None:
-    """Whose line it is; None for one that is nobody's."""
+    """The name on a line; None for an empty line or a comment."""
     line = line.strip()
     return None if not line or line.startswith("#") else _normal(line.partition(":")[0])
 
@@ -256,7 +256,7 @@ def _hash(password: str) -> str:
 
 
 def _nobodys() -> str:
-    """The hash of no password."""
+    """A hash that no password has."""
     return "$".join(("scrypt", *map(str, COST), *(base64.b64encode(bytes(size)).decode() for size in (16, 32))))
 
 
@@ -267,7 +267,7 @@ def _matches(hashed: str, password: str) -> bool:
     try:
         salt, expected = (base64.b64decode(found[group], validate=True) for group in (4, 5))
         return secrets.compare_digest(_scrypt(password, salt, n, r, p), expected)
-    except ValueError:  # somebody wrote it by hand
+    except ValueError:  # edited by hand
         return False
 
 

@@ -1,7 +1,7 @@
-"""What one person, and all of them together, may take of a server: every such limit, once, and who has taken what.
+"""Limits for one person and for everybody together, and who uses how much.
 
-Alone on one's own machine only the disk and the memory are limits. Where strangers share the page, one must not take
-what the others need; and since a new key makes a new person, they are counted by their accounts (`Person.account`).
+A single person is limited only by disk and memory. On a shared page nobody may take what the others need. A new key
+makes a new person, so limits count by account (`Person.account`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from qwen35mm_preprocess.say import Saying, decimal, say
 class Quotas:
     """Limits of a page; None is no limit.
 
-    num_bytes           of one account's texts and files, with what is just coming
-    total_bytes         of everybody's
-    uploads             of one account: files that no message has yet, with those that are just coming
-    total_uploads       of everybody, that are just coming
+    num_bytes           one account's texts and files, including uploads in progress
+    total_bytes         the same for everybody together
+    uploads             one account's files that are in no message yet, including uploads in progress
+    total_uploads       everybody's uploads in progress
     conversations       of one account
-    watchers            streams of answers of one account; everybody's are limited by the page's queue
-    wrong_passwords     of one address in ten minutes
-    archive_bytes       of one import, as it comes and unpacked
-    conversation_bytes  of one conversation in it, without its files
+    watchers            one account's streams of answers; the page's queue limits everybody's
+    wrong_passwords     from one address in ten minutes
+    archive_bytes       one import, both packed and unpacked
+    conversation_bytes  one conversation of an import, without its files
     """
 
     num_bytes: int | None
@@ -69,17 +69,13 @@ STRANGERS = Quotas(
     archive_bytes=200 * 10**6,
     conversation_bytes=8 << 20,
 )
-# Of temporary conversations, beside those: texts are in memory.
+# For temporary conversations, in addition: their texts are in memory.
 STRANGERS_TEMPORARY = replace(STRANGERS, num_bytes=100 * 10**6, total_bytes=10**9)
 _SHARED = say("Everyone at one internet address counts as one person.")
 
 
 class Usage:
-    """Who has taken what, and whether there is room for more.
-
-    Args:
-        store: what is kept.
-    """
+    """Counts what each account uses, and refuses what goes over a limit."""
 
     def __init__(self, store: ConversationStore, quotas: Quotas) -> None:
         self.quotas = quotas
@@ -90,10 +86,10 @@ class Usage:
         self._watchers: Counter[str] = Counter()
 
     def check(self, person: Person, *, num_bytes: int = 0, num_files: int = 0, num_conversations: int = 0) -> None:
-        """Refuses so much more of something. Reads the database: not for the event loop.
+        """Checks that the person may add this much. Reads the database: not for the event loop.
 
         Raises:
-            QuotaError: it is more than there is room for; says which limit, how much is used and what to do.
+            QuotaError: it goes over a limit; says which one, how much is used and what to do.
         """
         quotas, kept = self.quotas, self._kept(person)
         if num_conversations and kept.num_conversations + num_conversations > quotas.conversations:
@@ -131,7 +127,7 @@ class Usage:
                 )
 
     def room(self, person: Person, *, most: int) -> tuple[int, int]:
-        """Bytes, at most `most`, and conversations that a person may still add. Reads the database."""
+        """Bytes (at most `most`) and conversations that a person may still add. Reads the database."""
         quotas, kept = self.quotas, self._kept(person)
         room = most if quotas.num_bytes is None else min(most, quotas.num_bytes - kept.num_bytes)
         if quotas.total_bytes is not None:
@@ -140,10 +136,10 @@ class Usage:
 
     @contextlib.asynccontextmanager
     async def receiving(self, person: Person) -> AsyncIterator[Callable[[int], None]]:
-        """A place for a file that is coming. What it gives is called with the bytes of each piece.
+        """Reserves a place for an upload. Call the yielded function with the number of bytes of each chunk.
 
         Raises:
-            QuotaError: there is no place; from what it gives, there is no room.
+            QuotaError: too many uploads are in progress; from the function, the file is too large.
         """
         if sum(map(len, self._coming.values())) >= self.quotas.total_uploads:
             raise QuotaError(
@@ -152,7 +148,7 @@ class Usage:
                     n=self.quotas.total_uploads,
                 )
             )
-        # Apart from every other one, however many bytes have come of both.
+        # A key of its own for each upload.
         account, mine = _account(person), object()
         coming = self._coming.setdefault(account, {})
         coming[mine] = 0
@@ -172,7 +168,7 @@ class Usage:
 
     @contextlib.contextmanager
     def watching(self, person: Person) -> Iterator[None]:
-        """A place for a stream of answers. Raises QuotaError."""
+        """Reserves a place for a stream of answers. Raises QuotaError."""
         account = _account(person)
         if self._watchers[account] >= self.quotas.watchers:
             raise QuotaError(
@@ -205,7 +201,7 @@ class Usage:
             )
 
     def _kept(self, person: Person) -> Kept:
-        """What all of an account's people have kept."""
+        """What all people of an account have stored."""
         account = _account(person)
         with self._lock:
             owners = self._owners.setdefault(account, set())
@@ -214,7 +210,7 @@ class Usage:
         counts_bytes = self.quotas.num_bytes is not None
         each = {owner: self._store.media.kept(owner, count_bytes=counts_bytes) for owner in asked}
         with self._lock:
-            # Who has nothing need not be asked about again.
+            # Owners who store nothing need no further look.
             owners -= {owner for owner, kept in each.items() if not any(kept) and owner != person.owner}
         return Kept(*map(sum, zip(*each.values(), strict=True)))
 

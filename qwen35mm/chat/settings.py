@@ -1,4 +1,4 @@
-"""The settings of a chat: plain JSON values from the page, checked, and what they mean for an answer."""
+"""The settings of a chat: checks the page's JSON values and applies them to a request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import Said, decimal, say
 
 MAX_SYSTEM_CHARS = 100_000
-# Of a system prompt, this much is kept with each answer.
+# How much of the system prompt is stored with each answer.
 _SHOWN_SYSTEM_CHARS = 200
 
 
 @dataclass(frozen=True)
 class Field:
-    """A number that can be set; None leaves it to the checkpoint, or to the machine's defaults."""
+    """A number that can be set; None takes the default of the checkpoint or the machine."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ NAMES = frozenset({*NUMBERS, "system", "thinking"})
 
 @dataclass(frozen=True)
 class Settings:
-    """What a person set, checked. `values` holds only what differs from the defaults."""
+    """Checked settings of a person. `values` holds only what differs from the defaults."""
 
     values: Mapping[str, Any]
 
@@ -94,7 +94,7 @@ class Settings:
 
     @classmethod
     def kept(cls, values: Mapping[str, Any]) -> Settings:
-        """What can be used of stored settings: an archive, or another version, may bring others."""
+        """The usable part of stored settings: an archive or another version may bring unknown ones."""
         usable: dict[str, Any] = {}
         for name, value in values.items():
             with contextlib.suppress(ConfigError):
@@ -107,28 +107,28 @@ class Settings:
         return str(self.values.get("system", "")).strip()
 
     def params(self, model: ModelInfo) -> SamplingParams:
-        """How to choose tokens, with the model's defaults where nothing is set, or where it can't be asked for it."""
+        """Sampling parameters; the model's default for each that isn't set or that the model doesn't support."""
         names = {*SAMPLING, *LENGTHS} - model.unsupported
         return model.generation.with_overrides(**{name: self.values.get(name) for name in names})
 
     def enable_thinking(self, model: ModelInfo) -> bool:
-        """Whether to think first."""
+        """Whether the model thinks before it answers."""
         if model.thinking is False:
             return model.default_enable_thinking
         thinks = self.values.get("thinking", model.default_enable_thinking)
         return bool(thinks) and self.values.get("thinking_budget") != 0
 
     def budget(self, default: MediaBudget) -> MediaBudget:
-        """What media may cost, with the machine's defaults where nothing is set."""
+        """The budget of media, with the machine's defaults for what isn't set."""
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
 
 
 def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
-    """What an answer is made with, as it is kept with it: in full, since a model's defaults are another one's settings.
+    """The settings that are stored with an answer: defaults too, since they differ between models.
 
     Returns:
-        the names of `Settings` but those of media, which are kept with the question, and the format of the `weights`;
-        what isn't set, nor has a default, is left out. Of a system prompt it is the beginning.
+        the settings by name, and the format of the `weights`. Media settings are stored with the question instead.
+        The system prompt is cut to its beginning. What has no value is left out.
     """
     params = settings.params(model)
     values: dict[str, Any] = {name: getattr(params, name) for name in (*SAMPLING, *LENGTHS)}
@@ -139,7 +139,7 @@ def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
 
 
 def describe_settings(backend: Backend) -> dict[str, Any]:
-    """Ranges, words and defaults of the settings for a model, as JSON values for the page."""
+    """Ranges, labels and defaults of the settings for a model, as JSON values for the page."""
     defaults = backend.info.generation
     budget, video = backend.media.budget, backend.media.video_processing
     shown = {
@@ -203,6 +203,6 @@ def _limit(number: float) -> Said:
 
 
 def _short(value: object) -> str:
-    """A value as it came, for a message."""
+    """A value for a message, cut to 40 characters."""
     shown = repr(value)
     return shown if len(shown) <= 40 else shown[:40] + "…"

@@ -1,1 +1,1 @@
-"""Texts that are attached to a message, whatever file they come in."""
+"""Text and PDF files that are attached to a message."""

@@ -1,7 +1,7 @@
-"""Text and PDF files as context of a message: what a file is, its text, its pages as pictures.
+"""Text and PDF files as context of a message: detects them, reads their text, and renders pages.
 
-PDFium is native code that isn't safe among threads and reads whatever a person was sent, so it runs in a child
-process (pdf_worker) with a limit on memory and time: a file that breaks it ends in an error here.
+PDFium is native code that isn't thread-safe, and it reads untrusted files. So it runs in a child process (pdf_worker)
+with limits on memory and time, and a file that crashes it only causes an error here.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from qwen35mm_preprocess.say import Saying, say, size
 
 MAX_PDF_BYTES = 200 * 2**20
 MAX_TEXT_CHARS = 4_000_000
-# The text of a PDF as it is kept, with the numbers of its pages.
+# For the stored text of a PDF, with page numbers.
 MAX_KEPT_TEXT_BYTES = 5 * MAX_TEXT_CHARS
-# For a whole PDF, however many pages it has.
+# For a whole PDF.
 PDF_TIMEOUT_S = 60.0
 
 _HEAD_BYTES = 1 << 20
 _MAX_NAME_CHARS = 120
 _WORKER = Path(__file__).with_name("pdf_worker.py")
 _PDF_MAGIC = b"%PDF-"
-# Readers look for the mark within so many bytes.
+# PDF readers search this many bytes for the magic.
 _PDF_MAGIC_REACH = 1024
-# What PDFium writes for a hyphen at the end of a line.
+# PDFium's characters for a hyphen at the end of a line.
 _LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
 
 
 def detect_document(path: Path, name: str) -> Literal["text", "pdf"] | None:
-    """What a file is, by its content; None if it is neither text nor PDF.
+    """The kind of a file by its content; None if it is neither text nor PDF.
 
     Args:
-        path: where it is kept.
-        name: what it was called. Decides one case only: text in which a PDF's mark stands behind other words.
+        path: the stored file.
+        name: the original name. Decides only for text with the magic of a PDF after other words.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
@@ -72,12 +72,12 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: 
     r"""The text of a file, with line ends "\n", and the name of its encoding.
 
     Args:
-        max_bytes: the file's largest size.
-        name: what the file is called in messages; its own name if None.
-        encoding: one of `encodings.ENCODINGS`; found out if None.
+        max_bytes: largest size of the file.
+        name: the file's name in messages; the name of `path` if None.
+        encoding: one of `encodings.ENCODINGS`; detected if None.
 
     Raises:
-        DocumentTooLargeError: it has more bytes.
+        DocumentTooLargeError: the file is larger.
         DamagedDocumentError: it isn't text, or not in this encoding.
         DocumentError: it is empty.
         OSError: it can't be read.
@@ -114,16 +114,16 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: 
 def read_pdf_text(
     path: Path, *, max_pages: int, name: str | None = None, asker: Asker | None = None
 ) -> tuple[str, ...]:
-    """The text of each page of a PDF; a page that is a picture has none.
+    """The text of each page of a PDF; empty for a page that is a picture.
 
     Args:
         max_pages: the most pages it may have.
-        name: what the file is called in messages; its own name if None.
+        name: the file's name in messages; the name of `path` if None.
         asker: if they leave, the work ends with a DamagedDocumentError that nobody sees.
 
     Raises:
-        EncryptedDocumentError: it needs a password.
-        DocumentTooLargeError: too many bytes, pages or characters.
+        EncryptedDocumentError: the PDF needs a password.
+        DocumentTooLargeError: it has too many bytes, pages or characters.
         NoTextError: no page has text.
         DamagedDocumentError: it can't be read.
     """
@@ -157,18 +157,18 @@ def read_pdf_text(
 def render_pdf_pages(
     path: Path, *, max_pages: int, max_side: int = 1568, name: str | None = None, asker: Asker | None = None
 ) -> Iterator[tuple[Image.Image, int]]:
-    """The first pages of a PDF as RGB pictures, each drawn when it is asked for, and beside each how many there are.
+    """Renders the first pages of a PDF lazily; yields each as an RGB picture with the PDF's number of pages.
 
     Args:
-        max_pages: the most pages that are drawn.
-        max_side: the longer side's most pixels. A small page is drawn at 300 dots an inch, and stays smaller.
-        name: what the file is called in messages; its own name if None.
+        max_pages: the most pages to render.
+        max_side: most pixels of the longer side. A small page is rendered at 300 dots an inch, and stays smaller.
+        name: the file's name in messages; the name of `path` if None.
         asker: if they leave, the work ends with a DamagedDocumentError that nobody sees.
 
     Raises:
-        EncryptedDocumentError: it needs a password.
-        DocumentTooLargeError: too many bytes.
-        DamagedDocumentError: it can't be drawn.
+        EncryptedDocumentError: the PDF needs a password.
+        DocumentTooLargeError: it has too many bytes.
+        DamagedDocumentError: it can't be rendered.
     """
     name = _shown(name or path.name)
     work = {"task": "render", "max_pages": max_pages, "max_side": max_side}
@@ -183,9 +183,9 @@ def render_pdf_pages(
 
 
 def as_context(name: str, text: str) -> str:
-    """A document as the model reads it: its name, and its text between two fences of backticks.
+    """A document for the prompt: its name, and its unchanged text between two fences of backticks.
 
-    The fences are longer than any row of backticks in the text, so the text can't end them; it is not changed.
+    The fences are longer than any row of backticks in the text, so the text can't end them.
     """
     longest = max((len(row) for row in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -194,7 +194,7 @@ def as_context(name: str, text: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """A file's name within a line of words: no path, no control characters, no end to its quotation marks."""
+    """A file's name in quotation marks: no path, no control characters, no quotation marks inside."""
     name = re.split(r"[/\\]", name)[-1]
     name = "".join(" " if not character.isprintable() or character in '"`' else character for character in name)
     name = " ".join(name.split()) or "document"
@@ -208,7 +208,7 @@ def _pages(num_pages: int) -> Saying:
 def _answers(
     path: Path, name: str, work: dict[str, Any], asker: Asker | None
 ) -> Generator[tuple[dict[str, Any], bytes], None, None]:
-    """What a child process says of a file, one answer after the other; it is gone when this ends."""
+    """Yields a child process's answers about a file; kills the process at the end."""
     num_bytes = path.stat().st_size
     if num_bytes > MAX_PDF_BYTES:
         raise DocumentTooLargeError(
@@ -223,7 +223,7 @@ def _answers(
     if found is None or found.origin is None:
         raise DocumentError(say("{name} can't be read here: PDF files need the package pypdfium2.", name=name))
     request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
-    # Isolated: neither this folder nor the environment says what the child imports.
+    # -I: neither this folder nor the environment affects the child's imports.
     process = subprocess.Popen(
         [sys.executable, "-I", str(_WORKER), json.dumps(request)],
         stdin=subprocess.DEVNULL,

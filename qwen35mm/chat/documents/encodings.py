@@ -1,8 +1,8 @@
-"""Which encoding a text file is in, and its text.
+"""Detects the encoding of a text file and decodes it.
 
-What says so itself is believed: a byte order mark, valid UTF-8, a declaration in the first lines. Else
-charset-normalizer judges what each of the usual encodings would make of the lines that aren't ASCII. In short ones it
-errs at times: a person sees which it was, and can choose another.
+A byte order mark, valid UTF-8 or a declaration in the first lines decides. Otherwise charset-normalizer judges how each
+of the usual encodings decodes the lines that aren't ASCII. It may err on short texts, so the page shows the encoding
+and lets a person choose another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import charset_normalizer
 
-# Names as browsers and editors show them, with Python's codecs; where two fit as well, the first is taken.
+# Names as in browsers and editors, with Python's codecs. If two fit equally well, the first wins.
 _LEGACY = {
     "Windows-1252": "cp1252",
     "Windows-1251": "cp1251",
@@ -41,10 +41,10 @@ _UNICODE = {
 }
 _CODECS = {**_UNICODE, **_LEGACY}
 ENCODINGS = tuple(_CODECS)
-# Those that no file says of itself for sure.
+# Encodings that are only guessed.
 JUDGED = frozenset(_LEGACY)
 
-# The longer ones first: one mark of UTF-32 begins with one of UTF-16.
+# Longer marks first: a mark of UTF-32 begins with one of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -52,16 +52,16 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
-# Of files that aren't text, however short or unlucky: PNG, JPEG, gzip, xz, 7z, old Office files, ELF. And of marked
-# ones, which are in that encoding or in none.
+# Beginnings of files that aren't text: PNG, JPEG, gzip, xz, 7z, old Office files, ELF. And byte order marks: such files
+# are in the marked encoding or in none.
 _BINARY = (
     *(b"\x89PNG", b"\xff\xd8\xff", b"\x1f\x8b", b"\xfd7zXZ", b"7z\xbc\xaf", b"\xd0\xcf\x11\xe0", b"\x7fELF"),
     *(mark for mark, _ in _MARKS),
 )
-# Of HTML, XML, CSS, and of source code for editors.
+# Declarations in HTML, XML, CSS, and in source code for editors.
 _DECLARATION = re.compile(rb"(?:charset|encoding|coding)\s*[:=]\s*[\"']?([A-Za-z0-9_-]{2,20})")
 _DECLARATION_REACH = 1024
-# Control characters that text has: tab, line ends, form feed, escape (logs with colours).
+# All control characters except those in texts: tab, line ends, form feed, escape (logs with colours).
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
 _CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\x0c\r\x1b"))
 _MAX_CONTROL_SHARE = 0.002
@@ -72,7 +72,7 @@ def decode(data: bytes, *, final: bool = True) -> tuple[str, str] | None:
     """The text of a file, and the name of its encoding, one of `ENCODINGS`; None if it isn't text.
 
     Args:
-        final: whether this is all of it; else it may end within a character.
+        final: whether `data` is complete; otherwise it may end inside a character.
     """
     for name in _sure(data):
         text = _text(data, name, final)
@@ -91,7 +91,7 @@ def decode(data: bytes, *, final: bool = True) -> tuple[str, str] | None:
 
 
 def decode_as(data: bytes, name: str) -> str | None:
-    """The text of a file in an encoding; None if that isn't one of `ENCODINGS`, or not the file's."""
+    """The text of a file in an encoding; None if that isn't in `ENCODINGS`, or doesn't fit the file."""
     return _text(data, name, final=True) if name in _CODECS else None
 
 
@@ -118,13 +118,13 @@ def _declared(data: bytes) -> list[str]:
         codec = codecs.lookup(found[1].decode()).name if found else None
     except LookupError:
         return []
-    # What calls itself Latin-1, or Shift-JIS, is mostly what Windows made of it.
+    # Files declared as Latin-1 or Shift-JIS are mostly in Windows' variants.
     codec = {"iso8859-1": "cp1252", "shift_jis": "cp932", "gb2312": "gb18030", "gbk": "gb18030"}.get(codec or "", codec)
     return [name for name, each in _LEGACY.items() if codec == codecs.lookup(each).name]
 
 
 def _judged(data: bytes) -> list[str]:
-    """The likeliest encodings first, by the lines that tell."""
+    """Encodings by likelihood, judged by the lines that aren't ASCII."""
     lines = (line for line in data.splitlines(keepends=True) if not line.isascii())
     sample = bytearray()
     for line in lines:
@@ -137,7 +137,7 @@ def _judged(data: bytes) -> list[str]:
             bytes(sample), cp_isolation=[codec], threshold=1.0, preemptive_behaviour=False, enable_fallback=False
         ).best()
         if judged is not None:
-            # Sorting keeps the order of those that are as good.
+            # Rounded, so that equally good encodings keep their order.
             scores.append((round(judged.chaos, 2), -round(judged.coherence, 1), name))
     return [name for *_, name in sorted(scores, key=lambda score: score[:2])]
 
@@ -147,7 +147,7 @@ def _text(data: bytes, name: str, final: bool) -> str | None:
         text = codecs.getincrementaldecoder(_CODECS[name])().decode(data, final)
     except UnicodeError:
         return None
-    # Every other control character may be a slip of some program; many are a binary file.
+    # A few control characters may be some program's slip; many mean a binary file.
     if "\0" in text or len(_CONTROL.findall(text)) > _MAX_CONTROL_SHARE * len(text):
         return None
     return text.removeprefix("\ufeff")

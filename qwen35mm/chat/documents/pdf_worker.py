@@ -1,8 +1,8 @@
-"""The child process in which PDFium runs, as a script: a crash, an endless loop or a bomb ends this process only.
+"""Script that runs PDFium in a child process: a crash, an endless loop or a PDF bomb only ends this process.
 
 It imports nothing of qwen35mm. Its argument is JSON: the file's path, the folder of pypdfium2, and the work. Standard
-output is one line of JSON for each page, followed by the pixels where pages are rendered
-(rows of `stride` bytes, RGB); an error is the line {"error": code}.
+output has one line of JSON for each page, followed by the pixels if pages are rendered (rows of `stride` bytes, RGB).
+An error is the line {"error": code}.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 MEMORY_BYTES = 2**30
 CPU_S = 60
-# Points are 1/72 inch: no page is drawn finer than 300 dots an inch.
+# Points are 1/72 inch: pages are rendered at 300 dots an inch at most.
 MAX_SCALE = 300 / 72
 # FPDF_GetLastError
 _PASSWORD_CODES = (4, 5)
@@ -28,7 +28,7 @@ class WorkError(Exception):
 
 def main() -> None:
     work = json.loads(sys.argv[1])
-    # Nothing that a library prints may come between the answers.
+    # Keeps what libraries print out of the answers.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _limit_process()
@@ -44,7 +44,7 @@ def main() -> None:
     except Exception:
         _answer(out, {"error": "damaged"})
     out.flush()
-    # PDFium's own clean-up of a damaged file is work for nothing, and may crash.
+    # Skips PDFium's clean-up, which may crash on a damaged file.
     os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""Pictures and videos as a person sees and cuts them."""
+"""Pictures and videos for the page: thumbnails, crops, frames, marks."""

@@ -1,4 +1,4 @@
-"""Frames of videos, and parts cut out of pictures and frames, in full resolution."""
+"""Frames of videos, and crops of pictures and frames, at full resolution."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import probe_video
 
-# Of these no pixel was ever changed, and of a part none is either.
+# Lossless formats, whose crops are lossless too.
 _LOSSLESS = (BMP, GIF, PNG, TIFF)
-# A moment that a player tells is that of the frame on the screen, or a little less.
+# A player reports the time of the frame on the screen, or a little less.
 _ROUNDING_S = 1e-3
 
 
 def frame_at(path: Path, time_s: float, limits: MediaLimits) -> tuple[Image.Image, float]:
-    """The upright frame, in mode RGB, that is on the screen at a time from the video's first one, and its own time.
+    """The upright RGB frame on the screen `time_s` seconds after the first one, and the frame's own time.
 
     Raises:
-        MediaError: the file is no video that is read here, or the frame can't be decoded.
+        MediaError: the file isn't a readable video, or the frame can't be decoded.
     """
     info = probe_video(path, limits)
     at = max(int(np.searchsorted(info.times_s, time_s + _ROUNDING_S, side="right")) - 1, 0)
@@ -52,16 +52,16 @@ def cut(
     time_s: float | None,
     asker: Asker | None = None,
 ) -> tuple[bytes, Crop]:
-    """A part of a picture, or of a video's frame, as the bytes of a picture, and where it was.
+    """Crops a picture or a video's frame; returns the crop as PNG or JPEG bytes, and where it was.
 
     Args:
-        media: says where it is read, and its limits.
+        media: the processor that reads the source, with its limits.
         box: left, top, right and bottom edge, as shares of the upright source's sides.
-        time_s: of the frame, from the video's first; counts for a video alone.
-        asker: when they leave, it ends.
+        time_s: the frame's time from the first one; ignored for a picture.
+        asker: the work ends when they leave.
 
     Raises:
-        PromptError: the box isn't one.
+        PromptError: the box is invalid.
         MediaError: the source can't be read.
         RequestError, EngineError: see `read_by`.
     """
@@ -102,6 +102,6 @@ def _read_cut(values: Any, data: Data, media: MediaProcessor) -> tuple[bytes, tu
 
 
 def _edges(low: float, high: float, length: int) -> tuple[int, int]:
-    """Whole pixels that hold all of a range; at least one."""
+    """The whole pixels that cover a range; at least one."""
     start = min(math.floor(round(low * length, 3)), length - 1)
     return start, max(math.ceil(round(high * length, 3)), start + 1)

@@ -1,7 +1,7 @@
-"""What an answer points at: boxes and points in its JSON, and the picture or the frame that they lie on.
+"""Grounding: finds boxes and points in an answer's JSON, and the picture or frame that each lies on.
 
-Qwen writes objects with `bbox_2d`, `point_2d` and `label`, alone or in lists, bare or in a fence. Numbers of Qwen3-VL
-and Qwen3.5 are thousandths of the picture's sides, those of Qwen2.5-VL pixels of the picture as it was shown.
+Qwen writes objects with `bbox_2d`, `point_2d` and `label`, alone or in lists, with or without a code fence. Qwen3-VL
+and Qwen3.5 give thousandths of the picture's sides, Qwen2.5-VL pixels of the picture as resized for the model.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from qwen35mm.chat.store.records import Attachment, Node
 MAX_MARKS = 500
 MAX_LABEL_CHARS = 200
 _MAX_DETAILS = 8
-# A mark's object begins at one of so many braces before its numbers: those between are in it.
+# How many braces before a mark's numbers are tried as the start of its object.
 _MAX_BRACES = 8
 _MAX_OBJECT_CHARS = 2000
 _DECODER = json.JSONDecoder()
 
 _BOX, _POINT = "bbox_2d", "point_2d"
 _SHAPE = re.compile(r"""["'](bbox_2d|point_2d)["']\s*:\s*(\[[-+\d.eE,\s\[\]]*\])""")
-# Of an object that is cut off, or isn't quite JSON: fields with a text or a number.
+# Fields with a text or a number, in an object that is cut off or not quite JSON.
 _FIELD = re.compile(r"""["'](\w+)["']\s*:\s*(?:["'](.*?)(?:["'](?=\s*[,}\]])|$)|(-?\d+(?:\.\d+)?)(?=[\s,}\]]))""")
 _LABELS = ("label", "text_content", "text", "name", "object", "category")
 _IMAGES = ("image", "image_index", "image_id", "picture")
 _TIMES = ("time", "timestamp", "time_s")
 
-# What one unit of a coordinate is: a thousandth of the picture's side, all of that, a pixel of the picture as the model
-# was shown it, or one of the file's.
+# The unit of a coordinate: a thousandth of the picture's side, the whole side, a pixel of the picture as resized for
+# the model, or a pixel of the file.
 Unit = Literal["thousandth", "whole", "shown pixel", "pixel"]
 _THOUSANDTHS_ASKED = re.compile(r"\b1[,.]?000\b|\brelative\b|\bnormali[sz]ed\b|归一化|相对坐标", re.IGNORECASE)
 _PIXELS_ASKED = re.compile(r"\babsolute\b|\bp[ií]xel\w*|像素|绝对坐标", re.IGNORECASE)
@@ -42,13 +42,13 @@ _PIXEL_MODELS = re.compile(r"qwen-?2[._]5-?vl", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Mark:
-    """One thing that is pointed at.
+    """One object that an answer marks.
 
-    box         left, top, right and bottom, as the answer has them; or None
-    point       x and y; or None
-    details     what else the answer says of it: names and values
-    image       which picture it means, as the answer names it; or None
-    time_s      the frame's, from the video's first; or None
+    box         left, top, right and bottom in the answer's unit; or None
+    point       x and y in the answer's unit; or None
+    details     names and values of the other fields in the answer
+    image       the answer's name or number of the picture; or None
+    time_s      the frame's time from the first one; or None
     """
 
     label: str
@@ -60,12 +60,12 @@ class Mark:
 
 
 def may_have_marks(text: str) -> bool:
-    """Whether it is worth looking; most answers have none, and are looked at 15 times a second."""
+    """A quick check: most answers have no marks, and each is checked 15 times a second."""
     return _BOX in text or _POINT in text
 
 
 def find_marks(text: str) -> list[Mark]:
-    """The marks of an answer, in their order, also of one that is cut off in the middle of an object."""
+    """The marks of an answer in order, even if it is cut off in the middle of an object."""
     marks: list[Mark] = []
     for fields in _objects(text):
         marks += _marks_of(fields)
@@ -75,11 +75,11 @@ def find_marks(text: str) -> list[Mark]:
 
 
 def ground(text: str, path: Sequence[Node], model: str | None = None) -> list[dict[str, Any]]:
-    """The marks of an answer by the pictures and frames that they lie on, as JSON values for the page.
+    """The marks of an answer, grouped by picture and frame, as JSON values for the page.
 
     Args:
-        path: the messages before the answer that its prompt holds.
-        model: that wrote it.
+        path: the messages of the answer's prompt.
+        model: name of the model that wrote the answer.
     """
     marks = find_marks(text) if may_have_marks(text) else []
     shown = [(node, [file for file in node.attachments if file.kind != "text"]) for node in path]
@@ -111,10 +111,10 @@ def ground(text: str, path: Sequence[Node], model: str | None = None) -> list[di
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects with coordinates of their own, each once; of a damaged one what can be read."""
+    """The JSON objects with coordinates, each once; the readable fields of a damaged one."""
     last = end = 0
     for shape in _SHAPE.finditer(text):
-        # Nobody writes so much about one thing, and whoever nests braces without an end keeps nobody waiting.
+        # A limit, so that endlessly nested braces can't block the server. No real object is longer.
         low = max(shape.start() - _MAX_OBJECT_CHARS, 0)
         piece, at = text[low : shape.end() + _MAX_OBJECT_CHARS], shape.start() - low
         found = _object_around(piece, at, shape[1])
@@ -124,7 +124,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
                 yield fields
             last, end = low + start + 1, max(end, low + stop)
             continue
-        # From the brace before it, or the last object, to the next one.
+        # From the brace before it, or the end of the last object, to the next brace.
         start = max(piece.rfind("{", 0, at), end - low, 0)
         after = shape.end() - low
         stop = min(
@@ -136,7 +136,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _object_around(text: str, at: int, name: str) -> tuple[int, dict[str, Any], int] | None:
-    """The innermost whole object that holds the field at a place: where it begins, its fields, and its end."""
+    """The innermost complete object with the field at `at`: its start, its fields and its end."""
     start = at
     for _ in range(_MAX_BRACES):
         start = text.rfind("{", 0, start)
@@ -171,17 +171,17 @@ def _marks_of(fields: dict[str, Any]) -> Iterator[Mark]:
 
 
 def _shapes(value: Any) -> list[list[float]]:
-    """The lists of two or four numbers that a value is, or holds."""
+    """The lists of two or four numbers in a value."""
     if not isinstance(value, list):
         return []
     if value and all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in value):
-        # JSON may hold numbers that no float does.
+        # JSON numbers may be too large for a float.
         return [value] if len(value) in (2, 4) and all(abs(each) < 1e9 for each in value) else []
     return [shape for each in value if isinstance(each, list) for shape in _shapes(each)]
 
 
 def _seconds(value: Any) -> float | None:
-    """Of 12.5, "12.5", "<12.5 seconds>" or "01:23.5"."""
+    """The seconds in 12.5, "12.5", "<12.5 seconds>" or "01:23.5"."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if 0 <= value < 1e9 else None
     found = re.search(r"(?:(\d{1,3}):)?(?:(\d{1,3}):)?(\d{1,9}(?:\.\d+)?)", value) if isinstance(value, str) else None
@@ -194,14 +194,14 @@ def _seconds(value: Any) -> float | None:
 
 
 def _meant(mark: Mark, shown: Sequence[Sequence[Attachment]]) -> Attachment:
-    """The picture or video that a mark means, of those of each message."""
+    """The picture or video that a mark refers to; `shown` has the files of each message."""
     everything = [file for files in shown for file in files]
     if mark.image is not None:
         named = [file for file in everything if file.name == mark.image]
         if named:
             return named[-1]
         number = re.search(r"\d{1,4}", mark.image)
-        # Of the last message that has so many, else of all.
+        # Counts in the last message with enough pictures, else in all messages.
         for files in (*reversed(shown), everything):
             pictures = [file for file in files if file.kind == "image"]
             if number and 0 < int(number[0]) <= len(pictures):
@@ -211,20 +211,20 @@ def _meant(mark: Mark, shown: Sequence[Sequence[Attachment]]) -> Attachment:
         found = [file for file in files if file.kind == wanted]
         if found:
             return found[-1]
-        # Without a time, a video that was shown after the last picture is meant.
+        # A mark without a time refers to a video that came after the last picture.
         if mark.time_s is None:
             break
     return shown[-1][-1]
 
 
 def _frame_time(video: Attachment, time_s: float | None) -> float:
-    """The time of the frame that the model was shown then."""
+    """The time of the sampled frame nearest to `time_s`."""
     times = (video.plan.frame_times_s if video.plan is not None else None) or (time_s or 0.0,)
     return min(times, key=lambda each: abs(each - (time_s or 0.0)))
 
 
 def _unit(groups: Sequence[tuple[Attachment, list[Mark]]], asked: str, model: str) -> Unit:
-    """What the numbers most likely count, by their size, what was asked, and who answered."""
+    """The most likely unit of the numbers, by their size, the question and the model."""
     shapes = [
         (file, shape)
         for file, marks in groups
@@ -235,7 +235,7 @@ def _unit(groups: Sequence[tuple[Attachment, list[Mark]]], asked: str, model: st
     numbers = [number for _, shape in shapes for number in shape]
     if max(numbers) <= 1 and not all(number == int(number) for number in numbers):
         return "whole"
-    # Somewhat over is a thousandth that the model got wrong.
+    # The fallback below is thousandths, too: numbers somewhat over 1000 are the model's errors.
     if max(numbers) <= 1000:
         says_thousandths = _THOUSANDTHS_ASKED.search(asked) is not None
         says_pixels = _PIXELS_ASKED.search(asked) is not None or _PIXEL_MODELS.search(model) is not None
@@ -247,7 +247,7 @@ def _unit(groups: Sequence[tuple[Attachment, list[Mark]]], asked: str, model: st
 
 
 def _holds(file: Attachment, shape: Sequence[float], unit: Unit) -> bool:
-    """Whether a shape lies in the picture, a little beside its edge too, if its numbers are pixels."""
+    """Whether a shape in pixels lies in the picture, with 2 % tolerance at the edges."""
     if file.plan is None:
         return unit == "pixel"
     height, width = file.plan.size if unit == "shown pixel" else file.plan.source_size

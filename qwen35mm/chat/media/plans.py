@@ -1,4 +1,4 @@
-"""Plans of media that were made before, or elsewhere: which of them hold here."""
+"""Checks whether plans of media from earlier or from elsewhere can be used here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from qwen35mm_preprocess.say import Said, decimal, said_of, say
 
 
 def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> Attachment:
-    """A file that a record from elsewhere names, as it may be kept: it is looked at, and within the limits here.
+    """Reads and checks an imported file against its record and the limits here; returns the attachment to store.
 
-    A plan for another checkpoint's processing is left out: a new one can be made.
+    Drops a plan for another checkpoint's processing, since a new one can be made.
 
     Raises:
-        ArchiveError: the file is of another kind than its record says, or its plan is another medium's.
+        ArchiveError: the file or its plan doesn't match its record.
         MediaError, DocumentError: the file can't be read, or is over a limit.
     """
     if attachment.kind == "text":
@@ -65,17 +65,17 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
 
 
 def _is_within(plan: MediaPlan, clip: VideoClip) -> bool:
-    """Whether the frames are of the part that was chosen; where none begins in it, it is the one on the screen."""
+    """Whether the frames lie in the clip. A single frame may begin before it and still be on the screen."""
     times, end_s = plan.frame_times_s or (), math.inf if clip.end_s is None else clip.end_s
     return len(times) == 1 or all(clip.start_s - 0.01 <= time_s <= end_s + 0.01 for time_s in times)
 
 
 def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], processing: VideoProcessing) -> MediaPlan:
-    """What a new plan of a file became when the file was read before, by the files that are known; else itself.
+    """The completed plan if a known file was already read by `plan`; else `plan` itself.
 
     Args:
         digest: of the file.
-        processing: of the checkpoint's videos.
+        processing: the checkpoint's video processing.
     """
     for attachment in known:
         before = attachment.plan
@@ -85,9 +85,9 @@ def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], process
 
 
 def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) -> bool:
-    """Whether reading by `plan` gave `complete`: the same, but for digests, and frames left out with a note.
+    """Whether reading by `plan` gave `complete`: equal except for digests, and frames dropped with a note.
 
-    Where similar frames are to be left out and none was, nobody knows whether any was looked for.
+    If `plan` drops similar frames and `complete` dropped none, it is unknown whether it looked for any: False.
     """
     if complete.digest is None or complete.kind != plan.kind:
         return False
@@ -106,7 +106,7 @@ def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) 
 
 
 def _num_told(note: Said) -> int:
-    """Frames that a note says are left out; one of an earlier version begins with their number."""
+    """The number of dropped frames in a note; notes of earlier versions begin with it."""
     if isinstance(note, dict):
         number = note.get("values", {}).get("n")
         return number if isinstance(number, int) else 0

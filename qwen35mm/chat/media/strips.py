@@ -1,4 +1,4 @@
-"""What the model sees of a video: the frames that its plan samples, each with its time, as small pictures."""
+"""Film strips: the frames that the model sees of a video, as small pictures with times."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from qwen35mm_preprocess.video import sampled_frames
 MAX_STRIP_S = 60.0
 MAX_KEPT_BYTES = 64 << 20
 _SIDE = 240
-# Of more frames than these the pictures are smaller, so that a strip stays below some megabytes.
+# Strips of more frames have smaller pictures, to stay below a few megabytes.
 _MANY = 96
 _SMALL_SIDE = 128
 
 
 class _Frame(NamedTuple):
-    """A frame with its picture, a data: URI, and whether it shows the same as before."""
+    """A frame. `picture` is a data: URI; `is_same` says whether it is similar to the frame before."""
 
     index: int
     time_s: float
@@ -50,12 +50,10 @@ class _Frame(NamedTuple):
 
 
 class Strips:
-    """Makes strips, and keeps the last ones: a video that is looked at twice is decoded once.
+    """Makes strips and caches the last ones.
 
     Args:
-        backend: says how media are read.
-        store: has the messages.
-        turns: plan those that aren't sent.
+        turns: plans messages that aren't sent yet.
     """
 
     def __init__(self, backend: Backend, store: ConversationStore, turns: Turns) -> None:
@@ -67,14 +65,14 @@ class Strips:
         self._kept_bytes = 0
 
     async def draft(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
-        """The strip of the first file of a message that isn't sent, as JSON values.
+        """The strip of the first file of an unsent message, as JSON values.
 
         Args:
-            asker: when they leave, it ends.
+            asker: the work ends when they leave.
 
         Raises:
-            PromptError: the file is no video.
-            MediaError: it can't be read, or takes too long; names the file.
+            PromptError: the file is not a video.
+            MediaError: the file can't be read or takes too long; the message names it.
         """
 
         def plan() -> Attachment:
@@ -125,7 +123,7 @@ class Strips:
         }
 
     def _frames(self, digest: str, plan: MediaPlan, asker: Asker) -> list[_Frame]:
-        # All that decides what is seen; which of them are left out doesn't.
+        # All that decides the pictures. Dropped frames are shown, too.
         key = (digest, plan.size, frozenset((*(plan.frame_indices or ()), *plan.similar_indices)))
         with self._lock:
             if key in self._kept:

@@ -1,4 +1,4 @@
-"""Small pictures of media for the page, and what a browser is told that a file is."""
+"""Thumbnails and other pictures of media for the page, and the media types for browsers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import first_frame
 
 MAX_SIDE = 640
-# What browsers show by themselves.
+# Formats that browsers show.
 _SHOWN = (JPEG, PNG, GIF, BMP, WEBP, AVIF, MP4, MATROSKA)
 
 
 def make_thumbnail(path: Path, max_side: int = MAX_SIDE) -> bytes:
-    """A JPEG of at most so many pixels a side; of a video's first frame.
+    """A JPEG of a picture, or of a video's first frame, with sides of at most `max_side` pixels.
 
     Raises:
-        MediaError: it can't be read.
+        MediaError: the file can't be read.
     """
     try:
         kind = detect_kind(path, MediaLimits())
@@ -44,16 +44,16 @@ def make_thumbnail(path: Path, max_side: int = MAX_SIDE) -> bytes:
 
 
 def shown_picture(path: Path) -> bytes | None:
-    """A picture that not every browser shows, or shows upright, as a JPEG of its own size; None where the file will do.
+    """A JPEG in original size if some browsers don't show the picture, or not upright; None if the file will do.
 
     Raises:
-        MediaError: it can't be read.
+        MediaError: the file can't be read.
     """
     if media_type(path) != "application/octet-stream":
         with _read_in_words(path), Image.open(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
             is_avif = picture.format == AVIF.pillow
-        # Of the others, some browsers turn some; of an AVIF of which a part is to be seen, Chromium mostly shows all.
+        # Browsers differ in which other formats they turn. Chromium mostly ignores the crop of an AVIF.
         is_shown = picture.format in ("JPEG", "MPO") or not is_turned
         if is_shown and not (is_avif and probe_image(path, MediaLimits()).is_part):
             return None
@@ -61,10 +61,10 @@ def shown_picture(path: Path) -> bytes | None:
 
 
 def make_frame(path: Path, time_s: float, limits: MediaLimits) -> bytes:
-    """A JPEG of what a video shows at a time from its first frame, in its own size.
+    """A JPEG in original size of a video's frame `time_s` seconds after its first.
 
     Raises:
-        MediaError: it can't be read.
+        MediaError: the video can't be read.
     """
     return _encoded(frame_at(path, time_s, limits)[0])
 
@@ -76,7 +76,7 @@ def _encoded(picture: Image.Image) -> bytes:
 
 
 def media_type(path: Path) -> str:
-    """By its first bytes; what no browser shows is just bytes."""
+    """The media type by the first bytes; application/octet-stream for what browsers don't show."""
     with path.open("rb") as file:
         found = sniff(file.read(HEAD_BYTES))
     return found.media_type if found in _SHOWN else "application/octet-stream"

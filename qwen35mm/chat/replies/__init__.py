@@ -1,1 +1,1 @@
-"""From a person's message to a reply that is written."""
+"""From a person's message to the model's reply."""

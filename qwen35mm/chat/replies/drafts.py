@@ -1,4 +1,4 @@
-"""What a message will cost before it is sent, and what to do where it doesn't fit."""
+"""What a message will cost, and what to do if it doesn't fit."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from qwen35mm_preprocess import (
 )
 from qwen35mm_preprocess.say import Said, said_of, say, size, tokens
 
-# Less room than this for an answer isn't worth sending for.
+# With less room than this for an answer, in tokens, a message isn't sent.
 _LEAST_ANSWER = 128
 _LEAST_MEDIUM = 64
-# What a summary may take, with the answer after it.
+# Tokens for a summary and the answer after it.
 _SUMMARY = 512
 _BLIND = say("This model can't see pictures or videos. Remove this, or choose another model.")
-# Any message: what stands before one is counted with it, and without.
+# Any message: the past costs what a prompt with it has more than one without.
 _NEXT = Node("0" * 32, None, "user", 0.0, "...")
 
 
@@ -40,10 +40,10 @@ class Draft:
     """A message that isn't sent yet.
 
     Attributes:
-        node: the message; its media have plans only once `Drafts.plan` was called.
-        start: the first message of the past that its prompt will hold.
-        growing: what is still being written after the past: a question and its answer so far.
-        limits: settings of its media that are its own, in place of `settings`.
+        node: the message; `Drafts.plan` gives its media their plans.
+        start: index of the first message of the past in its prompt.
+        growing: a question and its unfinished answer, after the past.
+        limits: media settings of this message alone, in place of `settings`.
     """
 
     past: Past
@@ -55,19 +55,19 @@ class Draft:
 
     @property
     def path(self) -> tuple[Node, ...]:
-        """The messages before it that its prompt will hold."""
+        """The messages before it in its prompt."""
         return (*self.past.path[self.start :], *self.growing)
 
     def budget(self, default: MediaBudget) -> MediaBudget:
-        """What its media may cost, with the machine's defaults where nothing is set."""
+        """The budget of its media, with the machine's defaults for what isn't set."""
         return Settings({**self.settings.values, **self.limits}).budget(default)
 
 
 class Drafts:
-    """Plans and counts drafts; the same file under the same limits is looked at once, and the same past counted once.
+    """Plans and counts drafts. Caches the plan of a file under given limits, and the count of a past.
 
-    In the family's templates the last turn is written without a look at those before it, and control tokens part it
-    from them. So an estimate is exact that adds up a past and a message which were counted apart.
+    In the family's templates the last turn doesn't depend on earlier ones, and control tokens separate it from them.
+    So the sum of a past and a message, counted apart, is exact.
     """
 
     def __init__(self, backend: Backend, media: MediaStore) -> None:
@@ -80,7 +80,7 @@ class Drafts:
         """The draft with a plan for each medium.
 
         Raises:
-            MediaError: one can't be read, or is over a limit; says which, by its name.
+            MediaError: a file can't be read or is over a limit; the message names it.
         """
         return replace(draft, node=replace(draft.node, attachments=tuple(self._planned(draft, draft.node.attachments))))
 
@@ -99,10 +99,10 @@ class Drafts:
         return {"media": views, **self.room(replace(draft, node=node))}
 
     def room(self, draft: Draft, num_all: int | None = None) -> dict[str, Any]:
-        """How much of the context a planned draft takes, and what would fit where it doesn't.
+        """How much of the context a planned draft takes, and what would fit if it doesn't.
 
         Args:
-            num_all: tokens of its prompt, where they are known.
+            num_all: tokens of its prompt, if known.
         """
         context, reserve = self._backend.context_length, self.reserve
         num_history, estimated = self._estimate(draft)
@@ -123,7 +123,7 @@ class Drafts:
         }
 
     def count(self, draft: Draft) -> int:
-        """Tokens of a planned draft's whole prompt; 0 where it can't become one, which sending it will tell."""
+        """Tokens of a planned draft's whole prompt; 0 if it is invalid, which sending it reports."""
         try:
             return self._count([*draft.path, draft.node], draft.settings)
         except PromptError:
@@ -131,7 +131,7 @@ class Drafts:
 
     @property
     def reserve(self) -> int:
-        """Tokens of the context that are kept for an answer."""
+        """Tokens of the context that are reserved for an answer."""
         return answer_reserve(self._backend.context_length)
 
     def _offers(self, draft: Draft, num_all: int) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Drafts:
         return offers
 
     def _smaller_limits(self, draft: Draft, num_all: int) -> dict[str, int]:
-        """Settings with which the message's media take no more than there is room for; none where that can't be."""
+        """Settings that make the message's media fit; empty if none do."""
         planned = {id(each): each.plan for each in draft.node.attachments if each.plan is not None}
         num_media = sum(plan.num_prompt_tokens for plan in planned.values())
         affordable = (self._backend.context_length - self.reserve - (num_all - num_media)) // max(len(planned), 1)
@@ -173,14 +173,13 @@ class Drafts:
         return limits if limits and self.fits(smaller) else {}
 
     def _first_that_fits(self, draft: Draft) -> int | None:
-        """Where the oldest question is with which, and all after it, the draft fits; questions only get rarer by
-        leaving out."""
+        """Index of the oldest question from which on the draft fits; None if no shortening is enough."""
         starts = [at for at, node in enumerate(draft.past.path) if node.role == "user" and at > draft.start]
         found = bisect.bisect_left(starts, True, key=lambda start: self.fits(replace(draft, start=start)))
         return starts[found] if found < len(starts) else None
 
     def fits(self, draft: Draft, *, room: int | None = None) -> bool:
-        """Whether a draft, planned or not, leaves so much room in the context; None is what an answer needs."""
+        """Whether a draft, planned or not, leaves `room` tokens of the context; None reserves room for an answer."""
         try:
             _, num_all = self._estimate(self.plan(draft))
         except MediaError:
@@ -188,7 +187,7 @@ class Drafts:
         return num_all + (self.reserve if room is None else room) <= self._backend.context_length
 
     def _estimate(self, draft: Draft) -> tuple[int, int]:
-        """Tokens before a planned draft, and of its whole prompt; 0 where it can't become one."""
+        """Tokens before a planned draft, and of its whole prompt; 0 if it is invalid."""
         settings, model = draft.settings, self._backend.info
         alone = Settings({"thinking": settings.enable_thinking(model)})
         try:
@@ -202,7 +201,7 @@ class Drafts:
             return 0, 0
 
     def _count_before(self, past: Past, start: int, system: str, thinking: bool, *_of_model: Any) -> int:
-        """What a prompt with these messages has more than one without."""
+        """Tokens that these messages add to a prompt."""
         if start == len(past.path) and not system:
             return 0
         settings = Settings({"system": system, "thinking": thinking})
@@ -215,7 +214,7 @@ class Drafts:
         try:
             return self._backend.count_tokens(messages, enable_thinking=thinking)
         except ContextTooLongError as error:
-            return error.num_tokens or self._backend.context_length  # it doesn't fit, whatever it is counted for
+            return error.num_tokens or self._backend.context_length  # any count this large says that it doesn't fit
         except MediaError as error:
             files = [attachment for node in path for attachment in node.attachments]
             raise type(error)(with_names(said_of(error), files)) from None
@@ -240,13 +239,13 @@ class Drafts:
         self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor, clip: VideoClip | None
     ) -> MediaPlan:
         if clip is not None and clip.num_frames is not None:
-            # Chosen for this file; what the machine allows holds all the same.
+            # Chosen for this file, but within the machine's limit.
             budget = replace(budget, max_frames=processor.budget.max_frames)
         return replace(processor, budget=budget).plan(self._media.path(digest), kind, clip)
 
 
 def answer_reserve(context_length: int) -> int:
-    """Tokens of a context that are kept for an answer."""
+    """Tokens of a context that are reserved for an answer."""
     return min(_LEAST_ANSWER, context_length // 8)
 
 
@@ -269,7 +268,7 @@ def _shorten_offer(num_messages: int) -> Said:
 
 
 def _cost_line(plan: MediaPlan) -> Said:
-    """Such as "12 frames, 1,536 tokens, 18 MiB of cache"."""
+    """For example "12 frames, 1,536 tokens, 18 MiB of cache"."""
     num_tokens, cache = tokens(plan.num_prompt_tokens), size(plan.cache_bytes)
     if plan.frame_indices is None:
         return say("{tokens}, {size} of cache", tokens=num_tokens, size=cache)

@@ -1,4 +1,4 @@
-"""Answers in a person's words: an edit of an answer is another branch, as an edit of a question is."""
+"""Edited answers: an edit of an answer makes a branch, as an edit of a question does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qwen35mm_preprocess.say import say
 
 
 def edit_answer(store: ConversationStore, owner: str, conversation_id: str, node_id: str, text: str) -> Node:
-    """Adds an answer beside another one, with other words, which later prompts hold; it is shown from now on.
+    """Adds an edited answer beside the model's own. The page shows it, and later prompts contain it.
 
-    Its thinking and its numbers stay with the one that the model wrote.
+    Thinking and statistics stay with the model's answer.
 
     Raises:
-        PromptError: there is no text or too much, or it is no answer.
+        PromptError: the text is empty or too long, or the message is not an answer.
         NotFoundError: no such message.
     """
     if not text.strip():

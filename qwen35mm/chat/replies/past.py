@@ -1,4 +1,4 @@
-"""The messages before one that is being written: read once for all that is typed after them."""
+"""The messages before the one that a person is typing: read once, not at each key."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from qwen35mm.chat.replies.replies import Replies
 from qwen35mm.chat.store.records import Attachment, Conversation, Node
 from qwen35mm.chat.store.store import ConversationStore
 
-# Conversations whose messages are at hand for those who write in them.
+# Conversations whose messages stay in memory while people write in them.
 _NUM_KEPT = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """Messages before others; what is counted of one isn't counted again.
+    """Messages before a new one. Compared by identity, so that counts of it can be cached.
 
     Attributes:
-        path: those that a prompt holds.
-        known: files that may have been read before; theirs are the plans to be used again.
+        path: the messages in the prompt.
+        known: the conversation's files, whose plans can be reused.
     """
 
     path: tuple[Node, ...] = ()
@@ -28,7 +28,7 @@ class Past:
 
 
 class Pasts:
-    """Reads what stands before messages; the same one for as long as nothing changes but an answer that grows."""
+    """Reads the past of messages. Returns the same object until something other than a growing answer changes."""
 
     def __init__(self, store: ConversationStore, replies: Replies) -> None:
         self._store = store
@@ -38,15 +38,14 @@ class Pasts:
     def before(
         self, owner: str, conversation: Conversation, parent: str | None, first: str | None
     ) -> tuple[Past, tuple[Node, ...]]:
-        """What stands before a message after `parent`, and what of it is still being written: a question and its answer
-        so far.
+        """The past of a message after `parent`, and a question with its unfinished answer, if there is one.
 
         Args:
-            first: the oldest message of it, where the conversation's is an older one.
+            first: the oldest message in the prompt, if it is newer than the conversation's `first`.
 
         Raises:
             PromptError: the parent is a question.
-            NotFoundError: it isn't there.
+            NotFoundError: the parent doesn't exist.
         """
         reply = None if parent is None else self._replies.find(owner, parent)
         if reply is None or reply.done:

@@ -1,4 +1,4 @@
-"""From the messages that a person sees to those that the model gets."""
+"""Turns the messages that a person sees into the model's prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUMMARY = "A summary of the conversation so far:\n\n"
 
 
 class TooLongError(RequestError):
-    """A message that doesn't fit into the context: it takes `num_tokens`, and `offers` are what would fit."""
+    """The prompt of `num_tokens` doesn't fit the context; `offers` lists changes that make it fit."""
 
     def __init__(self, tokens: Mapping[str, int], offers: Sequence[dict[str, Any]]) -> None:
         words = say(
@@ -34,9 +34,9 @@ class TooLongError(RequestError):
 
 
 def prompt_path(path: Sequence[Node], *firsts: str | None) -> list[Node]:
-    """The messages that a prompt holds: from the last of `firsts` on, without the questions that got no answer.
+    """The messages in a prompt: from the last of `firsts` on, without unanswered questions.
 
-    A question without an answer would spoil, or fail, every later prompt. The last question is always there.
+    An unanswered question would spoil every later prompt, or make it fail. The last question always stays.
     """
     ids = [node.id for node in path]
     path = path[max((ids.index(first) for first in firsts if first in ids), default=0) :]
@@ -52,17 +52,17 @@ def prompt_path(path: Sequence[Node], *firsts: str | None) -> list[Node]:
 
 
 def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> list[Node]:
-    """What a prompt holds before a message after `parent`; see `prompt_path`.
+    """The messages in a prompt before a message after `parent`; see `prompt_path`.
 
     Raises:
         PromptError: the parent is a question.
-        NotFoundError: it is not in the tree.
+        NotFoundError: the parent is not in the tree.
     """
     path = tree.path(parent)
     if path and path[-1].role == "user":
         raise PromptError(say("The question before this one has no answer. Answer it first, or edit it."))
     kept = prompt_path(path, *firsts)
-    # The last question is kept for its answer's sake; without one it is left out here.
+    # `prompt_path` keeps the last question even without an answer.
     if kept and kept[-1].role == "assistant" and not kept[-1].text:
         kept.pop()
     if kept and kept[-1].role == "user":
@@ -73,12 +73,13 @@ def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> l
 def prompt_messages(
     path: Sequence[Node], media: MediaStore, system: str = "", processor: MediaProcessor | None = None
 ) -> list[Message]:
-    """The messages of a prompt; `path` is `prompt_path`'s.
+    """The messages of a prompt.
 
-    An answer that stands first is a summary of what was left out, and goes into the system prompt.
+    An answer in first place is a summary of what was left out, and goes into the system prompt.
 
     Args:
-        processor: the model's; a plan that was made for another one's processing is left out, and made anew.
+        path: from `prompt_path`.
+        processor: the model's; plans made for other processing are dropped, so that the backend plans anew.
 
     Raises:
         StorageError: an attached file is gone.
@@ -96,7 +97,7 @@ def prompt_messages(
 
 
 def with_names(words: Said, attachments: Sequence[Attachment]) -> Said:
-    """A message about files as their owner called them, not as they are stored."""
+    """A message with the files' own names in place of their digests."""
 
     def rename(text: str) -> str:
         for attachment in attachments:

@@ -1,8 +1,8 @@
 """Replies in progress, and who watches them.
 
-A reply belongs to no page: a page that is loaded again goes on watching it. One that nobody watches any more is ended
-after a while, because its tab was closed or its connection lost. One that ended and could not be stored, because the
-disk was full, stays here and can be seen until it is stored.
+A reply belongs to no page: a page that is loaded again continues to watch it. A reply that nobody watches (its tab was
+closed, or the connection lost) is stopped after a while. A finished reply that could not be stored, because the disk
+was full, stays visible here until it is stored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from qwen35mm.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-# A browser that went away is only noticed when something is sent to it.
+# The server only notices that a browser is gone when it sends something.
 HEARTBEAT_S = 1.0
-# A page that is loaded again, or a phone that comes back to it, finds its reply still growing.
+# Time to load the page again, or to come back to it on a phone.
 GRACE_S = 20.0
 
 
@@ -32,9 +32,7 @@ class Replies:
     """All replies in progress, by their messages' ids.
 
     Args:
-        store: what they are written into.
-        backend: answers.
-        grace_s: seconds after which a reply that nobody watches is ended; a page may ask for one's end as long.
+        grace_s: a reply that nobody watches stops after this many seconds; a finished one stays visible as long.
     """
 
     def __init__(self, store: ConversationStore, backend: Backend, *, grace_s: float = GRACE_S) -> None:
@@ -44,7 +42,7 @@ class Replies:
         self._replies: dict[str, Reply] = {}
         self._unwatched: dict[Reply, asyncio.TimerHandle] = {}
         self._running: set[asyncio.Task[None]] = set()
-        # Told that somebody asks for an answer, and that one has ended.
+        # Called when somebody asks for an answer, and when a reply has ended.
         self.asked: Callable[[], None] = lambda: None
         self.ended: Callable[[Reply], None] = lambda reply: None
         self._coming: set[object] = set()
@@ -52,12 +50,12 @@ class Replies:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether any reply is in progress, or about to be."""
+        """Whether any reply is in progress or being prepared."""
         return bool(self._coming) or any(not reply.done for reply in self._replies.values())
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """While what a reply is made from is prepared."""
+        """Counts a reply as wanted while it is being prepared."""
         self._coming.add(mine := object())
         self.asked()
         try:
@@ -66,9 +64,9 @@ class Replies:
             self._coming.discard(mine)
 
     def add(self, work: Work) -> Reply:
-        """A reply that begins as soon as a page watches it."""
+        """Adds a reply, which begins as soon as a page watches it."""
         if self._is_temporary:
-            # A salt of its own: what the cache has of it is found for nobody else.
+            # A salt of its own: nobody else gets cache hits on it.
             tenant = f"temporary {work.conversation_id}"
             work = replace(work, request=replace(work.request, retain="memory", tenant=tenant))
         reply = self._replies[work.node.id] = Reply(work, self._store, self._backend, self._end)
@@ -76,7 +74,7 @@ class Replies:
         return reply
 
     def beside(self, store: ConversationStore) -> Replies:
-        """The same replies, save that those which are added here are temporary, and kept by another store."""
+        """The same replies, but those added here are temporary and go into another store."""
         other = copy.copy(self)
         other._store, other._is_temporary = store, True
         return other
@@ -90,7 +88,7 @@ class Replies:
         ]
 
     def unsaved(self, owner: str, conversation_id: str) -> list[Reply]:
-        """A conversation's replies of which the store has less than was written."""
+        """A conversation's replies whose newest state could not be stored."""
         return [
             reply
             for reply in self._replies.values()
@@ -98,10 +96,10 @@ class Replies:
         ]
 
     async def store_missed(self, owner: str, conversation_id: str) -> None:
-        """Stores what could not be of a conversation's ended replies, for those that build on them.
+        """Tries again to store a conversation's unsaved replies, before another one builds on them.
 
         Raises:
-            StorageError: it still can't be.
+            StorageError: a reply still can't be stored.
         """
         for reply in self.unsaved(owner, conversation_id):
             await reply.store_missed()
@@ -109,19 +107,18 @@ class Replies:
                 raise StorageError(reply.unsaved)
 
     def close(self) -> None:
-        """Tries once more to store what could not be: with the process it is lost."""
+        """Tries a last time to store unsaved replies, which end with the process."""
         for reply in list(self._replies.values()):
             if reply.unsaved is not None:
                 reply.store_newest()
 
     def find(self, owner: str, node_id: str) -> Reply | None:
-        """A person's reply that is in progress, or was a moment ago."""
+        """A person's reply that is in progress or ended a moment ago."""
         reply = self._replies.get(node_id)
         return reply if reply is not None and reply.work.owner == owner else None
 
     async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, Reply], None]:
-        """Replies by id, whenever there is something new to see, and every `HEARTBEAT_S`; the last with all done and
-        stored."""
+        """Yields the replies by id at each change and every `HEARTBEAT_S`, until all are done and stored."""
         watched = {node_id: reply for node_id in node_ids if (reply := self.find(owner, node_id))}
         news = asyncio.Event()
         for reply in watched.values():
@@ -167,14 +164,14 @@ class Replies:
         self._forget_later(reply)
 
     def _forget_later(self, reply: Reply) -> None:
-        """A page that asks for a reply just as it ends must still get to see its end; one that isn't stored stays."""
+        """Removes an ended reply after a while: a page that asks late still sees its end. Unsaved replies stay."""
 
         async def store_again() -> None:
             await reply.store_missed()
             self._forget_later(reply)
 
         def forget() -> None:
-            # It may have been continued meanwhile.
+            # The reply may have been continued meanwhile.
             if self._replies.get(reply.node.id) is not reply:
                 return
             if reply.unsaved is None:

@@ -1,4 +1,4 @@
-"""One reply in progress: a task that writes what comes into the store, and then shows it."""
+"""One reply in progress: a task that stores the backend's events, then shows them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
 
-# 15 drawings a second look fluent, and leave the processor to the model.
+# 15 updates a second look fluent and leave the processor to the model.
 UPDATE_INTERVAL_S = 1 / 15
 
 
@@ -37,10 +37,10 @@ class Work:
     """What a reply is made from.
 
     Attributes:
-        node: the reply's message, already in the store; its text so far is continued.
-        path: the messages that the prompt holds, for their media's plans.
-        request: what the backend is asked; it ends with the reply so far where one is continued. A temporary chat's
-            is retained in memory alone.
+        node: the reply's message, already in the store; new text is appended to its text.
+        path: the messages in the prompt, for the plans of their media.
+        request: for the backend; ends with the reply so far if that is continued. Requests of temporary chats are
+            retained in memory only.
     """
 
     owner: str
@@ -55,25 +55,25 @@ class Work:
 
     @property
     def temporary(self) -> bool:
-        """Whether nothing of it may be written to a disk."""
+        """Whether it must not be written to a disk."""
         return self.request.retain == "memory"
 
 
 class Reply:
-    """One reply in progress. Made and used inside the event loop.
+    """One reply in progress. Used only in the event loop.
 
     Attributes:
-        node: the message as far as it is written.
-        shown: as far as it is stored, which is what there is to see.
-        progress: of the work before the next text; None while there is text.
-        tally: of its tokens.
+        node: the message as written so far.
+        shown: the message as stored so far, which is what the page shows.
+        progress: progress until the next text; None while text comes.
+        tally: its token counts.
         too_long: whether it failed because its prompt doesn't fit.
-        unsaved: why its newest state could not be stored, in words for a person; None where it is, or where the
-            message was deleted.
-        watchers: each is set when there is something new to see.
+        unsaved: why its newest state could not be stored, for the page; None if it is stored, or the message was
+            deleted.
+        watchers: each is set at every change.
 
     Args:
-        on_done: called once, when the reply's end is stored.
+        on_done: called once, after the final state is stored.
     """
 
     def __init__(
@@ -98,21 +98,21 @@ class Reply:
 
     @property
     def done(self) -> bool:
-        """Whether the reply is complete, stopped or failed, and its end stored."""
+        """Whether the reply is complete, stopped or failed, and its final state stored."""
         return self._task is not None and self._task.done()
 
     def start(self) -> None:
-        """Begins the work; in the context of a page's event, which is what a Space counts GPU time by."""
+        """Begins the work, in the context of a page's event, by which a Space counts GPU time."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
             self._task.add_done_callback(self._end)
 
     async def stop(self) -> None:
-        """Ends the work at once, and returns when its end is stored; what was written stays."""
+        """Stops the work at once and returns when the final state is stored. The text so far stays."""
         self.start()
         assert self._task is not None
-        # Once only: a second cancellation would hit the storing of the end. And a task that is cancelled before its
-        # first step never gets to storing anything.
+        # Cancels only once, since a second time would hit the final save; and only after the first step, since a task
+        # that is cancelled before it stores nothing.
         if not self._stopped:
             self._stopped = True
             if self._begun:
@@ -120,7 +120,7 @@ class Reply:
         await asyncio.wait({self._task})
 
     async def store_missed(self) -> None:
-        """Tries once more to store what could not be; `unsaved` says whether that went."""
+        """Tries again to store the newest state; afterwards `unsaved` is None if that worked."""
         if self.unsaved is not None:
             await self._save()
 
@@ -137,16 +137,16 @@ class Reply:
         except Exception as error:
             self.node = replace(self.node, status="failed", error=report_bug(logger, "a reply failed", error))
         finally:
-            # Who stops it from here on waits for its end, and cancels nothing.
+            # From here on `stop` waits for the end and cancels nothing.
             self._stopped = True
             saving.cancel()
             self._end_thinking()
             self.progress = None
-            # Of one that is continued and gets no further, those of what there was before.
+            # A continued reply that got no further keeps its earlier statistics.
             self.node = replace(self.node, stats=self.tally.stats() or self.node.stats)
             if self.node.status == "running":
                 self.node = replace(self.node, status="stopped")
-            # The end of the server, which cancels every task again, must not keep it from being written.
+            # At shutdown the server cancels every task again; the save must still finish.
             await asyncio.shield(self._save())
 
     async def _follow(self) -> None:
@@ -178,9 +178,9 @@ class Reply:
             self.node = replace(self.node, status=status)
 
     def _take_plans(self, event: MediaPlanned) -> None:
-        """Keeps each medium's plan with its message, so that later prompts see the same pixels.
+        """Stores each medium's plan with its message, so that later prompts see the same pixels.
 
-        Tells what was reduced of the new ones and of the question's.
+        Adds notes about what was reduced in new media and in the question's.
         """
         plans = iter(event.plans)
         told = [note for node in self.work.path for note in node.notes]
@@ -213,14 +213,14 @@ class Reply:
             await asyncio.sleep(UPDATE_INTERVAL_S)
 
     async def _save(self) -> None:
-        """Writes, then shows: what was seen once is still there after the process was killed."""
+        """Stores, then shows: what a person has seen survives if the process is killed."""
         self.shown = await SAVING.run(self.store_newest)
         self._tell()
 
     def store_newest(self) -> Node:
-        """Stores what isn't yet, and gives what there is to see; `unsaved` says whether that went.
+        """Stores the newest state and returns it for the page; afterwards `unsaved` is None if that worked.
 
-        From any thread; whichever call comes last writes the newest state.
+        Callable from any thread; the last call stores the newest state.
         """
         with self._saving:
             node = self.node
@@ -231,10 +231,10 @@ class Reply:
                 if node != self._stored:
                     self._store.update(self.work.owner, node)
             except NotFoundError:
-                # It was deleted meanwhile, and there is nothing to be stored any more.
+                # Deleted meanwhile: nothing to store.
                 self._pinned, self._stored, self.unsaved = {}, node, None
             except StorageError as error:
-                # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
+                # A full disk doesn't stop the reply, but the page shows it. The next save stores what is missing.
                 if self.unsaved is None:
                     logger.warning("a reply could not be stored: %s", error)
                 self.unsaved = said_of(error)

@@ -1,4 +1,4 @@
-"""A reply's numbers: those of its tokens while it is written, and what is kept of them with it."""
+"""A reply's statistics: live token counts, and what is stored with it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from qwen35mm.contract import CacheReport, Event, Finished, Prefilled, Result, TextDelta
 
-# Long enough for a number that can be read, short enough for one that is true.
+# Long enough for a steady number, short enough for a current one.
 WINDOW_S = 3.0
-# A speed of less than this is chance.
+# A speed over a shorter time is chance.
 MIN_MEASURED_S = 0.5
 
 
 class Tally:
-    """Counts a reply's tokens as they come. What the backend doesn't say isn't known here either: None.
+    """Counts a reply's tokens as they come. What the backend doesn't report is None.
 
     Attributes:
-        num_tokens: all that were generated, as far as text came of them.
-        num_thinking_tokens: those up to the last text of its thinking; None where it didn't think.
+        num_tokens: tokens generated up to the newest text.
+        num_thinking_tokens: tokens up to the last text of the thinking; None without thinking.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Tally:
         self.num_thinking_tokens: int | None = None
         self._prefilled: Prefilled | None = None
         self._result: Result | None = None
-        # The times of the newest tokens, with how many there were by then; the first one of all is kept apart.
+        # Pairs of a time and the number of tokens by then. `_window` has the newest, `_first` the first of all.
         self._window: deque[tuple[float, int]] = deque()
         self._first: tuple[float, int] | None = None
 
@@ -49,11 +49,11 @@ class Tally:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The speed of the last seconds in which there were tokens; None until there are enough of them."""
+        """The speed over the last seconds with tokens; None until there are enough."""
         return _speed(self._window[0], self._window[-1], MIN_MEASURED_S) if self._window else None
 
     def stats(self) -> dict[str, Any] | None:
-        """What is kept with the reply, JSON values; None where nothing is known."""
+        """What is stored with the reply, as JSON values; None if nothing is known."""
         if self._result is not None:
             return stats_of(self._result, self.num_thinking_tokens)
         begun = self._prefilled
@@ -78,7 +78,7 @@ class Tally:
 
 
 def stats_of(result: Result, num_thinking_tokens: int | None = None) -> dict[str, Any]:
-    """The numbers of a finished reply that are kept with it; JSON values."""
+    """The statistics that are stored with a finished reply, as JSON values."""
     return {
         "num_prompt_tokens": result.num_prompt_tokens,
         "num_generated_tokens": result.num_generated_tokens,

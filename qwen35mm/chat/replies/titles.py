@@ -1,7 +1,7 @@
-"""Titles that the model writes while nobody asks it for anything.
+"""Titles that the model writes while it is idle.
 
-A conversation's title is the beginning of its first question until an answer is finished; then a short request of its
-own, apart from the conversation's prompt and cache, asks for a better one. Whoever asks for an answer ends it at once.
+A conversation's title is the beginning of its first question until an answer is finished. Then a short request, apart
+from the conversation's prompt and cache, asks for a better one. Any request for an answer cancels it at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from qwen35mm.pools import IDLE, REQUESTS
 logger = logging.getLogger(__name__)
 
 PREFERENCE = "titles"
-# Who reads an answer may be about to ask on.
+# A person who reads an answer may be about to ask again.
 QUIET_S = 2.0
-# A thread waits no longer than this for the engine, since it can't be called off.
+# The longest wait of a thread for the engine, since it can't be cancelled.
 _LOOK_S = 1.0
 _MAX_PENDING = 64
 _SHOWN_CHARS = 1_000
@@ -34,16 +34,16 @@ _ASK = (
     "Write a title for this conversation: at most six words, in the language of the question, without quotation marks. "
     "Answer with the title alone."
 )
-# What stands before a title and isn't meant.
+# Decoration and labels before a title.
 _LABEL = re.compile(r"[\s#*_`\"'“„«]*((title|titel|titre|título|标题)[*_]*\s*[:：])?", re.IGNORECASE)
 _AROUND = " \t*_`\"'“”„«»‹›「」.。"
 
 
 class Titles:
-    """Writes titles for the replies' conversations, one at a time. Made and used inside the event loop.
+    """Writes titles for the replies' conversations, one at a time. Used only in the event loop.
 
     Args:
-        quiet_s: seconds after a reply before the model is asked, and between looks whether nobody else asks.
+        quiet_s: seconds between a reply and the request, and between checks that the engine is idle.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Titles:
         self._backend = backend
         self._replies = replies
         self._quiet_s = quiet_s
-        # By their conversations, the newest of each.
+        # The newest reply of each conversation.
         self._pending: dict[tuple[str, str], Reply] = {}
         self._worker: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[str | None] | None = None
@@ -61,20 +61,20 @@ class Titles:
 
     @property
     def enabled(self) -> bool:
-        """Whether the model writes any: the demo's would be about shapes, and some backends' requests are paid for."""
+        """Whether the model writes titles. The demo's would be about shapes, and some backends charge for requests."""
         return self._backend.idles and not self._backend.is_demo
 
     def are_pending(self, owner: str) -> bool:
-        """Whether one of a person's conversations may have another title soon."""
+        """Whether one of a person's conversations may get a new title soon."""
         return any(each == owner for each, _ in self._pending)
 
     def make_way(self) -> None:
-        """Ends the request in hand; it comes again when nobody asks any more."""
+        """Cancels the current request; it runs again when the engine is idle."""
         if self._asking is not None:
             self._asking.cancel()
 
     async def rest(self) -> None:
-        """`make_way`, and waits until the engine is free of it."""
+        """`make_way`, and waits until the request has ended."""
         self.make_way()
         if self._asking is not None:
             await asyncio.wait({self._asking})
@@ -106,7 +106,7 @@ class Titles:
                 report_bug(logger, "a title could not be written", error)
             finally:
                 self._asking = None
-            # A newer reply's may have come meanwhile.
+            # A newer reply may be pending meanwhile.
             if self._pending.get(key) is reply:
                 del self._pending[key]
 
@@ -125,7 +125,7 @@ class Titles:
                 return
 
     async def _ask(self, reply: Reply) -> str | None:
-        """The title that the model gives; None where it gives none."""
+        """The model's title; None if it gives none."""
         question = next((node.text for node in reversed(reply.work.path) if node.role == "user"), "")
         shown = [("Question", question), ("Answer", reply.node.text)]
         parts = [_ASK, *(f"{name}: {text.strip()[:_SHOWN_CHARS]}" for name, text in shown if text.strip())]
@@ -136,7 +136,7 @@ class Titles:
             [Message("user", (Text("\n\n".join(parts)),))],
             params,
             enable_thinking=False,
-            # Nothing of it is kept, so nothing of what is kept has to go.
+            # Retains nothing, so it evicts nothing.
             retain="nothing",
             tenant=reply.work.request.tenant,
         )
@@ -148,7 +148,7 @@ class Titles:
 
 
 def title_of(text: str) -> str | None:
-    """A model's answer as a title; None where it is none."""
+    """A model's answer as a title; None if it doesn't look like one."""
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Turns: from what a person sends to a question in the store and a reply that begins."""
+"""Turns: stores what a person sends as a question, and begins a reply."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _SUMMARISE = (
 
 @dataclass(frozen=True)
 class Person:
-    """Whose things these are.
+    """A person who uses the page.
 
     Attributes:
-        owner: what conversations are kept under.
-        tenant: what cached words and pictures are kept apart by; None where one person has the machine.
-        max_replies: replies in progress at one time.
-        account: what limits count for; empty for the owner.
+        owner: the key that conversations are stored under.
+        tenant: separates cached text and pictures of people; None if one person has the machine.
+        max_replies: most replies in progress at one time.
+        account: the key that limits count by; empty for the owner.
     """
 
     owner: str
@@ -57,12 +57,12 @@ class Person:
 
     @property
     def line(self) -> str | None:
-        """Whose work waits for each other: see `Pool.run_for`; None where one person has the machine."""
+        """Whose work shares a queue: see `Pool.run_for`; None if one person has the machine."""
         return None if self.tenant is None else self.account or self.owner
 
 
 class SentFile(BaseModel):
-    """A file of a message, as a page names it; see `records.Attachment`."""
+    """A file of a message, as the page sends it; see `records.Attachment`."""
 
     digest: str
     kind: AttachmentKind
@@ -72,11 +72,11 @@ class SentFile(BaseModel):
 
 
 class Once(BaseModel):
-    """What holds for one message alone.
+    """Settings of one message alone.
 
     Attributes:
-        limits: settings of its media, in place of the conversation's.
-        first: the oldest message that its prompt holds, where the conversation's is an older one.
+        limits: media settings, in place of the conversation's.
+        first: the oldest message in its prompt, if it is newer than the conversation's `first`.
     """
 
     limits: dict[str, Any] = {}
@@ -84,13 +84,13 @@ class Once(BaseModel):
 
 
 class Question(BaseModel):
-    """A message that is to be sent.
+    """A message to send.
 
     Attributes:
-        id: of the message, where a page names it, which sends it again when it doesn't know whether it came.
+        id: the message's id if the page chooses it, so that the page can safely send it again.
         conversation: None begins a new one.
-        parent: the message before it; another one than the last begins a branch. None is a first message.
-        settings: None are the conversation's.
+        parent: the message before it; any but the last begins a branch. None makes it a first message.
+        settings: None takes the conversation's.
     """
 
     id: Id | None = None
@@ -103,16 +103,13 @@ class Question(BaseModel):
 
 
 class Turns:
-    """Begins, continues and ends the replies of people over a backend.
+    """Begins, continues and stops people's replies.
 
-    Every method takes the person first, and touches nobody else's things. All run in the server's event loop; what
-    takes time runs in threads.
+    Every method takes the person first and touches nobody else's data. All run in the server's event loop; slow work
+    runs in threads.
 
     Args:
-        backend: answers.
-        store: keeps everything.
-        replies: the replies in progress.
-        larger_context: the largest context, up to a limit, that could be had instead; None where it stays as it is.
+        larger_context: returns the largest available context up to a limit; None if the context is fixed.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class Turns:
         self.drafts = Drafts(backend, store.media)
         self._pasts = Pasts(store, replies)
         self._places: list[tuple[str, str | None]] = []
-        # By the reply's id: it is stored a moment before it is among the replies.
+        # By the reply's id, which is stored a moment before the reply is in `replies`.
         self._works: WeakValueDictionary[str, Work] = WeakValueDictionary()
 
     async def measure(self, person: Person, question: Question) -> dict[str, Any]:
@@ -140,13 +137,13 @@ class Turns:
         return cost
 
     async def send(self, person: Person, question: Question) -> tuple[str, str]:
-        """Adds a message, and a reply that begins when it is watched; ids of conversation and reply.
+        """Adds a message, and a reply that begins when it is watched; returns the ids of conversation and reply.
 
         Raises:
-            TooLongError: it doesn't fit into the context.
+            TooLongError: the message doesn't fit the context.
             MediaError: an attached file can't be read.
-            RequestError: a reply of this conversation, or too many of this person, are in progress.
-            StorageError: it can't be stored; nothing is changed.
+            RequestError: a reply of this conversation is in progress, or too many of this person.
+            StorageError: the message can't be stored; nothing changes.
         """
 
         def store() -> Work:
@@ -168,8 +165,8 @@ class Turns:
     async def answer_again(
         self, person: Person, conversation_id: str, question_id: str, settings: Settings | None = None
     ) -> str:
-        """Another reply to a message, beside those it has; its id. `settings` are of it alone, None the conversation's.
-        Raises what `send` does."""
+        """Adds another reply to a question; returns its id. `settings` hold for it alone; None takes the
+        conversation's. Raises what `send` does."""
 
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
@@ -187,20 +184,20 @@ class Turns:
         return (await self._begin(person, conversation_id, store))[1]
 
     async def go_on(self, person: Person, conversation_id: str, reply_id: str) -> str:
-        """Continues a reply that was stopped or cut off; its id. Raises what `send` does."""
+        """Continues a reply that was stopped or cut off; returns its id. Raises what `send` does."""
         if self._backend.info.continues is False:
             raise PromptError(say("This model can't continue an answer. Regenerate it instead."))
 
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
-            # A summary is what later prompts begin with; its own begins with what it sums up.
+            # Later prompts begin with the summary; its own prompt begins with what it sums up.
             whole = tree.path(reply_id)
             firsts = (conversation.first, *(node.first for node in whole[-2:]))
             path = prompt_path(whole, *(() if conversation.first == reply_id else firsts))
             node = path[-1]
             if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
                 raise PromptError(say("Only an answer that was stopped, or cut off by a limit, can be continued."))
-            # What it cost so far is kept until the rest is there; then its numbers are the rest's.
+            # Its statistics stay until it ends; then they are those of the continuation.
             work = self._work(person, conversation, path, replace(node, status="running", error=None))
             self._store.update(person.owner, work.node)
             return work
@@ -208,10 +205,11 @@ class Turns:
         return (await self._begin(person, conversation_id, store))[1]
 
     async def summarise(self, person: Person, conversation_id: str, title: str) -> tuple[str, str]:
-        """Begins a new conversation with a summary of this one; ids of it and of the summary, a reply in progress.
+        """Begins a new conversation with a summary of this one; returns its id and that of the summary, a reply in
+        progress.
 
         Args:
-            title: the new one's, cut where it is too long.
+            title: of the new conversation; cut if too long.
 
         Raises what `send` does.
         """
@@ -226,20 +224,20 @@ class Turns:
         return await self._begin(person, None, store)
 
     async def stop(self, person: Person, conversation_id: str, node_ids: Container[str] | None = None) -> None:
-        """Ends a conversation's replies in progress, or those among `node_ids`; returns when their ends are stored."""
+        """Stops a conversation's replies in progress, or those in `node_ids`; returns when their ends are stored."""
         for reply in self._replies.of(person.owner, conversation_id):
             if node_ids is None or reply.node.id in node_ids:
                 await reply.stop()
 
     def has_begun(self, person: Person, node_id: str) -> bool:
-        """Whether a reply that is stored as running is in progress, or about to be; from any thread."""
+        """Whether a reply that is stored as running is in progress or being prepared; callable from any thread."""
         work, reply = self._works.get(node_id), self._replies.find(person.owner, node_id)
         if reply is not None and not reply.done:
             return True
         return work is not None and (reply is None or reply.work is not work)
 
     async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
-        """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
+        """Runs `store` and adds its reply to those in progress; returns the ids of conversation and reply."""
         with self._place(person, conversation_id), self._replies.coming():
             if conversation_id is not None:
                 await self._replies.store_missed(person.owner, conversation_id)
@@ -259,7 +257,7 @@ class Turns:
         return work
 
     def _prepared(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
-        """A message that fits, with its media planned, and its conversation; nothing is stored yet."""
+        """A message that fits, with its media planned, and its conversation; stores nothing."""
         draft, conversation = self.draft(person, question)
         if not draft.node.text.strip() and not draft.node.attachments:
             raise PromptError(say("Type a question, or add a picture or a video."))
@@ -308,10 +306,10 @@ class Turns:
         return Attachment(file.digest, file.kind, file.name[:MAX_NAME_CHARS], num_bytes, clip=clip, crop_of=crop)
 
     def _summary_question(self, person: Person, conversation: Conversation, tree: Tree, settings: Settings) -> Node:
-        """Asks for a summary of a conversation, as a text file with its newest messages: as many as fit.
+        """A question that asks for a summary of an attached text file with as many of the newest messages as fit.
 
         Raises:
-            RequestError: there are none, or not even the last one fits.
+            RequestError: there are no messages, or not even the last one fits.
         """
         path, title = tree.path(conversation.head), f"{conversation.title or 'conversation'}.md"
         if not path:
@@ -353,7 +351,7 @@ class Turns:
         return work
 
     async def _offer_larger_context(self, offers: list[dict[str, Any]], num_tokens: int) -> None:
-        """Adds a context of twice what is needed, or the largest that fits the memory, if that is enough."""
+        """Offers a context of twice what is needed, or the largest that fits the memory, if that is enough."""
         if self._larger_context is None:
             return
         length = await self._larger_context(2 * num_tokens)
@@ -363,7 +361,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _place(self, person: Person, conversation_id: str | None) -> Iterator[None]:
-        """A place for one more reply, kept while it is being prepared: two requests may come at one time."""
+        """Reserves a place for one more reply while it is being prepared, since two requests may come at once."""
         mine = [place for owner, place in self._places if owner == person.owner]
         if conversation_id is not None and (conversation_id in mine or self._replies.of(person.owner, conversation_id)):
             raise RequestError(say("One answer at a time: wait for it, or press Stop."))

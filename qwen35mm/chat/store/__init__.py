@@ -1,1 +1,1 @@
-"""Conversations and their media in files: records, the database, archives."""
+"""Stored conversations and their files: records, the database, archives."""

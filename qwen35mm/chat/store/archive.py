@@ -1,8 +1,8 @@
-"""Conversations in one ZIP file, to be kept elsewhere and to come back.
+"""Export and import of conversations as one ZIP file.
 
-    conversations/<id>.json     one for each conversation, with all its branches
+    conversations/<id>.json     one conversation, with all its branches
     media/<digest>.<ext>        each file once, named by the SHA-256 of its bytes
-    <title>.md                  the shown branch, for reading; ignored by an import
+    <title>.md                  the shown branch, for reading; an import ignores it
 
 A JSON file is one object, in UTF-8:
 
@@ -10,12 +10,12 @@ A JSON file is one object, in UTF-8:
     version     2; another version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     pinned, titled (true or false: see `records.Conversation`)
-    head        id of the message that is shown last, or null
-    first       id of the oldest message that prompts still hold, or null for all
-    messages    objects with the fields of `records.Node`, parents by id, in the order in which they came; `attachments`
-                are objects with the fields of `records.Attachment`, `plan` an object with those of `MediaPlan`, or null
+    head        id of the last shown message, or null
+    first       id of the oldest message in prompts, or null for all
+    messages    objects with the fields of `records.Node`, oldest first, parents by id; `attachments` are objects
+                with the fields of `records.Attachment`, `plan` an object with those of `MediaPlan`, or null
 
-No key is left out, and none is added without a new version.
+Every key is required, and a new key needs a new version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from qwen35mm_preprocess.say import Said, decimal, said_of, say
 
 MAX_FILES = 20_000
 MAX_JSON_BYTES = 64 << 20
-# The list of 20,000 files takes half of this. zipfile reads the list in one piece.
+# zipfile reads the list of files at once; a list of 20,000 takes half of this.
 _MAX_READ_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
 _MAX_TITLE_BYTES = 150
@@ -95,9 +95,9 @@ def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[
     """Writes conversations of one owner as an archive; `stream` need not be seekable.
 
     Raises:
-        NotFoundError: no such conversation.
-        ArchiveError: there would be more files than an import reads.
-        StorageError: a message's file is gone or damaged, or can't be read; the archive can't be written.
+        NotFoundError: a conversation doesn't exist.
+        ArchiveError: there are more files than an import reads.
+        StorageError: a message's file is gone, damaged or unreadable, or the archive can't be written.
     """
     names: dict[str, str] = {}
     titles: dict[str, int] = {}
@@ -129,20 +129,20 @@ def import_zip(
 ) -> list[Conversation]:
     """Adds the conversations of an archive under new ids: all of them, or none after an error.
 
-    A reply that was being written when it was exported is "stopped". Anybody may have made the archive: nothing in it
-    is trusted, and nothing of it is unpacked by its name.
+    A reply that was running when it was exported becomes "stopped". The archive is untrusted: no file in it is
+    unpacked under its own name.
 
     Args:
         stream: seekable.
-        max_bytes: how many the archive may have when it is unpacked.
-        max_conversations: how many it may hold.
-        max_json_bytes: how many one conversation may have without its files.
-        admit: a file that is in the store by now, as it may be kept; raises what is wrong with it.
+        max_bytes: limit of the unpacked archive.
+        max_conversations: limit of its conversations.
+        max_json_bytes: limit of one conversation without its files.
+        admit: checks a file that is already in the store, and returns the attachment to store.
 
     Raises:
         MediaError, DocumentError: from `admit`.
-        ArchiveError: the archive is damaged, too large, of another version, or holds what no export writes.
-        StorageError: the disk is full, or can't be written to.
+        ArchiveError: the archive is damaged, too large, of another version, or has content that no export writes.
+        StorageError: the disk is full or can't be written.
     """
     with _damage_in_words(say("The archive")):
         # The directory is read at once; an explicit close would only close the caller's stream.
@@ -197,8 +197,10 @@ def import_zip(
 
 @contextlib.contextmanager
 def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """All the values again, from the disk: everybody else waits for a transaction, so nothing is parsed in one, and all
-    of them may be more than the memory holds."""
+    """Reads all values, then yields them again from a temporary file.
+
+    Other writers wait during a transaction, so parsing happens before it; and memory may not hold all values.
+    """
     with tempfile.TemporaryFile() as file:
         for value in values:
             try:
@@ -209,7 +211,7 @@ def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
                 ) from error
         end = file.tell()
         file.seek(0)
-        # Written above, by nobody else.
+        # Safe to unpickle: written above, by this process.
         yield iter(lambda: pickle.load(file) if file.tell() < end else None, None)
 
 
@@ -223,7 +225,7 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     """A conversation with the archive's own ids. Raises ArchiveError."""
     name = _shown(entry.filename)
     with _damage_in_words(name), archive.open(entry) as file:
-        # No more than is declared: a size that lies would fill the memory.
+        # At most the declared size: a false one could fill the memory.
         text = file.read(entry.file_size)
     try:
         values = load_json(text, max_bytes=entry.file_size)
@@ -280,10 +282,11 @@ def _with_new_ids(
 def _list(
     archive: zipfile.ZipFile, max_bytes: int, max_json_bytes: int
 ) -> tuple[list[zipfile.ZipInfo], dict[str, zipfile.ZipInfo]]:
-    """The JSON files, and the media by digest, checked by their names and declared sizes.
+    """The JSON files, and the media by digest, with names and declared sizes checked.
 
     Raises:
-        ArchiveError: a foreign name or kind of file, a name twice, more than `max_bytes` unpacked, no conversation.
+        ArchiveError: an unknown name or kind of file, a duplicate name, a file or archive that is too large, or no
+            conversation.
     """
     entries = archive.infolist()
     if len(entries) > MAX_FILES:
@@ -340,7 +343,7 @@ def _read_media(archive: zipfile.ZipFile, digest: str, entry: zipfile.ZipInfo, s
 
 
 def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile, name: str) -> None:
-    # Pictures and videos are compressed already.
+    # Stored, not deflated: pictures and videos are already compressed.
     entry = zipfile.ZipInfo(name)
     sha256 = hashlib.sha256()
     with store.media.open(digest) as file, archive.open(entry, "w", force_zip64=True) as out:
@@ -352,7 +355,7 @@ def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile
 
 
 def _file_name(title: str, taken: dict[str, int]) -> str:
-    """A name for a title that every file system takes, and that no other has in this archive."""
+    """A file name for a title: valid on every file system and unique in this archive."""
     kept = "".join("_" if unicodedata.category(c)[0] == "C" or c in '<>:"/\\|?*' else c for c in title)
     name = unicodedata.normalize("NFC", kept).encode("utf-8")[:_MAX_TITLE_BYTES].decode("utf-8", "ignore").strip(" .")
     name = f"_{name}" if _WINDOWS_DEVICES.fullmatch(name) else name or "Conversation"
@@ -365,7 +368,7 @@ def _file_name(title: str, taken: dict[str, int]) -> str:
 
 
 class _Bounded:
-    """A stream that never gives a large piece, so that a list of files can't fill the memory."""
+    """A stream that refuses large reads, so that a list of files can't fill the memory."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -379,7 +382,7 @@ class _Bounded:
 
 
 def _shown(name: str) -> str:
-    """A name from an archive, fit for a message."""
+    """A name from an archive for a message, quoted and shortened."""
     return repr(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
 
 

@@ -1,4 +1,4 @@
-"""What a store gives up where it may keep only so much: conversations that nobody went on with for longest."""
+"""Limits of a store: the conversations that were last updated longest ago are removed first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Bounds:
     """How much a store keeps.
 
     Attributes:
-        num_bytes: of everybody; where there is more, whoever has most gives way.
-        conversations: of one owner.
-        age_s: seconds since a conversation was last gone on with.
+        num_bytes: limit for everybody together; above it the owner with the most bytes loses conversations.
+        conversations: limit for one owner.
+        age_s: most seconds since a conversation was last updated.
     """
 
     num_bytes: int
@@ -25,10 +25,10 @@ class Bounds:
 
 
 def find_beyond(connection: sqlite3.Connection, bounds: Bounds, now_s: float, num_bytes: int) -> set[str]:
-    """The ids of the conversations that have to go.
+    """The ids of the conversations to remove.
 
     Args:
-        num_bytes: that are kept now.
+        num_bytes: stored now.
     """
     rows = connection.execute(
         "SELECT id FROM (SELECT id, updated_s, ROW_NUMBER() OVER "

@@ -1,9 +1,9 @@
-"""One SQLite database: opened lazily, used from any thread, never open across a fork, its errors in words.
+"""One SQLite database: opened lazily, usable from any thread, closed during a fork, with errors in plain words.
 
-A connection that lives through a fork corrupts the database, so every `Database` of the process is closed just before
-os.fork, by a hook, and opens again on both sides when it is next used. A process that is killed loses nothing that a
-transaction wrote: the kernel has the pages of the write-ahead log. Only a machine that loses power may lose the last
-transactions that weren't durable, never the database.
+A connection that lives through a fork corrupts the database. So a hook closes every `Database` of the process before
+os.fork, and both sides open it again at the next use. A killed process loses nothing that a transaction wrote: the
+kernel has the pages of the write-ahead log. A power failure may lose the last transactions that weren't durable, but
+never damages the database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qwen35mm_preprocess.say import Said, say
 
 _BUSY_TIMEOUT_S = 10.0
 
-# What SQLite says, in its own fixed words, and what a person can do about it.
+# SQLite's fixed error texts, and what a person can do about each.
 _IN_WORDS: dict[str, Callable[[str], Said]] = {
     "disk is full": lambda _: say("The disk is full, so this could not be saved. Free some space and try again."),
     "readonly": lambda name: say(
@@ -59,15 +59,15 @@ _held_by_fork: list[Database] = []
 
 
 class Database:
-    """The database at `path`, made with its folder (mode 0700) when it is first used.
+    """The database at `path`, created with its folder (mode 0700) at first use.
 
-    Every transaction may raise StorageError: a full, failing or read-only disk, a file that is damaged, foreign or of
-    a newer version. What was kept before stays as it was.
+    Every transaction may raise StorageError: a full, failing or read-only disk, or a file that is damaged, foreign or
+    of a newer version. Data stored before stays unchanged.
 
     Args:
-        path: None is a database in memory, which is gone when it is closed.
+        path: None is a database in memory, which `close` deletes.
         migrations: the statements of each version of its tables; the format's version is their number.
-        prepare: gives each new connection what its statements need.
+        prepare: sets up each new connection.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that waits for other writers; kept whole at the end, or not at all after an exception.
+        """A transaction that waits for other writers; commits at the end, rolls back after an exception.
 
         Args:
-            durable: it is on the disk at the end, so that also a loss of power leaves it, and all before it.
+            durable: whether this and all earlier transactions must survive a power failure from then on.
         """
         with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL") as connection:
             yield connection
@@ -107,12 +107,12 @@ class Database:
         return "in memory" if self._path is None else self._path.name
 
     def _close_file(self) -> None:
-        """`close`, where there is a file to open again."""
+        """Closes unless the database is in memory, where `close` would delete it."""
         if self._path is not None:
             self.close()
 
     def close(self) -> None:
-        """Gives the file back; the next use opens it again."""
+        """Closes the file; the next use opens it again."""
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -173,8 +173,8 @@ class Database:
         self._prepare(connection)
 
     def _refuse_foreign(self, connection: sqlite3.Connection) -> int:
-        """The version of a database that may be used; 0 for a new one."""
-        # In one statement: another process may make the tables at this moment.
+        """The database's version, 0 for a new one. Raises StorageError for one that can't be used."""
+        # In one statement, since another process may create the tables at this moment.
         version, num_tables = connection.execute(
             "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
         ).fetchone()
@@ -189,7 +189,7 @@ class Database:
                 )
             )
         if version == 0 and num_tables > 0:
-            # The first migration is one transaction, so a database of ours never has tables and no version.
+            # The first migration is one transaction, so our databases never have tables without a version.
             raise StorageError(
                 say(
                     "The file {name} is another program's database. It was left unchanged: choose another folder.",
@@ -221,15 +221,15 @@ def _committed(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and what is missing above it, that only its owner may see; one that is there stays as it is.
+    """Creates a folder and its missing parents with mode 0700; leaves an existing one as it is.
 
     Raises:
-        StorageError: it can't be made.
+        StorageError: the folder can't be created.
     """
     try:
         for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(exist_ok=True)  # raises where it is a file
+        folder.mkdir(exist_ok=True)  # raises if it is a file
     except OSError as error:
         needs_room = is_full(error)
         reason = say("the disk is full") if needs_room else say("check that the folder is writable")
@@ -239,15 +239,14 @@ def make_folder(folder: Path) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no room left."""
+    """Whether an error means that the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
     """Turns the write-ahead log on.
 
-    SQLite doesn't wait by itself where two processes do this to a new database at once: it would wait for a lock
-    while it holds one.
+    If two processes do this to a new database at once, SQLite fails instead of waiting, so this tries again.
     """
     give_up_s = time.monotonic() + _BUSY_TIMEOUT_S
     while True:

@@ -1,4 +1,4 @@
-"""A conversation as Markdown for reading, its files as links into a folder `media` beside it."""
+"""A conversation as Markdown for reading, with links to its files in a folder `media` beside it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ENDS = {
 
 
 def export_markdown(tree: Tree, head: str | None, title: str) -> str:
-    """The messages from the first to `head`; a file is linked as `media/<digest>.<ext>`."""
+    """The messages from the first to `head`; links files as `media/<digest>.<ext>`."""
     path = tree.path(head)
     return markdown(path, title, media_names(attachment for node in path for attachment in node.attachments))
 
 
 def media_names(attachments: Iterable[Attachment], known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The files' names in an archive, by digest; of a file with several names the first one gives the extension."""
+    """The files' names in an archive, by digest; the first name of a file gives the extension."""
     names = dict(known or {})
     for attachment in attachments:
         names.setdefault(attachment.digest, _media_name(attachment))
@@ -35,7 +35,7 @@ def media_names(attachments: Iterable[Attachment], known: Mapping[str, str] | No
 
 
 def markdown(path: tuple[Node, ...], title: str, names: Mapping[str, str]) -> str:
-    """Messages as Markdown, with the files' names given by digest."""
+    """Messages as Markdown; `names` are from `media_names`."""
     blocks = [f"# {_one_line(title) or 'Conversation'}"]
     for node in path:
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(node.created_s))

@@ -1,8 +1,8 @@
-"""Files by their content, and whose they are: a file that is sent twice, by whomever, is kept once.
+"""Files by their content, and their owners. A file that is sent twice, even by two people, is stored once.
 
     <folder>/<first two digits>/<SHA-256 of the bytes>
 
-A file appears whole, by a rename, and never changes. What is being written lies in the folder under a temporary name.
+A file is written under a temporary name in the folder, then renamed. It never changes afterwards.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from qwen35mm_preprocess.say import decimal, say
 
 _PIECE_BYTES = 1 << 20
 _HELD_S = 24 * 3600.0
-# Writers wait while files are deleted, so not for many at once.
+# Writers wait while files are deleted, so few go at a time.
 _DELETED_AT_ONCE = 64
-# The first doesn't read the text.
+# OCTET_LENGTH doesn't read the text.
 SIZE_IN_BYTES = "OCTET_LENGTH({})" if sqlite3.sqlite_version_info >= (3, 43) else "LENGTH(CAST({} AS BLOB))"
 _TEMPORARY = ".writing-"
-# A file that is written has been touched within this time; an older one was left by a process that is gone.
+# An older temporary file was left by a process that is gone.
 _LEFTOVER_AGE_S = 3600.0
 
 
 class Kept(NamedTuple):
-    """What a person has of a store: bytes of texts and files, files that no message has yet, and conversations."""
+    """What a person has stored: bytes of texts and files, files that are in no message yet, and conversations."""
 
     num_bytes: int
     num_unsent: int
@@ -44,13 +44,13 @@ class Kept(NamedTuple):
 
 
 class MediaStore:
-    """The files under `folder`, which is made (mode 0700) with the first one. Usable from any thread and process.
+    """The files under `folder`, which is created (mode 0700) with the first one. Usable from any thread and process.
 
-    A file is kept for the messages that have it, and for those who hold it because they are about to send it. Whoever
-    gives one away asks `is_of` first.
+    A file stays while a message contains it, or while an owner holds it to send it soon. Callers check `is_of` before
+    they serve a file.
 
     Args:
-        database: the store's, which knows both.
+        database: the conversations' database, with the messages and holds.
     """
 
     def __init__(self, folder: Path, database: Database, clock: Callable[[], float] = time.time) -> None:
@@ -59,15 +59,15 @@ class MediaStore:
         self._clock = clock
 
     def add(self, stream: BinaryIO, *, max_bytes: int, digest: str | None = None) -> tuple[str, int]:
-        """Keeps what is left to read of `stream`; returns its digest and its length in bytes.
+        """Stores the rest of `stream`; returns its digest and its length in bytes.
 
         Args:
-            digest: what the content must be.
+            digest: the expected digest; None accepts any.
 
         Raises:
             FileTooLargeError: there are more than `max_bytes`.
             ConversationDataError: the content has another digest.
-            StorageError: the disk is full, or can't be written to.
+            StorageError: the disk is full or can't be written.
         """
         make_folder(self._folder)
         with _disk_errors_in_words():
@@ -87,7 +87,7 @@ class MediaStore:
         return found, num_bytes
 
     def path(self, digest: str) -> Path:
-        """Where a file is, or would be. Raises ConversationDataError for what is no digest."""
+        """Where a file is or would be. Raises ConversationDataError for an invalid digest."""
         if re.fullmatch(DIGEST, digest) is None:
             raise ConversationDataError(say("A file's digest must be 64 hex digits."))
         return self._folder / digest[:2] / digest
@@ -96,7 +96,7 @@ class MediaStore:
         return self.path(digest).is_file()
 
     def open(self, digest: str) -> BinaryIO:
-        """A file for reading. Raises NotFoundError, and StorageError where it can't be read."""
+        """Opens a file for reading. Raises NotFoundError, or StorageError if it can't be read."""
         try:
             return self.path(digest).open("rb")
         except FileNotFoundError:
@@ -107,7 +107,7 @@ class MediaStore:
             ) from error
 
     def delete(self, digest: str) -> bool:
-        """Removes a file; False where there was none, or where it can't be removed."""
+        """Removes a file; False if there is none, or if it can't be removed."""
         try:
             self.path(digest).unlink()
         except OSError:
@@ -115,13 +115,13 @@ class MediaStore:
         return True
 
     def hold(self, owner: str, digest: str) -> None:
-        """Marks an upload as this owner's, until a message with it is added, `release`, or for a day.
+        """Marks an upload as this owner's until a message with it is added, until `release`, or for a day.
 
         Raises:
-            NotFoundError: the file is not there (any more): add it again.
+            NotFoundError: the file isn't stored, or not any more: add it again.
         """
         with self._database.writing() as connection:
-            # Files are deleted in a writing transaction, so a file that is seen here stays.
+            # Files are only deleted in a writing transaction, so the file can't go in this one.
             if digest not in self:
                 raise NotFoundError(say("This file is no longer stored. Add it again."))
             connection.execute(
@@ -129,12 +129,12 @@ class MediaStore:
             )
 
     def release(self, owner: str, digest: str) -> None:
-        """Takes `hold` back; nothing happens where there is none."""
+        """Undoes `hold`; does nothing if the file isn't held."""
         with self._database.writing() as connection:
             connection.execute("DELETE FROM held WHERE owner = ? AND digest = ?", (owner, digest))
 
     def is_of(self, owner: str, digest: str) -> bool:
-        """Whether this owner may see a file: one of the owner's messages has it, or it is held."""
+        """Whether this owner may see a file: one of their messages contains it, or they hold it."""
         with self._database.reading() as connection:
             row = connection.execute(
                 "SELECT EXISTS (SELECT 1 FROM attachments AS a JOIN nodes AS n ON n.id = a.node "
@@ -145,10 +145,10 @@ class MediaStore:
         return bool(row[0])
 
     def kept(self, owner: str, *, count_bytes: bool = True) -> Kept:
-        """What an owner has; a file counts for everybody who has it.
+        """What an owner has stored; a shared file counts for each of its owners.
 
         Args:
-            count_bytes: whether to, which looks at every message; they are 0 if not.
+            count_bytes: whether to count bytes, which reads every message; 0 bytes if not.
         """
         with self._database.reading() as connection:
             held = connection.execute(
@@ -177,7 +177,7 @@ class MediaStore:
         return Kept(num_files + num_texts + num_settings + num_held, len(held), num_conversations)
 
     def num_bytes(self) -> int:
-        """Of the database, without the room in it that was given up, and of all files that somebody has."""
+        """Bytes of the database, without its free pages, and of all files in messages or on hold."""
         with self._database.reading() as connection:
             (num_files,) = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM (SELECT DISTINCT digest, num_bytes FROM attachments)"
@@ -190,10 +190,10 @@ class MediaStore:
         return num_files + (num_pages - num_free) * page_bytes + sum(_size(self.path(digest)) for (digest,) in held)
 
     def collect_garbage(self, min_age_s: float = 3600.0) -> int:
-        """Deletes the files that no message has and nobody holds, and what killed writers left.
+        """Deletes files that no message contains and nobody holds, and leftovers of killed writers.
 
         Args:
-            min_age_s: a file that was added (again) later than this stays: it may be about to be held.
+            min_age_s: files that were added (again) within this time stay: somebody may be about to hold them.
 
         Returns:
             How many files were deleted.
@@ -209,13 +209,13 @@ class MediaStore:
         old = (path.name for path in files if re.fullmatch(DIGEST, path.name) and _is_older(path, now_s - min_age_s))
         while digests := list(islice(old, _DELETED_AT_ONCE)):
             num_deleted += self.discard(digests)
-        # Last, since the database may need the room that the files took.
+        # Last, since a full disk may need the files' room for the database.
         with self._database.writing() as connection:
             connection.execute("DELETE FROM held WHERE since_s <= ?", (self._clock() - _HELD_S,))
         return num_deleted
 
     def discard(self, digests: Iterable[str], *, min_age_s: float = 0.0) -> int:
-        """Deletes those of the files that no message has and nobody holds, and that were added (again) no later than
+        """Deletes the given files that no message contains, nobody holds and that were added (again) at least
         `min_age_s` ago; returns how many."""
         newest_s = time.time() - min_age_s
         old = [digest for digest in digests if not min_age_s or _is_older(self.path(digest), newest_s)]
@@ -232,7 +232,7 @@ class MediaStore:
         make_folder(path.parent)
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size == num_bytes:
-                os.utime(path)  # so that it is as new to `collect_garbage` as a file that is added now
+                os.utime(path)  # counts as new for `collect_garbage`
                 return
         temporary.replace(path)
 

@@ -1,6 +1,6 @@
-"""What is kept of conversations, checked when it is read from outside and before it is written.
+"""Stored records of conversations, checked when they come from outside and before they are written.
 
-Their JSON has every field under its own name.
+Their JSON has the fields' names as keys.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ AttachmentKind = Literal["image", "video", "text"]
 T = TypeVar("T")
 DIGEST = "^[0-9a-f]{64}$"
 Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-# Since the epoch, before the year 10000: what a calendar can show.
+# Seconds since the epoch, before the year 10000, which calendars can show.
 Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
-# Values are what they say: no "5" for 5.
+# Strict: no "5" for 5.
 KEPT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 
 
@@ -35,20 +35,20 @@ def _checked_words(words: str | dict[str, Any]) -> Said:
     return heard(words)
 
 
-# What `say` gives, or an English sentence.
+# The result of `say`, or an English sentence.
 Words = Annotated[str | dict[str, Any], AfterValidator(_checked_words)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
 class Crop:
-    """The part that was cut out of a picture, or of a frame of a video, which may be gone by now.
+    """Where a crop comes from: a picture or a frame of a video, which may be gone by now.
 
-    digest      of the file that it was cut out of
-    name        that file's
+    digest      of the source file
+    name        of the source file
     box         left, top, right and bottom edge in pixels of the upright source
-    size        (height, width) of that, in pixels
-    time_s      the frame's, from the video's first; None for a picture
+    size        (height, width) of the upright source in pixels
+    time_s      the frame's time from the first frame; None for a picture
     """
 
     __pydantic_config__ = KEPT
@@ -71,9 +71,9 @@ class Attachment:
 
     digest      hex SHA-256 of the file's bytes: its key in the media store
     name        the file's name as the person knows it; shown, never used as a path
-    plan        what an image or a video costs in the prompt, fixed when it was sent
-    clip        what the person chose of a video; None is all of it, as the settings say
-    crop_of     where a picture was cut out; None is a whole one
+    plan        how an image or a video goes into the prompt, fixed when it was sent
+    clip        the part of a video that the person chose; None is the whole video, sampled by the settings
+    crop_of     the source of a crop; None for a whole picture
     """
 
     __pydantic_config__ = KEPT
@@ -96,18 +96,18 @@ class Node:
     """One message.
 
     id          32 hex digits
-    parent      the message before it; None for a first one, of which an edited conversation has several
+    parent      the message before it; None for a first one; edits make several first messages
     created_s   seconds since the epoch
-    reasoning   a reply's thinking, without its marks
+    reasoning   a reply's thinking, without the tags
     thinking_s  seconds that the thinking took
-    status      how a reply ended; "finished" for a message of the user
+    status      how a reply ended; "finished" for a user's message
     error       why it failed, in words for a person
-    notes       what a person should know of it: media that were reduced, a limit that was reached
+    notes       for the person: media that were reduced, a limit that was reached
     stats       of a reply: any JSON object
     model       the name of the model that wrote it
-    first       the oldest message that a question's own prompt holds; None for as many as its conversation's
-    edited      of a reply: whether a person has changed its words
-    settings    of a reply: what it was made with (see `settings.made_with`), any JSON object; None where nobody knows
+    first       the oldest message in a question's own prompt; None takes the conversation's `first`
+    edited      of a reply: whether a person has changed its text
+    settings    of a reply: its settings (see `settings.made_with`), any JSON object; None if unknown
     """
 
     __pydantic_config__ = KEPT
@@ -132,15 +132,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is kept of a conversation beside its messages.
+    """A conversation without its messages.
 
     updated_s   when a message was last added, changed or deleted, in seconds since the epoch
-    head        the leaf that is shown; None when there is no message
+    head        the leaf that is shown; None without messages
     settings    any JSON object
-    first       the oldest message that prompts still hold; None for all
-    pinned      whether it stands above the others
-    titled      whether the title stays: a person gave it, or the model has had its say
-    unseen      whether a reply has ended since the conversation was last looked at
+    first       the oldest message in prompts; None for all
+    pinned      whether it is listed above the others
+    titled      whether the title is final: a person gave it, or the model was asked
+    unseen      whether a reply has ended since the conversation was last opened
     """
 
     id: str
@@ -160,7 +160,7 @@ _PLAN = TypeAdapter(MediaPlan)
 
 
 def checked_node(node: Node) -> Node:
-    """The message itself. Raises ConversationDataError for a value that a field can't have."""
+    """The message, unchanged. Raises ConversationDataError for an invalid value."""
     try:
         return _NODE.validate_python(node)
     except ValidationError as error:
@@ -170,7 +170,7 @@ def checked_node(node: Node) -> Node:
 
 
 def dump_object(values: object, what: str) -> str:
-    """A JSON object as text; raises ConversationDataError, which names it by `what`, for anything else."""
+    """A JSON object as text. Raises ConversationDataError, which calls it `what`, for anything else."""
     try:
         if isinstance(values, Mapping):
             return json.dumps(dict(values), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -182,7 +182,7 @@ def dump_object(values: object, what: str) -> str:
 
 
 def load_object(text: str, what: str) -> dict[str, Any]:
-    """The object that `dump_object` wrote; raises ConversationDataError where it is damaged."""
+    """The object that `dump_object` wrote. Raises ConversationDataError if it is damaged."""
     try:
         values = json.loads(text)
     except (TypeError, ValueError, RecursionError):
@@ -193,12 +193,12 @@ def load_object(text: str, what: str) -> dict[str, Any]:
 
 
 def dump_words(words: str | dict[str, Any] | None) -> str | None:
-    """What is said, as a text: an English sentence as it is."""
+    """A `Said` as text; leaves an English sentence unchanged."""
     return dump_object(words, "message.error") if isinstance(words, dict) else words
 
 
 def load_words(text: str | None) -> Said | None:
-    """What `dump_words` wrote."""
+    """The `Said` that `dump_words` wrote."""
     if text is None or not text.startswith('{"text":'):
         return text
     try:
@@ -208,7 +208,7 @@ def load_words(text: str | None) -> Said | None:
 
 
 def heard(words: Any) -> Said:
-    """What is said, as it was before it was kept."""
+    """The `Said` of a stored JSON value; the value as text if it is none."""
     if not is_said(words):
         return str(words)
     return Saying(words) if isinstance(words, dict) else words
@@ -220,7 +220,7 @@ def dump_plan(plan: MediaPlan | None) -> str | None:
 
 
 def load_plan(text: str | None) -> MediaPlan | None:
-    """A plan of another version is none: a new one can be made, and the conversation stays readable."""
+    """The plan; None for another version's, so that the conversation stays readable and is planned anew."""
     try:
         plan = None if text is None else _PLAN.validate_json(text)
     except ValidationError:
@@ -240,14 +240,14 @@ class Form(Generic[T]):
         return None if part is None else self._adapter.dump_json(part).decode()
 
     def load(self, text: str | None) -> T | None:
-        """One of another version is none: what it belongs to stays readable."""
+        """The part; None for another version's, so that the record stays readable."""
         try:
             return None if text is None else self._adapter.validate_json(text)
         except ValidationError:
             return None
 
     def checked(self, value: object) -> T | None:
-        """Of a JSON value. Raises ValueError where it is of another form."""
+        """The part of a JSON value. Raises ValueError for an invalid one."""
         return None if value is None else self._adapter.validate_json(json.dumps(value))
 
 
@@ -256,5 +256,5 @@ CROPS = Form(Crop)
 
 
 def place_of(error: ValidationError) -> str:
-    """Which value was refused, such as "attachments, 0, kind"."""
+    """Which value is invalid, for example "attachments, 0, kind"."""
     return ", ".join(map(str, error.errors(include_url=False, include_context=False)[0]["loc"])) or "value"

@@ -1,4 +1,4 @@
-"""Rows of the conversations' database, read and written inside a caller's transaction."""
+"""Reads and writes rows of the conversations' database in a caller's transaction."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from qwen35mm.chat.store.records import (
 from qwen35mm.errors import ConversationDataError, NotFoundError
 from qwen35mm_preprocess.say import say
 
-# Columns are called as the fields are.
+# Columns have the fields' names.
 _FLAGS = {field.name for kept in (Conversation, Node) for field in fields(kept) if field.type == "bool"}
 _CONVERSATION = ", ".join(field.name for field in fields(Conversation))
 _NODE = ", ".join(field.name for field in fields(Node) if field.name != "attachments")
 _ATTACHMENT = ", ".join(field.name for field in fields(Attachment))
-# Those of messages that hold JSON objects, and what these are called.
+# Columns of messages with JSON objects, and their names in error messages.
 _OBJECTS = {"stats": "message.stats", "settings": "message.settings"}
 
-# The order of a list of conversations, called c, and those behind a place in it.
+# The order of a list of conversations, named c, and the condition for those after a place in it.
 ORDER = "c.pinned DESC, c.updated_s DESC, c.sequence DESC"
 AFTER = (
     "(:place IS NULL OR (c.pinned, c.updated_s, c.sequence) "
@@ -42,8 +42,7 @@ AFTER = (
 
 
 class Place(NamedTuple):
-    """A place in a list of conversations: pinned ones first, and of each kind the last updated one. It is there also
-    when the conversation that stood there has moved."""
+    """A place in a list of conversations: pinned first, then by last update. Valid even if its conversation moves."""
 
     id: str
     pinned: bool
@@ -57,7 +56,7 @@ def place_values(place: Place | None) -> dict[str, Any]:
 
 
 def read_conversations(connection: sqlite3.Connection, where: str, values: Mapping[str, Any]) -> list[Conversation]:
-    """The conversations that a clause selects; `where` holds no outside text."""
+    """The conversations that a clause selects; `where` must not contain text from outside."""
     names = _CONVERSATION.split(", ")
     found = []
     for row in connection.execute(f"SELECT {_CONVERSATION} FROM present AS c WHERE {where}", values):
@@ -68,7 +67,7 @@ def read_conversations(connection: sqlite3.Connection, where: str, values: Mappi
 
 
 def read_conversation(connection: sqlite3.Connection, owner: str, conversation_id: str) -> Conversation:
-    """Raises NotFoundError, also for another owner's."""
+    """One conversation. Raises NotFoundError, also for another owner's."""
     found = read_conversations(connection, "owner = :owner AND id = :id", {"owner": owner, "id": conversation_id})
     if not found:
         raise NotFoundError(say("This chat no longer exists."))
@@ -92,7 +91,7 @@ def check_in(connection: sqlite3.Connection, owner: str, conversation_id: str, n
 
 
 def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Node]:
-    """All messages of a conversation, in the order in which they came."""
+    """All messages of a conversation in the order of their arrival."""
     attachments: dict[str, list[Attachment]] = {}
     rows = connection.execute(
         f"SELECT node, {_ATTACHMENT} FROM attachments WHERE node IN (SELECT id FROM nodes WHERE conversation = ?) "
@@ -116,12 +115,12 @@ def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Nod
 
 
 def _values(names: Iterable[str], row: Iterable[Any]) -> dict[str, Any]:
-    """A row by its columns' names; SQLite has numbers for what is true or not."""
+    """A row by column names, with SQLite's numbers for flags as bool."""
     return {name: bool(value) if name in _FLAGS else value for name, value in zip(names, row, strict=True)}
 
 
 def insert_node(connection: sqlite3.Connection, conversation_id: str, node: Node, row: Mapping[str, Any]) -> None:
-    """A new message with its `node_row`; its parent may still follow in the same transaction.
+    """Inserts a message with its `node_row`; its parent may follow in the same transaction.
 
     Raises ConversationDataError.
     """
@@ -144,7 +143,7 @@ def conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def node_row(node: Node) -> dict[str, Any]:
-    """Raises ConversationDataError for a value that a field can't have."""
+    """A message's row. Raises ConversationDataError for an invalid value."""
     row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message.notes")}
     row["error"] = dump_words(node.error)
     row |= {name: None if row[name] is None else dump_object(row[name], what) for name, what in _OBJECTS.items()}
@@ -153,7 +152,7 @@ def node_row(node: Node) -> dict[str, Any]:
 
 
 def insert_row(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
-    """Raises ConversationDataError where there is a row of this id."""
+    """Inserts a row. Raises ConversationDataError if its id exists."""
     places = ", ".join("?" * len(row))
     try:
         connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", (*row.values(),))

@@ -1,12 +1,12 @@
-"""Search in titles and texts: all words of a query, in any order, of the last one the beginning.
+"""Search in titles and texts: finds all words of a query in any order, and the last one also as a prefix.
 
-Texts are found by an FTS5 index of their words, folded: without case and accents. A script that puts no blanks between
-words has each of its characters as a word, and a piece of a query is a phrase: so any word of Chinese is found, also
-one of two characters, for which an index of trigrams is too coarse, and one rule serves every language.
+An FTS5 index has the words of each text without case and accents. In scripts without spaces each character is a word,
+and each part of a query between spaces is a phrase. So one rule serves every language, and finds Chinese words of two
+characters, which an index of trigrams can't.
 
-What a message says is noted in the table `unindexed` by triggers, and goes into the index by `index_texts`, which
-reads words under no lock of the database. Until then, and where SQLite has no FTS5, the texts themselves are read, by
-the same rule. The index is one of a connection's own making, so that no database needs FTS5.
+Triggers note changed messages in the table `unindexed`. `index_texts` moves them into the index, and splits them into
+words without a lock on the database. Until then, and if SQLite has no FTS5, the search reads the texts by the same
+rule. Each connection creates the index if it is missing, so no database needs FTS5.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_PHRASES = 32
 _SLICE_CHARS = 500_000
 _SNIPPET_CHARS = 120
 _BEFORE_HIT_CHARS = 30
-# Where a text is longer, its snippet is looked for in its beginning.
+# A snippet comes from this many characters at the beginning of a text.
 _LOOKED_AT_CHARS = 200_000
 
 _FIND = """
@@ -50,20 +50,20 @@ _FIND = """
 _INDEXED = (
     "SELECT rowid FROM words WHERE words MATCH :match AND rowid NOT IN (SELECT sequence FROM unindexed) UNION ALL"
 )
-# CROSS JOIN, which SQLite does in this order: else it reads every text before it looks whether that is indexed.
+# CROSS JOIN fixes SQLite's order: otherwise it reads every text before it checks whether that is indexed.
 _UNINDEXED = "unindexed CROSS JOIN nodes AS n ON n.sequence = unindexed.sequence"
 
 Snippet = list[tuple[str, bool]]
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Gives a connection what the search needs; the index where there is FTS5 and the disk has room for it."""
+    """Sets up a connection for search; with the index if SQLite has FTS5 and the disk has room."""
     connection.create_function("has_words", 2, _has_words, deterministic=True)
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute(
             "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, tokenize = 'unicode61 remove_diacritics 2')"
         )
-        connection.execute("SELECT rowid FROM words LIMIT 1")  # one of another Python needs FTS5 here, too
+        connection.execute("SELECT rowid FROM words LIMIT 1")  # fails if another Python made it and this has no FTS5
         connection.execute(
             "CREATE TEMP TRIGGER words_deleted AFTER DELETE ON main.nodes "
             "BEGIN DELETE FROM words WHERE rowid = old.sequence; END"
@@ -71,7 +71,7 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def phrases_of(query: str) -> list[str]:
-    """What must be found: each piece of a query as its folded words with blanks between them."""
+    """The phrases of a query: the folded words of each part between spaces, joined by spaces."""
     pieces = (" ".join(_words(piece)) for piece in query.split())
     return [phrase for phrase in pieces if phrase][:_MAX_PHRASES]
 
@@ -82,7 +82,7 @@ def find_phrases(
     """An owner's conversations with the phrases in their title or in one message, in the order of `Place`.
 
     Returns:
-        Each one's id, and the id and the text of its newest message with them; None and None for a title alone.
+        The id of each, with the id and text of its newest message that matches; None and None if only the title does.
     """
     has_index = _has_index(connection)
     parts = {"indexed": _INDEXED, "unindexed": _UNINDEXED} if has_index else {"indexed": "", "unindexed": "nodes AS n"}
@@ -93,7 +93,7 @@ def find_phrases(
 
 
 def index_texts(database: Database) -> Iterator[None]:
-    """Puts into the index what isn't there yet, a slice at each step, between which others may write.
+    """Adds new texts to the index, a slice at each step; others may write between the steps.
 
     Raises:
         StorageError: the database can't be read or written.
@@ -120,7 +120,7 @@ def index_texts(database: Database) -> Iterator[None]:
         words = [" ".join(_words(text)) for _, text in rows]
         with database.writing() as connection:
             for (sequence, text), its_words in zip(rows, words, strict=True):
-                # A reply in progress has become longer meanwhile: the next time, then.
+                # Leaves a reply that has grown meanwhile for the next time.
                 taken = connection.execute(
                     "DELETE FROM unindexed WHERE sequence = ?1 AND ?2 = (SELECT text FROM nodes WHERE sequence = ?1)",
                     (sequence, text),
@@ -132,7 +132,7 @@ def index_texts(database: Database) -> Iterator[None]:
 
 
 def snippet_of(text: str, phrases: list[str]) -> Snippet:
-    """The part of a text that has most of the phrases, in pieces: each with whether it was looked for."""
+    """The part of a text with most of the phrases, as segments of text and whether each is a match."""
     text = text[:_LOOKED_AT_CHARS]
     places = [match.span() for match in _WORD.finditer(text)]
     lower = text.lower() if text.isascii() else None
@@ -173,7 +173,7 @@ def _words(text: str) -> list[str]:
 
 
 def _folded(text: str) -> str:
-    """Texts that a reader takes for the same in any script, whatever their case, accents and composition."""
+    """A text without case, accents and differences of Unicode composition."""
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", text.casefold())))

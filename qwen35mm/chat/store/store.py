@@ -3,8 +3,8 @@
     <folder>/conversations.sqlite
     <folder>/media/
 
-Every call names an owner, and sees and changes only what is the owner's: anything else is not found. Any number of
-threads and processes may use one folder. What a call wrote is kept when it returns, whatever happens to the process.
+Every call names an owner, and sees and changes only this owner's data: anything else is not found. Any number of
+threads and processes may share a folder. What a call has written survives a crash of the process.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _SENT_AGAIN_S = 60.0
 class Found:
     """A conversation that a search found.
 
-    node        the newest message with what was looked for; None where only the title has it
-    snippet     the part of its text around that, in pieces, each with whether it was looked for
+    node        the newest message that matches; None if only the title does
+    snippet     the text around the match, as segments of text and whether each is a match
     """
 
     conversation: Conversation
@@ -63,15 +63,15 @@ class Found:
 
 
 class ConversationStore:
-    """The conversations under `folder`, which is made (mode 0700) when it is first used.
+    """The conversations under `folder`, which is created (mode 0700) at first use.
 
     Every method may raise StorageError: a full, failing or read-only disk, or a database that is damaged, foreign or
-    of a newer version. What was kept before stays as it was.
+    of a newer version. Data stored before stays unchanged.
 
     media    the files of the messages, and who may see them
 
     Args:
-        in_memory: all but the files is gone when this is closed.
+        in_memory: whether `close` deletes everything but the files.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, in_memory: bool = False) -> None:
@@ -81,24 +81,24 @@ class ConversationStore:
         self.media = MediaStore(folder / "media", self._database, clock)
 
     def close(self) -> None:
-        """Gives the database back; the next call opens it again."""
+        """Closes the database; the next call opens it again."""
         self._database.close()
 
     # Conversations
 
     def find(self, owner: str, *, limit: int = 200, after: Place | None = None) -> list[Conversation]:
-        """The owner's conversations, pinned ones first, then the last updated one.
+        """The owner's conversations: pinned first, then by last update.
 
         Args:
-            after: only those behind this place.
+            after: only those after this place.
         """
         where = f"owner = :owner AND {AFTER} ORDER BY {ORDER} LIMIT :limit"
         with self._database.reading() as connection:
             return read_conversations(connection, where, {"owner": owner, "limit": limit, **place_values(after)})
 
     def search(self, owner: str, query: str, *, limit: int = 200, after: Place | None = None) -> list[Found]:
-        """The owner's conversations that have all words of a query in their title or in the text of one message, in
-        the order of `find`; of the query's last word, the beginning. None where it has no words."""
+        """The owner's conversations with all words of a query in their title or in one message, in the order of
+        `find`. The last word matches as a prefix. Empty for a query without words."""
         phrases = phrases_of(query)
         if not phrases:
             return []
@@ -111,8 +111,7 @@ class ConversationStore:
         ]
 
     def index_texts(self) -> Iterator[None]:
-        """Has `search` find new texts without reading them all, some at each step; it finds them before, too, only
-        slower."""
+        """Indexes new texts, some at each step. `search` finds them before, too, but more slowly."""
         return index_texts(self._database)
 
     def conversation(self, owner: str, conversation_id: str) -> Conversation:
@@ -121,25 +120,25 @@ class ConversationStore:
             return read_conversation(connection, owner, conversation_id)
 
     def read(self, owner: str, conversation_id: str) -> tuple[Conversation, Tree]:
-        """A conversation and its messages as of one moment. Raises NotFoundError.
+        """A conversation and its messages in one consistent state. Raises NotFoundError.
 
-        A file's media plan that another version wrote is read as none.
+        Media plans of other versions are read as None.
         """
         with self._database.reading() as connection:
             conversation = read_conversation(connection, owner, conversation_id)
             return conversation, Tree(read_nodes(connection, conversation_id))
 
     def conversation_of(self, owner: str, node_id: str) -> str | None:
-        """The id of a message's conversation; None where this owner has no such message."""
+        """The id of a message's conversation; None if this owner has no such message."""
         with self._database.reading() as connection, suppress(NotFoundError):
             return conversation_of(connection, owner, node_id)
 
     def insert(self, owner: str, conversations: Iterable[tuple[Conversation, Tree]]) -> None:
-        """Adds whole conversations, all of them or none; the files that they have are then no longer held.
+        """Adds whole conversations, all or none, and releases holds on their files.
 
         Raises:
             NotFoundError: a message's file is not in `media`.
-            ConversationDataError: an id is taken, or a value can't be kept.
+            ConversationDataError: an id is taken, or a value is invalid.
         """
         prepared = [(*each, [node_row(node) for node in each[1].nodes.values()]) for each in conversations]
         with self._database.writing() as connection:
@@ -156,11 +155,11 @@ class ConversationStore:
                     release_files(connection, owner, node.attachments)
 
     def change(self, owner: str, conversation_id: str, **values: Any) -> None:
-        """Changes what is said of a conversation beside its messages; see `Conversation`.
+        """Changes fields of a `Conversation`.
 
         Raises:
-            NotFoundError: no such conversation, or the head or the first is not in it.
-            ConversationDataError: settings that are no JSON object.
+            NotFoundError: no such conversation, or `head` or `first` is not in it.
+            ConversationDataError: the settings are no JSON object.
         """
         with self._database.writing() as connection:
             read_conversation(connection, owner, conversation_id)
@@ -170,7 +169,7 @@ class ConversationStore:
             update_row(connection, "conversations", conversation_id, conversation_row(values))
 
     def give_title(self, owner: str, conversation_id: str, title: str | None) -> bool:
-        """The model's title; None where it has found none. False where a person has given one, or it is deleted."""
+        """Sets the model's title; None keeps the old one for good. False if a person gave one, or it is deleted."""
         with self._database.writing() as connection:
             found = connection.execute(
                 "UPDATE conversations SET titled = 1, title = COALESCE(?, title) "
@@ -180,7 +179,7 @@ class ConversationStore:
             return found.rowcount == 1
 
     def delete(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation, which is as if it weren't there; until `purge` it can be restored.
+        """Deletes a conversation. It is hidden at once; `restore` works until `purge`.
 
         Raises:
             NotFoundError: no such conversation.
@@ -190,7 +189,7 @@ class ConversationStore:
             update_row(connection, "conversations", conversation_id, {"deleted_s": self._clock()})
 
     def restore(self, owner: str, conversation_id: str) -> None:
-        """Takes `delete` back. Raises NotFoundError where it is too late."""
+        """Undoes `delete`. Raises NotFoundError if it is too late."""
         with self._database.writing() as connection:
             found = connection.execute(
                 "UPDATE conversations SET deleted_s = NULL WHERE owner = ? AND id = ?", (owner, conversation_id)
@@ -199,9 +198,9 @@ class ConversationStore:
                 raise NotFoundError(say("This chat no longer exists."))
 
     def purge(self, min_age_s: float = 0.0) -> int:
-        """Removes what was deleted at least this long ago, with its files; how many conversations these were.
+        """Removes conversations deleted at least `min_age_s` ago, with their files; returns how many.
 
-        A file that somebody sends again just now stays for `media.collect_garbage`.
+        A file that somebody is just sending again stays for `media.collect_garbage`.
         """
         with self._database.writing() as connection:
             values = (self._clock() - min_age_s,)
@@ -215,8 +214,8 @@ class ConversationStore:
         return num_deleted
 
     def trim(self, bounds: Bounds) -> int:
-        """Removes what is beyond bounds, what nobody went on with for longest first, and all that was deleted; how many
-        conversations these were."""
+        """Removes conversations over the bounds, least recently updated first, and all deleted ones; returns how
+        many."""
         num_bytes = self.media.num_bytes()
         with self._database.writing() as connection:
             now_s = self._clock()
@@ -225,7 +224,7 @@ class ConversationStore:
         return self.purge()
 
     def delete_owner(self, owner: str) -> None:
-        """Deletes everything of an owner; files that nobody else has go with `media.collect_garbage`."""
+        """Deletes all data of an owner; `media.collect_garbage` removes files that nobody else has."""
         with self._database.writing() as connection:
             for table in ("conversations", "held", "presets", "preferences"):
                 connection.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
@@ -240,22 +239,22 @@ class ConversationStore:
         settings: Mapping[str, Any] | None = None,
         first: str | None = None,
     ) -> None:
-        """Adds messages, all or none, and shows the last one; the files that they have are then no longer held.
+        """Adds messages, all or none, shows the last one, and releases holds on their files.
 
         Args:
-            settings: the conversation's from now on; None leaves them.
-            first: the oldest message that prompts hold from now on; None leaves it.
+            settings: the conversation's new settings; None leaves them.
+            first: the oldest message in later prompts; None leaves it.
 
         Raises:
             NotFoundError: no such conversation, or a message's parent is not in it.
-            ConversationDataError: a message has a value that it can't have, or its id is taken.
+            ConversationDataError: a message has an invalid value, or its id is taken.
         """
         changes: dict[str, Any] = {"updated_s": self._clock(), "head": nodes[-1].id}
         if settings is not None:
             changes["settings"] = settings
         if first is not None:
             changes["first"] = first
-        rows = [node_row(node) for node in nodes]  # before others have to wait
+        rows = [node_row(node) for node in nodes]  # outside the transaction, for which others wait
         with self._database.writing() as connection:
             read_conversation(connection, owner, conversation_id)
             for node, row in zip(nodes, rows, strict=True):
@@ -266,11 +265,11 @@ class ConversationStore:
             update_row(connection, "conversations", conversation_id, conversation_row(changes))
 
     def update(self, owner: str, node: Node) -> None:
-        """Writes what can change of a message: all but its place and its time.
+        """Writes a changed message; its id, parent, role and time stay.
 
         Raises:
             NotFoundError: no such message.
-            ConversationDataError: a value that a field can't have.
+            ConversationDataError: a value is invalid.
         """
         row = {name: value for name, value in node_row(node).items() if name not in _PLACE_AND_TIME}
         with self._database.writing() as connection:
@@ -288,8 +287,8 @@ class ConversationStore:
     def delete_node(self, owner: str, node_id: str) -> None:
         """Deletes a message with everything below it. Raises NotFoundError.
 
-        Where the shown leaf was among it, the newest leaf of the newest sibling is shown instead; without siblings
-        the parent; without a parent nothing. A `first` that was among it becomes None.
+        If that includes the shown leaf, the newest leaf of the newest sibling is shown instead; without siblings the
+        parent; without a parent nothing. A deleted `first` becomes None.
         """
         with self._database.writing() as connection:
             conversation_id = conversation_of(connection, owner, node_id)
@@ -305,22 +304,22 @@ class ConversationStore:
                 changes["first"] = None
             update_row(connection, "conversations", conversation_id, changes)
 
-    # A person's presets and preferences: JSON objects that mean nothing here
+    # Presets and preferences: JSON objects that the store doesn't interpret
 
     def presets(self, owner: str) -> dict[str, dict[str, Any]]:
-        """The owner's presets by name, in the order of the names."""
+        """The owner's presets by name, sorted by name."""
         with self._database.reading() as connection:
             rows = connection.execute("SELECT name, value FROM presets WHERE owner = ? ORDER BY name", (owner,))
             return {name: load_object(value, "preset") for name, value in rows}
 
     def save_preset(self, owner: str, name: str, values: Mapping[str, Any]) -> None:
-        """Keeps a preset; one of this name is replaced."""
+        """Saves a preset; replaces one of this name."""
         row = (owner, name, dump_object(values, "preset"))
         with self._database.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO presets (owner, name, value) VALUES (?, ?, ?)", row)
 
     def delete_preset(self, owner: str, name: str) -> None:
-        """Raises NotFoundError where there is none of this name."""
+        """Deletes a preset. Raises NotFoundError if there is none of this name."""
         with self._database.writing() as connection:
             if connection.execute("DELETE FROM presets WHERE owner = ? AND name = ?", (owner, name)).rowcount == 0:
                 raise NotFoundError(say("This preset no longer exists."))
@@ -332,7 +331,7 @@ class ConversationStore:
         return {} if row is None else load_object(row[0], "preferences")
 
     def change_preferences(self, owner: str, values: Mapping[str, Any]) -> None:
-        """Changes those of the owner's preferences that are named; another page may have changed others."""
+        """Changes the given preferences of the owner only, since another page may have changed others."""
         with self._database.writing() as connection:
             row = connection.execute("SELECT value FROM preferences WHERE owner = ?", (owner,)).fetchone()
             kept = {} if row is None else load_object(row[0], "preferences")

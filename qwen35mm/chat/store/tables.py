@@ -19,7 +19,7 @@ _FIRST = (
     )
     """,
     "CREATE INDEX conversations_by_owner ON conversations (owner, updated_s)",
-    # A chain of cascades may be 1,000 long in SQLite, a conversation longer: a subtree is deleted by its ids.
+    # No cascade on `parent`: SQLite allows 1,000 levels and a conversation may be longer. Subtrees go by ids.
     """
     CREATE TABLE nodes (
         sequence INTEGER PRIMARY KEY,
@@ -66,7 +66,7 @@ _FIRST = (
     "CREATE TABLE preferences (owner TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
 )
 
-# Messages whose text the search's index (search.py) doesn't hold as it is now.
+# Messages whose current text is not in the search index (search.py).
 _SEARCH = (
     "CREATE TABLE unindexed (sequence INTEGER PRIMARY KEY REFERENCES nodes (sequence) ON DELETE CASCADE)",
     "INSERT INTO unindexed SELECT sequence FROM nodes",
@@ -82,11 +82,11 @@ _SEARCH = (
 
 _CLIPS = ("ALTER TABLE attachments ADD COLUMN clip TEXT",)
 
-# What holds for one question alone.
+# The oldest message in one question's own prompt.
 _OWN_FIRST = ("ALTER TABLE nodes ADD COLUMN first TEXT",)
 
-# What is deleted stays for as long as that can be undone; `present` are the others. Nobody knows of an older title
-# whether a person gave it.
+# Deleted conversations stay while the deletion can be undone; `present` has the others. Older titles count as given by
+# a person, since nobody knows.
 _SIDEBAR = (
     "ALTER TABLE conversations ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE conversations ADD COLUMN titled INTEGER NOT NULL DEFAULT 1",
@@ -101,7 +101,7 @@ _SIDEBAR = (
 
 _CROPS = ("ALTER TABLE attachments ADD COLUMN crop_of TEXT",)
 
-# What an answer was made with.
+# The settings of an answer.
 _MADE_WITH = ("ALTER TABLE nodes ADD COLUMN settings TEXT",)
 
 MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR, _CROPS, _MADE_WITH)

@@ -1,8 +1,8 @@
-"""Temporary conversations: never stored. Their texts are in this process's memory alone, their files in a folder and
-go with the conversation, and the engine keeps nothing of them on its disk.
+"""Temporary conversations, which are never stored.
 
-One ends when its page says so, and some minutes after its page has fallen silent: a browser that was killed says
-nothing.
+Their texts are only in this process's memory. Their files are in a folder and are deleted with the conversation. The
+engine keeps nothing of them on disk. One ends when its page says so, or some minutes after the page falls silent,
+since a killed browser says nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from qwen35mm.pools import REQUESTS
 
 logger = logging.getLogger(__name__)
 
-# A page is heard of every minute; one in the background a little later.
+# A page reports every minute, in the background a little later.
 SILENCE_S = 300.0
 _PREFIX = "qwen35mm-temporary-"
-# Requests that come before there is a conversation.
+# Requests that may come before the conversation exists.
 _OF_FILES = frozenset({"preview"})
 _BEGINNINGS = frozenset({"send", "measure", "strip", "example", "crop"})
 
 
 class TemporaryStore(ConversationStore):
-    """Conversations in memory, with their files in a folder that nobody finds again.
+    """Conversations in memory, with their files in a temporary folder.
 
     Attributes:
-        owners: of the conversations that haven't ended, by their ids.
+        owners: the owner of each conversation that hasn't ended, by its id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class TemporaryStore(ConversationStore):
         self.owners.update({conversation.id: owner for conversation, _ in conversations})
 
     def remove(self, owner: str, conversation_id: str | None) -> None:
-        """Removes a conversation with its files, and with an owner's last one what else is theirs."""
+        """Removes a conversation with its files, and with an owner's last one all their other data."""
         with contextlib.suppress(NotFoundError):
             if conversation_id is not None:
                 self.delete(owner, conversation_id)
@@ -63,11 +63,11 @@ class TemporaryStore(ConversationStore):
 
 
 class TemporaryChats:
-    """Which temporary conversations there are, and when each ends. Made and used inside the event loop.
+    """Ends temporary conversations. Used only in the event loop.
 
     Args:
         stop: ends a conversation's replies.
-        silence_s: seconds after which a page is gone that says nothing any more.
+        silence_s: a page that is silent for this many seconds counts as gone.
     """
 
     def __init__(self, store: TemporaryStore, stop: Callable[[str, str], Any], *, silence_s: float = SILENCE_S) -> None:
@@ -78,7 +78,7 @@ class TemporaryChats:
         self._ending: set[asyncio.Task[None]] = set()
 
     def is_meant(self, owner: str, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether a request is about a temporary conversation, or begins one; its page is there, then."""
+        """Whether a request is about a temporary conversation, or begins one; if so, notes that its page is alive."""
         conversation = arguments.get("conversation")
         digest = arguments.get("digest")
         if name in _OF_FILES and isinstance(digest, str) and re.fullmatch(DIGEST, digest):
@@ -90,21 +90,21 @@ class TemporaryChats:
         return False
 
     def mark(self, owner: str, answer: dict[str, Any]) -> None:
-        """Says of a conversation in an answer that it is temporary; its page is there."""
+        """Marks a conversation in an answer as temporary, and notes that its page is alive."""
         chat = answer.get("chat", answer)
         if "messages" in chat:
             chat["temporary"] = True
             self.heard(owner, chat["id"])
 
     def heard(self, owner: str, conversation_id: str | None) -> None:
-        """The page of a conversation is there; None for one that is still to begin, and has files perhaps."""
+        """Notes that a conversation's page is alive; None is a chat that hasn't begun but may have files."""
         key = (owner, conversation_id)
         if key in self._timers:
             self._timers[key].cancel()
         self._timers[key] = asyncio.get_running_loop().call_later(self._silence_s, self._end_soon, *key)
 
     async def end(self, owner: str, conversation_id: str | None) -> None:
-        """Ends a conversation; nothing is left of it. Nothing happens where it isn't this owner's."""
+        """Ends a conversation and deletes all of its data. Does nothing for another owner's."""
         if conversation_id is not None and self.store.owners.get(conversation_id) != owner:
             return
         timer = self._timers.pop((owner, conversation_id), None)
@@ -124,7 +124,7 @@ class TemporaryChats:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that goes with the block; those of processes that were killed before they could remove theirs go now."""
+    """A folder that is deleted after the block. Also deletes leftover folders of killed processes."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         found = re.fullmatch(rf"{_PREFIX}(\d+)-.*", folder.name)
         if found and not _is_running(int(found[1])):
@@ -134,7 +134,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix":  # there, asking would end it
+    if os.name != "posix":  # os.kill would end the process on Windows
         return True
     try:
         os.kill(process, 0)

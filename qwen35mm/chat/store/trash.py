@@ -1,4 +1,4 @@
-"""Deleted conversations: for a while they can be restored, and then they are removed, whoever still watches."""
+"""Deleted conversations: they can be restored for a while, then they are removed, even if no page is open."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from qwen35mm.pools import REQUESTS
 
 logger = logging.getLogger(__name__)
 
-# Longer than any page offers it.
+# Longer than any page offers to undo.
 UNDO_S = 30.0
 
 
 class Trash:
-    """What was deleted in a store. Made and used inside the event loop.
+    """Deletes conversations of a store, and purges them later. Used only in the event loop.
 
     Args:
-        undo_s: seconds in which it can be restored.
+        undo_s: seconds in which a conversation can be restored.
     """
 
     def __init__(self, store: ConversationStore, undo_s: float = UNDO_S) -> None:
@@ -38,7 +38,7 @@ class Trash:
 
 
 def purge(store: ConversationStore, min_age_s: float = UNDO_S) -> None:
-    """Removes what was deleted so long ago; where the disk fails, the log says so, and it is tried again later."""
+    """Removes conversations deleted at least `min_age_s` ago; logs a disk failure, and the next purge tries again."""
     try:
         store.purge(min_age_s)
     except StorageError as error:

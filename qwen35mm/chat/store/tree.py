@@ -1,4 +1,4 @@
-"""A conversation is a tree of messages with parent pointers: an edit or a new reply is one more child."""
+"""A conversation as a tree of messages with parent pointers: an edit or a new reply adds a child."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qwen35mm_preprocess.say import say
 
 
 class Tree:
-    """The messages of one conversation, checked to be a tree (or several: an edited first message is another root).
+    """The messages of one conversation: a tree, or several, since an edited first message is another root.
 
-    Children are ordered by `created_s`; those of one time stay in the order in which they came.
+    Children are ordered by `created_s`, at equal times by arrival.
 
     Raises:
-        ConversationDataError: two messages of one id, a parent that isn't there, or a cycle.
+        ConversationDataError: a duplicate id, a missing parent, or a cycle.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
@@ -37,11 +37,11 @@ class Tree:
 
     @property
     def nodes(self) -> Mapping[str, Node]:
-        """All messages by id, in the order in which they came; read-only."""
+        """All messages by id in the order of their arrival; read-only."""
         return self._nodes
 
     def path(self, leaf_id: str | None) -> tuple[Node, ...]:
-        """The messages from the root to `leaf_id`, which need not be a leaf; none for None."""
+        """The messages from the root to `leaf_id`, which need not be a leaf; empty for None."""
         path = []
         while leaf_id is not None:
             node = self._node(leaf_id)
@@ -56,11 +56,11 @@ class Tree:
         return self._children.get(parent_id, ())
 
     def siblings(self, node_id: str) -> tuple[Node, ...]:
-        """The children of the same parent, oldest first, the node itself among them."""
+        """The children of the same parent, oldest first, including the node itself."""
         return self.children(self._node(node_id).parent)
 
     def newest_leaf(self, node_id: str | None) -> str | None:
-        """The leaf reached by going to the newest child each time; from the newest root for None."""
+        """The leaf at the end of the newest children; for None from the newest root."""
         if node_id is not None:
             self._node(node_id)
         while children := self._children.get(node_id):

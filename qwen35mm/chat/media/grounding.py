@@ -235,7 +235,7 @@ def _unit(groups: Sequence[tuple[Attachment, list[Mark]]], asked: str, model: st
     numbers = [number for _, shape in shapes for number in shape]
     if max(numbers) <= 1 and not all(number == int(number) for number in numbers):
         return "whole"
-    # The fallback below is thousandths, too: numbers somewhat over 1000 are the model's errors.
+    # Larger numbers that fit no picture as pixels are thousandths, too (below): errors of the model.
     if max(numbers) <= 1000:
         says_thousandths = _THOUSANDTHS_ASKED.search(asked) is not None
         says_pixels = _PIXELS_ASKED.search(asked) is not None or _PIXEL_MODELS.search(model) is not None

@@ -1,1 +1,1 @@
-"""The page in a window of its own."""
+"""The page in a desktop window."""

@@ -1,4 +1,4 @@
-"""What pywebview leaves open of a Qt window: downloads, permissions, links to other places, the context menu."""
+"""Sets up what pywebview doesn't in a Qt window: downloads, permissions, external links, the context menu."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-# Objects that Qt calls and nobody else holds.
+# Keeps objects that only Qt uses from being collected.
 _kept: list[Any] = []
 
 
 def prepare(window: Any, url: str) -> None:
-    """Has a pywebview window set up as soon as it exists; call it before `webview.start`, in the main thread.
+    """Sets up a pywebview window as soon as it exists. Call it before `webview.start`, in the main thread.
 
     Args:
-        window: pywebview's.
-        url: the page's address, the only place that the window shows.
+        window: pywebview's window.
+        url: the page's address; the window shows nothing else.
     """
     from qtpy.QtCore import QTimer  # pyright: ignore[reportMissingImports]
     from qtpy.QtWidgets import QApplication  # pyright: ignore[reportMissingImports]
 
     if not logging.getLogger(__name__).isEnabledFor(logging.INFO):
-        # What graphics drivers and services a machine lacks is of no use to a person.
+        # Hides messages about missing drivers and services, which don't help a person.
         os.environ.setdefault("QT_LOGGING_RULES", "*.warning=false;*.info=false;*.debug=false")
         os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--log-level=3")
     app = QApplication.instance() or QApplication(["qwen35mm"])
     app.setApplicationName("qwen35mm")
     app.setDesktopFileName("qwen35mm")  # pyright: ignore[reportAttributeAccessIssue]
     _kept.append(app)
-    # The event loop's first work, when pywebview has made the window and nothing of the page has come.
+    # Runs first in the event loop: pywebview has made the window then, and the page hasn't loaded yet.
     QTimer.singleShot(0, lambda: _set_up(window.native, url))
 
 
@@ -40,7 +40,7 @@ def _set_up(view: Any, url: str) -> None:
     from qtpy.QtCore import Qt  # pyright: ignore[reportMissingImports]
 
     page = view.webview.page()
-    with contextlib.suppress(RuntimeError, TypeError):  # pywebview's own may be another signal some day
+    with contextlib.suppress(RuntimeError, TypeError):  # pywebview may use another signal some day
         page.featurePermissionRequested.disconnect()
     page.permissionRequested.connect(lambda permission: _answer(permission, url))
     page.navigationRequested.connect(lambda request: _navigate(request, url))
@@ -50,7 +50,7 @@ def _set_up(view: Any, url: str) -> None:
 
 
 def _answer(permission: Any, url: str) -> None:
-    """The page may use the camera, the microphone and the clipboard; nobody else may use anything."""
+    """Lets only the page use the camera, the microphone and the clipboard, and denies everything else."""
     kinds = type(permission).PermissionType
     allowed = (
         kinds.MediaVideoCapture,
@@ -74,7 +74,7 @@ def _navigate(request: Any, url: str) -> None:
 
 
 def is_inside(target: str, url: str) -> bool:
-    """Whether an address is one of the page's."""
+    """Whether an address belongs to the page."""
     return f"{target.rstrip('/')}/".startswith(f"{url.rstrip('/')}/")
 
 
@@ -89,13 +89,13 @@ def _save(view: Any, item: Any) -> None:
 
 
 def safe_name(suggested: str) -> str:
-    """A file's name alone, whatever a page suggests."""
+    """A safe file name, without folders, from a page's suggestion."""
     name = re.sub(r"[\x00-\x1f/\\:]+", "_", suggested).strip(". ")
     return name[-120:] or "download"
 
 
 def ask_where(view: Any, name: str) -> Path | None:
-    """The place that the person chooses for a download; None where they choose none."""
+    """Asks the person where to save a download; None if they cancel."""
     from qtpy.QtCore import QStandardPaths  # pyright: ignore[reportMissingImports]
     from qtpy.QtWidgets import QFileDialog  # pyright: ignore[reportMissingImports]
 
@@ -105,6 +105,6 @@ def ask_where(view: Any, name: str) -> Path | None:
 
 
 def _open_menu(webview: Any, point: Any) -> None:
-    # Copy, paste and saving a picture; without pywebview's entry for its debugger.
+    # Copy, paste and save a picture, but not pywebview's entry for its debugger.
     menu = webview.createStandardContextMenu()
     menu.popup(webview.mapToGlobal(point))

@@ -1,7 +1,7 @@
-"""The page in a window of its own. Closing the window, Ctrl-C and SIGTERM all end it the same way.
+"""The page in a desktop window. Closing the window, Ctrl-C and SIGTERM all end it the same way.
 
-pywebview draws the window: with Edge on Windows, WebKit on macOS and Qt on Linux. There it could use GTK too, but
-`pip install` alone gives no WebKitGTK, and its cameras and downloads need other code.
+pywebview draws the window: with Edge on Windows, WebKit on macOS and Qt on Linux. GTK would work on Linux, too, but
+`pip install` doesn't install WebKitGTK, and cameras and downloads would need other code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SIZE = (1180, 860)
 MIN_SIZE = (380, 480)
-# Made in a process of its own: where Qt finds no display or no library, it ends the process that asks.
+# Runs in a child process, since Qt ends the process if it finds no display or lacks a library.
 _PROBE = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
     "import qtpy.QtWebEngineWidgets, qtpy.QtWidgets as w; w.QApplication([])"
@@ -41,12 +41,12 @@ _DEBIAN_PACKAGES = (
 
 
 def has_display() -> bool:
-    """Whether this session shows windows at all."""
+    """Whether this session can show windows."""
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def window_problem() -> str | None:
-    """Why no window can be opened here, for a person; None where one can."""
+    """Why no window can be opened here, in words for a person; None if one can."""
     needed = ["webview", *(["qtpy", "PySide6.QtWebEngineWidgets"] if sys.platform == "linux" else [])]
     if not all(map(_is_installed, needed)):
         return str(MissingExtraError("A window of its own", "desktop"))
@@ -67,12 +67,12 @@ def window_problem() -> str | None:
 
 
 def run_window(backend: Backend, *, storage: Path | None = None, data_dir: Path | None = None) -> None:
-    """Serves the page on a port of 127.0.0.1 and shows it in a window until that is closed; only in the main thread.
+    """Serves the page on a port of 127.0.0.1 and shows it in a window until that is closed. Main thread only.
 
     Args:
         backend: answers; the caller closes it afterwards.
-        storage: where the window keeps what a browser keeps, made if need be; None keeps nothing.
-        data_dir: keeps the conversations; None keeps them until the end only.
+        storage: folder for the window's browser data, created if missing; None stores nothing.
+        data_dir: folder for the conversations; None deletes them at the end.
 
     Raises:
         ConfigError: the folder can't be used.
@@ -84,7 +84,7 @@ def run_window(backend: Backend, *, storage: Path | None = None, data_dir: Path 
             raise ConfigError(f"The window's folder '{storage.name}' can't be made ({error.strerror}).") from None
     server = _serve(backend, storage, data_dir)
     try:
-        # From the moment that the address is known, every end is a clean one.
+        # Once the address is printed, every signal ends the program cleanly.
         with end_signals(_close, signal.SIGINT), contextlib.suppress(KeyboardInterrupt):
             print(f"qwen35mm chats with {backend.info.name} in a window, and on {server.address}", flush=True)
             show_window(server.address, storage)
@@ -93,7 +93,7 @@ def run_window(backend: Backend, *, storage: Path | None = None, data_dir: Path 
 
 
 def _serve(backend: Backend, storage: Path | None, data_dir: Path | None) -> Server:
-    """On the port of last time, if it is free: what a page stores belongs to its port."""
+    """Serves on the last port if it is free, since a browser's storage belongs to a port."""
     remembered = None if storage is None else storage / "port"
     if remembered is not None:
         with contextlib.suppress(OSError, ValueError, OverflowError, ConfigError):
@@ -113,19 +113,19 @@ def _port(text: str) -> int:
 
 
 def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], None] | None = None) -> None:
-    """Shows an address in a window until that is closed; only in the main thread, and once in a process.
+    """Shows an address in a window until that is closed. Main thread only, once in a process.
 
     Args:
-        url: of the page, with its token; the page is the only place that the window shows.
+        url: the page's address, with its token; the window shows nothing else.
         storage: see `run_window`.
-        on_start: called with pywebview's window in a thread of its own, when the window is being made.
+        on_start: called in its own thread with pywebview's window, while the window is being created.
     """
     import webview  # pyright: ignore[reportMissingImports] - an extra
 
     logging.getLogger("pywebview").setLevel(logging.WARNING)
     webview.settings["OPEN_EXTERNAL_LINKS_IN_BROWSER"] = True
     webview.settings["ALLOW_FILE_URLS"] = False
-    # Qt's handler is ours: see qt.py.
+    # qt.py handles downloads in Qt.
     on_qt = sys.platform == "linux"
     webview.settings["ALLOW_DOWNLOADS"] = not on_qt
     window: Any = webview.create_window(
@@ -151,10 +151,10 @@ def _is_installed(module: str) -> bool:
 
 
 def _close(*_: object) -> None:
-    """Closes the window at a signal; once it is there, Ctrl-C is pywebview's."""
+    """Closes the window at a signal. Before it exists, raises KeyboardInterrupt."""
     windows = list(getattr(sys.modules.get("webview"), "windows", ()))
     if not windows:
         raise KeyboardInterrupt
-    # In threads, which wait until the window is shown: this interrupts the one that shows it.
+    # `destroy` waits until the window is shown, so it can't run here: the signal interrupts the thread that shows it.
     for window in windows:
         threading.Thread(target=window.destroy, daemon=True).start()

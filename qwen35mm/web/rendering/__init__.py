@@ -1,1 +1,1 @@
-"""Conversations as the page draws them: JSON values with safe HTML."""
+"""Renders conversations for the page: JSON values with safe HTML."""

@@ -1,4 +1,4 @@
-"""Code in Markdown, coloured by Pygments with CSS classes (assets/web/styles/code.css)."""
+"""Highlights code in Markdown with Pygments and CSS classes (assets/web/styles/code.css)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import chain
 # Longer code, or code with a longer line, is shown without colours.
 MAX_CODE_CHARS = 64_000
 MAX_LINE_CHARS = 1_000
-# Code is coloured in parts of whole lines: some lexers take quadratic time, and code that grows is coloured again
-# in its last part only. A string over several lines may lose its colour where two parts meet.
+# Code is highlighted in parts of whole lines: some lexers take quadratic time, and of growing code only the last part
+# is highlighted again. A string over several lines may lose its colour where two parts meet.
 PART_CHARS = 4_000
 CLASS_PREFIX = "hl-"
 
-# By name only, and these only: a lexer is a program that runs over whatever a model wrote.
+# Only these lexers, chosen by name, since a lexer is a program that runs on untrusted text.
 _LANGUAGE_NAMES = """
 apacheconf asm awk bash bat batch bibtex c c# c++ cc clj clojure cmake coffee coffeescript console cpp cs csharp
 css cu cuda dart diff docker dockerfile elisp elixir elm erl erlang ex exs f# f90 fish fortran fsharp gas gherkin
@@ -28,7 +28,7 @@ tex tf terraform toml ts tsx twig typescript v vala vb.net vbnet verilog vhdl vi
 zsh
 """
 LANGUAGES = frozenset(_LANGUAGE_NAMES.split())
-# Names that models write and Pygments lacks.
+# Names that models use and Pygments lacks.
 _ALIASES = {
     "cc": "cpp",
     "gql": "graphql",
@@ -48,11 +48,11 @@ _NAME = re.compile(r"[\w.+#-]{1,24}", re.ASCII)
 
 
 def code_html(code: str, info: str) -> str:
-    """A block of code with its bar: the language's name, beside which the page puts what can be done with it.
+    """A block of code under a bar with the language's name, to which the page adds buttons.
 
     Args:
-        code: the code as it was written.
-        info: what follows the opening fence; its first word names the language.
+        code: the source text.
+        info: the text after the opening fence; its first word is the language.
     """
     words = info.split()
     written = words[0] if words else ""
@@ -65,7 +65,7 @@ def code_html(code: str, info: str) -> str:
 
 
 def highlight(code: str, language: str) -> str:
-    """HTML of `code`: spans with Pygments' classes where `language` is one of `LANGUAGES`, else the text."""
+    """HTML of `code`: spans with Pygments' classes if `language` is in `LANGUAGES`, else escaped text."""
     if language not in LANGUAGES or len(code) > MAX_CODE_CHARS:
         return html.escape(code)
     if max(map(len, code.splitlines()), default=0) > MAX_LINE_CHARS:
@@ -74,11 +74,11 @@ def highlight(code: str, language: str) -> str:
 
 
 def _parts(code: str) -> list[str]:
-    """`code` cut at line ends, in a way that depends on nothing behind a cut's reach."""
+    """Splits `code` at line ends. A split depends only on the text before it, so growing code keeps its parts."""
     parts, start = [], 0
     while len(code) - start > PART_CHARS:
         end = start + PART_CHARS
-        # Best before a line that isn't indented, after a blank one; a line is never longer than a part.
+        # Best after a blank line, before one that isn't indented. A line is never longer than a part.
         blank = max((m.end() for m in re.finditer(r"\n\n(?=\S)", code[start:end])), default=0)
         cut = start + blank if blank > PART_CHARS // 2 else code.rindex("\n", start, end) + 1
         parts.append(code[start:cut])
@@ -93,7 +93,7 @@ def _highlighted(code: str, language: str) -> str:
     lexer = _lexer(language)
     if lexer is None:
         return html.escape(code)
-    # Some lexers lose a last line that has no end.
+    # Some lexers lose a last line without a line end.
     added = "" if code.endswith("\n") else "\n"
     tokens = list(lexer.get_tokens(code + added))
     if "".join(text for _, text in tokens) != code + added:
@@ -105,7 +105,7 @@ def _highlighted(code: str, language: str) -> str:
         tokens.append((kind, text[:-1]))
     out: list[str] = []
     last, pending = "", ""
-    # The empty text at the end writes what is pending.
+    # The empty token at the end flushes what is pending.
     for kind, text in chain(tokens, [(Token, "")]):
         name = next(STANDARD_TYPES[known] for known in reversed(kind.split()) if known in STANDARD_TYPES)
         name = "" if name in ("w", "n", "p") or kind is Token else name

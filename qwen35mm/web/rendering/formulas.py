@@ -1,7 +1,7 @@
-r"""LaTeX in Markdown: where a formula begins and ends, and its MathML.
+r"""Finds LaTeX formulas in Markdown and renders them as MathML.
 
-Formulas are `\( \)`, `\[ \]`, `$ $`, `$$ $$` and amsmath's environments. latex2mathml makes the tree of a
-formula; the tree is written here, by allow-list, because latex2mathml's own writer lets `\text{<script>}` through.
+Formulas are `\( \)`, `\[ \]`, `$ $`, `$$ $$` and amsmath's environments. latex2mathml makes the tree of a formula. This
+module writes the tree with an allow-list, because latex2mathml's own writer lets `\text{<script>}` through.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _NUM_CHILDREN = {"mfrac": 2, "mover": 2, "mroot": 2, "msub": 2, "msubsup": 3, "m
 ALIGNMENTS = frozenset(("left", "center", "right"))
 _VALUE = re.compile(r"[\w#%.+ -]{1,64}", re.ASCII)
 _CHARACTER = re.compile(r"&#x([0-9A-Fa-f]{1,6});")
-# What could define a macro, or double the tree at every level: a few characters of these can ask for gigabytes.
+# Commands that define macros or double the tree at every level: a few characters could take gigabytes.
 _REFUSED = re.compile(r"\\(?:def|newcommand|newenvironment|DeclareMathOperator|sideset)(?![A-Za-z])")
-# Environments that latex2mathml lacks, or numbers.
+# Environments that latex2mathml lacks, or would number.
 _RENAMED = re.compile(
     r"\\(begin|end)\s*\{(?:aligned|align|alignat\*?|alignedat|flalign\*?|eqnarray\*?|gather\*?|gathered|multline\*?)\}"
 )
@@ -56,7 +56,7 @@ _PAIRS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$"}
 
 
 def math_plugin(md: MarkdownIt) -> None:
-    """Adds formulas, in blocks and in lines, to `md`."""
+    """Adds block and inline formulas to `md`."""
     interrupted = ["paragraph", "reference", "blockquote", "list"]
     md.block.ruler.before("fence", "math_block", _math_block, {"alt": interrupted})
     md.inline.ruler.before("escape", "math_inline", _math_inline)
@@ -66,7 +66,7 @@ def math_plugin(md: MarkdownIt) -> None:
 
 @lru_cache(maxsize=512)
 def mathml(latex: str, display: bool) -> str | None:
-    """A formula as MathML; None where it is too long or beyond what can be set.
+    """A formula as MathML; None if it is too long or not supported.
 
     Args:
         latex: the formula without its delimiters.
@@ -74,23 +74,21 @@ def mathml(latex: str, display: bool) -> str | None:
     """
     if len(latex) > MAX_LATEX_CHARS or _REFUSED.search(latex):
         return None
-    # Here, because it reads a table of 2,500 symbols, which the first page shown doesn't need.
+    # Imported here, because it reads a table of 2,500 symbols that the first page doesn't need.
     from latex2mathml.converter import Converter
 
     try:
         tree = Converter(display="block" if display else "inline").convert_to_element(_prepared(latex))
         out: list[str] = []
         _write(tree, out, 0)
-    except (
-        Exception
-    ):  # The library raises whatever its parser met: KeyError, StopIteration, RecursionError and its own.
+    except Exception:  # The library raises many kinds: KeyError, StopIteration, RecursionError and its own.
         return None
     written = "".join(out)
     return written if len(written) <= MAX_MATHML_CHARS else None
 
 
 def source_html(latex: str) -> str:
-    """A formula as the LaTeX that was written."""
+    """A formula as its LaTeX source."""
     return f'<code class="math">{html.escape(latex.strip())}</code>'
 
 
@@ -103,11 +101,11 @@ def _write(element: Element, out: list[str], depth: int) -> None:
     if depth > MAX_DEPTH or element.tag not in MATHML_TAGS:
         raise ValueError(element.tag)
     if len(element) != _NUM_CHILDREN.get(element.tag, len(element)):
-        raise ValueError(element.tag)  # A fraction of one part, say: browsers show an error in its place.
+        raise ValueError(element.tag)  # For example half a fraction, for which browsers show an error.
     text = _CHARACTER.sub(_character, element.text or "")
     if element.tag == "mi" and (text.startswith("\\") or text == "&"):
-        raise ValueError(text)  # A command that isn't known, or a column where there is none.
-    # A width that adds to the content's own is no longer read, and what goes with it then sets the label aside.
+        raise ValueError(text)  # An unknown command, or a column outside a table.
+    # Browsers no longer read a width relative to the content; the attributes with it would misplace the label.
     given = {} if element.get("width", "").startswith("+") else element.attrib
     attributes = [f' {k}="{v}"' for k, v in given.items() if k in MATHML_ATTRIBUTES and _VALUE.fullmatch(v)]
     # Browsers no longer read `columnalign`; the style sheet does.
@@ -128,7 +126,7 @@ def _character(match: re.Match[str]) -> str:
 def _block_html(token) -> str:
     latex = token.content
     if token.meta["open"]:
-        # While it is written, so that half a formula isn't set in a new way at every character.
+        # Unfinished: as source, so that half a formula doesn't change its layout at every character.
         return f'<div class="math">{source_html(latex)}</div>\n'
     return f'<div class="math">{mathml(latex.strip(), True) or source_html(latex)}</div>\n'
 
@@ -138,7 +136,7 @@ def _inline_html(token) -> str:
 
 
 def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
-    """A formula that begins a line and ends one, or is still written where the text ends."""
+    """A formula from the beginning of a line to the end of one, or unfinished at the end of the text."""
     begin = state.bMarks[start_line] + state.tShift[start_line]
     opening = _OPENING.match(state.src, begin, state.eMarks[start_line])
     if opening is None or state.is_code_block(start_line):
@@ -150,7 +148,7 @@ def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool)
         position = opening.end()
         if lines:
             if state.isEmpty(line):
-                return False  # A formula has no blank lines: these are words.
+                return False  # A formula has no blank lines: this is text.
             if state.sCount[line] < state.blkIndent:
                 break
             position = state.bMarks[line] + state.tShift[line]
@@ -163,7 +161,7 @@ def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool)
     content = "\n".join(lines)
     if not closed:
         if not content.strip():
-            return False  # Two dollars, and nothing yet.
+            return False  # Only the opening delimiter so far.
         halves = (closing[:length] for length in range(len(closing) - 1, 0, -1))
         content = content.removesuffix(next(filter(content.endswith, halves), ""))
     if not silent:
@@ -178,7 +176,7 @@ def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool)
 
 
 def _math_inline(state: StateInline, silent: bool) -> bool:
-    r"""`\( \)`, `\[ \]`, `$$ $$`, and `$ $` where it can't be an amount of money."""
+    r"""`\( \)`, `\[ \]`, `$$ $$`, and `$ $` unless it may be an amount of money."""
     position, source = state.pos, state.src
     if source[position] not in "\\$":
         return False
@@ -207,7 +205,7 @@ def _math_inline(state: StateInline, silent: bool) -> bool:
 
 
 def _find(source: str, closing: str, start: int, end: int) -> int | None:
-    """Where `closing` is, not behind a backslash that takes its meaning."""
+    """The position of `closing` that no backslash escapes."""
     end = min(end, start + MAX_LATEX_CHARS)
     position = source.find(closing, start, end)
     while position >= 0:

@@ -1,6 +1,6 @@
-"""Answers, which are Markdown with code, tables and LaTeX, as HTML that nothing active can come through.
+"""Renders answers, which are Markdown with code, tables and LaTeX, as safe HTML.
 
-The text is never trusted: no HTML of its own, no pictures from anywhere, links to web and mail addresses only.
+The text is untrusted: its HTML is escaped, it loads no pictures, and it only links to web and mail addresses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qwen35mm.web.rendering.code import code_html
 from qwen35mm.web.rendering.formulas import math_plugin
 
 MAX_NESTING = 30
-# Beyond these a paragraph or a table is shown as it was typed: the parser's time grows with their squares.
+# A paragraph or a table over these limits is shown as plain text, since parsing takes quadratic time.
 MAX_INLINE_CHARS = 20_000
 MAX_BRACKETS = 500
 MAX_COLUMNS = 100
 
 _SAFE_LINK = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x20]+", re.IGNORECASE)
 _LINE_END = re.compile(r"\r\n?")
-# What HTML has no place for: control characters but tabs and line ends, and halves of surrogate pairs.
+# Not allowed in HTML: control characters except tabs and line ends, and halves of surrogate pairs.
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _TASK = re.compile(r"\[([ xX])\]\s+")
 _ALIGN_STYLE = re.compile(r"text-align:(left|center|right)")
@@ -38,23 +38,23 @@ References = dict[str, dict[str, Any]]
 
 
 def render_blocks(text: str) -> list[str]:
-    """HTML of each top-level block of a Markdown text, in order."""
+    """The HTML of each top-level block of a Markdown text, in order."""
     blocks, _, _ = _render(_normalised(text), {})
     return [block for _, block in blocks]
 
 
 class StreamingMarkdown:
-    """`render_blocks` for a text that grows: only the blocks that can still change are rendered again.
+    """`render_blocks` for a growing text: renders only blocks that can still change again.
 
-    The result is always that of `render_blocks`: a reference that is defined later (`[name]: https://...`)
-    renders the whole text once more.
+    The result always equals that of `render_blocks`: a later definition of a reference (`[name]: https://...`) renders
+    the whole text again.
     """
 
     def __init__(self) -> None:
         self._forget()
 
     def blocks(self, text: str) -> list[str]:
-        """HTML of each top-level block. A text that doesn't continue the last one is rendered from its start."""
+        """The HTML of each top-level block. A text that doesn't continue the last one is rendered from the start."""
         text = _normalised(text)
         if not text.startswith(self._done_text):
             self._forget()
@@ -77,9 +77,9 @@ class StreamingMarkdown:
         self._targets: dict[str, tuple[str, str]] = {}
 
     def _finish(self, tail: str, rendered: list[tuple[int, str]], references: References, lines: list[str]) -> None:
-        """Keeps what no further text can change: all before the last block that follows a blank line.
+        """Keeps the blocks that no further text can change: all before the last block that follows a blank line.
 
-        The last line isn't finished, so it may still join the block before it ("2" becomes "2. item").
+        The last line is unfinished, so it may still join the block before it ("2" becomes "2. item").
         """
         for index in range(len(rendered) - 1, 0, -1):
             line = rendered[index][0]
@@ -90,7 +90,7 @@ class StreamingMarkdown:
         self._done += [block for _, block in rendered[:index]]
         known = self._done_references
         for label, reference in references.items():
-            # The lines of those that were known already count from an earlier start.
+            # Line numbers of references that were already known count from an earlier start.
             if label not in known and reference["map"][0] < line:
                 known[label] = reference
         self._done_text += tail[: sum(len(text) + 1 for text in lines[:line])]
@@ -105,7 +105,7 @@ def _targets(references: References) -> dict[str, tuple[str, str]]:
 
 
 def _render(text: str, references: References) -> tuple[list[tuple[int, str]], References, list[str]]:
-    """The blocks of `text` with the line each begins at, all references known at its end, and its lines."""
+    """The blocks of `text` with their first lines' numbers, all references known at its end, and its lines."""
     env: dict[str, Any] = {"references": dict(references)}
     lines = text.split("\n")
     try:
@@ -115,7 +115,7 @@ def _render(text: str, references: References) -> tuple[list[tuple[int, str]], R
             for group in _top_level(tokens)
         ]
     except Exception:
-        # A person must see the answer, whatever a parser makes of it.
+        # The answer must be shown even if the parser fails.
         return [(0, f'<p class="plain">{html.escape(text)}</p>\n')], references, lines
     return rendered, env["references"], lines
 
@@ -133,11 +133,11 @@ def _top_level(tokens: Sequence[Token]) -> list[list[Token]]:
 
 def _parser() -> MarkdownIt:
     markdown = MarkdownIt("js-default", {"html": False, "linkify": False, "breaks": True, "maxNesting": MAX_NESTING})
-    # "Here they are:\n-" would be a heading until the list goes on.
+    # Otherwise "Here they are:\n-" is a heading until the list continues.
     markdown.disable("lheading")
     markdown.use(gfm_autolink_plugin)
     markdown.use(math_plugin)
-    # One rule below decides on links, so that a refused link still shows its text.
+    # `_only_safe` checks links instead, so that a refused link still shows its text.
     markdown.validateLink = lambda url: True  # type: ignore[method-assign]
     markdown.block.ruler.at("table", _bounded_table(markdown), {"alt": ["paragraph", "reference"]})
     markdown.inline.ruler.before("text", "bounded", _bounded_inline)
@@ -171,7 +171,7 @@ def _bounded_table(markdown: MarkdownIt) -> Callable[[StateBlock, int, int, bool
 
 
 def _only_safe(state: StateCore) -> None:
-    """Pictures become links; links to other than web and mail addresses become their text."""
+    """Turns pictures into links, and links to anything but web and mail addresses into their text."""
     for token in state.tokens:
         if token.type == "inline" and token.children:
             token.children = _safe_children(token.children)
@@ -182,7 +182,7 @@ def _only_safe(state: StateCore) -> None:
 
 
 def _tasks(state: StateCore) -> None:
-    """Items that begin with `[ ]` or `[x]` get a box: the style sheet draws it in place of their bullet."""
+    """Marks items that begin with `[ ]` or `[x]`; the style sheet draws a box instead of their bullet."""
     for item, paragraph, content in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
         if (item.type, paragraph.type) != ("list_item_open", "paragraph_open") or not content.children:
             continue
@@ -194,7 +194,7 @@ def _tasks(state: StateCore) -> None:
 
 def _safe_children(children: list[Token]) -> list[Token]:
     safe: list[Token] = []
-    # One entry for each open link: whether it is shown as a link.
+    # For each open link, whether it is shown as a link.
     open_links: list[bool] = []
     for token in children:
         if token.type == "link_open":

@@ -1,4 +1,4 @@
-"""The beginning of a text file as the page shows it: the first rows of a table, or lines of code in colours."""
+"""Previews of text files: the first rows of a table, or the first lines of highlighted code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from qwen35mm.web.rendering.code import LANGUAGES, code_html
 
-# What is read of a file for it.
+# How much of a file is read for its preview.
 PREVIEW_BYTES = 64 << 10
 _MAX_ROWS = 20
 _MAX_COLUMNS = 20
@@ -16,7 +16,7 @@ _MAX_CELL_CHARS = 120
 _MAX_LINES = 60
 _MAX_LINE_CHARS = 400
 _TABLES = {"csv": ",;\t|", "tsv": "\t", "tab": "\t"}
-# Ends of names that aren't the language's own.
+# Suffixes that differ from the language's name.
 _LANGUAGES = {
     "cjs": "js",
     "cxx": "cpp",
@@ -34,19 +34,18 @@ _LANGUAGES = {
 
 
 def form_of(name: str) -> Literal["table", "code"] | None:
-    """What a text file's name says that it is, where that has a preview."""
+    """The form of a text file's preview by its name; None without a preview."""
     if _suffix(name) in _TABLES:
         return "table"
     return "code" if _language(name) else None
 
 
 def preview_text(text: str, name: str, *, is_whole: bool) -> dict[str, Any]:
-    """A text's first rows, or lines, as JSON values: `rows` of cells or `html`, which is safe, and whether there is
-    `more`.
+    """A text's first rows or lines as JSON values: `rows` of cells or safe `html`, and whether there is `more`.
 
     Args:
-        text: of the file, or the beginning of it.
-        is_whole: whether it is all of the file.
+        text: the file's text, or its beginning.
+        is_whole: whether `text` is the whole file.
     """
     if _suffix(name) in _TABLES and (rows := _rows(text, _TABLES[_suffix(name)], is_whole)):
         cut = [[cell[:_MAX_CELL_CHARS] for cell in row[:_MAX_COLUMNS]] for row in rows[:_MAX_ROWS]]
@@ -62,14 +61,14 @@ def preview_text(text: str, name: str, *, is_whole: bool) -> dict[str, Any]:
 
 
 def _rows(text: str, delimiters: str, is_whole: bool) -> list[list[str]]:
-    """The rows of a table; none where it is none."""
+    """The rows of a table; empty if the text is no table."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(delimiters, key=first.count)
     try:
         rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row]
     except csv.Error:
         return []
-    # The last one may be cut.
+    # The last row may be cut off.
     return rows if is_whole else rows[:-1]
 
 

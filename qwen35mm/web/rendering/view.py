@@ -1,4 +1,4 @@
-"""A conversation as the page draws it: JSON values, with every answer rendered to safe HTML."""
+"""Conversations for the page as JSON values, with answers rendered to safe HTML."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 from qwen35mm.web.rendering.texts import form_of
 from qwen35mm.web.rendering.wording import describe_stats, work_of
 
-# Some 20,000 answers.
+# About 20,000 answers.
 _MAX_RENDERED_CHARS = 50_000_000
 
 
 def conversation_line(conversation: Conversation) -> dict[str, Any]:
-    """A conversation in the sidebar."""
+    """A conversation for the sidebar."""
     return {name: getattr(conversation, name) for name in ("id", "title", "updated_s", "pinned", "unseen")}
 
 
 def found_line(found: Found) -> dict[str, Any]:
-    """A conversation in the sidebar that was searched for."""
+    """A search result for the sidebar."""
     return {**conversation_line(found.conversation), "node": found.node, "snippet": found.snippet}
 
 
@@ -40,11 +40,11 @@ def chat_view(
     context_length: int,
     unsaved: Sequence[Reply] = (),
 ) -> dict[str, Any]:
-    """The branch that is shown, and where others leave it.
+    """The shown branch of a conversation, with the points where other branches leave it.
 
     Args:
-        running: replies that are in progress in this process; one that says so and isn't was cut off by its end.
-        unsaved: replies of which the store has less than there is to see.
+        running: replies in progress in this process; others stored as running were cut off when their process ended.
+        unsaved: replies whose newest state isn't stored.
     """
     whole = {reply.node.id: reply for reply in unsaved}
     path = [whole[node.id].shown if node.id in whole else node for node in tree.path(conversation.head)]
@@ -64,7 +64,7 @@ def chat_view(
 def answers_view(
     tree: Tree, node_id: str, running: Collection[str], unsaved: Sequence[Reply] = ()
 ) -> list[dict[str, Any]]:
-    """The answers to the question that one of them answers, the oldest first; arguments as for `chat_view`."""
+    """All answers to the question of the answer `node_id`, oldest first. Other arguments as for `chat_view`."""
     whole = {reply.node.id: reply for reply in unsaved}
     nodes = [whole[node.id].shown if node.id in whole else node for node in tree.siblings(node_id)]
     messages = [_message(node, tree, running, True, False) for node in nodes if node.role == "assistant"]
@@ -73,17 +73,17 @@ def answers_view(
 
 
 class ReplyDrawing:
-    """Draws a reply again and again while it grows; only what can still change of its Markdown is rendered again."""
+    """Renders a growing reply repeatedly; only Markdown that can still change is rendered again."""
 
     def __init__(self) -> None:
         self._text, self._reasoning = StreamingMarkdown(), StreamingMarkdown()
 
     def view(self, reply: Reply) -> dict[str, Any]:
-        """What there is to see of it."""
+        """The reply's current state for the page."""
         node = reply.shown
         return {
             **_answer(node, self._text.blocks(node.text), self._reasoning.blocks(node.reasoning)),
-            # Until its end is stored, the next message of its conversation would be refused.
+            # Still running until its final state is stored: until then the next message would be refused.
             "status": node.status if reply.done else "running",
             "groundings": ground(node.text, reply.work.path, node.model),
             "conversation": reply.work.conversation_id,
@@ -130,7 +130,7 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
 
 
 def _made_with(node: Node) -> dict[str, Any] | None:
-    """What an answer was made with, as far as it can be shown; None where nobody knows."""
+    """The settings of an answer that can be shown; None if unknown."""
     if node.settings is None:
         return None
     weights = node.settings.get("weights")
@@ -153,7 +153,7 @@ def _answer(node: Node, blocks: list[str], reasoning: list[str]) -> dict[str, An
 
 
 def attachment_view(attachment: Attachment) -> dict[str, Any]:
-    """A file of a message, or of one that is written."""
+    """A file of a message or of a draft."""
     plan = attachment.plan
     return {
         "digest": attachment.digest,
@@ -170,7 +170,7 @@ def attachment_view(attachment: Attachment) -> dict[str, Any]:
 
 
 def _used(path: Sequence[Node]) -> int:
-    """Tokens of the context that the branch takes, as far as its last finished answer knows."""
+    """Tokens of the context that the branch takes, by its last answer with counts."""
     for node in reversed(path):
         counts = [(node.stats or {}).get(name) for name in ("num_prompt_tokens", "num_generated_tokens")]
         known = [count for count in counts if isinstance(count, int)]
@@ -180,8 +180,8 @@ def _used(path: Sequence[Node]) -> int:
 
 
 class _Rendered:
-    """The blocks of texts, of those that were asked for last: of as many as have `max_chars` together, since a
-    conversation may have thousands, and one answer be as long as all of them."""
+    """An LRU cache of texts' blocks. Its limit counts characters, since the number and the length of answers vary
+    widely."""
 
     def __init__(self, max_chars: int) -> None:
         self._max_chars = max_chars

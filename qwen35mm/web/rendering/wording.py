@@ -1,4 +1,4 @@
-"""What the page says of the work in progress, and of what an answer cost."""
+"""The page's texts about work in progress and about an answer's cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qwen35mm.chat.store.records import Node
 from qwen35mm.contract import ModelInfo, Progress
 from qwen35mm_preprocess.say import Said, decimal, percent, say, size, tokens
 
-# Why nothing, or no more, came from the cache.
+# Why there was no cache hit, or no longer one.
 _MISSED = {
     "new content": say("the rest is new"),
     "evicted": say("the rest was evicted"),
@@ -44,9 +44,9 @@ _COUNTS = (
 def work_of(
     node: Node, progress: Progress | None, path: Sequence[Node], tally: Tally | None = None
 ) -> dict[str, Any] | None:
-    """What is going on for a reply, `{"label", "share", "pace"}`.
+    """The work in progress for a reply, `{"label", "share", "pace"}`.
 
-    `share` is None where no share of it is known; `pace` is what is known of its tokens while it is written, as parts.
+    `share` is None if unknown; `pace` has the token count and speed while the reply is written, as parts of a line.
     """
     if node.status != "running":
         return None
@@ -59,7 +59,7 @@ def work_of(
 
 
 def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a reply cost: a line, as parts, and details as names and values; None where its numbers can't be read."""
+    """What a reply cost: the parts of a line, and details as names and values; None if the numbers are invalid."""
     try:
         return _describe(stats) if stats else None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -67,7 +67,7 @@ def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
-    """A line on what the cache holds of its budgets, and the fullest one's share."""
+    """A line about how full the cache's budgets are, and the share of the fullest one."""
     parts, shares = [], [0.0]
     for name in ("kv", "states", "vision"):
         used, budget = memory.get(f"{name}_bytes", 0), memory.get(f"{name}_budget_bytes", 0)
@@ -79,7 +79,7 @@ def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
 
 
 def describe_server(model: ModelInfo) -> dict[str, Any] | None:
-    """Where a server's model answers, and what it can't do; None for one in this process."""
+    """The host of a server's model, and what it can't do; None for a model in this process."""
     if model.host is None:
         return None
     notes = []
@@ -111,7 +111,7 @@ def _speed(tokens_per_s: float) -> Said:
 
 
 def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
-    # A string or an object in a number's place would go unnoticed to the page.
+    # Checks the numbers, so that no string or object reaches the page in their place.
     counts = {name: operator.index(stats[name]) for name in _COUNTS}
     num_generated, speed, ttft = counts["num_generated_tokens"], stats["tokens_per_s"], stats["ttft_s"]
     num_prompt, num_cached = counts["num_prompt_tokens"], counts["num_cached_tokens"]

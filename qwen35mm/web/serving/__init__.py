@@ -1,1 +1,1 @@
-"""The page's server: who asks, what may be asked, and where the answers go."""
+"""The page's server: people, requests and streams."""

@@ -1,4 +1,4 @@
-"""The page's requests beside its stream of answers and its files."""
+"""The page's requests, except its stream of answers and its files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Running = Callable[[Tree], set[str]]
 
 
 class ListPlace(BaseModel):
-    """The last line that a page has of a list: what comes next stands behind it."""
+    """The last entry that a page has of a list; the next ones follow it."""
 
     id: str
     pinned: bool
@@ -49,14 +49,14 @@ class ListPlace(BaseModel):
 
 
 class Api:
-    """What the page can ask for of conversations, messages and settings.
+    """Requests about conversations, messages and settings.
 
     Args:
-        describe_app: what a page needs to know of the program.
-        usage: refuses what is more than a person may take.
-        examples: those of an empty page.
-        titles: writes better ones than a question's beginning; None where nobody does.
-        account_of: what a page shows of a person's; None where there is no login.
+        describe_app: returns the program's properties for the page.
+        usage: checks the limits of a person.
+        examples: shown on an empty page.
+        titles: writes titles with the model; None if nothing does.
+        account_of: returns a person's account for the page; None without a login.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Api:
         self._titles = titles
         self._account_of = account_of
         self._strips = Strips(backend, store, turns)
-        # Messages that are being sent, by their owners and ids.
+        # Messages that are being sent, by owner and id.
         self._sending: dict[tuple[str, str], asyncio.Task[tuple[str, str]]] = {}
 
     # Conversations
 
     @request
     async def start(self, person: Person) -> Any:
-        """What a page needs when it begins."""
+        """What a page needs at its start."""
         return {
             "app": self._describe_app(),
             "account": self._account_of(person),
@@ -103,7 +103,7 @@ class Api:
     async def list(
         self, person: Person, query: str | None = None, after: ListPlace | None = None, limit: int = LISTED
     ) -> Any:
-        """The conversations of the sidebar, a piece of them; `query` searches them."""
+        """A part of the sidebar's conversations; `query` searches them."""
         limit = min(max(limit, 1), MAX_LISTED)
         how = {"limit": limit + 1, "after": after and Place(after.id, after.pinned, after.updated_s)}
         if query and query.strip():
@@ -118,7 +118,7 @@ class Api:
 
     @request
     async def open(self, person: Person, conversation: str, node: str | None = None) -> Any:
-        """A conversation; where a message is named that is on another branch, that branch is shown from now on."""
+        """A conversation; if `node` is on another branch, that branch is shown from now on."""
 
         def read(running: Running) -> dict[str, Any]:
             kept, tree = self._store.read(person.owner, conversation)
@@ -134,7 +134,7 @@ class Api:
 
     @request
     async def answers(self, person: Person, conversation: str, node: str) -> Any:
-        """All answers to the question that one of them answers."""
+        """All answers to the question of the answer `node`."""
 
         def read(running: Running) -> dict[str, Any]:
             _, tree = self._store.read(person.owner, conversation)
@@ -151,21 +151,21 @@ class Api:
 
     @request
     def pin(self, person: Person, conversation: str, pinned: bool) -> Any:
-        """Has a conversation stand above the others, or among them again."""
+        """Pins or unpins a conversation."""
         self._store.change(person.owner, conversation, pinned=pinned)
         return {}
 
     @request
     async def delete(self, person: Person, conversation: str) -> Any:
-        """Deletes a conversation with its files; for a while, `restore` takes that back."""
+        """Deletes a conversation with its files; `restore` can undo it for a while."""
         await self._turns.stop(person, conversation)
         await self._trash.delete(person.owner, conversation)
         return {}
 
     @request
     def restore(self, person: Person, conversation: str) -> Any:
-        """Takes `delete` back."""
-        # Else more could be kept, by turns, than there is room for.
+        """Undoes `delete`."""
+        # Without the check, deleting and restoring by turns would get around the limits.
         self._usage.check(person, num_bytes=1, num_conversations=1)
         self._store.restore(person.owner, conversation)
         return {}
@@ -183,7 +183,7 @@ class Api:
 
     @request
     async def delete_message(self, person: Person, conversation: str, node: str) -> Any:
-        """Deletes a message and what follows it."""
+        """Deletes a message and everything after it."""
         _, tree = await REQUESTS.run(self._store.read, person.owner, conversation)
         await self._turns.stop(person, conversation, tree.subtree(node))
         await REQUESTS.run(self._store.delete_node, person.owner, node)
@@ -191,13 +191,13 @@ class Api:
 
     @request
     async def shorten(self, person: Person, conversation: str, first: str | None = None) -> Any:
-        """Leaves what is before `first` out of prompts from now on; None takes everything again."""
+        """Leaves messages before `first` out of prompts from now on; None includes all again."""
         await REQUESTS.run(self._store.change, person.owner, conversation, first=first)
         return await self._shown(person, conversation)
 
     @request
     async def edit_answer(self, person: Person, conversation: str, node: str, text: str) -> Any:
-        """Puts a person's own words beside an answer."""
+        """Adds an edited answer beside an answer."""
         await REQUESTS.run(self._usage.check, person, num_bytes=len(text.encode("utf-8", "replace")))
         await self._turns.stop(person, conversation, [node])
         await REQUESTS.run(edit_answer, self._store, person.owner, conversation, node, text)
@@ -212,17 +212,17 @@ class Api:
 
     @request
     async def strip(self, person: Person, question: Question, asker: Asker) -> Any:
-        """The frames of a message's first file, a video, that the model would be shown."""
+        """The frames that the model would see of a message's first file, a video."""
         return await self._strips.draft(person, question, asker)
 
     @request
     async def shown_strip(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> Any:
-        """The frames of a sent message's video that the model was shown."""
+        """The frames that the model saw of a sent message's video."""
         return await self._strips.sent(person, conversation, node, at, asker)
 
     @request
     async def send(self, person: Person, question: Question) -> Any:
-        """Sends a message; one with an id is added once, though it is sent again because its answer was lost."""
+        """Sends a message. With an id it is added only once, even if the page sends it again after a lost response."""
         if question.id is None:
             return await self._shown(person, *await self._send(person, question))
         key = (person.owner, question.id)
@@ -239,7 +239,7 @@ class Api:
         return await self._turns.send(person, question)
 
     async def _sent(self, person: Person, question: str) -> tuple[str, str] | None:
-        """Ids of a message's conversation and reply, which begins now if it has none; None before it has come."""
+        """Ids of a message's conversation and reply, which begins now if there is none; None for a new message."""
 
         def find() -> tuple[str, str | None] | None:
             conversation = self._store.conversation_of(person.owner, question)
@@ -255,7 +255,7 @@ class Api:
 
     @request
     def example(self, person: Person, number: int) -> Any:
-        """An example's file, ready to be sent."""
+        """Stores an example's file so that it can be sent."""
         if number not in range(len(self._examples)):
             raise NotFoundError(say("There is no such example."))
         sample, media = self._examples[number], self._store.media
@@ -276,11 +276,11 @@ class Api:
         asker: Asker,
         time_s: float | None = None,
     ) -> Any:
-        """A part of a picture, or of a video's frame, as a file that is ready to be sent; see `crops.cut`.
+        """Crops a picture or a video's frame, and stores the crop so that it can be sent; see `crops.cut`.
 
         Args:
-            source: the name of the file that it is cut out of.
-            name: of the part.
+            source: name of the source file.
+            name: of the crop.
         """
         asked = Attachment(digest, "image", source[:MAX_NAME_CHARS], 0)
         pool = THUMBNAILS if time_s is None else STRIPS
@@ -311,7 +311,7 @@ class Api:
         settings: dict[str, Any] | None = None,
         own: dict[str, Any] | None = None,
     ) -> Any:
-        """Another answer to a question; `own` are settings of this answer alone, which change nothing else."""
+        """Another answer to a question; `own` are settings of this answer alone."""
         checked = None if own is None else Settings.read(own)
         await self._take_settings(person, conversation, settings)
         reply = await self._turns.answer_again(person, conversation, node, checked)
@@ -321,19 +321,19 @@ class Api:
     async def continue_(
         self, person: Person, conversation: str, node: str, settings: dict[str, Any] | None = None
     ) -> Any:
-        """Goes on with an answer that ended early."""
+        """Continues an answer that ended early."""
         await self._take_settings(person, conversation, settings)
         return await self._shown(person, conversation, await self._turns.go_on(person, conversation, node))
 
     @request
     async def summarise(self, person: Person, conversation: str, title: str) -> Any:
-        """A new conversation, of this title, that begins with a summary."""
+        """Begins a new conversation with a summary of this one."""
         await REQUESTS.run(self._usage.check, person, num_conversations=1)
         return await self._shown(person, *await self._turns.summarise(person, conversation, title))
 
     @request
     async def stop(self, person: Person, node: str) -> Any:
-        """Ends a reply in progress; answers when its end is stored."""
+        """Stops a reply in progress; answers when its final state is stored."""
         reply = self._replies.find(person.owner, node)
         if reply is not None:
             await reply.stop()
@@ -343,7 +343,7 @@ class Api:
 
     @request
     def settings(self, person: Person, settings: dict[str, Any] | None = None, conversation: str | None = None) -> Any:
-        """Checks settings, and keeps them with a conversation where one is named."""
+        """Checks settings, and stores them with the conversation if there is one."""
         checked = Settings.read(settings or {})
         if conversation is not None:
             self._store.change(person.owner, conversation, settings=checked.values)
@@ -351,7 +351,7 @@ class Api:
 
     @request
     def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
-        """Changes what belongs to no conversation: language, colours, settings of new chats; the rest stays."""
+        """Changes the given preferences: language, colours, settings of new chats; the rest stays."""
         num_chars = len(json.dumps({**self._store.preferences(person.owner), **preferences}))
         if num_chars > MAX_PREFERENCES_CHARS:
             raise PromptError(say("Preferences must be a small object."))
@@ -361,7 +361,7 @@ class Api:
 
     @request
     def save_preset(self, person: Person, name: str, settings: dict[str, Any] | None = None) -> Any:
-        """Keeps settings under a name."""
+        """Saves settings under a name."""
         name = name.strip()[:100]
         if not name:
             raise PromptError(say("A preset needs a name."))
@@ -372,18 +372,18 @@ class Api:
 
     @request
     def delete_preset(self, person: Person, name: str) -> Any:
-        """Forgets a preset."""
+        """Deletes a preset."""
         self._store.delete_preset(person.owner, name)
         return {"presets": self._store.presets(person.owner)}
 
     @request
     def memory(self, person: Person) -> Any:
-        """What the cache holds."""
+        """What is in the cache."""
         return describe_memory(self._backend.memory())
 
     def _running(self, person: Person, conversation: str) -> Running:
-        """What tells, of a conversation's messages that were read later, which are in progress: also those that have
-        begun since, which weren't cut off."""
+        """A function that finds the running replies in a conversation read later, including those begun meanwhile,
+        which must not look cut off."""
         running = {reply.node.id for reply in self._replies.of(person.owner, conversation)}
 
         def among(tree: Tree) -> set[str]:

@@ -1,4 +1,4 @@
-"""The page at `/`, the stream of its answers, and the routes beside it: all that the page's port answers."""
+"""The web application: the page at `/`, the stream of its answers, and all other routes on its port."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _WATCHED_BYTES = 65_536
 
 
 class Watched(BaseModel):
-    """The answers that a page watches, by their ids."""
+    """The ids of the answers that a page watches."""
 
     model_config = ConfigDict(strict=True)
 
@@ -74,7 +74,7 @@ _WATCHED = TypeAdapter(Watched)
 
 @dataclass(frozen=True)
 class Page:
-    """What the page consists of; see `build_app`."""
+    """The parts of the page; see `build_app`."""
 
     app: Starlette
     guards: list[Middleware]
@@ -101,24 +101,23 @@ def build_app(
     through_gradio: bool = False,
     servers: Servers | None = None,
 ) -> Page:
-    """The chat page over a backend; `serve` launches it.
+    """Builds the chat page for a backend; `serve` launches it.
 
     Args:
-        backend: answers.
-        store: keeps the conversations.
-        temporary: has those that aren't kept.
-        shared: whether strangers use the page too: each has own conversations, and a cache apart.
-        token: what lets in the one person whose page it is.
-        logins: who is logged in, where there is a login.
+        store: the stored conversations.
+        temporary: the temporary conversations.
+        shared: whether strangers use the page, each with their own conversations and a separate cache.
+        token: the secret of the page's one person.
+        logins: sessions of people, if there is a login.
         settings: how the page is reached.
-        programs: has the routes of `qwen35mm serve` beside the page; None has none.
-        max_replies: a person's answers in progress at one time.
-        max_waiting: requests in Gradio's queue before more are refused.
-        grace_s: seconds after which an answer that no page watches any more is ended.
-        calls: whether Gradio's own clients find an endpoint.
-        mcp: whether it is a tool of an MCP server, too.
-        through_gradio: whether the page's stream goes through Gradio's queue, which starts the server then.
-        servers: those whose models can be chosen, where the model can be changed.
+        programs: adds the routes of `qwen35mm serve`; None leaves them out.
+        max_replies: most answers in progress for one person.
+        max_waiting: most requests in Gradio's queue; more are refused.
+        grace_s: an answer that no page watches is stopped after this many seconds.
+        calls: whether Gradio's clients find an endpoint.
+        mcp: whether the endpoint is also a tool of an MCP server.
+        through_gradio: whether the page's stream goes through Gradio's queue; Gradio starts the server then.
+        servers: other servers whose models can be chosen; None if the model can't be changed.
     """
     replies = Replies(store, backend, grace_s=grace_s)
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
@@ -140,7 +139,7 @@ def build_app(
             "server": describe_server(backend.info),
             "titles": titles.enabled,
             "through_gradio": through_gradio,
-            # The page shows it to whom it has let in.
+            # Only people who were let in see this.
             "client": None if not calls else f"t/{token.value}/" if token else "",
             "examples": [
                 {
@@ -248,7 +247,7 @@ def _login_routes(logins: Logins) -> list[BaseRoute]:
 
 
 def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> list[BaseRoute]:
-    """The routes beside the page's own; `temporary` has the files of temporary conversations."""
+    """The routes for requests and files; `temporary` has the files of temporary conversations."""
 
     def upload(request: Request) -> Awaitable[Response]:
         if temporary is not None and "temporary" in request.query_params:
@@ -263,7 +262,7 @@ def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> 
                 if temporary is None:
                     raise
             response = await getattr(temporary, name)(request)
-            # Nor does the browser store it.
+            # The browser must not store it either.
             response.headers["cache-control"] = "no-store"
             return response
 

@@ -1,4 +1,4 @@
-"""What programs can ask of the page's model besides OpenAI's protocol: by Gradio's clients (guest.py) and by MCP."""
+"""Answers programs that don't use OpenAI's protocol: Gradio's clients (guest.py) and MCP."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import said_of, say
 
-# What programs see of an answer that grows.
+# Time between two updates of a growing answer.
 _UPDATE_S = 1 / 15
-# Of a form, beside its files.
+# Limit of a form without its files.
 _FORM_BYTES = 1 << 16
 
 
@@ -56,7 +56,7 @@ _SETTINGS = TypeAdapter(dict[str, Any])
 
 @dataclass(frozen=True)
 class _Asked:
-    """A call that was checked."""
+    """A checked call."""
 
     message: str
     files: list[tuple[Path, str]]
@@ -65,10 +65,10 @@ class _Asked:
 
 
 class Calls:
-    """Answers one call after another: nothing of them is stored, and a caller brings what was said before.
+    """Answers calls. Nothing is stored; callers send the history themselves.
 
     Args:
-        replies: those of the page; what the model does by itself makes way for a call, too.
+        replies: the page's replies, notified of each call so that idle work stops.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Calls:
         self._people = people
         self._usage = usage
         self._running: Counter[str] = Counter()
-        # Uploads by owner and digest that no call has used yet.
+        # Uploads that no call has used yet, by owner and digest.
         self._coming: Counter[tuple[str, str]] = Counter()
 
     @property
     def max_file_bytes(self) -> int:
-        """Of one file of a call."""
+        """Limit of one file of a call."""
         return self._backend.media.limits.max_bytes(None)
 
     async def upload(self, request: Request) -> Response:
-        """`POST /gradio_api/upload`, in Gradio's place: files go where the page's do, under the same limits.
+        """`POST /gradio_api/upload`, instead of Gradio's: stores files as the page does, under the same limits.
 
-        The answer are paths, as Gradio's, for one call of the same person; no file is at any of them.
+        Returns names that look like Gradio's paths, for one call of the same person; no file is at these paths.
         """
         person = self._people.calling(request)
         most = self.max_file_bytes
@@ -111,22 +111,22 @@ class Calls:
     async def answer(
         self, person: Person, message: Any, files: Any, system_prompt: Any, history: Any, settings: Any
     ) -> AsyncGenerator[str, None]:
-        """The answer as it grows, each time whole.
+        """Yields the text so far as the answer grows.
 
         Args:
-            files: objects with a `path` of `upload`.
-            history: objects with a role, user or assistant, and a content.
-            settings: those of the page.
+            files: objects with a `path` from `upload`.
+            history: objects with a role (user or assistant) and a content.
+            settings: the page's settings.
 
         Raises:
-            Qwen35mmError: it can't be answered.
+            Qwen35mmError: the call can't be answered.
         """
         checked = _checked(message, files, system_prompt, history, settings)
         async with self._place(person), self._files(person, checked.files) as found:
             parts = [await MEDIA.run(self._read, path, name, checked.settings) for path, name in found]
             question = Message("user", (*parts, Text(checked.message)) if checked.message else tuple(parts))
             model, settings = self._backend.info, checked.settings
-            # What a stranger's program says is found again for nobody.
+            # A stranger's call leaves nothing in the cache that anybody could hit.
             alone = person.tenant is None
             asked = GenerationRequest(
                 [*checked.messages, question],
@@ -158,7 +158,7 @@ class Calls:
 
     @asynccontextmanager
     async def _place(self, person: Person) -> AsyncGenerator[None, None]:
-        """A place for one more answer of an account."""
+        """Reserves a place for one more answer of an account."""
         account = person.account or person.owner
         most = person.max_replies
         if self._running[account] >= most == 1:
@@ -176,7 +176,7 @@ class Calls:
     async def _files(
         self, person: Person, files: Sequence[tuple[Path, str]]
     ) -> AsyncGenerator[list[tuple[Path, str]], None]:
-        """Where a call's files are, with their names; afterwards nobody holds them any more."""
+        """The paths and names of a call's files; releases the files afterwards."""
         digests = [path.parent.name for path, _ in files]
         for digest, (_, name) in zip(digests, files, strict=True):
             if not await REQUESTS.run(self._media.is_of, person.owner, digest):
@@ -192,7 +192,7 @@ class Calls:
 
 
 def _checked(message: Any, files: Any, system_prompt: Any, history: Any, settings: Any) -> _Asked:
-    """Raises PromptError, ConfigError: an argument can't be used."""
+    """Checks a call's arguments. Raises PromptError, ConfigError."""
     try:
         said = _HISTORY.validate_python(history or [])
         sent = _FILES.validate_python(files or [])
@@ -218,7 +218,7 @@ def _checked(message: Any, files: Any, system_prompt: Any, history: Any, setting
 
 
 def _limited(receive: Receive, most: int, take: Any) -> Receive:
-    """A body that ends with an error where it is larger; `take` is told of its bytes."""
+    """Raises if a body is larger than `most` bytes; calls `take` with the bytes of each chunk."""
     num_bytes = 0
 
     async def limited() -> AsgiMessage:

@@ -1,4 +1,4 @@
-"""The examples on an empty page: pictures and clips of assets/samples with a question that the demo model answers."""
+"""The examples on an empty page: pictures and clips of assets/samples with questions that the demo model answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sample:
 
 
 def load_samples() -> list[Sample]:
-    """The first question of every sample. None, with a line in the log, where the installation has no usable ones."""
+    """Every sample with its first question; empty, with a warning in the log, if the samples can't be read."""
     try:
         folder = asset_path("samples")
         entries = json.loads((folder / "samples.json").read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def load_samples() -> list[Sample]:
 
 
 def choose_examples(samples: list[Sample]) -> list[Sample]:
-    """NUM_EXAMPLES of them: pictures, then clips, half of each where there are enough."""
+    """NUM_EXAMPLES samples: pictures, then clips, half of each if there are enough."""
     images = [sample for sample in samples if sample.kind == "image"]
     videos = [sample for sample in samples if sample.kind == "video"]
     num_videos = min(len(videos), max(NUM_EXAMPLES // 2, NUM_EXAMPLES - len(images)))

@@ -1,4 +1,4 @@
-"""Files between the page and the store: uploads, media, thumbnails, exports and imports."""
+"""Routes for files: uploads, media, thumbnails, exports and imports."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
 MAX_PAGE_PICTURES = 32
 _DOWNLOAD_S = 60.0
-# A file of a stranger's is shown as what it is, and does nothing.
+# Uploaded files must not run scripts, nor be taken for another type.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
 _SHOWN = {**_INERT, "cache-control": "private, max-age=31536000, immutable"}
 
 
 class Files:
-    """The routes that carry files.
+    """The routes for files.
 
     Args:
-        backend: says what is too large to be kept, and how media are read.
-        usage: refuses what is more than a person may take.
-        examples: those of an empty page.
-        chats: the conversations that these files are of, where they are temporary.
+        backend: has the limits for files, and reads media.
+        usage: checks the limits of a person.
+        examples: shown on an empty page.
+        chats: the temporary conversations, if these are their files.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Files:
         self._thumbnail = functools.lru_cache(maxsize=256)(self._make_thumbnail)
 
     async def upload(self, request: Request) -> Response:
-        """`POST .../upload?name=...` with a file as the body: what it becomes in a message."""
+        """`POST .../upload?name=...` with a file as the body: returns its attachments for a message."""
         person = self._person(request, writes=True)
         if self._chats is not None:
             self._chats.heard(person.owner, None)
@@ -101,7 +101,7 @@ class Files:
                 path = self._store.media.path(digest)
                 found = replace(found, kind=await self._read(request, THUMBNAILS, person, kind_by, path))
                 if found.kind == "image":
-                    # All its pixels, as when it is sent: one that is cut off is told now, and not after the question.
+                    # Decodes all pixels, to report a truncated picture now and not after the question.
                     await self._read(request, THUMBNAILS, person, check_picture_by, path)
                 found = {"attachments": [attachment_view(found)]}
             elif found is None:
@@ -116,7 +116,7 @@ class Files:
         return JSONResponse(found)
 
     def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | None:
-        """By its content, whatever its name says: None for a PDF, which is slow, what becomes of a text, or itself."""
+        """Detects an upload by its content: returns text's attachments, None for a (slow) PDF, else the upload."""
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
@@ -129,7 +129,7 @@ class Files:
         return None
 
     def _text(self, person: Person, attachment: Attachment, encoding: str | None = None) -> dict[str, Any]:
-        """A file as text, kept in UTF-8. Where its encoding isn't sure, the file itself is held for a while: `raw`."""
+        """Stores a file as UTF-8 text. If the encoding is a guess, holds the original, too, as `raw`."""
         path = self._store.media.path(attachment.digest)
         text, found = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name, encoding=encoding)
         data = text.encode()
@@ -140,7 +140,7 @@ class Files:
         return {**view, "encoding": found, "raw": attachment.digest if encoding or found in JUDGED else None}
 
     async def recode(self, request: Request) -> Response:
-        """`POST .../recode?digest=...&name=...&encoding=...`: an uploaded text file, read in another encoding."""
+        """`POST .../recode?digest=...&name=...&encoding=...`: reads an uploaded text file in another encoding."""
         person = self._person(request, writes=True)
         digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
         await REQUESTS.run(self._check_mine, person, digest)
@@ -189,18 +189,18 @@ class Files:
         return attachment_view(Attachment(digest, kind, name, num_bytes))
 
     async def media(self, request: Request) -> Response:
-        """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
+        """`GET .../media/DIGEST`: a file of one of the person's messages."""
         path, _ = await self._mine(request)
         return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers=_SHOWN)
 
     async def picture(self, request: Request) -> Response:
-        """`GET .../picture/DIGEST`: a picture as browsers show it, upright, in its own size."""
+        """`GET .../picture/DIGEST`: a picture in a format for browsers, upright, in original size."""
         path, person = await self._mine(request)
         data = await self._read(request, THUMBNAILS, person, picture_by, path, shown_picture)
         return await self.media(request) if data is None else Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def frame(self, request: Request) -> Response:
-        """`GET .../frame/DIGEST?time_s=...`: what a video shows then, as a JPEG of its own size."""
+        """`GET .../frame/DIGEST?time_s=...`: a video's frame at a time, as a JPEG in original size."""
         path, person = await self._mine(request)
         try:
             time_s = float(request.query_params.get("time_s", "0"))
@@ -211,7 +211,7 @@ class Files:
         return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def thumbnail(self, request: Request) -> Response:
-        """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
+        """`GET .../thumbnail/DIGEST`: a small JPEG of a file."""
         path, person = await self._mine(request)
         data = await THUMBNAILS.run_for(person.line, self._thumbnail, path)
         return Response(data, media_type="image/jpeg", headers=_SHOWN)
@@ -226,7 +226,7 @@ class Files:
 
     @request
     async def download(self, person: Person) -> Any:
-        """A code that opens `export` once: a ticket in an address opens single files, never all that is said."""
+        """A code for one `export`. A ticket in an address opens single files, but never all conversations."""
         now_s = time.monotonic()
         self._downloads = {code: each for code, each in self._downloads.items() if each[1] > now_s}
         code = secrets.token_urlsafe(24)
@@ -234,7 +234,7 @@ class Files:
         return {"code": code}
 
     async def export(self, request: Request) -> Response:
-        """`GET .../export?ids=...&form=zip|md&code=...`: conversations to keep elsewhere; all of them without ids."""
+        """`GET .../export?ids=...&form=zip|md&code=...`: exports conversations; all of them without ids."""
         code = request.query_params.get("code", "")
         person, until_s = self._downloads.get(code, (None, 0.0))
         if request.method == "GET":
@@ -249,7 +249,7 @@ class Files:
             return _download(text.encode(), f"{conversation.title or 'chat'}.md", "text/markdown; charset=utf-8")
         if not ids:
             ids = [each.id for each in await REQUESTS.run(store.find, person.owner, limit=100_000)]
-        # Not in memory: it holds videos.
+        # On disk, since videos may be too large for memory.
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the response
         try:
             await ARCHIVES.run_for(person.line, export_zip, store, person.owner, ids, archive)
@@ -259,7 +259,7 @@ class Files:
         return _stream(archive, "qwen35mm-chats.zip", "application/zip")
 
     async def take_in(self, request: Request) -> Response:
-        """`POST .../import` with what `export` gave as the body."""
+        """`POST .../import` with an archive of `export` as the body."""
         person = self._person(request, writes=True)
         most = self._usage.quotas.archive_bytes
         async with self._usage.receiving(person) as take, _received(request, say("The archive"), most, take) as archive:
@@ -286,7 +286,7 @@ class Files:
     async def _read(
         self, request: Request, pool: Pool, person: Person, read: Callable[..., T], path: Path, *more: Any
     ) -> T:
-        """What is made of a file where media are read; for a request whose connection is lost nothing is."""
+        """Runs `read` on a file where media are decoded; stops when the request's connection is lost."""
 
         def work(asker: Asker) -> T:
             return read(asked_by(self._backend.media, asker), path, *more)
@@ -294,7 +294,7 @@ class Files:
         return await while_waited_for(request, lambda asker: pool.run_for(person.line, work, asker))
 
     async def _mine(self, request: Request) -> tuple[Path, Person]:
-        """Where a file is that somebody asks for, and who does."""
+        """The path of the requested file, and the person who asks for it."""
         digest, person = request.path_params["digest"], self._person(request)
         await REQUESTS.run(self._check_mine, person, digest)
         path = self._store.media.path(digest)
@@ -313,7 +313,7 @@ class Files:
 
 
 def _file_name(name: str) -> str:
-    """A name to be shown: the last component, without what could spoil a line."""
+    """The last component of a name, without control and direction characters."""
     name = re.sub(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", "", name.replace("\\", "/").rsplit("/", 1)[-1])
     return name.strip()[-120:] or "file"
 
@@ -341,15 +341,15 @@ def _as_file(name: str) -> str:
 async def _received(
     request: Request, what: Said, max_bytes: int, take: Callable[[int], None]
 ) -> AsyncIterator[BinaryIO]:
-    """The request's body as a file that is gone after the block. No thread waits for what is slow to come.
+    """The request's body as a temporary file, deleted after the block. No thread waits for a slow upload.
 
     Args:
-        take: is told of each piece's bytes, and may refuse them.
+        take: called with the number of bytes of each chunk; may raise to refuse it.
 
     Raises:
-        PromptError: it is larger.
-        StorageError: there is no room for it.
-        ClientDisconnect: it was cut off.
+        PromptError: the body is larger than `max_bytes`.
+        StorageError: the disk is full.
+        ClientDisconnect: the connection was lost.
     """
     too_large = PromptError(
         say("{what} is too large: the limit is {most} MiB.", what=what, most=decimal(max_bytes / 2**20, 0))

@@ -1,8 +1,7 @@
-"""The Gradio page of examples/gradio_chat.py behind guards of ours: `qwen35mm chat --ui gradio`.
+"""The Gradio page of examples/gradio_chat.py behind our guards: `qwen35mm chat --ui gradio`.
 
-The example is what people read and fork, so it is plain. Here the same page is mounted, by Gradio's public interface,
-on an application of ours, which lets in one person's browser, and which answers only what the page itself asks Gradio
-for.
+The example is plain, since people read and fork it. This module mounts the same page, by Gradio's public interface, on
+an application that admits one person's browser and answers only the page's own requests.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from qwen35mm.http.run import run
 from qwen35mm.http.sessions import PageToken
 from qwen35mm.http.settings import HttpSettings
 
-# Gradio's page has scripts and styles in it. What it loads comes from here alone, as with our own page.
+# Gradio's page has inline scripts and styles. It loads everything else from here, as our own page does.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'self' 'unsafe-inline'",
@@ -43,7 +42,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-# What the page asks for. Gradio has many more routes.
+# The page's requests. Gradio has many more routes.
 _PATHS = re.compile(
     r"/|/theme\.css|/config|/favicon\.ico|/(?:assets|static)/.*"
     r"|/gradio_api/(?:info|upload|upload_progress|queue/join|queue/data|run/predict|cancel|reset|heartbeat/\w+)"
@@ -56,14 +55,14 @@ _REFUSAL = (
 
 
 class OnlyThePage:
-    """ASGI middleware that answers only what Gradio's page asks for, and says what it may load.
+    """ASGI middleware that only admits requests of Gradio's page, and sends its content security policy.
 
-    Of files only those on this machine are named: Gradio fetches addresses, too, and an answer with a picture at
-    `/gradio_api/file=https://...` would tell a stranger what was said.
+    Only files on this machine are served. Gradio fetches addresses, too, so a picture at `/gradio_api/file=https://...`
+    in an answer could send parts of the chat to a stranger.
 
     Args:
-        token: that the page is below, as `/t/TOKEN/`: Gradio's scripts send no key, and cookies go to every port of a
-            host. None where every user of the machine is let in.
+        token: is in the page's path, `/t/TOKEN/`, since Gradio's scripts send no key, and cookies go to every port of a
+            host. None lets every user of the machine in.
     """
 
     def __init__(self, app: ASGIApp, token: PageToken | None) -> None:
@@ -98,7 +97,7 @@ class OnlyThePage:
 
 
 def _parted(path: str) -> tuple[str, str]:
-    """The token that a path has in it, and the path below it."""
+    """The token in a path, and the path below it."""
     found = re.fullmatch(r"/t/([^/]+)(.*)", path, re.DOTALL)
     return (found[1], found[2]) if found else ("", path)
 
@@ -110,7 +109,7 @@ def _is_of_the_page(path: str) -> bool:
 
 
 def build(backend: Backend) -> gr.ChatInterface:
-    """The example's page over a backend."""
+    """The example's page for a backend."""
     spec = importlib.util.spec_from_file_location("qwen35mm_gradio_chat", example_path("gradio_chat.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -123,14 +122,14 @@ def create_app(backend: Backend, token: PageToken | None, settings: HttpSettings
     """The guarded application.
 
     Args:
-        token: lets in who comes with it; None lets every user of the machine in.
-        settings: how it is reached.
+        token: opens the page; None lets every user of the machine in.
+        settings: how the page is reached.
     """
     in_front = guards(settings or HttpSettings(), only_this_machine=True)
     app = FastAPI(openapi_url=None, middleware=[*in_front, Middleware(OnlyThePage, token)])
-    # As with our own page: nobody sees its statistics, and pandas makes them at the end of every event.
+    # As in guest.py: nobody sees Gradio's statistics, which run pandas after every event.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
-    # Every service that Gradio offers besides is switched off by name: its environment variables could switch it on.
+    # Switches off every other service by name, since environment variables could switch it on.
     return gr.mount_gradio_app(
         app,
         build(backend),
@@ -152,7 +151,7 @@ def launch(
     """Serves the page until Ctrl-C or SIGTERM; prints its address.
 
     Args:
-        token: what the address ends with; None makes one, and "" lets every user of the machine in.
+        token: the end of the address; None makes one, and "" lets every user of the machine in.
 
     Raises:
         ConfigError: the address can't be used.
@@ -172,7 +171,7 @@ def launch(
 
 @contextlib.contextmanager
 def _own_uploads() -> Iterator[None]:
-    """A private folder for uploads, which ends with the page; Gradio's own can be read by everybody on the machine."""
+    """A private folder for uploads, deleted at the end. Everybody on the machine can read Gradio's default folder."""
     name = "GRADIO_TEMP_DIR"
     if name in os.environ:
         yield

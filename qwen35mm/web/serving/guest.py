@@ -1,11 +1,11 @@
-"""Gradio as a guest: an endpoint `chat` for its clients and, on a Space that lends GPUs, the stream of the page.
+"""Gradio as a guest: an endpoint `chat` for its clients and, on a ZeroGPU Space, the stream of the page.
 
-Only the routes of `ROUTES` reach it. Where our own server runs, Gradio is imported when one of them is asked for, and
-leaves when nobody has asked for a while: its queue looks for work a thousand times a second. On ZeroGPU it has to start
-the server itself, since `spaces` begins with `Blocks.launch` and closes that server's sockets in its children.
+Only the routes in `ROUTES` reach it. In our own server Gradio is imported at the first such request, and is closed
+when it is idle for a while, since its queue polls a thousand times a second. On ZeroGPU Gradio has to start the server,
+since `spaces` begins with `Blocks.launch` and closes that server's sockets in its children.
 """
 
-# No `from __future__ import annotations`: Gradio reads the endpoint's types off its annotations.
+# No `from __future__ import annotations`: Gradio reads the endpoint's types from its annotations.
 
 import asyncio
 import inspect
@@ -35,16 +35,16 @@ from qwen35mm_preprocess.say import english, said_of, say
 
 logger = logging.getLogger(__name__)
 
-# Calls that are answered at one time; the engine serves them in order.
+# Most calls answered at one time; the engine serves them in order.
 MAX_CALLS = 64
-# Pages that watch answers through Gradio's queue at one time.
+# Most pages that watch answers through Gradio's queue at one time.
 MAX_WATCHED = 64
 MAX_WAITING_EVENTS = 256
 LEAVES_AFTER_S = 300.0
-# What clients ask for first.
+# The first request of clients.
 _FIRST = "/config"
 _PATIENCE_S = 2.0
-# What Gradio's clients in Python and JavaScript ask for: how it is called, a call, what comes of it, its end.
+# The requests of Gradio's clients in Python and JavaScript: the description, a call, its result, its end.
 ROUTES = (
     ("GET", "/config"),
     ("GET", "/gradio_api/info"),
@@ -55,9 +55,9 @@ ROUTES = (
     ("GET", "/gradio_api/heartbeat/{session}"),
     ("POST", "/gradio_api/cancel"),
 )
-# The page's stream, where it goes through Gradio.
+# The page's stream through Gradio.
 WATCH_ROUTES = (("POST", "/gradio_api/call/watch"), ("GET", "/gradio_api/call/watch/{event}"))
-# Where Gradio starts the server, it asks itself for it once; it says nothing.
+# Gradio requests this from itself once when it starts the server; the response has no content.
 _STARTUP = "/gradio_api/startup-events"
 _MCP = "/gradio_api/mcp"
 _BODY = TypeAdapter(dict[str, Any])
@@ -66,16 +66,16 @@ Watch = Callable[[Request, list[str]], AsyncGenerator[dict[str, Any], None]]
 
 
 class _BrokenError(Exception):
-    """Gradio was about to answer that it has failed."""
+    """Gradio was about to send status 500."""
 
 
 class Guest:
-    """Gradio's application behind the allow-list, made when it is first needed.
+    """Gradio's application behind the allow-list, created at first use.
 
     Args:
-        calls: answers the endpoint `chat`; None offers none.
-        watch: the stream of a page's answers, for a page whose stream goes through Gradio.
-        max_waiting: requests in Gradio's queue before more are refused.
+        calls: answers the endpoint `chat`; None offers no endpoint.
+        watch: the stream of a page's answers, if it goes through Gradio.
+        max_waiting: most requests in Gradio's queue; more are refused.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Guest:
         self._calls = calls
         self._watch = watch
         self._max_waiting = max_waiting
-        # Gradio's clients look at it; what takes files is ours.
+        # Shown to Gradio's clients; our own route takes their uploads.
         self._max_file_bytes = calls.max_file_bytes if calls else 1
         self._app: ASGIApp | None = None
         self._opening = asyncio.Lock()
@@ -95,7 +95,7 @@ class Guest:
         self._timer: asyncio.TimerHandle | None = None
 
     def routes(self) -> list[BaseRoute]:
-        """All that reaches Gradio; where it starts the server itself, what is answered in its place."""
+        """The routes of Gradio's clients; only the upload if Gradio starts the server."""
         found: list[BaseRoute] = []
         if self._watch is None and self._calls is not None:
             found += [Route(path, self, methods=[method]) for method, path in ROUTES]
@@ -109,7 +109,7 @@ class Guest:
     async def pass_on(
         self, scope: Scope, receive: Receive, send: Send, opened: Callable[[], Awaitable[ASGIApp]]
     ) -> None:
-        """Has Gradio answer who may call."""
+        """Checks that the client may call, then lets Gradio answer."""
         request = Request(scope, receive)
         try:
             self._people.calling(request)
@@ -140,7 +140,7 @@ class Guest:
             if not begun:
                 await answer_to(error)(scope, receive, send)
         except Exception as error:
-            # It fails over calls of functions that it hasn't, sessions that nobody has, and numbers that JSON hasn't.
+            # Gradio fails at unknown functions, unknown sessions and numbers that JSON doesn't allow.
             logger.warning("Gradio could not take a request for %s (%s)", scope["path"], type(error).__name__)
             if begun:
                 await send({"type": "http.response.body", "body": b""})
@@ -165,7 +165,7 @@ class Guest:
         return self._app
 
     def _rest(self) -> None:
-        """Has it leave when nobody asks for anything for a while."""
+        """Closes Gradio after a while without requests."""
         if self._timer is not None:
             self._timer.cancel()
         if self._num_asking == 0 and self._leave is not None:
@@ -177,7 +177,7 @@ class Guest:
             self._app = self._leave = None
 
     async def close(self) -> None:
-        """Ends it, if it is there."""
+        """Closes Gradio if it runs."""
         if self._timer is not None:
             self._timer.cancel()
         if self._leave is not None:
@@ -193,7 +193,7 @@ class Guest:
         import fastapi
 
         app = fastapi.FastAPI(openapi_url=None)
-        # Where there are rules for other origins, Gradio makes none of its own; the page's guards have looked at them.
+        # With this, Gradio adds no rules of its own for other origins; the page's guards have checked them already.
         app.add_middleware(CORSMiddleware, allow_origins=[])
         gr.mount_gradio_app(
             app,
@@ -213,10 +213,11 @@ class Guest:
     def launch(
         self, app: ASGIApp, guards: Sequence[Middleware], *, host: str, port: int, mcp: bool
     ) -> tuple[str, Callable[[], None]]:
-        """Has Gradio start the server, with the page's application in it; its address, and what ends it.
+        """Lets Gradio start the server with the page's application in it; returns its address, and a function that
+        stops it.
 
         Args:
-            guards: what stands in front of Gradio's routes, from the outside to the inside.
+            guards: middleware in front of Gradio's routes, outermost first.
 
         Raises:
             ConfigError: the port can't be used.
@@ -249,10 +250,11 @@ class Guest:
         return url, lambda: launched.get_blocks().close(verbose=False)
 
     def _offer(self, api: Callable[..., Any], name: str) -> None:
-        """Adds the endpoints to the Gradio application that is being made.
+        """Adds the endpoints to a Gradio application.
 
         Args:
-            name: what `api` calls an endpoint's name.
+            api: Gradio's function that adds an endpoint.
+            name: the parameter of `api` for an endpoint's name.
         """
         import gradio as gr
 
@@ -266,14 +268,14 @@ class Guest:
             history: list[dict[str, str]] | None = None,
             settings: dict[str, Any] | None = None,
         ) -> AsyncGenerator[str, None]:
-            """Answers a question, also about pictures and videos. The answer comes as it grows, each time whole.
+            """Answers a question, also about pictures and videos. Streams the answer; each event has the text so far.
 
             Args:
                 message: The question.
-                files: Pictures and videos that it is about.
+                files: Pictures and videos for the question.
                 system_prompt: How the model should behave.
-                history: What was said before: objects with a role, user or assistant, and a content.
-                settings: Such as temperature, top_p, max_tokens, seed, thinking (true or false), max_frames or fps.
+                history: Earlier messages: objects with a role (user or assistant) and a content.
+                settings: For example temperature, top_p, max_tokens, seed, thinking (true or false), max_frames, fps.
 
             Returns:
                 The answer.
@@ -300,7 +302,7 @@ class Guest:
                     yield each
 
         if calls is not None:
-            # What Gradio tells of an endpoint's answer is read off the signature.
+            # Gradio reads the type of the answer from the signature.
             answering: Any = chat
             answering.__signature__ = inspect.signature(chat).replace(return_annotation=str)
             api(answering, **{name: "chat"}, concurrency_limit=MAX_CALLS)
@@ -309,7 +311,7 @@ class Guest:
 
 
 class _Dispatch:
-    """ASGI middleware in Gradio's server: what isn't allowed there is the page's."""
+    """ASGI middleware in Gradio's server: sends all but the allowed routes to the page."""
 
     def __init__(self, app: ASGIApp, page: ASGIApp, guest: Guest, routes: list[Route], mcp: bool) -> None:
         self._app = app
@@ -331,7 +333,7 @@ class _Dispatch:
 
 
 async def _live(app: Any, blocks: Any, ready: asyncio.Future[None], leave: asyncio.Event) -> None:
-    """The life of a mounted application, from its begin to its end in one task."""
+    """Runs a mounted application's lifespan, from start to end in one task."""
     async with app.router.lifespan_context(app):
         ready.set_result(None)
         await leave.wait()
@@ -339,7 +341,7 @@ async def _live(app: Any, blocks: Any, ready: asyncio.Future[None], leave: async
 
 
 def _gradio() -> Any:
-    # Its statistics, which nobody can see here, go through pandas at the end of every event.
+    # Gradio's statistics, which nobody sees here, run pandas after every event.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     import gradio
@@ -348,8 +350,7 @@ def _gradio() -> Any:
 
 
 async def _kept_waiting(send: Send, opening: asyncio.Future[ASGIApp]) -> Send:
-    """Clients give up on an answer that doesn't begin within five seconds, and importing Gradio may take longer. White
-    space is no part of a JSON text."""
+    """Sends spaces, which JSON ignores, until Gradio is imported: clients give up after five seconds of silence."""
     has_begun = False
     while not (await asyncio.wait({opening}, timeout=_PATIENCE_S))[0]:
         if not has_begun:
@@ -366,7 +367,8 @@ async def _kept_waiting(send: Send, opening: asyncio.Future[ASGIApp]) -> Send:
 
 
 def _without_files(body: dict[str, Any]) -> dict[str, Any]:
-    """A call whose files are no files to Gradio, which would look for them to copy them: `Calls` has them."""
+    """Removes the marks by which Gradio recognises files, since it would look for them to copy them. `Calls` has the
+    files."""
     data = body.get("data")
     if isinstance(data, list):
         body["data"] = [

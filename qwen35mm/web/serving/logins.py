@@ -1,4 +1,4 @@
-"""Logging in and out, and changing one's password. A session lasts as long as its password."""
+"""Login, logout and password changes. A session lasts as long as its password."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qwen35mm.pools import PASSWORDS
 from qwen35mm_preprocess.say import say
 
 WRONG_PASSWORDS_S = 600.0
-# Wrong ones of one account from everywhere, for each that one address may send.
+# An account allows this many times as many wrong passwords, from everywhere, as one address.
 _OF_ACCOUNT = 10
 _COOKIE = "qwen35mm-login-"
 _MAX_AGE_S = 30 * 86400
@@ -47,7 +47,7 @@ class Session:
 
 
 class Change(BaseModel):
-    """Another password for who is logged in."""
+    """A new password for the person who is logged in."""
 
     model_config = ConfigDict(strict=True)
 
@@ -56,7 +56,7 @@ class Change(BaseModel):
 
 
 class Logout(BaseModel):
-    """Whether every browser is logged out, or this one."""
+    """Whether to log out every browser, or only this one."""
 
     model_config = ConfigDict(strict=True)
 
@@ -67,11 +67,13 @@ _CHANGE, _LOGOUT = TypeAdapter(Change), TypeAdapter(Logout)
 
 
 class Guesses:
-    """Lets nobody guess passwords: after too many wrong ones an address waits, and so does an account, save for
-    addresses that have logged in to it before. Only in the event loop.
+    """Prevents guessing of passwords. Used only in the event loop.
+
+    After too many wrong passwords an address has to wait. So does an account, but not for addresses that have logged in
+    to it before.
 
     Args:
-        most: wrong passwords of one address in `WRONG_PASSWORDS_S`.
+        most: most wrong passwords from one address in `WRONG_PASSWORDS_S`.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,14 +83,13 @@ class Guesses:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def check(self, connection: HTTPConnection, name: str, matches: Callable[[], bool]) -> bool:
-        """Whether a password is right. Those of one address are looked at one after the other, so that a right one
-        never counts.
+        """Whether a password is right. Checks those of one address one after the other, so that right ones don't count.
 
         Args:
-            matches: looks at it; called in a thread.
+            matches: checks the password; called in a thread.
 
         Raises:
-            HttpError: there were too many wrong ones.
+            HttpError: there were too many wrong passwords.
         """
         address, account = address_of(connection), f"account {name_of_key(name)}"
         turn = self._turns.setdefault(address, anyio.Lock())
@@ -127,10 +128,10 @@ class Guesses:
 
 
 class Logins:
-    """Who is logged in.
+    """The sessions of people who are logged in.
 
     Args:
-        accounts: who may.
+        accounts: who may log in.
         guests: whether others may use the page, too.
         wrong_passwords: see `Guesses`.
     """
@@ -140,18 +141,18 @@ class Logins:
         self._accounts = accounts
         self._guesses = Guesses(wrong_passwords)
         self._lock = threading.Lock()
-        # By the names of their keys.
+        # By the names of the keys.
         self._sessions: dict[str, Session] = {}
         self.tickets = Tickets()
 
     def user(self, key_name: str | None) -> str | None:
-        """Who is logged in on the page whose key has this name."""
+        """The person who is logged in on the page whose key has this name."""
         session = self._sessions.get(key_name or "")
         return session.name if session is not None and session.is_page and self._is_good(session) else None
 
     def calling(self, connection: HTTPConnection) -> str | None:
-        """Who is logged in by a program's cookie, or by a page's key. The cookie opens no page: browsers hand cookies
-        to every port of a host."""
+        """The person who is logged in by a program's cookie or a page's key. The cookie doesn't open the page, since
+        browsers send cookies to every port of a host."""
         cookies = (value for name, value in connection.cookies.items() if name.startswith(_COOKIE))
         for key in filter(None, (key_of(connection), *cookies)):
             session = self._sessions.get(name_of_key(key))
@@ -160,11 +161,11 @@ class Logins:
         return None
 
     def describe(self, name: str | None) -> dict[str, Any]:
-        """What a page needs to know; `name` is None for a guest."""
+        """A person's account for the page; `name` is None for a guest."""
         return {"name": name, "can_change": self._accounts.can_change and name is not None}
 
     async def log_in(self, request: Request) -> Response:
-        """`POST /login` with a form of `username` and `password`: a page gets a key, a program a cookie."""
+        """`POST /login` with `username` and `password` as a form: gives a page a key, and a program a cookie."""
         body = as_body(bytes(await read_bytes(request, _MAX_BODY_BYTES)))
         async with Request(request.scope, body).form(max_files=0, max_fields=8) as form:
             name, password = (str(form.get(each, "")) for each in ("username", "password"))
@@ -182,11 +183,11 @@ class Logins:
             for each, other in list(self._sessions.items()):
                 if each == key_name or (asked.everywhere and session is not None and other.name == session.name):
                     del self._sessions[each]
-        # Pictures are kept by the browser, which others may use.
+        # Others may use this browser, which caches pictures.
         return JSONResponse({}, headers={"clear-site-data": '"cache"'})
 
     async def change_password(self, request: Request) -> Response:
-        """`POST .../password`: gives who is logged in another one, and ends their other sessions."""
+        """`POST .../password`: changes the password of the person who is logged in, and ends their other sessions."""
         asked = await read_json(_from_page(request), _CHANGE, _MAX_BODY_BYTES)
         name = self.user(name_of_key(key_of(request) or ""))
         if name is None:
@@ -202,9 +203,9 @@ class Logins:
 
     def _begun(self, request: Request, name: str) -> Response:
         stamp = self._accounts.stamp(name)
-        if stamp is None:  # taken out at this moment
+        if stamp is None:  # removed at this moment
             return _wrong()
-        # Longer than a guest's: when its session is gone, it isn't taken for one.
+        # Longer than a guest's key, so that it isn't taken for one after its session ends.
         key, is_page = new_key() + new_key(), HEADER in request.headers
         with self._lock:
             mine = [each for each, session in self._sessions.items() if session.name == name]
@@ -221,7 +222,7 @@ class Logins:
 
 
 def is_of_login(key: str | None) -> bool:
-    """Whether a key is one that a login has given."""
+    """Whether a key comes from a login."""
     return key is not None and len(key) == len(new_key()) * 2
 
 
@@ -232,7 +233,7 @@ def _from_page(request: Request) -> Request:
 
 
 def _cookie_name(connection: HTTPConnection) -> str:
-    """Cookies ignore ports, so it says the port."""
+    """The name of the cookie. Includes the port, since cookies ignore it."""
     port = re.search(r":(\d+)$", connection.headers.get("host", ""))
     return f"{_COOKIE}{port[1] if port else 80}"
 

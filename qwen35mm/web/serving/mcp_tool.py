@@ -1,6 +1,6 @@
-"""The page's model as a tool of an MCP server, by the official SDK (the extra `mcp`)."""
+"""The page's model as a tool of an MCP server, with the official SDK (the extra `mcp`)."""
 
-# No `from __future__ import annotations`: the SDK reads the tool's types off its annotations.
+# No `from __future__ import annotations`: the SDK reads the tool's types from its annotations.
 
 import contextlib
 import logging
@@ -26,7 +26,7 @@ PATH = "/gradio_api/mcp"
 
 
 class McpTool:
-    """The tool `chat`, at the address where Gradio has its tools.
+    """The tool `chat`, at Gradio's address for tools.
 
     Raises:
         MissingExtraError: the SDK isn't installed.
@@ -42,7 +42,7 @@ class McpTool:
         except ModuleNotFoundError as error:
             raise MissingExtraError("An MCP server", "mcp") from error
 
-        # The page's guards have looked at hosts and origins.
+        # The page's guards have already checked hosts and origins.
         guarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         how: dict[str, Any] = {"stateless_http": True, "streamable_http_path": PATH, "log_level": "WARNING"}
         self._mcp = FastMCP("qwen35mm", transport_security=guarded, **how)
@@ -60,8 +60,8 @@ class McpTool:
             Args:
                 message: The question.
                 system_prompt: How the model should behave.
-                history: What was said before: objects with a role, user or assistant, and a content.
-                settings: Such as temperature, top_p, max_tokens, seed, thinking (true or false).
+                history: Earlier messages: objects with a role (user or assistant) and a content.
+                settings: For example temperature, top_p, max_tokens, seed, thinking (true or false).
             """
             request = context.request_context.request
             assert request is not None, "it came over HTTP"
@@ -80,7 +80,7 @@ class McpTool:
         self._app: ASGIApp = self._mcp.streamable_http_app()
 
     def routes(self) -> list[BaseRoute]:
-        """Where it is."""
+        """The routes of the tool."""
         return [Route(path, self, methods=["GET", "POST", "DELETE"]) for path in (PATH, f"{PATH}/")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,5 +97,5 @@ class McpTool:
             await until_ending(scope, answered)
 
     def lives(self) -> Any:
-        """The context in which it can be asked."""
+        """The context manager in which the tool runs."""
         return self._mcp.session_manager.run()

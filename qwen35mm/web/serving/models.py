@@ -1,4 +1,4 @@
-"""Choosing another model on the page, with its download; only where one person has the machine."""
+"""Choosing and downloading another model on the page; only if one person has the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qwen35mm_preprocess.say import Said, decimal, said_of, say, size
 
 logger = logging.getLogger(__name__)
 
-# Of a server's models.
+# Most names of a server's models in a list.
 MAX_NAMES = 1_000
 Length = Annotated[int, Field(gt=0)]
 _PHASES = {
@@ -42,17 +42,17 @@ _PHASES = {
 
 
 class Models:
-    """The page's requests about models; one change at a time.
+    """The page's requests about models. Only one change runs at a time.
 
     Args:
-        rest: ends what the model does while nobody asks, which would keep it from being changed.
-        servers: those whose models can be chosen, too.
+        rest: ends the model's idle work, which would delay the change.
+        servers: other servers whose models can be chosen.
     """
 
     def __init__(self, switch: BackendSwitch, rest: Callable[[], Awaitable[None]], servers: Servers) -> None:
         self._switch = switch
         self._servers = servers
-        # The server that answers.
+        # The id of the current server.
         self._server: str | None = GIVEN if switch.info.host is not None else None
         self._rest = rest
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """The models of this machine and of servers, those to be downloaded, and what the current one runs with."""
+        """Installed models, servers' models, models to download, and the settings of the current model."""
         installed = [self._installed(model) for model in installed_models()]
         here = {model["source"] for model in installed}
         suggestion = self._switch.suggestion()
@@ -85,9 +85,9 @@ class Models:
         weights: str | None = None,
         kv_dtype: str | None = None,
     ) -> Any:
-        """What `change_model` with these arguments would take of the memory, and, where that doesn't fit, what would.
+        """The memory that `change_model` with these arguments needs, and settings that fit if these don't.
 
-        Nothing is loaded; of a model that isn't here config.json is fetched.
+        Loads nothing; fetches config.json of a model that isn't installed.
         """
         settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
         found = self._switch.forecast(source, **settings)
@@ -102,7 +102,7 @@ class Models:
             "kv": needed.kv_bytes,
             "states": needed.slot_bytes,
             "work": needed.work_bytes,
-            # The program doesn't lie on a card, and what is kept doesn't either.
+            # Neither the program nor the kept cache is in a GPU's memory.
             "program": needed.runtime_bytes if on_cpu else 0,
             "kept": taken.most.total_bytes - needed.total_bytes if on_cpu and taken.most is not None else 0,
         }
@@ -135,14 +135,14 @@ class Models:
     ) -> Any:
         """Begins to load another model, or the same one in another format or with another context length.
 
-        The answer says how far that is.
+        Returns the state of the change.
 
         Args:
             source: a model's folder or Hub id; None keeps the model.
-            weights: auto, bf16, int8 or int4; None leaves what was said before.
-            kv_dtype: what keys and values are kept as; so, too.
-            is_new: whether it has to be downloaded first.
-            server: has a server's model answer, whatever else is said.
+            weights: auto, bf16, int8 or int4; None keeps the current choice.
+            kv_dtype: format of the KV cache; None keeps the current choice.
+            is_new: whether to download the model first.
+            server: id of a server whose model is used instead; the other arguments are ignored then.
 
         Raises:
             RequestError: a change is in progress.
@@ -162,18 +162,18 @@ class Models:
 
     @request
     async def change_state(self, person: Person) -> Any:
-        """How far the change is: `busy`, `label`, `share`, `error`."""
+        """The state of the change: `busy`, `label`, `share`, `error`."""
         return self._state
 
     @request
     async def cancel_change(self, person: Person) -> Any:
-        """Ends a download; what came of it is kept for the next try. A model that loads goes on loading."""
+        """Cancels a download and keeps the received part for the next try. Doesn't stop loading."""
         self._cancelled = True
         return {}
 
     @request
     async def add_server(self, person: Person, address: str, model: str | None = None, key: str | None = None) -> Any:
-        """Keeps a server that answers; of one that has several models, where none is named, their names are given."""
+        """Adds a server if it answers. If it has several models and none is given, returns their names instead."""
         server = Server(address := address.strip(), model or None, key or None)
         backend = server.backend(self._switch.media.limits, decoders=self._switch.options.decoders)
         try:
@@ -189,12 +189,12 @@ class Models:
 
     @request
     def remove_server(self, person: Person, server: str) -> Any:
-        """Forgets a server and its key."""
+        """Removes a server and its key."""
         self._servers.remove(server)
         return {}
 
     def _listed_servers(self) -> dict[str, Any]:
-        """What the page lists; never a key."""
+        """The servers for the page, without their keys."""
         try:
             servers, problem = self._servers.all(), None
         except StorageError as error:
@@ -214,7 +214,7 @@ class Models:
 
     def _installed(self, model: InstalledModel) -> dict[str, Any]:
         is_current = model.folder == self._switch.folder
-        # The one that answers fits.
+        # The current model fits.
         reason = None if is_current else model.reason if not model.usable else self._switch.refusal(model)
         return {
             "name": model.name,
@@ -237,7 +237,7 @@ class Models:
         return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit}
 
     def _taken(self) -> Said | None:
-        """What the model runs with, and whether that was picked for it; None where a server answers."""
+        """The settings of the current model, and whether they were picked to fit; None for a server's model."""
         backend, options = self._switch.current, self._switch.options
         if not isinstance(backend, LocalBackend):
             return None
@@ -285,7 +285,7 @@ class Models:
 
 
 def _suggested(plan: FormatPlan, dtype: torch.dtype) -> dict[str, Any]:
-    """The settings of a plan, in arguments of `change_model` and in words."""
+    """The settings of a plan, as arguments of `change_model` and as text."""
     length = plan.needed.context_length if plan.fits else plan.largest_context
     label = _in_words(plan.weights, kv_formats_of(plan.kv_dtype, dtype), length or 0)
     weights = plan.weights if plan.weights in INTEGER_FORMATS else "auto"
@@ -306,7 +306,7 @@ def _choices(labels: dict[str, Said], chosen: str) -> list[dict[str, Any]]:
 
 
 def _weights(found: Forecast, chosen: str) -> dict[str, Said]:
-    """What weights can be kept as; nothing where there is nothing to choose."""
+    """The formats of weights to choose from; empty if there is no choice."""
     auto = say("Automatic: {name}", name=_as_said(found.taken.weights)) if chosen == "auto" else say("Automatic")
     labels: dict[str, Said] = {}
     for offer in found.offers:
@@ -315,7 +315,7 @@ def _weights(found: Forecast, chosen: str) -> dict[str, Said]:
         if offer.speedup is not None:
             times = decimal(offer.speedup, 1)
             words = say("{name}, {size}, up to {n} times as fast", name=name, size=num_bytes, n=times)
-        # float32 isn't chosen here but by --dtype, and is what `auto` takes then.
+        # float32 is chosen by --dtype, not here; `auto` takes it then.
         if name in WEIGHTS:
             labels[name] = words
     return {"auto": auto, **labels} if labels else {}

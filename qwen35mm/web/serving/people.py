@@ -1,4 +1,4 @@
-"""Who is asking: the person at this machine, somebody who logged in, or a browser with a key of its own."""
+"""Identifies who sends a request: the person at this machine, somebody who logged in, or a browser with its own key."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_SEEN = 100_000
 
 
 class People:
-    """Tells people apart. Only in the event loop.
+    """Identifies people. Used only in the event loop.
 
     Args:
-        shared: whether more than the person at this machine use the page. If not, all who are let in are that person.
-        token: what lets them in; None lets in everybody who reaches the page.
-        logins: who is logged in, where there is a login.
-        max_replies: a person's replies in progress at one time.
+        shared: whether several people use the page. If not, everybody who is let in counts as the same person.
+        token: lets people in; None lets in everybody who reaches the page.
+        logins: sessions of people, if there is a login.
+        max_replies: most replies in progress for one person.
     """
 
     def __init__(
@@ -45,30 +45,30 @@ class People:
         self._seen_s: OrderedDict[str, float] = OrderedDict()
 
     def gone_for(self, seconds: float) -> list[str]:
-        """Owners that were last seen longer ago; a page that is open is seen every minute."""
+        """Owners last seen more than `seconds` ago; an open page is seen every minute."""
         now = time.monotonic()
         return [owner for owner, seen_s in list(self._seen_s.items()) if now - seen_s > seconds]
 
     def forget(self, owner: str) -> None:
-        """Takes a person off the list of those that were seen."""
+        """Removes a person from the list of those seen."""
         self._seen_s.pop(owner, None)
 
     async def begin(self, request: Request) -> Response:
-        """`POST .../session`: the key of a page that has none, with the ticket for its files. No key where people log
-        in, which gives one, and where none is needed."""
+        """`POST .../session`: gives a page without a key a new key, and a ticket for its files. No key if the login
+        gives one, or if none is needed."""
         if self._owner is not None:
             return await self._owner.begin(request)
         if (await read_beginning(request)).once is not None:
-            # A link may say so; a page keeps the key that it has then.
+            # Any link may contain `once`; the page keeps its key then.
             raise NotFoundError(say("There is no such request."))
         has_guests = self._logins is None or self._logins.guests
         return JSONResponse(self._tickets.opened(new_key()) if has_guests else {"key": None, "ticket": None})
 
     def asking(self, connection: HTTPConnection) -> Person:
-        """Whose page a request comes from. Who isn't logged in is counted by the address: anybody can have another key.
+        """The person whose page sends a request. Guests count by address, since anybody can get another key.
 
         Raises:
-            HttpError: it can't be told, or there is a token or a login to show first.
+            HttpError: the page is unknown, or needs a token or a login first.
         """
         if self._owner is None:
             return self._seen(self._one_by_key(connection))
@@ -76,11 +76,11 @@ class People:
         return self._seen(self._local())
 
     def calling(self, connection: HTTPConnection) -> Person:
-        """Who calls without a page: what is theirs is apart from their page's. A program is the one of its address
-        where nobody logs in.
+        """The person who calls without a page, with data apart from their page's. Without a login, an address is a
+        person.
 
         Raises:
-            HttpError: there is a token or a login to show first.
+            HttpError: the call needs a token or a login first.
         """
         user = None if self._logins is None else self._logins.calling(connection)
         if self._owner is not None:
@@ -127,10 +127,10 @@ class People:
 
 
 def name_of(person: Person) -> str | None:
-    """The name of who is logged in."""
+    """The name of a person who is logged in; None for others."""
     return person.owner.removeprefix(_USER) if person.owner.startswith(_USER) else None
 
 
 def log_in_first() -> HttpError:
-    """What is answered where nobody is logged in."""
+    """The error for a request without a login."""
     return HttpError(401, say("Log in first: reload the page."), "login")

@@ -1,8 +1,8 @@
-"""Previews of what an answer holds: the frame they are drawn in, and Mermaid, which draws some of them.
+"""Previews of code in an answer: their frame, and Mermaid, which draws diagrams.
 
-What is drawn was written by a model, which a picture or a PDF may have told what to write. So the frame has no origin
-(`sandbox`, also where its address is opened by itself), and its policy lets it load nothing from anywhere. It may draw
-what the page sends it, and tell the page how high that is. Where it would go itself, the page's own policy refuses.
+The content is untrusted: a model wrote it, and a picture or a PDF may have told the model what to write. So the frame
+has no origin (`sandbox`, even if its address is opened directly), and its policy forbids loading anything. It may draw
+what the page sends, and report its height to the page. The page's own policy forbids it to navigate away.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qwen35mm.errors import NotFoundError
 from qwen35mm.http.requests import request
 from qwen35mm_preprocess.say import say
 
-# The frame's own blobs: a page of an answer may make its worker of one. None has an address in it.
+# Allows the frame's own blobs, from which a page in an answer may make a worker. Allows no address.
 PREVIEW_POLICY = "; ".join(
     (
         "sandbox allow-scripts",
@@ -35,22 +35,22 @@ PREVIEW_POLICY = "; ".join(
 
 
 async def show_preview(_request: Request) -> Response:
-    """The frame, empty."""
+    """The empty frame."""
     headers = {"content-security-policy": PREVIEW_POLICY, "cache-control": "no-cache"}
     return FileResponse(asset_path("web") / "preview.html", headers=headers)
 
 
 class Previews:
-    """What the page can ask for of previews."""
+    """The page's requests about previews."""
 
     @request
     def mermaid(self, person: Person) -> Any:
-        """Mermaid as one script; it makes `mermaid` a global name."""
+        """Mermaid as one script, which defines the global `mermaid`."""
         return {"script": mermaid_path().read_text("utf-8")}
 
 
 def mermaid_path(package: str = "mermaidx") -> Path:
-    """Mermaid's own distribution, as `package` has it among its files. The package itself is never imported.
+    """Mermaid's script among the files of `package`, which is never imported.
 
     Raises:
         NotFoundError: the extra `diagrams` isn't installed, or its package has no such file any more.

@@ -1,4 +1,4 @@
-"""The routes of `qwen35mm serve` beside the page: for programs that have a key, on the page's own engine."""
+"""The routes of `qwen35mm serve` on the page's port, for programs with a key, on the page's engine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ProgramAccess:
     """Which programs may use the page's model.
 
     Attributes:
-        keys: what they show; the page's token is one besides. Without either, everybody who reaches it is answered.
+        keys: API keys; the page's token is one, too. Without any key, everybody who reaches the page is answered.
         slots: replies that the model writes at one time.
-        max_waiting: requests that may wait for their turn.
-        responses_dir: where responses are kept; None is in memory.
+        max_waiting: most requests in the queue.
+        responses_dir: folder for stored responses; None keeps them in memory.
     """
 
     keys: Keys = field(default_factory=lambda: Keys([]))
@@ -39,18 +39,13 @@ class ProgramAccess:
 
 
 def program_routes(backend: Backend, access: ProgramAccess) -> list[BaseRoute]:
-    """The routes of `qwen35mm serve`; nothing of a page opens them."""
+    """The routes of `qwen35mm serve`. A page's session doesn't open them."""
     answers = _ForPrograms(backend, access)
     return [Route(path, answers) for path in _PATHS]
 
 
 class _ForPrograms:
-    """ASGI application of these routes, made when the first one is asked for: most pages never are.
-
-    Args:
-        backend: the page's.
-        access: who may call.
-    """
+    """ASGI application of these routes, created at the first request, since most pages never get one."""
 
     def __init__(self, backend: Backend, access: ProgramAccess) -> None:
         self._backend = backend
@@ -65,7 +60,7 @@ class _ForPrograms:
                 answer = ApiError(503, str(error), code="unavailable")
                 await JSONResponse(answer.body, answer.status)(scope, receive, send)
                 return
-            # Two may have asked at one time: one line for all of them.
+            # Two requests may come at once: they must share one queue.
             self._api = self._api or made
         await self._api(scope, receive, send)
 
@@ -76,7 +71,7 @@ class _ForPrograms:
         except ModuleNotFoundError as error:
             missing = ApiError(501, f"Programs can't be answered: install qwen35mm[serve]; {error.name} is missing.")
             return JSONResponse(missing.body, missing.status)
-        # One slot is left to the people at the page, where there are several.
+        # Leaves one slot to the people on the page, if there are several.
         places = max(self._access.slots - 1, 1)
         return create_app(
             _WhileLoaded(self._backend),  # pyright: ignore[reportArgumentType]
@@ -89,8 +84,8 @@ class _ForPrograms:
 
 
 class _WhileLoaded:
-    """The page's backend for programs, which are told to come again while another model is being loaded, and to go
-    elsewhere while a server answers."""
+    """The page's backend for programs: raises 503 while another model is loading, and 501 while the model is a
+    server's."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""Serving the page: from its settings to a port, and to an end that cleans up."""
+"""Starts and stops the page's server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qwen35mm.web.serving.servers import Server as RemoteServer
 from qwen35mm.web.serving.servers import Servers
 from qwen35mm.web.serving.tidying import keep_tidy
 
-# Where nothing is kept, a person who was last seen this long ago is forgotten, with uploads and conversations.
+# Without a data folder, people last seen this long ago are deleted with their uploads and conversations.
 FORGET_AFTER_S = 1800.0
 
 
@@ -38,8 +38,8 @@ class Server:
     """A page that is being served.
 
     Attributes:
-        url: where, without the token that opens it.
-        token: that token; None where none is needed.
+        url: the address, without the token.
+        token: the token that opens the page; None if none is needed.
     """
 
     page: Page
@@ -55,16 +55,16 @@ class Server:
 
     @property
     def address(self) -> str:
-        """What a person opens: the address with the token."""
+        """The address for a person, with the token."""
         return self.url if self.token is None else self.token.address(self.url)
 
     @property
     def address_for_once(self) -> str:
-        """An address for one browser, which is handed to it by a command."""
+        """An address for one visit, for the command that opens the browser."""
         return self.url if self.token is None else self.token.address_for_once(self.url)
 
     def close(self) -> None:
-        """Ends the server and the replies in progress; what was written of them is stored."""
+        """Stops the server and the replies in progress, and stores what was written."""
         self._close()
         self.replies.close()
         self._stack.close()
@@ -90,31 +90,30 @@ def serve(
     max_waiting: int = MAX_WAITING_EVENTS,
     grace_s: float = GRACE_S,
 ) -> Server:
-    """Starts the page in threads of its own and returns.
+    """Starts the page in its own threads and returns.
 
     Args:
-        backend: answers.
-        host, port: where; port 0 takes a free one.
-        http: how it is reached there.
-        data_dir: keeps the conversations; None keeps them until the end only.
-        auth: names and passwords of those who may log in; everybody may use the page where there are none.
+        host, port: the address to listen on; port 0 takes a free one.
+        http: how the page is reached there.
+        data_dir: folder for the conversations; None deletes them at the end.
+        auth: names and passwords of people who may log in; without any, everybody may use the page.
         auth_file: a file with them, instead; see `qwen35mm.chat.accounts`.
-        guests: whether those who don't log in may use the page, too, each with conversations of their own.
-        token: what opens the page of the one person at this machine, who doesn't log in; None makes one, and "" lets
-            every user of the machine in.
-        programs: has the routes of `qwen35mm serve` beside the page; None has none.
-        calls: whether Gradio's own clients find the endpoint `chat`.
-        mcp: whether that is a tool of an MCP server, too.
-        through_gradio: whether Gradio starts the server and has the page's stream in its queue, as ZeroGPU needs it.
-        server: whose model `backend` is, where it is a server's.
-        max_replies: a person's replies in progress at one time; None is 4, and 1 where strangers share the page.
-        max_waiting: requests in Gradio's queue before more are refused.
-        grace_s: seconds after which a reply that no page watches is ended.
+        guests: whether people who don't log in may use the page, too, each with their own conversations.
+        token: opens the page for the one person at this machine; None makes one, and "" lets every user of the
+            machine in.
+        programs: adds the routes of `qwen35mm serve`; None leaves them out.
+        calls: whether Gradio's clients find the endpoint `chat`.
+        mcp: whether the endpoint is also a tool of an MCP server.
+        through_gradio: whether Gradio starts the server and queues the page's stream, as ZeroGPU needs.
+        server: the server of the model, if `backend` is remote.
+        max_replies: most replies in progress for one person; None is 4, or 1 if strangers share the page.
+        max_waiting: most requests in Gradio's queue; more are refused.
+        grace_s: a reply that no page watches is stopped after this many seconds.
 
     Raises:
         ConfigError: the port, the address, the token or the accounts can't be used.
         StorageError: the folder can't be used.
-        MissingExtraError: there is no MCP SDK.
+        MissingExtraError: the MCP SDK isn't installed.
     """
     shared = is_shared(host)
     logins = _logins(auth, auth_file, guests, (STRANGERS if shared else ALONE).wrong_passwords)
@@ -161,7 +160,7 @@ def serve(
 
 
 def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> None:
-    """Serves the page until Ctrl-C, SIGTERM or the terminal's end; prints its address. Options are `serve`'s.
+    """Serves the page until Ctrl-C, SIGTERM or the terminal closes; prints its address. Takes the options of `serve`.
 
     Raises:
         ConfigError: the port or the address can't be used.
@@ -169,7 +168,7 @@ def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> N
     """
     server = serve(backend, **options)
     try:
-        # From the moment that the address is known, every end is as clean as Ctrl-C: what is to be kept, is kept.
+        # Once the address is printed, every signal ends the program as cleanly as Ctrl-C.
         with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
             print(f"qwen35mm chats with {backend.info.name} on {server.address} (Ctrl-C ends it)", flush=True)
             if options.get("calls", True):

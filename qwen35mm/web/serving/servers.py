@@ -1,4 +1,4 @@
-"""Servers whose models a person chose to chat with: kept in a file that its owner alone can read, for their keys."""
+"""Servers whose models a person added, stored in a file that only its owner can read, since it has their keys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits
 from qwen35mm_preprocess.say import say
 
 MAX_SERVERS = 100
-# The id of the one that the program was started with.
+# The id of the server that the program was started with.
 GIVEN = "given"
-# Somebody looks on: a server that doesn't answer is said to be gone after two tries, not five.
+# A person is waiting, so an unreachable server is reported after two tries, not five.
 _ATTEMPTS = 2
 _CONNECT_S = 5.0
 # An answer may be long.
@@ -37,8 +37,8 @@ class Server:
 
     Attributes:
         address: with or without `/v1`.
-        model: its name there; None is the only one that the server has.
-        id: what a page calls it.
+        model: its name there; None is the server's only model.
+        id: its id on the page.
     """
 
     address: str
@@ -48,7 +48,7 @@ class Server:
 
     @property
     def host(self) -> str:
-        """Its host and port, or what the address begins with, without credentials."""
+        """The address's host and port, without credentials."""
         parts = urlsplit(self.address if "//" in self.address else f"//{self.address}")
         return parts.netloc.rpartition("@")[2]
 
@@ -59,10 +59,10 @@ class Server:
         slots: int = 4,
         decoders: Decoders | None = None,
     ) -> RemoteBackend:
-        """What answers with it, once it is connected.
+        """A backend for this server, not connected yet.
 
         Raises:
-            ConfigError: the address or the key can't be one.
+            ConfigError: the address or the key is invalid.
         """
         return RemoteBackend(
             self.address,
@@ -94,8 +94,8 @@ class Servers:
     """The servers of one person. Usable from any thread.
 
     Args:
-        path: the file; `add` makes it.
-        given: the one that the program was started with, which isn't kept.
+        path: the file; `add` creates it.
+        given: the server that the program was started with, which isn't stored.
     """
 
     def __init__(self, path: Path, given: Server | None = None) -> None:
@@ -104,18 +104,18 @@ class Servers:
         self._lock = threading.Lock()
 
     def all(self) -> list[Server]:
-        """Those that there are, the given one first. Raises StorageError where the file can't be read."""
+        """All servers, the given one first. Raises StorageError if the file can't be read."""
         return [*([self._given] if self._given else []), *self._read()]
 
     def find(self, server_id: str) -> Server:
-        """Raises NotFoundError, StorageError."""
+        """A server by its id. Raises NotFoundError, StorageError."""
         for each in self.all():
             if each.id == server_id:
                 return each
         raise NotFoundError(say("This server no longer exists."))
 
     def add(self, address: str, model: str | None, key: str | None) -> Server:
-        """Keeps a server; one with the same address and model is replaced.
+        """Stores a server; replaces one with the same address and model.
 
         Raises:
             ConfigError: there are too many.
@@ -126,7 +126,7 @@ class Servers:
         return server
 
     def remove(self, server_id: str) -> None:
-        """Forgets a server, and its key. Raises StorageError."""
+        """Removes a server and its key. Raises StorageError."""
         self._write(lambda kept: [each for each in kept if each.id != server_id])
 
     def _read(self) -> list[Server]:
@@ -136,7 +136,7 @@ class Servers:
         except FileNotFoundError:
             return []
         except (OSError, ValidationError):
-            # Neither error may be repeated: it could hold a key.
+            # Doesn't repeat the error, which could contain a key.
             raise StorageError(
                 say("The servers in {path} can't be read. Repair the file, or remove it.", path=str(self._path))
             ) from None
@@ -149,7 +149,7 @@ class Servers:
                     say("There are {n} servers already, the most there can be. Remove one.", n=MAX_SERVERS)
                 )
             try:
-                # mkstemp's files are their owner's alone.
+                # Only the owner can read mkstemp's files.
                 descriptor, name = tempfile.mkstemp(prefix=".servers-", dir=self._path.parent)
                 try:
                     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The page's requests, some of which are about conversations that aren't kept."""
+"""Sends the page's requests to the services of stored or of temporary conversations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qwen35mm.http.requests import Requests, call, request, requests_of
 
 
 class TemporaryRequests(Requests):
-    """`POST .../api/NAME`, answered by the services of the conversation that a request is about.
+    """`POST .../api/NAME`: lets the services of a request's conversation answer it.
 
     Args:
-        who: who asks.
+        who: returns the person who sends a request.
         chats: the temporary conversations.
-        services: what answers requests about all others, and those about none.
-        temporary: what answers requests about temporary ones.
+        services: answer all requests that aren't about temporary conversations.
+        temporary: services that answer requests about temporary conversations.
     """
 
     def __init__(
@@ -49,6 +49,6 @@ class EndsTemporary:
 
     @request
     async def end_temporary(self, person: Person, conversation: str | None = None) -> Any:
-        """Ends a temporary conversation, or forgets the files of one that was still to begin."""
+        """Ends a temporary conversation, or deletes the files of one that hasn't begun."""
         await self._chats.end(person.owner, conversation)
         return {}

@@ -1,4 +1,4 @@
-"""What the page can ask for of text files."""
+"""The page's requests about text files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qwen35mm_preprocess.say import say
 
 
 class Texts:
-    """Previews of text files, which are kept in UTF-8."""
+    """Previews of text files, which are stored in UTF-8."""
 
     def __init__(self, store: ConversationStore) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class Texts:
         """The beginning of a text; see `preview_text`.
 
         Args:
-            name: the file's, which says how to show it.
+            name: the file's name, which decides how it is shown.
         """
         media = self._store.media
         if not media.is_of(person.owner, digest):

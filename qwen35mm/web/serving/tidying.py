@@ -1,4 +1,4 @@
-"""Deletes what nobody needs any more, and indexes what is new, while the page is served."""
+"""Deletes unused data and indexes new texts in the background."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SETTLED_S = 60.0
 def keep_tidy(
     store: ConversationStore, people: People, *, forget_after_s: float | None, interval_s: float = INTERVAL_S
 ) -> Iterator[None]:
-    """Looks over the store every now and then.
+    """Tidies the store at intervals during the block.
 
     Args:
-        forget_after_s: people who were last seen this long ago are forgotten with all that is theirs; None keeps them.
+        forget_after_s: people last seen this long ago are deleted with all their data; None keeps them.
     """
     ended = threading.Event()
 
@@ -44,12 +44,12 @@ def keep_tidy(
     finally:
         ended.set()
         thread.join()
-        # Nobody is there any more who could take it back.
+        # Nobody is left to undo a deletion.
         purge(store, 0.0)
 
 
 def index(store: ConversationStore, ended: threading.Event) -> None:
-    """Has texts found quickly that were written since the last time, or by a version that had no index."""
+    """Indexes texts that are new, or from a version without an index."""
     try:
         for _ in store.index_texts():
             if ended.is_set():
@@ -59,13 +59,13 @@ def index(store: ConversationStore, ended: threading.Event) -> None:
 
 
 def tidy(store: ConversationStore, people: People, forget_after_s: float | None) -> None:
-    """Forgets people who are gone, and deletes files that no message and no draft holds."""
+    """Deletes the data of people who are gone, and files that are in no message and no draft."""
     try:
         if forget_after_s is not None:
             for owner in people.gone_for(forget_after_s):
                 store.delete_owner(owner)
                 people.forget(owner)
-        # An upload that is being written down is not held yet.
+        # An upload in progress is not held yet.
         store.media.collect_garbage(min_age_s=3600.0 if forget_after_s is None else _SETTLED_S)
     except StorageError as error:
         logger.warning("files could not be tidied: %s", error)

@@ -60,7 +60,7 @@ class Server:
 
     @property
     def address_for_once(self) -> str:
-        """An address for one visit, for the command that opens the browser."""
+        """An address that works once, for the command that opens the browser."""
         return self.url if self.token is None else self.token.address_for_once(self.url)
 
     def close(self) -> None:

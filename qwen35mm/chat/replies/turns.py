@@ -34,7 +34,7 @@ MAX_ATTACHMENTS = 64
 MAX_NAME_CHARS = 255
 _TITLE_CHARS = 60
 _SUMMARISE = (
-    "Summarise the attached conversation so that it can be gone on with from your summary alone. Keep names, numbers, "
+    "Summarise the attached conversation so that it can continue from your summary alone. Keep names, numbers, "
     "decisions, what was seen in pictures and videos, and what is still open. Write nothing else."
 )
 

@@ -1,10 +1,12 @@
-"""Images and videos for Qwen3.5: planned under a token budget, decoded safely, cut into patches. Without torch.
+"""Plans images and videos for Qwen3.5 under a token budget, decodes them safely and cuts them into patches.
+
+Needs no torch.
 
 plan = processor.plan("holiday.mp4")          # from the header and the packet times: what will it cost?
 media = processor.prepare("holiday.mp4", plan)
 media.pixel_values, media.plan.grid_thw, media.plan.timestamps_s, media.plan.digest
 
-The names below are loaded when they are first used: errors, and what is said to a person, need neither NumPy nor PyAV.
+The names below load on first use: errors and messages need neither NumPy nor PyAV.
 """
 
 from __future__ import annotations

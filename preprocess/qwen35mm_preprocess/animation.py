@@ -1,8 +1,8 @@
-"""Animated WebP, PNG and AVIF as clips: their pictures at the times that the files give.
+"""Reads animated WebP, PNG and AVIF as clips with the files' frame times.
 
-A frame shown for 10 ms or less is shown for 100, as browsers have it; loops count once. Pillow composes the pictures;
-those of a PNG are composed here, since Pillow blends palettes and grey with alpha otherwise than PNG's specification
-(3rd edition, 11.3.6), and over a picture that isn't the animation's.
+A frame of 10 ms or less lasts 100 ms, as in browsers. Loops count once. Pillow composes the frames, except for PNG: it
+blends palettes and grey with alpha differently from PNG's specification (3rd edition, 11.3.6), and over a picture that
+isn't part of the animation.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TOO_SHORT_S, _INSTEAD_S = 0.010, 0.100
 
 
 class Animation(NamedTuple):
-    """What the header and the frames' heads say.
+    """Size and times from the file's header and frame headers.
 
     size            (height, width) upright
     times_s         float64 [N] presentation times from the first frame
-    last_s          how long the last frame is shown
-    num_announced   frames by the header
+    last_s          duration of the last frame
+    num_announced   number of frames in the header
     """
 
     size: Size
@@ -41,10 +41,10 @@ class Animation(NamedTuple):
 
 
 def is_animation(source: MediaSource, limits: MediaLimits) -> bool:
-    """Whether a source is a clip that Pillow reads, and not libav.
+    """Whether Pillow, not libav, reads the source as a clip.
 
     Raises:
-        MediaSourceError, MediaLimitError, MediaFormatError: it can't be opened, or is of no format that is read here.
+        MediaSourceError, MediaLimitError, MediaFormatError: it can't be opened or has an unsupported format.
     """
     if isinstance(source, Image.Image):
         return False
@@ -54,10 +54,10 @@ def is_animation(source: MediaSource, limits: MediaLimits) -> bool:
 
 
 def probe_animation(source: MediaSource, limits: MediaLimits) -> Animation:
-    """Reads the heads of its frames; an AVIF's are decoded for their times.
+    """Reads the frame headers. Decodes an AVIF's frames to get their times.
 
     Raises:
-        MediaError: damaged, or over a limit.
+        MediaError: the source is damaged or over a limit.
     """
     with opened_image(source, limits) as image:
         stream = _stream_of(image)
@@ -78,7 +78,7 @@ def probe_animation(source: MediaSource, limits: MediaLimits) -> Animation:
 def animation_frames(
     source: MediaSource, indices: Sequence[int], limits: MediaLimits, color: ColorMode
 ) -> Iterator[tuple[int, Image.Image]]:
-    """Yields (index, frame) for rising `indices`, upright and in mode RGB; it ends at what can't be decoded.
+    """Yields (index, frame) for rising `indices`, upright and in mode RGB. Ends at the first undecodable frame.
 
     Raises:
         MediaError: the source can't be opened.
@@ -94,7 +94,7 @@ def animation_frames(
                     return
         except MemoryError:
             raise
-        # Pillow's decoders raise whatever the damage leads them to, and later frames build on earlier ones.
+        # Pillow raises many types for damaged files. Later frames build on earlier ones, so stop.
         except Exception:
             return
 
@@ -113,7 +113,7 @@ def _decoded_times(image: Image.Image, num_frames: int) -> tuple[np.ndarray, flo
             image.load()
         except MemoryError:
             raise
-        # As with pixels.
+        # Pillow raises many types for damaged files.
         except Exception:
             break
         times.append(image.info["timestamp"] / 1000)
@@ -137,7 +137,7 @@ def _stream_of(image: Image.Image) -> BinaryIO:
 
 
 class _PngFrame(NamedTuple):
-    """A frame of a PNG: its place and what is done with it and after it, by the values of its `fcTL` chunk."""
+    """A PNG frame: its place, blending and disposal from its `fcTL` chunk, and its compressed data."""
 
     duration_s: float
     width: int
@@ -164,7 +164,7 @@ def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _png_frames(stream: BinaryIO) -> Iterator[_PngFrame]:
-    """The frames that have data; pictures before the first `fcTL` chunk are none."""
+    """Yields the frames that have data. A picture before the first `fcTL` chunk is not a frame."""
     frame: _PngFrame | None = None
     for name, data in _png_chunks(stream):
         if name == b"fcTL" and len(data) == 26:
@@ -179,7 +179,7 @@ def _png_frames(stream: BinaryIO) -> Iterator[_PngFrame]:
 
 
 def _composed(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """The pictures of an animated PNG, RGBA, with what is said of its colours."""
+    """Yields the composed frames of an animated PNG in RGBA, with the file's colour information."""
     stream = _stream_of(image)
     shared: dict[bytes, bytes] = {}
     for name, data in _png_chunks(stream):

@@ -1,8 +1,7 @@
-"""The part of an AVIF that is to be shown: its clean aperture (`clap`; ISO/IEC 14496-12, 12.1.4), which Pillow passes
-over. Where its turn and mirroring are, Pillow says itself, and libheif crops a HEIC.
+"""Reads an AVIF's clean aperture (`clap`; ISO/IEC 14496-12, 12.1.4), the part to show, which Pillow ignores.
 
-libheif and libvips crop; Chromium 156 does where the part begins at the top left, and shows the whole picture where it
-doesn't.
+Pillow itself handles rotation and mirroring, and libheif crops a HEIC. libheif and libvips crop an AVIF; Chromium 156
+does so only if the part begins at the top left, and else shows the whole picture.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import BinaryIO, NamedTuple
 
-# What describes the picture is small, but for Exif and profiles, of which it names the place or holds them.
+# Metadata is small, except for Exif and profiles, which it may contain.
 _MAX_META_BYTES = 1 << 24
 
 Box = tuple[int, int, int, int]
@@ -27,10 +26,10 @@ class _Part(NamedTuple):
 
 
 def clean_aperture(stream: BinaryIO, width: int, height: int) -> Box | None:
-    """(left, top, right, bottom) of the part of the stored picture that is shown; None where it is all of it, or what
-    the file says is no part of it in whole pixels.
+    """(left, top, right, bottom) of the stored picture's shown part.
 
-    The stream is left where it was.
+    None if the whole picture is shown, or if the box isn't inside the picture or not in whole pixels. Restores the
+    stream's position.
     """
     before = stream.tell()
     try:
@@ -54,7 +53,7 @@ def _box(numbers: tuple[int, ...], width: int, height: int) -> Box | None:
 
 
 def _meta(stream: BinaryIO) -> bytes | None:
-    """What the file's `meta` box holds, without its version."""
+    """The content of the file's `meta` box without its version."""
     stream.seek(0)
     while len(head := stream.read(8)) == 8:
         size, name = struct.unpack(">I4s", head)
@@ -78,7 +77,7 @@ def _parts(data: bytes, start: int, end: int) -> Iterator[_Part]:
 
 
 def _primary_property(meta: bytes, wanted: bytes) -> bytes | None:
-    """The property of this name of the picture that the file is about (ISO/IEC 23008-12, 9.3)."""
+    """The primary picture's property of this name (ISO/IEC 23008-12, 9.3)."""
     top = {part.name: part for part in _parts(meta, 0, len(meta))}
     if b"pitm" not in top or b"iprp" not in top:
         return None
@@ -94,7 +93,7 @@ def _primary_property(meta: bytes, wanted: bytes) -> bytes | None:
 
 
 def _numbers(meta: bytes, box: _Part, item: int) -> Iterator[int]:
-    """Which properties an item has, from 1, by an `ipma` box."""
+    """The numbers of an item's properties, from 1, in an `ipma` box."""
     version, is_wide = meta[box.start], bool(meta[box.start + 3] & 1)
     id_form = ">I" if version else ">H"
     number_form, mask = (">H", 0x7FFF) if is_wide else (">B", 0x7F)

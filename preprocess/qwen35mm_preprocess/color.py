@@ -1,11 +1,11 @@
-"""What a picture's numbers stand for, turned into sRGB as a viewer shows them.
+"""Converts pictures to sRGB, as a viewer shows them.
 
-ICC profiles                    littlecms, perceptual; a profile that says what sRGB says changes nothing
-PNG: cICP, else iCCP, else      as the specification orders them (PNG 3rd edition, 11.3.2); a gamma within 5% of
-sRGB, else gAMA and cHRM        1 / 2.2 and the primaries of sRGB change nothing, as in libpng
-CMYK without a profile          (1 - C)(1 - K), as browsers do
+ICC profiles                    littlecms, perceptual; a profile equivalent to sRGB changes nothing
+PNG: cICP, else iCCP, else      the specification's order (PNG 3rd edition, 11.3.2); a gamma within 5% of 1 / 2.2
+sRGB, else gAMA and cHRM        and sRGB's primaries change nothing, as in libpng
+CMYK without a profile          (1 - C)(1 - K), as in browsers
 PQ and HLG (BT.2100)            BT.2390's curve from 1,000 cd/m2 down to a white of 203 (BT.2408)
-other primaries                 a matrix in linear light; what sRGB can't show is cut off
+other primaries                 a matrix in linear light; colours outside sRGB are clipped
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image, ImageCms
 
-# A profile whose colours are nowhere further than this from sRGB's, of 255, is sRGB.
+# A profile counts as sRGB if no colour differs by more than this (of 255).
 _SAME_COLORS = 2
 _ICC_SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK", "LAB": "Lab"}
-# libpng's threshold: a smaller difference of gammas is none.
+# libpng's threshold for equal gammas.
 _SAME_GAMMA = 0.05
 _SAME_PRIMARIES = 0.005
-# In cd/m2: what a white page is in pictures of high dynamic range (BT.2408), and what they are mostly made for.
+# In cd/m2: diffuse white in HDR pictures (BT.2408), and the peak that most are made for.
 _WHITE, _PEAK = 203.0, 1000.0
 _PIXELS_AT_ONCE = 1 << 18
-# Where its boxes of properties are: before the pictures' data, among a few hundred bytes.
+# The property boxes lie before the picture data, usually in the first few hundred bytes.
 _AVIF_HEAD_BYTES = 1 << 16
 
 # x and y of red, green, blue and white.
 Chromaticities = tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
 _D65 = (0.3127, 0.3290)
 _SRGB: Chromaticities = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06), _D65)
-# By their code points in ITU-T H.273, which video, AVIF and PNG share.
+# Keys are code points of ITU-T H.273, as used by video, AVIF and PNG.
 PRIMARIES: dict[int, Chromaticities] = {
     1: _SRGB,
     9: ((0.708, 0.292), (0.170, 0.797), (0.131, 0.046), _D65),
@@ -47,12 +47,12 @@ _LINEAR = 8
 
 
 class Encoding(NamedTuple):
-    """How colours are encoded where no profile says it.
+    """The encoding of colours without a profile.
 
     Attributes:
-        transfer: from values of 0 to 1 to linear light, with 1 as the white of a page.
-        primaries: of red, green, blue and white.
-        is_hdr: whether there is light brighter than white.
+        transfer: maps values from 0 to 1 to linear light, where 1 is diffuse white.
+        primaries: chromaticities of red, green, blue and white.
+        is_hdr: whether light can be brighter than white.
     """
 
     transfer: Callable[[np.ndarray], np.ndarray]
@@ -61,7 +61,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def of_code_points(cls, primaries: int, transfer: int) -> Encoding | None:
-        """The encoding that ITU-T H.273's numbers name; None where that is sRGB, or what viewers take for it."""
+        """The encoding for ITU-T H.273's code points; None for sRGB and what viewers treat as sRGB."""
         chromaticities = PRIMARIES.get(primaries, _SRGB)
         if transfer in (PQ, HLG):
             return cls(_pq_light if transfer == PQ else _hlg_light, chromaticities, is_hdr=True)
@@ -71,11 +71,11 @@ class Encoding(NamedTuple):
 
 
 def to_srgb(image: Image.Image, info: Mapping[Any, Any], code_points: tuple[int, int] | None = None) -> Image.Image:
-    """A decoded picture of mode L, RGB, CMYK or LAB in sRGB, RGB.
+    """Converts a decoded picture of mode L, RGB, CMYK or LAB to sRGB in mode RGB.
 
     Args:
-        info: what Pillow found in its file.
-        code_points: its primaries and transfer in ITU-T H.273's numbers, which come before all else.
+        info: Pillow's `info` of the file.
+        code_points: primaries and transfer by ITU-T H.273, which override everything else.
     """
     found = _conversion(image.mode, info, code_points)
     if isinstance(found, Encoding):
@@ -88,7 +88,7 @@ def to_srgb(image: Image.Image, info: Mapping[Any, Any], code_points: tuple[int,
 
 
 def is_srgb(mode: str, info: Mapping[Any, Any], code_points: tuple[int, int] | None = None) -> bool:
-    """Whether `to_srgb` leaves colours as they are."""
+    """Whether `to_srgb` leaves the colours unchanged."""
     return _conversion(mode, info, code_points) is None
 
 
@@ -103,7 +103,7 @@ def _conversion(
 
 
 def convert(values: np.ndarray, encoding: Encoding) -> np.ndarray:
-    """Values [H, W, 3] uint8 or uint16 in an encoding -> sRGB uint8 [H, W, 3], a few rows at a time."""
+    """Converts encoded values [H, W, 3] uint8 or uint16 to sRGB uint8 [H, W, 3], a few rows at a time."""
     height, width, _ = values.shape
     levels = np.iinfo(values.dtype).max
     table = encoding.transfer(np.arange(levels + 1, dtype=np.float64) / levels).astype(np.float32)
@@ -127,7 +127,7 @@ def _lab_transform() -> ImageCms.ImageCmsTransform:
 
 @functools.lru_cache(maxsize=16)
 def _icc_transform(icc: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """None where it is none for such pictures, is damaged, or says what sRGB says."""
+    """None if the profile is damaged, is for another mode or is equivalent to sRGB."""
     try:
         profile: Any = ImageCms.ImageCmsProfile(io.BytesIO(icc))
         if profile.profile.xcolor_space.strip() != _ICC_SPACES[mode]:
@@ -146,13 +146,13 @@ def _icc_transform(icc: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 
 def _cube(steps: np.ndarray) -> np.ndarray:
-    """Every colour of these steps, [n * n, n, 3]."""
+    """Every colour with channels from `steps`, [n * n, n, 3]."""
     grid = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1)
     return np.ascontiguousarray(grid.reshape(-1, len(steps), 3))
 
 
 def _numbers_encoding(info: Mapping[Any, Any]) -> Encoding | None:
-    """What a PNG says by gamma and chromaticities; None where it doesn't, where a profile says it, or it is sRGB."""
+    """The encoding from a PNG's gamma and chromaticities; None if they are absent, mean sRGB or a profile overrides."""
     if "icc_profile" in info or "srgb" in info:
         return None
     gamma, numbers = info.get("gamma"), info.get("chromaticity")
@@ -162,7 +162,7 @@ def _numbers_encoding(info: Mapping[Any, Any]) -> Encoding | None:
         white, red, green, blue = zip(x, y, strict=True)
         primaries = (red, green, blue, white)
         flat = np.array(primaries)
-        # What can't be a triangle around its white is as good as none.
+        # Ignore primaries that can't form a triangle around their white.
         if min(flat[:, 1]) <= 0 or np.abs(flat - _SRGB).max() <= _SAME_PRIMARIES or not _is_sound(primaries):
             primaries = _SRGB
     if gamma is not None and (gamma <= 0 or abs(gamma * 2.2 - 1) < _SAME_GAMMA):
@@ -173,9 +173,9 @@ def _numbers_encoding(info: Mapping[Any, Any]) -> Encoding | None:
 
 
 def code_points(stream: BinaryIO, format: str | None) -> tuple[int, int] | None:
-    """Primaries and transfer that a PNG's cICP chunk or an AVIF's `colr` box names, which Pillow passes over.
+    """(primaries, transfer) from a PNG's cICP chunk or an AVIF's `colr` box, which Pillow ignores.
 
-    The stream is left where it was.
+    Restores the stream's position.
     """
     before = stream.tell()
     try:
@@ -213,7 +213,7 @@ def _srgb_light(values: np.ndarray) -> np.ndarray:
 
 
 def _pq_light(values: np.ndarray) -> np.ndarray:
-    """SMPTE ST 2084's EOTF, in whites."""
+    """SMPTE ST 2084's EOTF; 1 is white."""
     return _pq_nits(values) / _WHITE
 
 
@@ -232,7 +232,7 @@ _PQ_C1, _PQ_C2, _PQ_C3 = 3424 / 4096, 2413 / 4096 * 32, 2392 / 4096 * 32
 
 
 def _hlg_light(values: np.ndarray) -> np.ndarray:
-    """BT.2100's HLG on a display of 1,000 cd/m2, its system gamma for each channel by itself, in whites."""
+    """BT.2100's HLG on a display of 1,000 cd/m2, with the system gamma applied per channel; 1 is white."""
     a = 0.17883277
     b, c = 1 - 4 * a, 0.5 - a * np.log(4 * a)
     scene = np.where(values <= 0.5, values**2 / 3, (np.exp((values - c) / a) + b) / 12)
@@ -240,7 +240,7 @@ def _hlg_light(values: np.ndarray) -> np.ndarray:
 
 
 def _toned(light: np.ndarray) -> np.ndarray:
-    """BT.2390-10's EETF from `_PEAK` to white: as it is up to a knee, then a Hermite spline that ends at 1."""
+    """BT.2390-10's EETF from `_PEAK` to white: identity up to a knee, then a Hermite spline that ends at 1."""
     source_peak = float(_pq_values(np.array(_PEAK)))
     values = np.minimum(_pq_values(light * _WHITE) / source_peak, 1)
     most = float(_pq_values(np.array(_WHITE))) / source_peak
@@ -251,7 +251,7 @@ def _toned(light: np.ndarray) -> np.ndarray:
 
 
 def _encode(light: np.ndarray) -> np.ndarray:
-    """Linear light, 1 is white -> sRGB uint8."""
+    """Converts linear light (1 is white) to sRGB uint8."""
     clipped = np.clip(light, 0, 1)
     encoded = np.where(clipped <= 0.0031308, clipped * 12.92, 1.055 * clipped ** (1 / 2.4) - 0.055)
     return (encoded * 255 + 0.5).astype(np.uint8)
@@ -263,12 +263,12 @@ def _is_sound(primaries: Chromaticities) -> bool:
 
 
 def _between(source: Chromaticities, target: Chromaticities) -> np.ndarray:
-    """The matrix from linear light of one set of primaries to another's, white to white."""
+    """The matrix from one set of primaries to another in linear light. It maps white to white."""
     return np.linalg.inv(_to_xyz(target)) @ _to_xyz(source)
 
 
 def _to_xyz(primaries: Chromaticities) -> np.ndarray:
-    """SMPTE RP 177; another white than D65 becomes D65 by a factor for each of X, Y and Z."""
+    """The matrix to XYZ (SMPTE RP 177). Scales X, Y and Z so that white becomes D65."""
     *colors, white = (np.array([x / y, 1, (1 - x - y) / y]) if y else np.full(3, np.inf) for x, y in primaries)
     columns = np.stack(colors, axis=1)
     if not np.isfinite(columns).all() or abs(np.linalg.det(columns)) < 1e-9:

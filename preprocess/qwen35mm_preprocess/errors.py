@@ -1,10 +1,9 @@
-"""Every error that qwen35mm_preprocess raises on purpose.
+"""The errors that qwen35mm_preprocess raises on purpose.
 
-A message says what was expected, what came and what to do. It is fit to be shown to a person: it names a file by its
-last component only, and quotes no library.
+A message says what was expected, what came and what to do. It can be shown to a user: it names a file by its last
+component only, and quotes no library.
 
-The root of all of qwen35mm's errors is here, since this package imports nothing of the other; qwen35mm.errors
-has the tree.
+The root of all qwen35mm errors is here, since this package imports nothing from qwen35mm. qwen35mm.errors has the tree.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ class Qwen35mmError(Exception):
 
 
 class MediaError(Qwen35mmError, ValueError):
-    """Root of the errors about images, videos and the settings that they are read with."""
+    """Root of the errors about images, videos and their settings."""
 
 
 class MediaConfigError(MediaError):
-    """A preprocessor_config.json, a limit or a budget whose values can't be used."""
+    """A preprocessor_config.json, a limit or a budget has unusable values."""
 
 
 class MediaSourceError(MediaError):
@@ -27,7 +26,7 @@ class MediaSourceError(MediaError):
 
 
 class MediaFormatError(MediaError):
-    """The content is not of a format or codec that is read here, or it has no picture: a file with sound only."""
+    """The content has an unsupported format or codec, or only sound."""
 
 
 class MediaDecodeError(MediaError):
@@ -43,11 +42,11 @@ class MediaBudgetError(MediaError):
 
 
 class MediaPlanError(MediaError):
-    """A media plan that is damaged, or that was made for a checkpoint with other processing."""
+    """The media plan is damaged or was made for a checkpoint with other processing."""
 
 
 class MediaChangedError(MediaPlanError):
-    """The medium is no longer the one that its plan was made for.
+    """The medium has changed since its plan was made.
 
-    To take the new content for what it is, make a new plan, or prepare `plan.unpinned()`.
+    To use the new content, make a new plan, or prepare `plan.unpinned()`.
     """

@@ -1,4 +1,4 @@
-"""The formats of media, told by content: what reads each, and those that are refused by name."""
+"""Recognises media formats by content: the decoder of each, and the formats that are refused by name."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ HEAD_BYTES = 512
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"pnot")
-# Padding atoms are words that a text can have there too; their size is written in four bytes, and small.
+# A text may have these padding words there too. An atom is small, so its size begins with a zero byte.
 _QUICKTIME_PADDING = (b"wide", b"free", b"skip")
-# The sizes of a bitmap's second header, by which its versions are told apart.
+# Sizes of a bitmap's second header, one for each version.
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
 _TS_PACKET = 188
-# A number must follow: letters are not enough.
+# A number must follow: two characters are not enough.
 _PNM_HEAD = re.compile(rb"P[1-6]\s+(#[^\n]*\n\s*)*\d+\s")
 _CLASSIC_TIFF = 42
 _SUBFILE_TYPE, _PHOTOMETRIC, _SUB_DIRECTORIES, _DNG_VERSION = _RAW_TAGS = 254, 262, 330, 50706
-# A colour filter array, and linear raw.
+# Colour filter array and linear raw.
 _SENSOR = (32803, 34892)
 _MAX_DIRECTORIES = 16
-# Of the flags of a WebP's first chunk.
+# A flag in a WebP's first chunk.
 _WEBP_ANIMATION = 0x02
 
 
 @dataclass(frozen=True)
 class MediaFormat:
-    """A format: what others call it, and what reads it.
+    """A media format and its decoder.
 
     Attributes:
-        media_type: the registered one.
-        suffixes: of its files' names; the first is given to media that have none of them.
-        other_suffixes: those that its files may have besides, and that are replaced by the first.
-        pillow, libav: its decoder in Pillow and its demuxer in libav; None where that library is not asked.
-        magic: what its files start with; empty where that doesn't tell it.
-        is_raw: what a camera's sensor saw, with a thumbnail beside it.
+        media_type: the registered media type.
+        suffixes: usual file suffixes. Media with none of them get the first.
+        other_suffixes: further known suffixes, replaced by the first of `suffixes`.
+        pillow, libav: its decoder in Pillow and its demuxer in libav; None if that library is not used.
+        magic: first bytes of its files; empty if these don't identify it.
+        is_raw: a camera's raw sensor data with a thumbnail.
     """
 
     name: str
@@ -65,8 +65,8 @@ BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), (".dib",), pillow="BMP
 _TIFF_MAGIC = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF", magic=_TIFF_MAGIC)
 AVIF = MediaFormat("AVIF", "image", "image/avif", (".avif",), pillow="AVIF")
-# A still one is an image and an animated one a video, as with PNG, WebP and AVIF; the first frame of either can be
-# asked for as an image.
+# A still GIF is an image and an animated one a video, as with PNG, WebP and AVIF. The first frame of either can be read
+# as an image.
 GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif", magic=(b"GIF87a", b"GIF89a"))
 MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), (".qt", ".3gp", ".3g2"), libav="mov")
 MATROSKA = MediaFormat(
@@ -88,7 +88,7 @@ _OGG = MediaFormat("Ogg", "video", "video/ogg", (".ogv",), libav="ogg")
 TGA = MediaFormat("TGA", "image", "image/x-tga", (".tga",), pillow="TGA")
 PNM = MediaFormat("PPM", "image", "image/x-portable-anymap", (".ppm", ".pgm", ".pbm", ".pnm"), pillow="PPM")
 _JP2_MAGIC = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xffO\xffQ\0")
-# Pillow has it where it was built with OpenJPEG.
+# Only in Pillow builds with OpenJPEG.
 JPEG_2000 = MediaFormat(
     "JPEG 2000",
     "image",
@@ -130,30 +130,30 @@ _DNG = _not_read("image", "DNG", ".dng", is_raw=True)
 _IIQ = _not_read("image", "Phase One IIQ", ".iiq", is_raw=True)
 _TIFF_RAW = _not_read("image", "NEF, ARW, PEF, ...", ".nef", is_raw=True)
 
-# What phones make. Pillow reads it by a package of its own, the extra `heif`.
+# Phones make these. Pillow needs a further package, the extra `heif`.
 HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic", ".heif", ".hif"), pillow="HEIF")
-# By the extra `jxl`.
+# Needs the extra `jxl`.
 _JXL_MAGIC = (b"\xff\n", b"\0\0\0\x0cJXL \r\n\x87\n")
 JPEG_XL = MediaFormat("JPEG XL", "image", "image/jxl", (".jxl",), pillow="JXL", magic=_JXL_MAGIC)
-# What reads a format where it is installed.
+# The optional extra that reads each format.
 EXTRAS = {HEIC.name: "heif", JPEG_XL.name: "jxl"}
 
-# Pillow knows AVIF only where it was built with it.
+# Only some builds of Pillow have AVIF.
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
 HAS_HEIF = importlib.util.find_spec("pi_heif") is not None
 HAS_JXL = importlib.util.find_spec("pillow_jxl") is not None
 _IS_INSTALLED = {AVIF.name: HAS_AVIF, HEIC.name: HAS_HEIF, JPEG_XL.name: HAS_JXL}
-# What is read; everything that lists formats or suffixes takes them from here.
+# Supported formats, the only list of formats and suffixes.
 FORMATS = (
     *(JPEG, PNG, WEBP, GIF, BMP, TIFF, JPEG_2000, PNM, TGA, AVIF, HEIC, JPEG_XL),
     *(MP4, MATROSKA, AVI, MPEG_TS, MPEG_PS, *_OTHER_VIDEOS, _OGG),
 )
-# Files of other kinds have it far more often.
+# Other kinds of files use it far more often.
 AMBIGUOUS_SUFFIXES = frozenset((".ts",))
 
 
 def suffixes_of(kind: MediaKind) -> frozenset[str]:
-    """All suffixes of the formats of a kind, in lower case; an animated picture's count as pictures'."""
+    """All suffixes of a kind's formats, in lower case. Animated pictures count as images here."""
     return frozenset(
         suffix for each in FORMATS if each.kind == kind for suffix in (*each.suffixes, *each.other_suffixes)
     )
@@ -177,7 +177,7 @@ def sniff(head: bytes) -> MediaFormat | None:
     for found in (*_NOT_READ, *FORMATS):
         if head.startswith(found.magic):
             return found if _IS_INSTALLED.get(found.name, True) else replace(found, pillow=None)
-    # Each stream begins on the first pages; most such files are music.
+    # Every stream begins on the first pages. Most Ogg files are music.
     if head.startswith(b"OggS"):
         return _OGG if b"theora" in head else None
     if head.startswith(b"RIFF"):
@@ -199,7 +199,7 @@ def sniff(head: bytes) -> MediaFormat | None:
 
 
 def _is_tga(head: bytes) -> bool:
-    """It has no magic; what its header must be is told by no other format's first bytes."""
+    """Whether the header fits TGA, which has no magic. No other format's first bytes pass these checks."""
     if len(head) < 18:
         return False
     has_colors, image_type, num_colors, color_bits = head[1], head[2], head[5] | head[6] << 8, head[7]
@@ -212,7 +212,7 @@ def _is_tga(head: bytes) -> bool:
 
 
 def raw_format(stream: BinaryIO) -> MediaFormat | None:
-    """The raw format of a camera's that an open TIFF is; None where it is a picture."""
+    """The camera raw format of an open TIFF stream; None if it is a picture."""
     stream.seek(0)
     head = stream.read(8)
     order = "<" if head[:2] == b"II" else ">"
@@ -223,7 +223,7 @@ def raw_format(stream: BinaryIO) -> MediaFormat | None:
     places, seen = [struct.unpack(f"{order}I", head[4:])[0]], 0
     while places and seen < _MAX_DIRECTORIES:
         tags, following = _tiff_tags(stream, order, places.pop(0))
-        # A picture's first directory is not the thumbnail of another.
+        # A picture's first directory is never a thumbnail.
         is_preview = seen == 0 and tags.get(_SUBFILE_TYPE, (0,))[0] & 1 and _SUB_DIRECTORIES in tags
         if _DNG_VERSION in tags:
             return _DNG
@@ -235,7 +235,7 @@ def raw_format(stream: BinaryIO) -> MediaFormat | None:
 
 
 def _tiff_tags(stream: BinaryIO, order: str, place: int) -> tuple[dict[int, tuple[int, ...]], list[int]]:
-    """Those that tell a raw file, of the directory at `place`, and the place of the next."""
+    """The tags in `_RAW_TAGS` of the directory at `place`, and the place of the next directory."""
     stream.seek(place)
     count = int.from_bytes(stream.read(2), "little" if order == "<" else "big")
     entries = stream.read(12 * count + 4)
@@ -256,7 +256,7 @@ def _tiff_tags(stream: BinaryIO, order: str, place: int) -> tuple[dict[int, tupl
 
 
 def _sniff_ftyp(head: bytes) -> MediaFormat | None:
-    """ISO base media: HEIF and AVIF pictures share the container of MP4."""
+    """The format of an ISO base media file: HEIF and AVIF share MP4's container."""
     size = int.from_bytes(head[:4], "big")
     brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))]
     is_heif = brands[0] in _HEIF_BRANDS
@@ -270,9 +270,9 @@ def _sniff_ftyp(head: bytes) -> MediaFormat | None:
 
 
 def may_be_animated(found: MediaFormat, head: bytes) -> bool:
-    """Whether a file of this format that starts with `head` may hold an animation, which later bytes decide."""
+    """Whether a file of this format that starts with `head` may be animated. Later bytes decide."""
     if found == PNG:
-        # It is said before the first pixels, of which there may be a profile.
+        # `acTL` comes before the pixels. A long profile may push both past `head`.
         return b"acTL" in head or b"IDAT" not in head
     if found == WEBP:
         return head[12:16] == b"VP8X" and bool(head[20] & _WEBP_ANIMATION)

@@ -1,4 +1,4 @@
-"""Images: opened by content, checked from the header, decoded upright to RGB, resized, cut into patches."""
+"""Images: recognises them by content, checks the header, decodes upright RGB, resizes and cuts into patches."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from qwen35mm_preprocess.say import Said, decimal, english, say
 from qwen35mm_preprocess.types import ColorMode, ImageProcessing, MediaLimits, Size
 
 _strict_loading_lock = threading.Lock()
-# None of them holds a marker of a JPEG's.
+# None of them contains a JPEG marker.
 _OTHER_BITS = tuple(bits * 4096 for bits in (b"\0", b"\xfe", b"\xaa", b"\x5b\xed"))
-# Where an opened picture's `info` has what `clean_aperture` found.
+# The key in an opened picture's `info` for the result of `clean_aperture`.
 _SHOWN_PART = "shown part"
 
 
@@ -44,12 +44,11 @@ class ImageInfo:
     """What an image's header says.
 
     size            (height, width) upright
-    num_pictures    how many the file holds
+    num_pictures    pictures in the file
     format          Pillow's name for the file's format; None for a PIL image
-    is_plain        every decoder makes the same picture of it as `load_image`: 8-bit grey or RGB, upright and whole
-                    as stored, nothing transparent, one picture, colours in sRGB; never JPEG XL, whose header is read
-                    in part
-    is_part         more is stored than is to be shown
+    is_plain        every decoder gives the same picture as `load_image`: one opaque 8-bit grey or RGB picture in sRGB,
+                    stored upright and shown whole; never JPEG XL, whose header is only read in part
+    is_part         the file stores more than the part to show
     """
 
     size: Size
@@ -63,7 +62,7 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
     """Reads the header only.
 
     Raises:
-        MediaError: not an image that is read here, damaged, or over a limit.
+        MediaError: the source is not a supported image, is damaged or is over a limit.
     """
     with opened_image(source, limits) as image:
         num_pictures = _num_pictures(image, source)
@@ -82,15 +81,15 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
 def load_image(
     source: MediaSource, limits: MediaLimits, color: ColorMode = "srgb", plan: MediaPlan | None = None
 ) -> Image.Image:
-    """Decodes the (first) picture, upright, in mode RGB; the checks of `probe_image` come before the pixels.
+    """Decodes the (first) picture, upright, in mode RGB, after the checks of `probe_image`.
 
     Args:
-        plan: what the picture is resized by, with the values that a resize of the whole one gives, in a fraction of
-            its memory; None leaves it as large as it is.
+        plan: resizes to its size, with the same values as a resize of the whole picture in a fraction of the memory.
+            None keeps the size.
 
     Raises:
-        MediaChangedError: its size is not the one that the plan was made for.
-        MediaError: not an image that is read here, damaged or cut off, or over a limit.
+        MediaChangedError: the plan was made for another size.
+        MediaError: the source is not a supported image, is damaged or cut off, or is over a limit.
     """
     with opened_image(source, limits) as image:
         if plan is not None:
@@ -99,7 +98,7 @@ def load_image(
             return decoded_rgb(image, color, None if plan is None else plan.size)
         except (MediaError, MemoryError):
             raise
-        # Pillow's decoders raise whatever the damage leads them to: OSError, SyntaxError, struct.error, ...
+        # Pillow raises many types for damaged files: OSError, SyntaxError, struct.error, ...
         except Exception:
             raise MediaDecodeError(
                 say(
@@ -111,9 +110,9 @@ def load_image(
 
 
 def decoded_rgb(image: Image.Image, color: ColorMode, size: Size | None = None) -> Image.Image:
-    """The opened picture that the image is at, upright, in mode RGB and of this (height, width).
+    """The opened image's current picture, upright, in mode RGB, resized to `size` (height, width) if given.
 
-    Raises whatever Pillow raises for damage.
+    Raises any of Pillow's errors for damaged data.
     """
     turn = UPRIGHT.get(_orientation(image))
     with _strict_loading():
@@ -125,7 +124,7 @@ def decoded_rgb(image: Image.Image, color: ColorMode, size: Size | None = None) 
 
 
 def check_same_image(size: Size, plan: MediaPlan, source: MediaSource) -> None:
-    """Raises MediaChangedError where a picture of this size isn't the one that the plan was made for."""
+    """Raises MediaChangedError if the plan was made for a picture of another size."""
     if size != plan.source_size:
         raise MediaChangedError(
             say(
@@ -145,11 +144,10 @@ def image_patches(
 ) -> tuple[Patches, str]:
     """Decodes, resizes and patchifies an image as its plan says: (patches, digest).
 
-    Their values equal those of transformers' Qwen2VLImageProcessorPil bit for bit when the plan's size is the
-    checkpoint's own.
+    At the checkpoint's own size, the values equal those of transformers' Qwen2VLImageProcessorPil bit for bit.
 
     Raises:
-        MediaChangedError: its size is not the one that the plan was made for.
+        MediaChangedError: the plan was made for another size.
         MediaError: see `load_image`.
     """
     frame = np.asarray(load_image(source, limits, plan.color, plan))
@@ -159,7 +157,7 @@ def image_patches(
 
 
 def check_source_size(size: Size, name: Said, limits: MediaLimits) -> None:
-    """Refuses a picture or a video's frames by the size that the header gives, before decoding. Raises MediaError."""
+    """Checks the header's size against the limits before decoding. Raises MediaError."""
     height, width = size
     if min(size) < 1:
         raise MediaDecodeError(
@@ -195,7 +193,7 @@ def check_source_size(size: Size, name: Said, limits: MediaLimits) -> None:
 
 @contextmanager
 def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
-    """The image with its header read and checked, its pixels not yet decoded."""
+    """The image with its header checked and its pixels not yet decoded."""
     name = describe(source)
     if isinstance(source, Image.Image):
         check_source_size(upright_size(source), name, limits)
@@ -237,7 +235,7 @@ def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Ima
                 )
             ) from None
         with image, libtiff.named(english(name)) if found is TIFF else nullcontext():
-            # An animation's frames aren't the picture that the file says this of.
+            # The clean aperture is the still picture's: it doesn't hold for an animation's frames.
             if found is AVIF and getattr(image, "n_frames", 1) == 1:
                 check_source_size(upright_size(image), name, limits)
                 if part := clean_aperture(stream, *image.size):
@@ -251,7 +249,7 @@ def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Ima
 
 
 def _open_header(stream: BinaryIO, format: str) -> Image.Image:
-    """As `Image.open` without its limit of pixels, which is the process's and not the caller's."""
+    """Like `Image.open`, but without its pixel limit, which is global to the process."""
     if format not in Image.OPEN:
         Image.init()
     factory, accepts = Image.OPEN[format]
@@ -264,18 +262,18 @@ def _open_header(stream: BinaryIO, format: str) -> Image.Image:
 
 @functools.lru_cache(maxsize=1)
 def _know_heif() -> None:
-    """Teaches Pillow the format; a picture comes upright, and its EXIF says so."""
+    """Registers HEIF with Pillow. Pictures come upright, with matching EXIF."""
     import pi_heif
 
-    # One thread: several pictures are read at a time.
+    # One thread: several pictures are read in parallel.
     pi_heif.register_heif_opener(decode_threads=1, thumbnails=False)
 
 
 def _decoded(image: Image.Image) -> Image.Image:
-    """The image with its pixels; a JPEG may lack its end marker, as those of some cameras and downloads do."""
+    """Loads the image's pixels. A JPEG may lack its end marker, as some cameras and downloads leave it out."""
     file = getattr(image, "fp", None)
     if isinstance(image, TiffImagePlugin.TiffImageFile) and image._im is None:
-        # Where it has none, Pillow holds its size against the process's own limit once more.
+        # Without a buffer, Pillow would check the size against its global limit again.
         image.im = Image.core.new(image.mode, image._tile_size)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         image.load()
@@ -285,7 +283,7 @@ def _decoded(image: Image.Image) -> Image.Image:
             raise
         file.seek(0)
         data = file.read().rstrip(b"\xff")
-        # What follows the last pixel is passed over: where none is missing, anything there gives the same picture.
+        # Decoders ignore data after the last pixel. If no pixel is missing, any bits there give the same picture.
         first, *others = (Image.open(io.BytesIO(data + bits + b"\xff\xd9"), formats=("JPEG",)) for bits in _OTHER_BITS)
         if any(other.tobytes() != first.tobytes() for other in others):
             raise
@@ -293,19 +291,19 @@ def _decoded(image: Image.Image) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """(height, width) of what is shown, as EXIF says to turn it."""
+    """(height, width) of the shown part after EXIF's rotation."""
     left, top, right, bottom = image.info.get(_SHOWN_PART, (0, 0, *image.size))
     width, height = right - left, bottom - top
     return (width, height) if _orientation(image) >= 5 else (height, width)
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1 to 8; 1 where there is none, it is damaged, or Pillow applies it itself (TIFF)."""
+    """EXIF's orientation, 1 to 8; 1 if it is missing, damaged or applied by Pillow (TIFF)."""
     if image.format == "TIFF":
         return 1
     try:
-        # EXIF alone, as viewers do: Pillow's `getexif` takes XMP's and ImageMagick's word, too, and of a PNG it would
-        # decode the pixels to look for EXIF data behind them.
+        # EXIF alone, as in viewers: Pillow's `getexif` also reads XMP and ImageMagick data, and decodes a PNG's pixels
+        # to find EXIF data after them.
         exif = Image.Exif()
         exif.load(image.info.get("exif", b""))
         value = exif.get(ExifTags.Base.Orientation, 1)
@@ -315,7 +313,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _num_pictures(image: Image.Image, source: MediaSource) -> int:
-    # A PIL image was put on the picture that is wanted. A JPEG's others are depth maps and previews.
+    # The caller chose a PIL image's picture. A JPEG's other pictures are depth maps and previews.
     if isinstance(source, Image.Image) or image.format in ("JPEG", "MPO"):
         return 1
     try:
@@ -326,7 +324,7 @@ def _num_pictures(image: Image.Image, source: MediaSource) -> int:
 
 @contextmanager
 def _strict_loading() -> Iterator[None]:
-    """Keeps a cut-off image an error, where another library has told Pillow to fill the rest with grey."""
+    """Makes a cut-off image an error even if another library told Pillow to fill the rest with grey."""
     if not ImageFile.LOAD_TRUNCATED_IMAGES:
         yield
         return

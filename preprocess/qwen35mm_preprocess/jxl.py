@@ -1,6 +1,6 @@
-"""JPEG XL: sizes from the header, before anything is decoded; pixels by libjxl, in the package pillow_jxl.
+"""JPEG XL: reads the size from the header before decoding, and decodes with libjxl from the package pillow_jxl.
 
-That package's own plugin of Pillow's decodes a file as it opens it, on all cores, whatever its size.
+That package's own Pillow plugin decodes a file on opening, on all cores, whatever its size.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from PIL import Image, ImageFile
 from qwen35mm_preprocess.rgb import SWAP_SIDES, UPRIGHT
 from qwen35mm_preprocess.types import Size
 
-# Its marker, both sides, how it is turned and what it is shown at, at their longest.
+# The longest marker, both sides, orientation and intrinsic size.
 _HEADER_BYTES = 20
-# Of a side, by the two bits before it, and width to height, by three bits (ISO/IEC 18181-1, D.2 and D.3).
+# Bits of a side, by a 2-bit selector; width to height, by a 3-bit selector (ISO/IEC 18181-1, D.2 and D.3).
 _SIDE_BITS = (9, 13, 18, 30)
 _RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 
 
 class JpegXlFile(ImageFile.ImageFile):
-    """An opened file: `size` is upright; `mode` and the profile in `info` are known once it is loaded.
+    """An opened file. `size` is upright; `mode` and the profile in `info` are known after loading.
 
     Raises:
-        SyntaxError: there is no header, it breaks off, or it is that of an animation.
+        SyntaxError: the header is missing, cut off or an animation's.
     """
 
     format = "JXL"
@@ -37,7 +37,7 @@ class JpegXlFile(ImageFile.ImageFile):
         self._size, self._mode = (height, width) if swaps else (width, height), "RGB"
 
     def load(self) -> Any:
-        """Decodes in this thread. Raises RuntimeError or OSError for damage."""
+        """Decodes in this thread. Raises RuntimeError or OSError if the file is damaged."""
         if self._im is None:
             import pillow_jxl
 
@@ -45,7 +45,7 @@ class JpegXlFile(ImageFile.ImageFile):
             self.fp.seek(0)
             is_jpeg, found, data, icc, _ = pillow_jxl.Decoder(num_threads=1)(self.fp.read())
             if is_jpeg:
-                # The file that it was made of, as that was stored.
+                # The original JPEG, in its stored orientation.
                 picture = Image.open(io.BytesIO(data), formats=("JPEG",))
                 icc = picture.info.get("icc_profile", icc)
             else:
@@ -62,7 +62,7 @@ class JpegXlFile(ImageFile.ImageFile):
 
 
 def _header(file: IO[bytes]) -> tuple[Size, Image.Transpose | None]:
-    """(height, width) as stored, and what puts it upright."""
+    """The stored (height, width), and the operation that turns it upright."""
     start = _codestream(file)
     if len(start) < 3 or start[:2] != b"\xff\n":
         raise SyntaxError("no JPEG XL")
@@ -85,8 +85,8 @@ def _header(file: IO[bytes]) -> tuple[Size, Image.Transpose | None]:
         return height, height * _RATIOS[ratio - 1][0] // _RATIOS[ratio - 1][1] if ratio else side()
 
     size = sides()
-    # A picture that is as most are says so in one bit; in one that isn't, a second says that it is turned, is meant to
-    # be shown at another size, has a preview before it, or is animated.
+    # One bit says that all metadata is default. If not, the next bit says whether there is an orientation, an intrinsic
+    # size, a preview or an animation.
     if take(1) or not take(1):
         return size, None
     turn = UPRIGHT.get(take(3) + 1)
@@ -98,7 +98,7 @@ def _header(file: IO[bytes]) -> tuple[Size, Image.Transpose | None]:
 
 
 def _codestream(file: IO[bytes]) -> bytes:
-    """Its first bytes: of the file, or of the boxes that hold it."""
+    """The codestream's first bytes, from the bare file or from its boxes."""
     head = file.read(_HEADER_BYTES)
     if head[:2] == b"\xff\n":
         return head
@@ -111,7 +111,7 @@ def _codestream(file: IO[bytes]) -> bytes:
             file.seek(4, io.SEEK_CUR)
             rest -= 4
         if name in (b"jxlc", b"jxlp"):
-            # No size is the last box's, up to the file's end.
+            # Size 0 means the last box, up to the file's end.
             part = file.read(_HEADER_BYTES if size == 0 else max(0, min(rest, _HEADER_BYTES)))
             found += part
             rest -= len(part)

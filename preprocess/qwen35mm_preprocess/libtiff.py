@@ -1,8 +1,7 @@
-"""What libtiff says of a file goes to the log, with the file's name; by itself it writes to the standard error.
+"""Logs libtiff's errors with the file's name. By default, libtiff writes them to standard error.
 
-Pillow has no way to ask for that, so libtiff's own function is called, for the whole process. It is found among the
-libraries that Pillow's part in C was linked with. Where it isn't, as on Windows, where libtiff is a part of that file,
-everything stays as it was.
+Pillow has no option for this, so libtiff's own function is called, for the whole process. It is looked up among the
+libraries linked to Pillow's C extension. If it isn't found, nothing changes; on Windows, libtiff is linked statically.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from PIL import Image
 
 logger = logging.getLogger(__name__)
 
-# A hostile file has a line for each of its pieces; more of them are of no use.
+# A hostile file can cause any number of errors. The first few are enough.
 _MAX_LINES, _MAX_LINE_BYTES = 5, 500
-# void (*)(const char* module, const char* format, va_list): on every platform that Pillow is built for, a va_list is
-# passed as a pointer or as a word, so that it can be handed on as one.
+# void (*)(const char* module, const char* format, va_list): on all platforms of Pillow, a va_list is passed as a
+# pointer or a word, so it can be forwarded as a pointer.
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class _Reading(threading.local):
-    """What a thread is at; libtiff says something in the thread that called it."""
+    """The file that a thread reads. libtiff reports errors in the calling thread."""
 
     name = "a picture"
     num_lines = 0
@@ -37,7 +36,7 @@ _reading = _Reading()
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """What libtiff says in this thread is about the file of this name."""
+    """Logs libtiff's errors in this thread under this file name."""
     _take_lines()
     before, _reading.name, _reading.num_lines = _reading.name, name, 0
     try:
@@ -47,7 +46,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def leave_lines() -> None:
-    """Lets libtiff write to the standard error, for good: in a process that has one of its own for that."""
+    """Makes libtiff write to standard error from now on, for a process that has its own for this."""
     give_back = _take_lines()
     if give_back is not None:
         give_back()
@@ -55,7 +54,7 @@ def leave_lines() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _take_lines() -> Callable[[], object] | None:
-    """Has libtiff's errors logged; what undoes that, None where it can't be done. Pillow switches warnings off."""
+    """Logs libtiff's errors; returns the function that undoes it, or None if impossible. Pillow disables warnings."""
     try:
         set_handler = ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler
         write = ctypes.CDLL(None).vsnprintf
@@ -72,7 +71,7 @@ def _take_lines() -> Callable[[], object] | None:
         write(text, _MAX_LINE_BYTES, form, values)
         said = "".join(char if char.isprintable() else " " for char in text.value.decode(errors="replace"))
         where = (module or b"").decode(errors="replace")
-        # Pillow calls every file so.
+        # Pillow uses this name for every file.
         logger.info("%s: %s", _reading.name, said if where in ("", "tempfile.tif") else f"{where}: {said}")
 
     handler = _Handler(log)
@@ -81,7 +80,7 @@ def _take_lines() -> Callable[[], object] | None:
     def give_back() -> None:
         set_handler(before)
 
-    # libtiff calls it for as long as this program runs.
+    # Keeps the handler alive: libtiff may call it until the program ends.
     give_back.handler = handler
 
     return give_back

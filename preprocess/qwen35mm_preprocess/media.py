@@ -1,6 +1,6 @@
-"""Media sources: a path, bytes, a data URI or a PIL image, opened with a byte limit and recognised by content.
+"""Media sources (path, bytes, data URI, PIL image): opens them with a byte limit and recognises them by content.
 
-A file's name and declared type are never trusted.
+Never trusts a file's name or declared type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MediaSource = str | Path | bytes | Image.Image
 
 
 class NamedBytes(bytes):
-    """A whole file's bytes that messages call by its name."""
+    """A whole file's bytes, with a name for messages."""
 
     name: str = ""
 
@@ -47,7 +47,7 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
 def is_data_uri(source: object) -> TypeGuard[str]:
-    """Whether it is a `data:` URI. A text that isn't is opened as a path, so nobody else decides what is one."""
+    """Whether it is a `data:` URI. Any other text is opened as a path, so every caller must use this check."""
     return isinstance(source, str) and source[:5].lower() == "data:"
 
 
@@ -69,7 +69,7 @@ def detect_kind(source: MediaSource, limits: MediaLimits | None = None) -> Media
     """Whether a source is an image or a video, by its content. An animated picture is a video.
 
     Raises:
-        MediaError: it can't be opened, is over the byte limit or is of a format that is not read.
+        MediaError: it can't be opened, is over the byte limit or has an unsupported format.
     """
     if isinstance(source, Image.Image):
         return "image"
@@ -79,10 +79,10 @@ def detect_kind(source: MediaSource, limits: MediaLimits | None = None) -> Media
 
 
 def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: MediaLimits) -> BinaryIO:
-    """A seekable stream of the source's bytes; the byte limit is that of `kind`, or the larger one.
+    """A seekable stream of the source's bytes. Applies the byte limit of `kind`, or the larger one.
 
     Raises:
-        MediaSourceError: there is no such file, it is not a regular file, or it is empty.
+        MediaSourceError: the file is missing, empty or not a regular file.
         MediaLimitError: it has more bytes than `limits` allow.
     """
     name = describe(source)
@@ -103,7 +103,7 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
     path = source if isinstance(source, Path) else Path(source)
     try:
         status = path.stat()
-        # A named pipe or a device could block for ever, or never end.
+        # A named pipe or a device could block for ever or never end.
         if not stat.S_ISREG(status.st_mode):
             raise MediaSourceError(say("{name} is not a file. Pass the path of an image or a video.", name=name))
         check_num_bytes(status.st_size, max_bytes, source)
@@ -119,7 +119,7 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
 
 
 def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
-    """The format of an open stream, which is left at its start. Raises MediaFormatError."""
+    """The format of an open stream. Leaves the stream at its start. Raises MediaFormatError."""
     stream.seek(0)
     found = sniff(stream.read(HEAD_BYTES))
     if found == TIFF:
@@ -172,7 +172,7 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
 
 
 def is_animated(stream: BinaryIO, source: MediaSource, found: MediaFormat) -> bool:
-    """Whether an open stream of this format is an animated picture; the stream is left at its start.
+    """Whether an open stream of this format is an animated picture. Leaves the stream at its start.
 
     Raises:
         MediaDecodeError: a GIF is damaged.
@@ -183,16 +183,16 @@ def is_animated(stream: BinaryIO, source: MediaSource, found: MediaFormat) -> bo
         return False
     try:
         with Image.open(stream, formats=(found.pillow,)) as image:
-            # A PNG's first picture may be for those who don't know animations.
+            # A PNG's first picture may be a fallback for viewers without animation.
             return getattr(image, "n_frames", 1) > 1 + bool(getattr(image, "default_image", False))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        # A still one is refused by its pixels, in words that say so.
+        # Treated as still: the pixel limit refuses it later with a clear message.
         return False
     except MemoryError:
         raise
-    # As with pixels: Pillow raises whatever the damage leads it to, IndexError and struct.error among them.
+    # Pillow raises many types for damaged files, including IndexError and struct.error.
     except Exception:
-        # Of the others, what reads the picture says what is wrong.
+        # For other formats, reading the picture reports the damage.
         if found != GIF:
             return False
         raise MediaDecodeError(
@@ -203,7 +203,7 @@ def is_animated(stream: BinaryIO, source: MediaSource, found: MediaFormat) -> bo
 
 
 def check_num_bytes(num_bytes: int, max_bytes: int, source: MediaSource) -> None:
-    """Raises MediaSourceError for nothing, MediaLimitError for too many."""
+    """Raises MediaSourceError for zero bytes and MediaLimitError for more than `max_bytes`."""
     name = describe(source)
     if num_bytes == 0:
         raise MediaSourceError(
@@ -222,14 +222,14 @@ def check_num_bytes(num_bytes: int, max_bytes: int, source: MediaSource) -> None
 
 
 def _data_uri_bytes(uri: str, max_bytes: int) -> bytes:
-    """The payload of `data:[type][;base64],...`; the declared type is not looked at."""
+    """The payload of `data:[type][;base64],...`. Ignores the declared type."""
     header, comma, payload = uri.partition(",")
     if not comma:
         raise MediaSourceError(
             "The data URI has no comma: expected 'data:image/png;base64,...'. Check how it was made."
         )
     is_base64 = header.rstrip().lower().endswith(";base64")
-    # Before any copy is made: 4 characters of base64 hold 3 bytes, a percent-encoded byte has 1 to 3 characters.
+    # Before copying: 4 characters of base64 hold 3 bytes, a percent-encoded byte takes 1 to 3 characters.
     if len(payload) > 4 * max_bytes:
         check_num_bytes(len(payload) * 3 // 4, max_bytes, uri)
     try:

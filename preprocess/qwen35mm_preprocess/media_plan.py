@@ -1,4 +1,4 @@
-"""The media plan, made once when a message is sent and stored with it, and the medium prepared by it."""
+"""The media plan, made once when a message is sent and stored with it, and the prepared medium."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def timestamp_text(time_s: float) -> str:
 
 
 def patch_timestamps(times_s: Sequence[float], temporal_patch_size: int) -> tuple[float, ...]:
-    """One time for each temporal patch: the mean of its first and last frame's.
+    """One time per temporal patch: the mean of its first and last frame's times.
 
-    The last frame stands in for those missing in the last patch. Equal to `_calculate_timestamps` of transformers'
-    Qwen3VLProcessor.
+    The last frame fills up the last patch. Equal to `_calculate_timestamps` of transformers' Qwen3VLProcessor.
     """
     padded = list(times_s) + [times_s[-1]] * (-len(times_s) % temporal_patch_size)
     firsts, lasts = padded[::temporal_patch_size], padded[temporal_patch_size - 1 :: temporal_patch_size]
@@ -35,21 +34,21 @@ def patch_timestamps(times_s: Sequence[float], temporal_patch_size: int) -> tupl
 
 
 def num_prompt_tokens(num_tokens: int, timestamps_s: Sequence[float] | None = None) -> int:
-    """The most tokens of placeholders with their marks and, in a video, the timestamps of its temporal patches."""
+    """Upper bound on tokens: placeholders, their marks and, for a video, the timestamps of its temporal patches."""
     if timestamps_s is None:
         return num_tokens + NUM_MARKS
-    # A tokenizer makes at most one token of a character of these texts.
+    # These texts have at most one token a character.
     return num_tokens + sum(NUM_MARKS + len(timestamp_text(time)) for time in timestamps_s)
 
 
 @dataclass(frozen=True)
 class MediaPlan:
-    """What will be made of one medium, and what it costs: everything that later settings must not touch.
+    """One medium's frames, size and cost. Later changes of settings must not change any of it.
 
     source_size, size   (height, width) in pixels, upright, in the file and after the resize
     grid_thw            patches after the resize
     num_tokens          placeholder tokens
-    num_prompt_tokens   at most this many tokens with the vision marks and the timestamps (one a character)
+    num_prompt_tokens   upper bound on tokens with the vision marks and the timestamps (one token a character)
     cache_bytes         KV bytes of `num_prompt_tokens` in the model that the plan was made for
     processing          fingerprint of the checkpoint's processing
     source_frames       a video: pictures in the file
@@ -58,14 +57,14 @@ class MediaPlan:
     frame_times_s       their presentation times, from the first frame of the file; [n]
     timestamps_s        of each temporal patch: the mean of its first and last frame's time; [grid_thw.t]
     similar_difference  a video not yet prepared: drop temporal patches that differ by less (see `MediaBudget`)
-    similar_indices     a prepared video: the frames that were dropped so, by presentation order
-    notes               what was reduced or left out, and why, in words for a person: what `say` gives
+    similar_indices     a prepared video: the frames dropped as similar, by presentation order
+    notes               what was reduced or left out, and why: values of `say`
     digest              hex SHA-256 of the final pixels; None until prepared
-    unit_digests        one for each span in the prompt: an image, or a temporal patch of a video
-    color               what its colours are read as; that of plans made before there was a choice if it isn't told
+    unit_digests        one per span in the prompt: an image, or a temporal patch of a video
+    color               how its colours are read; the default is that of plans from before there was a choice
     """
 
-    # For a program that keeps plans as JSON by pydantic: values are what they say, and no key is dropped.
+    # For programs that store plans as JSON with pydantic: strict types and no dropped keys.
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 
     kind: MediaKind
@@ -108,20 +107,20 @@ class MediaPlan:
             require_plan(all(a < b for a, b in pairwise(dropped)), "dropped frames out of order")
             require_plan(set(dropped).isdisjoint(indices), "frames that are used and dropped")
         require_plan(all(map(is_said, self.notes)), "notes of another form")
-        # Read from JSON, they are to be what they were: English as a str, and the same in a set.
+        # Notes from JSON become `Saying` again, with an English `str` and a hash.
         notes = tuple(Saying(note) if isinstance(note, dict) else note for note in self.notes)
         object.__setattr__(self, "notes", notes)
         units = None if self.unit_digests is None else len(self.unit_digests)
         require_plan(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
 
     def unpinned(self) -> MediaPlan:
-        """The same plan with its digests forgotten: `prepare` then accepts whatever content fits it."""
+        """The same plan without digests: `prepare` then accepts any content that fits."""
         return replace(self, digest=None, unit_digests=None)
 
     def with_frames(
         self, frame_indices: Sequence[int], temporal_patch_size: int, notes: Sequence[str | dict[str, Any]] = ()
     ) -> MediaPlan:
-        """A video's plan reduced to some of its frames, with its costs counted again and `notes` added."""
+        """A video's plan reduced to these frames, with its costs recomputed and `notes` added."""
         assert self.frame_indices is not None
         assert self.frame_times_s is not None
         times_of = dict(zip(self.frame_indices, self.frame_times_s, strict=True))
@@ -146,9 +145,9 @@ class MediaPlan:
 class PreparedMedia:
     """A medium ready for the vision tower.
 
-    plan      the plan with its digests; fewer frames where some were unreadable or dropped as similar
-    patches   grid_thw.num_patches of them; those of one merge block are adjacent rows
-    warnings  what went wrong without stopping, in words for a person
+    plan      the plan with its digests, without unreadable frames and frames dropped as similar
+    patches   grid_thw.num_patches rows; the patches of a merge block are adjacent
+    warnings  problems that did not stop the preparation, as messages for the user
     """
 
     plan: MediaPlan
@@ -157,12 +156,14 @@ class PreparedMedia:
 
     @property
     def pixel_values(self) -> np.ndarray:
-        """float32 [grid_thw.num_patches, 3 * temporal_patch_size * patch_size**2]; columns in the order channel, frame,
-        row, column. Made anew at each call."""
+        """float32 [grid_thw.num_patches, 3 * temporal_patch_size * patch_size**2], computed at each call.
+
+        Columns are ordered by channel, frame, row, column.
+        """
         return self.patches.values()
 
 
 def require_plan(ok: bool, what: str) -> None:
-    """Raises MediaPlanError, which says what is wrong."""
+    """Raises MediaPlanError with `what` unless `ok`."""
     if not ok:
         raise MediaPlanError(f"The media plan is damaged: {what}. Make a new plan.")

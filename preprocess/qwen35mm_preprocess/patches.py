@@ -1,4 +1,4 @@
-"""Resized 8-bit frames to the rows of `pixel_values`, what normalises them, and the digests that address them."""
+"""Turns resized 8-bit frames into rows of `pixel_values`, with the normalising table and the digests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from qwen35mm_preprocess.types import GridTHW, ImageProcessing, Processing, VideoProcessing
 
-# What is looked up at a time stays in a core's cache.
+# So many rows fit into a core's cache.
 _ROWS_AT_ONCE = 64
 
 
 def normalized_values(processing: ImageProcessing | VideoProcessing) -> np.ndarray:
-    """float32 [3, 256]: what each 8-bit value of each channel becomes.
+    """float32 [3, 256]: the normalised value of each 8-bit value of each channel.
 
-    A table gives every bit of transformers' arithmetic, which differs by kind: Qwen2VLImageProcessorPil rescales in
+    The table matches transformers' arithmetic bit for bit. It differs by kind: Qwen2VLImageProcessorPil rescales in
     float64, rounds to float32 and then normalises; Qwen3VLVideoProcessor folds the rescaling into mean and std.
     """
     mean = np.array(processing.image_mean, np.float32)[:, None]
@@ -32,11 +32,11 @@ def normalized_values(processing: ImageProcessing | VideoProcessing) -> np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """The patches of a medium as 8-bit pixels, in the order of `pixel_values`: an eighth of an image's floats.
+    """A medium's patches as 8-bit pixels, in the order of `pixel_values`. They take an eighth of an image's floats.
 
     pixels               uint8 [P, 3, F, patch_size**2]: channel, frame of the temporal patch, row and column; F is 1
-                         where all frames of a temporal patch are the same, as those of an image are
-    table                float32 [3, 256]: what each value of each channel becomes, as `normalized_values` gives it
+                         if all frames of a temporal patch are equal, as in an image
+    table                float32 [3, 256] from `normalized_values`
     temporal_patch_size  frames of a temporal patch
     """
 
@@ -52,7 +52,7 @@ class Patches:
         return replace(self, pixels=self.pixels[rows])
 
     def values(self) -> np.ndarray:
-        """`pixel_values`, float32 [P, 3 * temporal_patch_size * patch_size**2], made anew at each call."""
+        """`pixel_values`, float32 [P, 3 * temporal_patch_size * patch_size**2]. Each call makes a new array."""
         num_patches, num_channels, _, area = self.pixels.shape
         values = np.empty((num_patches, num_channels, self.temporal_patch_size, area), np.float32)
         for start in range(0, num_patches, _ROWS_AT_ONCE):
@@ -65,10 +65,10 @@ class Patches:
 def empty_patches(
     grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing, num_frames: int | None = None
 ) -> Patches:
-    """Patches to be filled by `write_frame`, so that no more than one decoded frame is ever held.
+    """Empty patches for `write_frame`, so that only one decoded frame is in memory at a time.
 
     Args:
-        num_frames: frames of a temporal patch that differ; None: all of them.
+        num_frames: differing frames in a temporal patch; None means all of them.
     """
     temporal = processing.temporal_patch_size
     pixels = np.empty((grid_thw.num_patches, 3, num_frames or temporal, processing.patch_size**2), np.uint8)
@@ -94,8 +94,7 @@ def read_frame(patches: Patches, grid_thw: GridTHW, processing: Processing, unit
 def _blocks(patches: Patches, grid_thw: GridTHW, processing: Processing) -> np.ndarray:
     """[t, block row, block column, merge row, merge column, channel, frame, patch row, patch column], as a view.
 
-    Rows go through the temporal patches, then through the merge blocks, then through the patches of a block
-    (transformers' `patchify`).
+    Rows are ordered by temporal patch, then merge block, then patch in the block (transformers' `patchify`).
     """
     merge, patch = processing.merge_size, processing.patch_size
     blocks = (grid_thw.t, grid_thw.h // merge, grid_thw.w // merge)
@@ -103,8 +102,7 @@ def _blocks(patches: Patches, grid_thw: GridTHW, processing: Processing) -> np.n
 
 
 def unit_digest(processing: Processing, size: tuple[int, int], frames: Iterable[np.ndarray]) -> str:
-    """SHA-256 of the frames, uint8 [H, W, 3], of one unit (an image, or a temporal patch), their size and the
-    processing."""
+    """SHA-256 of one unit (an image or a temporal patch): its frames (uint8 [H, W, 3]), size and processing."""
     digest = hashlib.sha256(f"qwen35mm unit {processing.fingerprint()} {size[0]}x{size[1]}".encode())
     for frame in frames:
         digest.update(frame.tobytes())
@@ -112,7 +110,7 @@ def unit_digest(processing: Processing, size: tuple[int, int], frames: Iterable[
 
 
 def media_digest(unit_digests: tuple[str, ...]) -> str:
-    """The digest of a whole medium: its only unit's, or SHA-256 over those of all its units."""
+    """The digest of a whole medium: its only unit's digest, or SHA-256 over all units' digests."""
     if len(unit_digests) == 1:
         return unit_digests[0]
     return hashlib.sha256(" ".join(("qwen35mm units", *unit_digests)).encode()).hexdigest()

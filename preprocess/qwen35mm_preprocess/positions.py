@@ -1,4 +1,4 @@
-"""M-RoPE positions of a prompt and its rope_delta, from the layout of its text and vision runs."""
+"""Computes a prompt's M-RoPE positions and rope_delta from its text and vision runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qwen35mm_preprocess.types import GridTHW
 
 
 class TextRun(NamedTuple):
-    """A run of `num_tokens` text tokens; may be empty."""
+    """A run of text tokens; may be empty."""
 
     num_tokens: int
 
@@ -39,12 +39,12 @@ Run = TextRun | VisionRun
 def mrope_positions(runs: Iterable[Run]) -> tuple[np.ndarray, int]:
     """Temporal, height and width positions of every token, and rope_delta.
 
-    Text counts up by one in all three rows. A vision run that starts at position p takes p + its (t, h, w) index, and
-    the next token's position is p + max(h, w). Equal to `get_rope_index` of transformers' Qwen3_5Model, which also
-    gives each temporal patch of a video a run of its own.
+    Text positions rise by one in all three rows. A vision run that starts at position p has positions p + its (t, h, w)
+    index, and the next token's position is p + max(h, w). Equal to `get_rope_index` of transformers' Qwen3_5Model,
+    where each temporal patch of a video is also its own run.
 
     Returns:
-        positions: int64 [3, T], T the sum of the runs' tokens.
+        positions: int64 [3, T], where T is the total of the runs' tokens.
         rope_delta: the next token's position minus T; in decode, position = cache_position + rope_delta.
     """
     parts = [np.zeros((3, 0), np.int64)]

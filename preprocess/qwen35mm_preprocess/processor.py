@@ -1,4 +1,4 @@
-"""The one door to planning and preparing media: a checkpoint's processing with a budget and limits."""
+"""Plans and prepares media with a checkpoint's processing, a budget and limits."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from qwen35mm_preprocess.video_probe import VideoInfo, count_frames, probe_video
 
 @dataclass(frozen=True)
 class MediaProcessor:
-    """A checkpoint's processing with a budget and limits: plans media and prepares them.
+    """Plans and prepares media with a checkpoint's processing, a budget and limits.
 
-    `cache_bytes_per_token` is the model's KV bytes for a token; it only feeds `MediaPlan.cache_bytes`. `blind` is the
-    name of a model that reads text alone: every medium is refused.
+    `cache_bytes_per_token` is the model's KV bytes per token, used only for `MediaPlan.cache_bytes`. `blind` names a
+    text-only model, for which every medium is refused.
     """
 
     image_processing: ImageProcessing
@@ -78,18 +78,18 @@ class MediaProcessor:
         )
 
     def plan(self, source: MediaSource, kind: MediaKind | None = None, clip: VideoClip | None = None) -> MediaPlan:
-        """Decides from a medium's header, and a video's packet times, what will be made of it and what that costs.
+        """Decides a medium's frames, size and cost from its header and, for a video, its packet times.
 
-        A video is sampled at the wanted fps. If that passes its token budget, it gets fewer frames, of the size that
-        they would have had, down to the checkpoint's `min_frames`; if that isn't enough, smaller frames.
+        A video is sampled at the wanted fps. If it exceeds its token budget, it first gets fewer frames of the same
+        size, down to the checkpoint's `min_frames`, then smaller frames.
 
         Args:
-            kind: None looks at the content.
-            clip: what to take of a video. Its frames keep the times that they have in the whole of it, as with
-                `video_start` and `video_end` in qwen-vl-utils.
+            kind: None detects it from the content.
+            clip: the part of a video to use. Frames keep their times in the whole video, as with `video_start` and
+                `video_end` in qwen-vl-utils.
 
         Raises:
-            MediaBudgetError: it passes its token budget even at the smallest size and with the fewest frames.
+            MediaBudgetError: it exceeds its token budget even with the fewest and smallest frames.
             MediaLimitError: the clip begins after the video's end.
             MediaError: it can't be read, is of another kind or format, or is over a limit.
         """
@@ -106,16 +106,14 @@ class MediaProcessor:
         progress: Progress | None = None,
         clip: VideoClip | None = None,
     ) -> PreparedMedia:
-        """Decodes a medium exactly as its plan says, or a new one.
+        """Decodes a medium exactly as its plan says. Makes a plan if there is none.
 
-        A plan without a digest comes back with one, and with fewer frames where some were unreadable or, if it asks for
-        that, similar. A plan with a digest comes back as it is, with the same pixels as ever, whatever the budget
-        and the clip.
+        A plan without a digest comes back with one. It then lacks unreadable frames and, if it asks for that, similar
+        ones. A plan with a digest comes back unchanged and gives the same pixels, whatever the budget and the clip.
 
         Raises:
-            MediaChangedError: the content is not what the plan was made for, by its digest, size or frame times.
-            MediaPlanError: the plan was made for another kind, or for a checkpoint with other processing, or can't be
-                one of such a medium.
+            MediaChangedError: the digest, size or frame times differ from the plan's.
+            MediaPlanError: the plan is for another kind or other processing, or can't belong to such a medium.
             MediaError: the source can't be read or decoded, or is over a limit.
         """
         if plan is None:
@@ -149,9 +147,9 @@ class MediaProcessor:
         return PreparedMedia(final, patches, warnings)
 
     def kept(self, plan: MediaPlan | None, source: MediaSource) -> MediaPlan | None:
-        """The plan by which a medium is read again; None where a new one has to be made.
+        """The plan to read a medium again with; None if it needs a new one.
 
-        One without a digest promises no pixels. If it was made for a server it may be none of this checkpoint's.
+        A plan without a digest does not fix the pixels, and a server may have made it for another checkpoint.
         """
         if plan is None or plan.digest is not None:
             return plan
@@ -163,17 +161,17 @@ class MediaProcessor:
         return self.image_processing if plan.kind == "image" else self.video_processing
 
     def _is_larger(self, plan: MediaPlan) -> bool:
-        """Whether it has more pixels than are made of such a medium."""
+        """Whether the plan has more pixels than this checkpoint would ever use."""
         processing, (height, width) = self._processing(plan), plan.size
         if isinstance(processing, ImageProcessing):
             most = image_size(plan.source_size, processing)
             return height > most[0] or width > most[1]
-        # Frames keep their size where others are left out, and rounding isn't monotonic: hence not the exact size.
+        # Twice the area: frames keep their size when others are dropped, and rounding isn't monotonic.
         most = video_size(plan.source_size, len(plan.frame_indices or ()), processing)
         return height * width > 2 * most[0] * most[1]
 
     def _look(self) -> None:
-        """Raises MediaError for a model that can't."""
+        """Raises MediaError if the model is text-only."""
         if self.blind is not None:
             raise MediaError(
                 say(
@@ -183,13 +181,13 @@ class MediaProcessor:
             )
 
     def check(self, plan: MediaPlan, source: MediaSource) -> None:
-        """Refuses a plan that can't have come from `plan`, whatever the budget was: a record may say anything, and what
-        it says is allocated before the medium is read.
+        """Refuses a plan that `plan` can't have made under any budget.
+
+        A stored plan may say anything, and its size is allocated before the medium is read.
 
         Raises:
             MediaLimitError, MediaDecodeError: its medium would be over a limit.
-            MediaPlanError: it is for a checkpoint with other processing, it contradicts itself, or it makes more of its
-                medium than is ever made.
+            MediaPlanError: it is for other processing, contradicts itself, or has more pixels or frames than possible.
         """
         self._look()
         processing = self._processing(plan)
@@ -248,10 +246,11 @@ class MediaProcessor:
         return self.plan_frames(probe_video(source, self.limits), source, clip)
 
     def plan_frames(self, info: VideoInfo, source: MediaSource = "a video", clip: VideoClip | None = None) -> MediaPlan:
-        """Decides what is made of a video that these are the frames of; `source` is what it is called in messages.
+        """Plans a video from its frame table; `source` names it in messages.
 
         Raises:
-            MediaLimitError, MediaBudgetError: the clip isn't in it, or it fits no budget.
+            MediaLimitError: the clip isn't in the video.
+            MediaBudgetError: it can't fit the budget.
         """
         processing, budget, clip = self.video_processing, self.budget, clip or VideoClip()
         notes = list(info.warnings)
@@ -307,7 +306,7 @@ class MediaProcessor:
         timestamps_s: tuple[float, ...] | None = None,
         **fields: Any,
     ) -> MediaPlan:
-        """The plan with its costs; without timestamps it is an image's."""
+        """The plan with its costs. Without timestamps it is for an image."""
         num_units = 1 if timestamps_s is None else len(timestamps_s)
         grid = GridTHW(num_units, size[0] // processing.patch_size, size[1] // processing.patch_size)
         num_tokens = grid.num_tokens(processing.merge_size)
@@ -334,7 +333,7 @@ def _fit_video(
     processing: VideoProcessing,
     max_tokens: int,
 ) -> tuple[tuple[int, ...], Size, list[Said]]:
-    """Fewer frames, then smaller ones, until the prompt's share is at most `max_tokens`; with notes on both."""
+    """Takes fewer, then smaller frames until they cost at most `max_tokens`: (indices, size, notes)."""
     patch, notes = processing.temporal_patch_size, []
     overhead = NUM_MARKS + len(timestamp_text(float(info.times_s[-1])))
     patches = -(-len(indices) // patch)

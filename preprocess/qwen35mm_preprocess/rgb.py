@@ -1,14 +1,13 @@
-"""Decoded pictures in RGB, upright, and as small as they are wanted.
+"""Converts decoded pictures to upright RGB at the wanted size.
 
 How every mode becomes RGB:
-    1, L, P, RGB, CMYK, YCbCr, HSV, LAB     Pillow's conversion, and from what the file says its colours are to sRGB
+    1, L, P, RGB, CMYK, YCbCr, HSV, LAB     Pillow's conversion, then from the file's colours to sRGB
     alpha (LA, PA, RGBA, La, RGBa) or a
-    transparent colour (GIF, PNG)           laid over white
+    transparent colour (GIF, PNG)           composed over white
     16-bit grey (I;16...)                   0..65535 scaled to 0..255
-    I, F (32-bit grey)                      by the range that the file tells; else by the first of 1 (F), 255, 65535
-                                            and the type's own that nearly all values lie in
-With "checkpoint", in the colours of the checkpoint's own processing, profiles are not applied, and the least and the
-greatest value of I and F become 0 and 255.
+    I, F (32-bit grey)                      by the file's declared range; else by the first of 1 (F), 255, 65535 and the
+                                            type's range that covers nearly all values
+With "checkpoint" colours, profiles are ignored, and the least and the greatest value of I and F become 0 and 255.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from PIL import Image
 from qwen35mm_preprocess.color import to_srgb
 from qwen35mm_preprocess.types import ColorMode, Size
 
-# EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
+# EXIF's orientation to the operation that turns the picture upright; 5 to 8 swap width and height.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -30,24 +29,24 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 SWAP_SIDES = frozenset(UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
-# Their first row is the last row or column of what is stored.
+# For these, the first shown row is the last stored row or column.
 _FROM_THE_END = frozenset(UPRIGHT[orientation] for orientation in (3, 4, 7, 8))
-# A picture that is made smaller is shown in strips of so many pixels: beside the decoded one, there is no second.
+# Pixels in a strip. Converting strip by strip avoids a second full-size copy.
 _PIXELS_AT_ONCE = 1 << 21
-# TIFF's tags for the values that are black and white.
+# TIFF's tags for the values of black and white.
 _MIN, _MAX, _S_MIN, _S_MAX = 280, 281, 340, 341
 _NEARLY_ALL = 0.999
-# Where a picture's `info` has what `color.code_points` found.
+# The key in a picture's `info` for the result of `color.code_points`.
 CODE_POINTS = "code points"
 
 
 def resized(image: Image.Image, turn: Image.Transpose | None, color: ColorMode, size: Size) -> Image.Image:
-    """What `to_rgb`, a turn and a resize of the whole give, a strip of rows at a time.
+    """Equals `to_rgb`, a turn and a resize of the whole picture, but works on strips of rows.
 
-    Pillow resizes rows first and columns then, with 8 bits between, so that the first half can be done in strips.
+    Pillow resizes horizontally first, then vertically, with 8 bits between. So the first step can run in strips.
     """
     if image.mode in ("I", "F"):
-        # Their range is that of all values.
+        # Their range depends on all values.
         image = to_rgb(image, color)
     swaps = turn in SWAP_SIDES
     rows, columns = (image.width, image.height) if swaps else (image.height, image.width)
@@ -65,7 +64,7 @@ def resized(image: Image.Image, turn: Image.Transpose | None, color: ColorMode, 
 
 
 def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
-    """The picture in mode RGB by the rule at the top of this file."""
+    """The picture in mode RGB, by the table at the top of this file."""
     info = image.info
     if image.mode.startswith("I;16"):
         wide = np.asarray(image).astype(np.uint32)
@@ -88,7 +87,7 @@ def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
     if alpha is not None:
         shown.putalpha(alpha)
         shown = _over_white(shown)
-    # What is saved of it mustn't carry the profile that it had.
+    # A saved copy mustn't carry the old profile.
     shown.info = {}
     return shown
 
@@ -105,9 +104,9 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _own_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
-    """What is black and what is white in grey of 32 bits. One hot pixel mustn't turn the others black."""
+    """The values of black and white in 32-bit grey. One hot pixel mustn't turn the others black."""
     if image.format == "PPM":
-        # Pillow has scaled it by what the file says.
+        # Pillow has already scaled it by the file's maximum.
         return 0.0, 65535.0
     tags = getattr(image, "tag_v2", {})
     for names in ((_S_MIN, _S_MAX), (_MIN, _MAX)):

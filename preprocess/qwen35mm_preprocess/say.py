@@ -1,13 +1,11 @@
-"""What is said to a person: texts apart from their values, so that a page writes both in the person's language.
+"""Messages for users: keeps texts apart from their values, so that a page can translate both.
 
-An error made with what `say` gives has it as its first argument; its `str` is the English sentence, for terminals and
-logs:
+An error can take the result of `say` as its first argument. Its `str` is the English sentence, for terminals and logs:
 
     raise MediaLimitError(say("{name} has {n} {n|frame|frames}. Cut it.", name=name, n=num_frames))
 
-A text has a `{name}` for each value, and may have `{n|one form|another}` for words that go by a number: as many forms
-as the text's language has plural categories (English: for one, and for others), in the order of the CLDR's zero, one,
-two, few, many, other.
+A text has a `{name}` for each value. `{n|one form|another}` selects a word by a number. It has one form for each plural
+category of the text's language (English: one, other), in the CLDR's order zero, one, two, few, many, other.
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# A text with its values, a value by itself, or a name that stays as it is; JSON values for `said` in words.js.
+# A text with its values, a single value, or a name that is never translated; JSON values for `said` in words.js.
 Said = dict[str, Any] | str | int
 
-# What stands in texts for values.
+# A placeholder in a text.
 PLACE = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
-# What a conversation from elsewhere may say.
+# Limits for messages in imported conversations.
 MAX_DEPTH = 8
 MAX_CHARS = 20_000
 
 
 class Saying(dict[str, Any]):
-    """A text with its values, as JSON has it; its `str` is English."""
+    """A text with its values, as in JSON. Its `str` is English."""
 
     def __str__(self) -> str:
         return english(self)
@@ -39,18 +37,17 @@ class Saying(dict[str, Any]):
 
 
 def say(text: str, **values: Said) -> Saying:
-    """A text for a person; every language in assets/web/languages has it.
+    """A message for a user, translated in every file of assets/web/languages.
 
     Args:
-        text: in English, with a `{name}` for each value; written out in the call, where the tests find it.
-        values: a whole number, a string that is no words but a name, what `decimal`, `percent` or `size` make of a
-            number, or what another `say` says.
+        text: English, with a `{name}` for each value. It must be a literal, so that tests find it.
+        values: an integer, a name that is not translated, or a result of `decimal`, `percent`, `size` or `say`.
     """
     return Saying(text=text, values=values)
 
 
 def decimal(number: float, num_digits: int | None = None) -> dict[str, Any]:
-    """A number with so many digits after the point; without them, with as many as it needs, up to three.
+    """A number with `num_digits` digits after the point; None means as many as needed, up to three.
 
     Raises:
         ValueError: it is not finite.
@@ -59,12 +56,12 @@ def decimal(number: float, num_digits: int | None = None) -> dict[str, Any]:
 
 
 def percent(share: float) -> dict[str, Any]:
-    """A share of 1 in percent, such as 50%. Raises ValueError where it is not finite."""
+    """A share of 1 in percent, such as 50%. Raises ValueError if it is not finite."""
     return {"share": _finite(share)}
 
 
 def size(num_bytes: float) -> dict[str, Any]:
-    """A size for a person, such as 18 MiB. Raises ValueError where it is not finite."""
+    """A size in bytes, shown as 18 MiB for example. Raises ValueError if it is not finite."""
     return {"bytes": _finite(num_bytes)}
 
 
@@ -74,13 +71,13 @@ def tokens(number: int) -> Said:
 
 
 def said_of(error: BaseException) -> Said:
-    """What an error says: a text with its values where it was made with one, else its English message."""
+    """An error's message: its `say` value if it has one, else its English text."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, dict) else str(error)
 
 
 def english(words: Said) -> str:
-    """A said text as an English page shows it; only a half is rounded another way."""
+    """The message in English, as the page shows it. Only halves may round differently."""
     if isinstance(words, str):
         return words
     if isinstance(words, int):
@@ -93,7 +90,7 @@ def english(words: Said) -> str:
 
 
 def renamed(words: Said, rename: Callable[[str], str]) -> Said:
-    """What is said with other names in it."""
+    """The message with `rename` applied to its names."""
     if isinstance(words, str):
         return rename(words)
     if isinstance(words, dict) and "text" in words:
@@ -103,7 +100,7 @@ def renamed(words: Said, rename: Callable[[str], str]) -> Said:
 
 
 def is_said(words: object, depth: int = 0) -> bool:
-    """Whether what comes from elsewhere is of the form that this module makes."""
+    """Whether untrusted data has the form of a `Said` value."""
     if isinstance(words, str):
         return len(words) <= MAX_CHARS
     if isinstance(words, int):

@@ -1,4 +1,4 @@
-"""The size that a picture is resized to: pure arithmetic, equal to transformers' two `smart_resize` functions."""
+"""Computes the size after the resize, equal to transformers' two `smart_resize` functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def image_size(source: Size, processing: ImageProcessing) -> Size:
 def video_size(source: Size, num_frames: int, processing: VideoProcessing) -> Size:
     """The size of each of a video's `num_frames` frames after the resize (models/qwen3_vl, `smart_resize`).
 
-    A lone frame counts as the two that it becomes, which transformers refuses.
+    A lone frame counts as `temporal_patch_size` frames, which transformers refuses.
     """
     patch = processing.temporal_patch_size
     num_frames = max(num_frames, patch)
@@ -32,10 +32,10 @@ def video_size(source: Size, num_frames: int, processing: VideoProcessing) -> Si
 
 
 def shrink_to_tokens(size: Size, source: Size, factor: int, max_tokens: int) -> Size:
-    """The largest size of about the source's shape that has at most `max_tokens` tokens, never larger than `size`.
+    """The largest size with about the source's shape and at most `max_tokens` tokens, never larger than `size`.
 
-    Unlike the functions above it keeps its bound always: a long, thin picture loses length once its short side is one
-    token, and rounding up to a minimal area doesn't pass the bound.
+    Unlike the functions above, it always keeps its bound: a long, thin picture loses length once its short side is one
+    token, and no minimal area applies.
     """
     if size[0] * size[1] <= max_tokens * factor**2:
         return size
@@ -55,7 +55,7 @@ def _fit(source: Size, frames: int, even_frames: int, factor: int, min_pixels: i
     height, width = source
     fitted = round(height / factor) * factor, round(width / factor) * factor
     area = even_frames * fitted[0] * fitted[1]
-    # The product's order matters: these floats must round as the oracle's do.
+    # The product's order matters: these floats must round as transformers' do.
     pixels = frames * height * width
     if area > max_pixels:
         shrink = math.sqrt(pixels / max_pixels)

@@ -1,6 +1,6 @@
-"""The settings that media are read with: grids, a checkpoint's processing, hard limits, token budgets.
+"""Settings for reading media: grids, a checkpoint's processing, hard limits, token budgets.
 
-All frozen and checked when made. Sizes are (height, width) in pixels.
+All are frozen and checked on construction. Sizes are (height, width) in pixels.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qwen35mm_preprocess.say import say
 
 MediaKind = Literal["image", "video"]
 ColorMode = Literal["srgb", "checkpoint"]
-"""Colours as a viewer shows them, or the file's numbers as transformers' processors take them."""
+"""`srgb`: colours as a viewer shows them. `checkpoint`: the file's raw values, as transformers' processors use them."""
 Size = tuple[int, int]
 
-# Called with (steps done, steps in all) on the calling thread; what it raises stops the work.
+# Called with (steps done, total steps) on the calling thread. An exception from it stops the work.
 Progress = Callable[[int, int], None]
 
 PIL_BICUBIC = 3
-# Of a checkpoint's files; what is longer is cut off, and is no JSON then.
+# A longer checkpoint file is cut off here and then fails to parse.
 _MAX_CONFIG_CHARS = 1_000_000
 
 
 class GridTHW(NamedTuple):
-    """A medium's size in patches: temporal patches, rows, columns (transformers' `grid_thw`)."""
+    """Size in patches: temporal patches, rows, columns (transformers' `grid_thw`)."""
 
     t: int
     h: int
@@ -43,16 +43,16 @@ class GridTHW(NamedTuple):
         return self.t * self.h * self.w
 
     def num_tokens(self, merge_size: int = 2) -> int:
-        """Placeholder tokens in the prompt: one for every merge_size x merge_size patches."""
+        """Placeholder tokens in the prompt: one per merge_size x merge_size patches."""
         return self.t * (self.h // merge_size) * (self.w // merge_size)
 
 
 @dataclass(frozen=True)
 class Processing:
-    """What images and videos share: how pixels become patches.
+    """How pixels become patches, for images and videos alike.
 
-    The arithmetic is that of transformers' processors for Qwen2-VL images and Qwen3-VL videos:
-    bicubic resize, then rescale and normalise, then patches.
+    Follows transformers' processors for Qwen2-VL images and Qwen3-VL videos: bicubic resize, rescale, normalise, cut
+    into patches.
     """
 
     patch_size: int
@@ -75,7 +75,7 @@ class Processing:
 
     @property
     def factor(self) -> int:
-        """Both sides of a resized picture are multiples of this many pixels (one token's side)."""
+        """Side of one token in pixels. Both sides of a resized picture are multiples of it."""
         return self.patch_size * self.merge_size
 
     @property
@@ -84,7 +84,7 @@ class Processing:
         return 3 * self.temporal_patch_size * self.patch_size**2
 
     def fingerprint(self) -> str:
-        """Hex digest of what decides the values of `pixel_values` for given resized frames."""
+        """Hex digest of the settings that determine `pixel_values` for given resized frames."""
         values = [type(self).__name__, *(getattr(self, field.name) for field in fields(Processing))]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
 
@@ -112,7 +112,7 @@ class VideoProcessing(Processing):
     """A checkpoint's video settings.
 
     `min_total_pixels` and `max_total_pixels` bound the resized area summed over all sampled frames.
-    `max_frame_tokens` caps one frame besides (transformers' `cap_pixels_per_frame`); None is no cap.
+    `max_frame_tokens` also caps each frame (transformers' `cap_pixels_per_frame`); None means no cap.
     """
 
     fps: float = 2.0
@@ -153,7 +153,7 @@ class VideoProcessing(Processing):
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Hard limits: what is over one is refused before its pixels are decoded."""
+    """Hard limits: a medium over any of them is refused before its pixels are decoded."""
 
     max_image_bytes: int = 64 * 2**20
     max_video_bytes: int = 512 * 2**20
@@ -167,7 +167,7 @@ class MediaLimits:
             _check(self, name, _is_positive(getattr(self, name)), "positive")
 
     def max_bytes(self, kind: MediaKind | None) -> int:
-        """The byte limit for a kind of medium; the larger one where it isn't known."""
+        """The byte limit for this kind of medium; the larger limit if the kind is unknown."""
         if kind is None:
             return max(self.max_image_bytes, self.max_video_bytes)
         return self.max_image_bytes if kind == "image" else self.max_video_bytes
@@ -175,13 +175,12 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class MediaBudget:
-    """What one medium may cost in the prompt: its placeholders, the marks around them and its timestamps.
+    """What one medium may cost in the prompt, counting placeholders, the marks around them and timestamps.
 
-    None leaves a value to the checkpoint: `MediaBudget(color="checkpoint")` is what transformers' processors do.
-    `color` costs nothing; it is chosen with the rest. With `drop_similar`, a temporal patch of a video that shows the
-    same as the one kept before it is left out: no token's cell (32 x 32 pixels) may differ by `similar_difference` or
-    more, as a mean over the cell of 8-bit values. The patches that stay keep their own timestamps; the first and the
-    last always stay.
+    None means the checkpoint's own value: `MediaBudget(color="checkpoint")` does what transformers' processors do.
+    `color` costs no tokens. `drop_similar` drops a video's temporal patch if it shows the same as the last kept one:
+    in every token's cell (32 x 32 pixels) the mean difference of 8-bit values is below `similar_difference`. Kept
+    patches keep their timestamps. The first and the last patch are always kept.
     """
 
     max_image_tokens: int | None = None
@@ -201,27 +200,27 @@ class MediaBudget:
 
     @classmethod
     def for_device(cls, kind: str) -> MediaBudget:
-        """The default of a chat on `cuda` or `cpu`: more on a GPU, which encodes media in no time."""
+        """The chat's default for `cuda` or `cpu`. It is larger on a GPU, which encodes media much faster."""
         return cls.for_gpu() if kind == "cuda" else cls.for_cpu()
 
     @classmethod
     def for_cpu(cls) -> MediaBudget:
-        """The default of a chat on a CPU."""
+        """The chat's default on a CPU."""
         return cls(max_image_tokens=1280, max_video_tokens=4096)
 
     @classmethod
     def for_gpu(cls) -> MediaBudget:
-        """The default of a chat on a GPU."""
+        """The chat's default on a GPU."""
         return cls(max_image_tokens=4096, max_video_tokens=16384)
 
 
 @dataclass(frozen=True)
 class VideoClip:
-    """What is taken of a video, where somebody chose; the rest is for the budget to say.
+    """The part of a video that a user chose. The budget decides everything else.
 
-    start_s, end_s   of the range, from the video's first frame; None is its end
-    num_frames       spread evenly over the range; None is by the frames a second
-    drop_similar     leave out what shows the same as before (see `MediaBudget`)
+    start_s, end_s   seconds from the video's first frame; None is its end
+    num_frames       spread evenly over the range; None samples at the budget's fps
+    drop_similar     drop frames that show the same as before (see `MediaBudget`)
     """
 
     start_s: float = 0.0
@@ -229,7 +228,7 @@ class VideoClip:
     num_frames: int | None = None
     drop_similar: bool = False
 
-    # As `MediaPlan`'s.
+    # Same as `MediaPlan`.
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
@@ -249,7 +248,7 @@ def _is_positive(value: Any, kind: type = Real) -> bool:
 
 
 def _check_bounds(owner: object, least: str, most: str) -> None:
-    """Two whole numbers above zero, in order."""
+    """Raises MediaConfigError unless both fields are positive integers and `least` <= `most`."""
     low, high = getattr(owner, least), getattr(owner, most)
     are_whole = _is_positive(low, Integral) and _is_positive(high, Integral)
     _check(owner, least, are_whole and low <= high, f"positive and at most {most}")
@@ -274,7 +273,7 @@ def _shared(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _pixel_bounds(config: Mapping[str, Any], name: str) -> tuple[int, int]:
-    """The least and the most pixels; `min_pixels` and `max_pixels` are older names and win, as in transformers."""
+    """(min, max) pixels. The older names `min_pixels` and `max_pixels` win, as in transformers."""
     size = config.get("size")
     size = size if isinstance(size, Mapping) else {}
     bounds = []
@@ -287,17 +286,17 @@ def _pixel_bounds(config: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def family_processing() -> tuple[ImageProcessing, VideoProcessing]:
-    """The processing that all of the family's own checkpoints ask for."""
+    """The processing of all official Qwen3.5 checkpoints."""
     shared: dict[str, Any] = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
     shared |= {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
     return ImageProcessing(**shared), VideoProcessing(**shared)
 
 
 def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessing]:
-    """The processing that a checkpoint's folder asks for.
+    """Reads the processing from a checkpoint's folder. Raises MediaConfigError.
 
-    Read from preprocessor_config.json and video_preprocessor_config.json, or from the processor_config.json that
-    newer versions of transformers write. Raises MediaConfigError.
+    Reads preprocessor_config.json and video_preprocessor_config.json, or the processor_config.json that newer versions
+    of transformers write.
     """
     folder = Path(folder)
     joint = _read_json(folder / "processor_config.json") or {}

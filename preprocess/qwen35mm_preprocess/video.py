@@ -1,6 +1,6 @@
-"""Videos: the planned frames decoded, resized and cut into patches one at a time, so that memory stays bounded.
+"""Videos: decodes, resizes and patchifies the planned frames one at a time, so that memory stays bounded.
 
-Frames are found by seeking where that is cheaper than decoding everything before them.
+Seeks to a frame if that is cheaper than decoding everything before it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def video_patches(
 ) -> tuple[MediaPlan, Patches, tuple[str, ...], tuple[Said, ...]]:
     """Decodes, resizes and patchifies the frames of a plan: (plan, patches, unit digests, warnings).
 
-    The plan comes back reduced where frames could not be decoded, or where temporal patches were dropped as similar.
+    The returned plan lacks frames that could not be decoded and temporal patches dropped as similar.
 
     Raises:
-        MediaChangedError: the file is not the one that the plan was made for.
-        MediaDecodeError: not one of the frames could be decoded.
+        MediaChangedError: the plan was made for another file.
+        MediaDecodeError: none of the frames could be decoded.
         MediaError: the source can't be opened.
     """
     info = probe_video(source, limits)
@@ -72,7 +72,7 @@ def video_patches(
         if not keep:
             similar += [index for index, _ in unit]
             continue
-        # The last frame stands in for those missing in the last patch.
+        # The last frame fills up the last temporal patch.
         pictures = [unit[min(slot, len(unit) - 1)][1] for slot in range(temporal)]
         for slot, picture in enumerate(pictures):
             write_frame(picture, patches, plan.grid_thw, processing, len(digests), slot)
@@ -87,7 +87,7 @@ def video_patches(
         )
     num_patches = len(digests) * plan.grid_thw.h * plan.grid_thw.w
     if num_patches < len(patches):
-        # A copy, to let go of the rest.
+        # A copy frees the rest.
         patches = replace(patches, pixels=patches.pixels[:num_patches].copy())
     notes, warnings = [], list(info.warnings)
     num_planned = len(plan.frame_indices or ())
@@ -104,8 +104,7 @@ def video_patches(
 
 
 class SampledFrame(NamedTuple):
-    """A frame of a plan: its index and presentation time, uint8 [H, W, 3] as the model gets it, and whether it would be
-    left out as similar."""
+    """A planned frame: index, presentation time, the model's input (uint8 [H, W, 3]), whether it counts as similar."""
 
     index: int
     time_s: float
@@ -121,13 +120,13 @@ def sampled_frames(
     difference: float,
     progress: Progress | None = None,
 ) -> Iterator[SampledFrame]:
-    """The frames of a plan that can be decoded, also those that were left out as similar.
+    """Yields the plan's decodable frames, including those dropped as similar.
 
     Args:
-        difference: from which on a frame isn't similar (see `MediaBudget`).
+        difference: the difference from which on a frame isn't similar (`MediaBudget.similar_difference`).
 
     Raises:
-        MediaChangedError: the file is not the one that the plan was made for.
+        MediaChangedError: the plan was made for another file.
         MediaError: the source can't be opened.
     """
     info = probe_video(source, limits)
@@ -141,11 +140,11 @@ def sampled_frames(
 
 
 def check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:
-    """Raises MediaChangedError where the file isn't the one that the plan was made for."""
+    """Raises MediaChangedError if the plan was made for another file."""
     assert plan.frame_indices is not None
     assert plan.frame_times_s is not None
     same = info.size == plan.source_size and info.num_frames == plan.source_frames
-    # To the millisecond: another version of libav may round the rate of the same file in another way.
+    # To the millisecond: versions of libav may round the same file's rate differently.
     if not same or not np.allclose(info.frame_times(plan.frame_indices), plan.frame_times_s, rtol=0, atol=1e-3):
         raise MediaChangedError(
             say(
@@ -171,7 +170,7 @@ def _resized_frames(
     limits: MediaLimits,
     progress: Progress | None,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """The frames that can be decoded: (index, uint8 [H, W, 3] of the planned size)."""
+    """Yields the decodable frames at the planned size: (index, uint8 [H, W, 3])."""
     height, width = plan.size
     for done, (index, frame) in enumerate(decode_frames(source, info, indices, limits, plan.color), start=1):
         yield index, np.asarray(frame.resize((width, height), Image.Resampling.BICUBIC))
@@ -180,7 +179,7 @@ def _resized_frames(
 
 
 def _mark_similar(units: Iterable[_Unit], cell: int, difference: float | None) -> Iterator[tuple[_Unit, bool]]:
-    """Each unit with whether it is kept: it shows something new, or it is the first or the last."""
+    """Yields (unit, keep). A unit is kept if it shows something new, or is the first or the last."""
     shown: np.ndarray | None = None
     held: _Unit | None = None
     for unit in units:
@@ -198,14 +197,14 @@ def _mark_similar(units: Iterable[_Unit], cell: int, difference: float | None) -
 
 
 def _differs(before: np.ndarray, after: np.ndarray, cell: int, difference: float) -> bool:
-    """Whether the mean absolute difference over any cell reaches `difference`: a small thing that moves must count."""
+    """Whether any cell's mean absolute difference reaches `difference`. By cell, so that small movements count."""
     height, width, _ = before.shape
     absolute = np.abs(before.astype(np.int16) - after)
     cells = absolute.reshape(height // cell, cell, width // cell, cell * 3)
     return bool(cells.mean(axis=(1, 3)).max() >= difference)
 
 
-# A seek flushes the decoder and refills its pipeline: worth it only if at least this many frames are skipped.
+# A seek flushes the decoder and refills its pipeline. It pays off only if it skips this many frames.
 _MIN_FRAMES_SKIPPED = 16
 
 
@@ -214,7 +213,7 @@ def decode_frames(
 ) -> Iterator[tuple[int, Image.Image]]:
     """Yields (index, frame) for `indices` (rising, in presentation order), upright and in mode RGB, one at a time.
 
-    Frames are found by their presentation time. Those that can't be decoded are left out.
+    Finds frames by presentation time. Skips frames that can't be decoded.
 
     Raises:
         MediaError: the source can't be opened.
@@ -228,16 +227,16 @@ def decode_frames(
             if index != remaining[0]:
                 break
             yield remaining.pop(0), frame
-    # Also where a seek lost a frame (open groups of pictures, a wrong index): then from the start.
+    # If a seek lost a frame (open groups of pictures, a wrong index), decode from the start.
     if remaining:
         yield from _decode(source, info, remaining, limits, color, seek=False)
 
 
 def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "srgb") -> Image.Image:
-    """The first frame that can be decoded, upright and in mode RGB; nothing else of the file is read.
+    """The first decodable frame, upright and in mode RGB. Reads nothing after it.
 
     Raises:
-        MediaError: not a video that is read here, over a limit, or without a frame.
+        MediaError: the file is not a supported video, is over a limit or has no decodable frame.
     """
     if is_animation(source, limits):
         return load_image(source, limits, color)
@@ -246,7 +245,7 @@ def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "sr
             decoder = decoder_with_alpha(video.stream, limits) if color == "srgb" else None
             for frame in itertools.chain.from_iterable(map(_decoder_of(decoder), video.container.demux(video.stream))):
                 return _upright(_frame_to_rgb(frame, color), pixel_aspect(video.stream), transpose_of(frame))
-        # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
+        # PyAV raises ValueError if the decoder can't be opened, for example for too many pixels.
         except (FFmpegError, ValueError):
             pass
     raise MediaDecodeError(
@@ -255,7 +254,7 @@ def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "sr
 
 
 def seek_runs(is_key: np.ndarray, indices: Sequence[int]) -> list[tuple[int | None, list[int]]]:
-    """Splits rising frame indices into runs to decode: (keyframe to seek to, or None to just go on; indices)."""
+    """Splits rising frame indices into runs: (keyframe to seek to, or None to continue decoding; indices)."""
     keys = np.flatnonzero(is_key)
     runs: list[tuple[int | None, list[int]]] = [(None, [])]
     position = 0
@@ -287,14 +286,14 @@ def _decode(
 
 
 def _upright(image: Image.Image, aspect: float, transpose: Image.Transpose | None) -> Image.Image:
-    """In square pixels, as the container says to turn it."""
+    """The image with square pixels, rotated as the container says."""
     if (width := shown_width(image.width, aspect)) != image.width:
         image = image.resize((width, image.height), Image.Resampling.BICUBIC)
     return image if transpose is None else image.transpose(transpose)
 
 
 def _decoder_of(decoder: VideoCodecContext | None) -> Callable[[Packet], list[VideoFrame]]:
-    """What decodes a packet: its stream's decoder, or this one, which an empty packet drains."""
+    """A function that decodes a packet: with the stream's decoder, or with `decoder`, which an empty packet drains."""
     if decoder is None:
         return lambda packet: cast(list[VideoFrame], packet.decode())
     return lambda packet: decoder.decode(packet if packet.size else None)
@@ -303,18 +302,18 @@ def _decoder_of(decoder: VideoCodecContext | None) -> Callable[[Packet], list[Vi
 def _decode_run(
     video: OpenVideo, wanted: dict[int, int], decode: Callable[[Packet], list[VideoFrame]]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decodes from the container's position to the last frame in `wanted`, presentation time to index."""
+    """Decodes from the container's position to the last frame in `wanted` (presentation time to index)."""
     last, missing = max(wanted), dict(wanted)
     try:
         for packet in packets_of(video):
             try:
                 frames = decode(packet)
-            # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
+            # PyAV raises ValueError if the decoder can't be opened, for example for too many pixels.
             except (FFmpegError, ValueError):
                 continue
             for frame in frames:
                 pts = frame.pts if frame.pts is not None else frame.dts
-                # A damaged file may have a time twice.
+                # A damaged file may repeat a time.
                 if pts in missing and not frame.is_corrupt:
                     yield missing.pop(pts), frame
                 if pts is not None and pts >= last:
@@ -323,10 +322,10 @@ def _decode_run(
         return
 
 
-# What is this wide or high and doesn't tell is BT.709, as players have it; the rest is BT.601.
+# Video without a declared matrix is BT.709 from this size on and BT.601 below, as in players.
 _HD_WIDTH, _HD_HEIGHT = 1280, 576
 _UNSPECIFIED = 2
-# How much more lines of different fields differ than those of one, of 255, and in how much of a frame.
+# Combing: how much more lines of different fields differ than lines of one field (of 255), in what share of a frame.
 _COMB, _COMBED_SHARE = 60, 0.002
 
 
@@ -344,15 +343,14 @@ def _frame_to_rgb(frame: VideoFrame, color: ColorMode) -> Image.Image:
         return to_rgb(Image.fromarray(frame.to_ndarray(format="rgba", src_colorspace=matrix)), color)
     values = frame.to_ndarray(format="rgb24", src_colorspace=matrix)
     if color == "srgb" and frame.interlaced_frame and _is_combed(values):
-        # Both fields are half a frame's time apart: the first one's lines, and what lies between them.
+        # The two fields are half a frame apart in time: use the first and interpolate its missing lines.
         field = Image.fromarray(np.ascontiguousarray(values[::2]))
         return field.resize((frame.width, frame.height), Image.Resampling.BICUBIC)
     return Image.fromarray(values)
 
 
 def _is_combed(values: np.ndarray) -> bool:
-    """Whether lines of uint8 [H, W, 3] differ from their neighbours as two moments do: much of what is called
-    interlaced shows one moment in both fields."""
+    """Whether the two fields of uint8 [H, W, 3] show different moments. Many files marked as interlaced don't."""
     green = values[: values.shape[0] // 4 * 4, :, 1].astype(np.int16)
     even, odd, next_even, next_odd = (green[start::4] for start in range(4))
     across = np.abs(even - odd) + np.abs(odd - next_even) + np.abs(next_even - next_odd)
@@ -361,5 +359,5 @@ def _is_combed(values: np.ndarray) -> bool:
 
 
 def lost_note(num_lost: int, num_planned: int) -> Saying:
-    """Says that frames are missing."""
+    """The note on frames that could not be decoded."""
     return say("{n} of {m} frames could not be decoded and {n|is|are} left out.", n=num_lost, m=num_planned)

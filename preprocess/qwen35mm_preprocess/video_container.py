@@ -1,7 +1,7 @@
-"""Videos opened so that they can reach nothing but their own bytes, and how their pictures are to be shown.
+"""Opens videos so that they can reach nothing but their own bytes, and reads how to show their pictures.
 
-libav is handed a stream, never a name, and the one demuxer that the content calls for. No other demuxer and no
-protocol is allowed, and a request to open anything else (a playlist's segments, an external track) is refused.
+libav gets a stream, never a name, and the one demuxer for the content. No other demuxer and no protocol is allowed.
+Requests to open anything else (a playlist's segments, an external track) are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_f
 from qwen35mm_preprocess.say import Said, say
 from qwen35mm_preprocess.types import MediaLimits
 
-# Names of libav's decoders; a codec is refused if libav was built without any of its decoders here.
+# libav's decoders. A codec is refused if libav has none of its decoders listed here.
 _DECODERS = (
     *("h264", "hevc", "av1", "libdav1d", "libaom-av1", "vp8", "libvpx", "vp9", "libvpx-vp9"),
     *("mpeg1video", "mpeg2video", "mpegvideo", "mpeg4", "msmpeg4", "msmpeg4v1", "msmpeg4v2", "h263", "mjpeg", "png"),
@@ -37,9 +37,9 @@ _DECODERS = (
 )
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _READ_BUFFER_BYTES = 2**18
-# Titles are often not UTF-8; PyAV 19 replaces what it can't read by itself and dropped the argument.
+# Titles are often not UTF-8. PyAV 19 dropped the argument and always replaces bad bytes.
 _METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
-# A transport stream that is silent for longer was cut here.
+# A longer gap in a transport stream means that it was spliced there.
 _MAX_GAP_S = 10.0
 # Signs of (a, b, c, d) of a display matrix, with y pointing down: a pixel (x, y) is shown at (ax + cy, bx + dy).
 _TRANSPOSE = {
@@ -68,7 +68,7 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
 
     Raises:
         MediaSourceError, MediaLimitError: the source can't be read, or has too many bytes.
-        MediaFormatError: not a video, sound only, or a codec that is not read here.
+        MediaFormatError: the source is not a video, has only sound or an unsupported codec.
         MediaDecodeError: the container is damaged or cut off.
     """
     name = describe(source)
@@ -118,12 +118,12 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
 
 
 def packets_of(video: OpenVideo) -> Iterator[Packet]:
-    """The stream's packets, in decoding order.
+    """Yields the stream's packets in decoding order.
 
-    A transport stream may have been spliced: where its times jump, they go on from where they were, as players do.
+    A transport stream may have been spliced. Jumps in its times are removed, as in players.
 
     Raises:
-        FFmpegError: what comes next is damaged.
+        FFmpegError: the next packet is damaged.
     """
     is_spliceable = video.format in (MPEG_TS, MPEG_PS)
     most = _MAX_GAP_S / float(video.stream.time_base or 1)
@@ -166,7 +166,7 @@ def _video_stream(container: InputContainer, name: Said) -> VideoStream:
 
 
 def decoder_with_alpha(stream: VideoStream, limits: MediaLimits) -> VideoCodecContext | None:
-    """A decoder of its own for VP8 and VP9 in WebM with alpha, which libav's native ones leave out; None for others."""
+    """A separate decoder for VP8 and VP9 with alpha in WebM, which libav's native decoders drop; else None."""
     name = _WITH_ALPHA.get(stream.codec_context.name)
     if name is None or stream.metadata.get("alpha_mode") != "1" or name not in av.codecs_available:
         return None
@@ -177,12 +177,12 @@ def decoder_with_alpha(stream: VideoStream, limits: MediaLimits) -> VideoCodecCo
 
 
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    # libav's own kind of error, since it surfaces wherever the container is read.
+    # libav's error class, since this surfaces wherever the container is read.
     raise FFmpegError(errno.EPERM, "a video may not open other files")
 
 
 def pixel_aspect(stream: VideoStream) -> float:
-    """How much wider than high its pixels are shown; the container's word counts, else the codec's."""
+    """A pixel's shown width over its height, from the container, else from the codec."""
     for found in (stream.sample_aspect_ratio, stream.codec_context.sample_aspect_ratio):
         if found:
             return float(found)
@@ -190,16 +190,16 @@ def pixel_aspect(stream: VideoStream) -> float:
 
 
 def shown_width(width: int, aspect: float) -> int:
-    """Of so many stored pixels, in square ones."""
+    """Width in square pixels of `width` stored pixels."""
     return max(1, round(width * aspect))
 
 
 def transpose_of(frame: VideoFrame) -> Image.Transpose | None:
-    """What puts it upright, to quarter turns; libav shows what a container says of that on decoded frames only."""
+    """The operation that turns the frame upright, in quarter turns. libav gives the rotation only on decoded frames."""
     try:
         side_data: Any = frame.side_data
         matrix = side_data["DISPLAYMATRIX"]
-    # Also a ValueError, where the frame has side data of a kind that PyAV has no name for.
+    # PyAV raises ValueError for side data of a kind that it doesn't know.
     except (KeyError, ValueError):
         return None
     a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))

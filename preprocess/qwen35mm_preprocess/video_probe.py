@@ -1,4 +1,4 @@
-"""A video's frames in presentation order, by its header and packet times, and which of them to use."""
+"""Lists a video's frames in presentation order from its header and packet times, and samples them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qwen35mm_preprocess.video_container import (
     transpose_of,
 )
 
-# A decoder that reorders frames gives the first one later.
+# A decoder that reorders frames needs several packets before the first one.
 _MAX_PACKETS_FOR_A_FRAME = 64
 
 
@@ -38,17 +38,17 @@ class VideoInfo:
     """A video's frames in presentation order.
 
     size            (height, width) upright, in square pixels
-    transpose       the operation that puts a decoded frame upright, or None
+    transpose       the operation that turns a decoded frame upright, or None
     pts             int64 [N] presentation times in the stream's time base
     is_key          bool [N] whether decoding can start at a frame
-    times_s         float64 [N] presentation times from the first frame; at a constant rate index / fps, to the bit
-    fps             frames a second, as a mean where the rate varies
-    is_constant     every frame lies less than half a frame from where a constant rate puts it
+    times_s         float64 [N] presentation times from the first frame; exactly index / fps at a constant rate
+    fps             frames a second; the mean if the rate varies
+    is_constant     every frame lies less than half a frame from its place at a constant rate
     duration_s      from the first frame to the end of the last
-    can_seek        the container has an index to seek by
-    pixel_aspect    how much wider than high a stored pixel is shown, before it is turned
-    is_animation    Pillow reads it, and libav doesn't
-    warnings        in words for a person
+    can_seek        the container has an index for seeking
+    pixel_aspect    a stored pixel's shown width over its height, before turning
+    is_animation    read by Pillow, not by libav
+    warnings        messages for the user
     """
 
     size: Size
@@ -69,20 +69,20 @@ class VideoInfo:
         return len(self.pts)
 
     def frame_times(self, indices: Sequence[int]) -> tuple[float, ...]:
-        """Presentation times of frames in seconds, from the file's first frame."""
+        """Presentation times of these frames in seconds, from the file's first frame."""
         return tuple(self.times_s[list(indices)].tolist())
 
     def within(self, start_s: float, end_s: float | None) -> range:
-        """Indices of the frames whose times are in a range; of the one on the screen where none begins in it.
+        """Indices of the frames that begin in the range; if none does, the frame shown then.
 
-        To the millisecond, which is all that a person can write.
+        Accurate to the millisecond, the precision that a user can enter.
         """
         first = int(np.searchsorted(self.times_s, start_s - 1e-3))
         stop = self.num_frames if end_s is None else int(np.searchsorted(self.times_s, end_s + 1e-3, side="right"))
         return range(first, stop) if first < stop else range(max(first - 1, 0), max(first, 1))
 
     def cut(self, frames: range) -> VideoInfo:
-        """The same video as if it had only these frames, at their times."""
+        """The same video with only these frames, at their times."""
         at = slice(frames.start, frames.stop)
         next_s = self.times_s[frames.stop] if frames.stop < self.num_frames else self.duration_s
         duration_s = float(next_s - self.times_s[frames.start])
@@ -91,10 +91,10 @@ class VideoInfo:
 
 
 def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
-    """Reads a video's header and packet times; its first frame is decoded, where the container may say to turn it.
+    """Reads a video's header and packet times. Decodes the first frame if the container may rotate it.
 
     Raises:
-        MediaError: not a video that is read here, damaged, without a single frame, or over a limit.
+        MediaError: the source is not a supported video, is damaged, has no frame or is over a limit.
     """
     name = describe(source)
     if is_animation(source, limits):
@@ -121,7 +121,7 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         times = (pts - pts[0]).astype(np.float64) * time_base
         declared = float(video.stream.average_rate or 0)
         announced_s = (video.container.duration or 0) / av.time_base
-        # Of what an edit list cuts away libav tells some packets, and drops others.
+        # libav drops some of the packets that an edit list removes and reports others, so the count can't be compared.
         announced_frames = 0 if is_cut else video.stream.frames
     transpose = None if first is None else transpose_of(first)
     info = VideoInfo(
@@ -163,7 +163,7 @@ def _probe_animation(source: MediaSource, name: Said, limits: MediaLimits) -> Vi
 def _timed(
     info: VideoInfo, name: Said, limits: MediaLimits, last_s: float, announced_frames: int, announced_s: float
 ) -> VideoInfo:
-    """The same with its rate, duration and warnings; its `fps` is the declared rate, and `last_s` may be unknown, 0.
+    """Completes `info` with its rate, duration and warnings. Its `fps` is the declared rate; `last_s` is 0 if unknown.
 
     Raises:
         MediaLimitError: it is too long.
@@ -194,15 +194,19 @@ def _check_num_frames(count: int, name: Said, limits: MediaLimits) -> None:
 def _read_packets(
     video: OpenVideo, name: Said, limits: MediaLimits, *, decode_first: bool
 ) -> tuple[np.ndarray, np.ndarray, int, bool, VideoFrame | None]:
-    """pts [N] and keyframe flags [N], sorted and without repeats, the last frame's duration in ticks (or 0), whether an
-    edit list cuts some away, and the first picture, where it is asked for and can be decoded."""
+    """Reads all packet times without decoding more than the first frame.
+
+    Returns:
+        pts [N] and keyframe flags [N], sorted and unique; the last frame's duration in ticks, or 0; whether an edit
+        list removes frames; the first picture, if `decode_first` and it can be decoded.
+    """
     num_to_decode = _MAX_PACKETS_FOR_A_FRAME if decode_first else 0
     first: VideoFrame | None = None
     frames: dict[int, tuple[bool, int]] = {}
     is_cut = False
-    # The second field of a picture comes as a packet of its own there, without a time.
+    # In MPEG-TS, a picture's second field may be a packet of its own, without a time.
     has_fields = video.format is MPEG_TS
-    # Cameras give it one: half of a frame's duration after the first's.
+    # Cameras give it a time: half a frame's duration after the first field's.
     field_ticks = 0.5 / float((video.stream.average_rate or 1) * (video.stream.time_base or 1))
     first_field: int | None = None
     is_vp8 = video.stream.codec_context.name in ("vp8", "libvpx")
@@ -213,10 +217,10 @@ def _read_packets(
                 first = _first_frame(packet)
             is_cut |= packet.is_discard
             pts = packet.pts if packet.pts is not None or has_fields else packet.dts
-            # The empty packet at the end, what an edit list cuts away, half a packet at the end of a cut-off file.
+            # Skips the empty packet at the end, packets removed by an edit list, and a cut-off file's partial packet.
             if pts is None or packet.size == 0 or packet.is_discard or packet.is_corrupt:
                 continue
-            # RFC 6386, 9.1: the show_frame bit of the frame tag; a hidden frame only serves others.
+            # RFC 6386, 9.1: the show_frame bit of the frame tag. Hidden frames are only references for others.
             if is_vp8 and not bytes(packet)[0] & 0x10:
                 continue
             if has_fields and abs((packet.duration or 0) - field_ticks) <= 1:
@@ -227,7 +231,7 @@ def _read_packets(
             frames.setdefault(pts, (packet.is_keyframe, packet.duration or 0))
             _check_num_frames(len(frames), name, limits)
     except FFmpegError:
-        # What was read up to the damage is usable; the announced length tells that there should be more.
+        # Frames before the damage are usable. The announced length leads to the warning.
         pass
     if not frames:
         raise MediaDecodeError(
@@ -241,13 +245,13 @@ def _read_packets(
 def _first_frame(packet: Packet) -> VideoFrame | None:
     try:
         return next((frame for frame in packet.decode() if isinstance(frame, VideoFrame)), None)
-    # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
+    # PyAV raises ValueError if the decoder can't be opened, for example for too many pixels.
     except (FFmpegError, ValueError):
         return None
 
 
 def _frame_rate(times: np.ndarray, declared: float) -> tuple[float, bool]:
-    """Frames a second, and whether it is constant: by the declared rate if the times agree, else as measured."""
+    """(frames a second, whether constant): the declared rate if the times agree with it, else the measured rate."""
     if len(times) == 1 or times[-1] == 0:
         return declared or 1.0, True
     measured = (len(times) - 1) / float(times[-1])
@@ -290,14 +294,14 @@ def count_frames(info: VideoInfo, fps: float, min_frames: int, max_frames: int) 
 def sample_frames(info: VideoInfo, num_frames: int, min_frames: int = 1) -> tuple[int, ...]:
     """Indices of about `num_frames` frames, spread evenly over the presentation time from the first to the last.
 
-    At a constant rate exactly `num_frames`, those of transformers' `sample_frames`. Where the rate varies, the frames
-    that are on the screen at evenly spread times: one that is shown for long is taken once, so there may be fewer, but
-    not below `min_frames`.
+    At a constant rate, gives exactly the `num_frames` of transformers' `sample_frames`. At a varying rate, gives the
+    frames shown at evenly spread times. A long-shown frame counts once, so there may be fewer, but at least
+    `min_frames`.
     """
     if info.is_constant:
         return _spread(info.num_frames, num_frames)
     moments = np.linspace(info.times_s[0], info.times_s[-1], num_frames)
-    # The last moment must find the last frame, whatever the rounding.
+    # The margin makes the last moment find the last frame despite rounding.
     shown = np.searchsorted(info.times_s, moments + 1e-9, side="right") - 1
     indices = np.unique(shown)
     least = min(min_frames, num_frames)

@@ -1,9 +1,8 @@
-"""The arithmetic of Qwen3.5's layers on flat, unpadded tensors. Needs torch alone.
+"""The arithmetic of Qwen3.5's layers on flat, unpadded tensors. Needs only torch.
 
 `reference` is the specification: every operation, naively, in float32. `cpu` (torch, on any device), `cpu.native` (C++)
 and `gpu` (Triton) have the same functions with the same signatures; `select_backend` chooses one for a device.
-Inference only: the operations work in place and give no gradients. They check no shapes: a model's modules make what
-they pass.
+Inference only: the operations work in place and give no gradients. They trust the caller's shapes.
 """
 
 from qwen35mm_kernels.backend import select_backend

@@ -1,7 +1,6 @@
-"""Chooses the module whose operations run on a device, and says why in the log.
+"""Chooses the module whose operations run on a device, and logs why.
 
-The choice depends on the device type and on what is installed, never on timing or load: arithmetic must not change
-between two runs.
+The choice depends only on the device type and the installed packages, so that arithmetic can't change between runs.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
 
-# What the kernels are written for; older ones lack parts of the language, newer ones nobody has tried.
+# Supported versions: older ones lack language features, newer ones are untested.
 _TRITON_VERSIONS = ((3, 5), (4, 0))
 _MIN_CAPABILITY = (8, 0)
-# From Ada on; `gpu/fp8.py`.
+# Ada and newer; see `gpu/fp8.py`.
 _FP8_CAPABILITY = (8, 9)
 
 
-# Without an annotation of what it returns: a module has no type that could be written, and the inferred one leads an
-# editor and a type checker to the functions of both.
+# No return annotation: a module type can't be written, and the inferred type shows the functions to editors and type
+# checkers.
 def select_backend(device: torch.device | str):
-    """`qwen35mm_kernels.gpu` where Triton's kernels run, on a CPU `cpu.native` where a compiled library is found, else
-    `cpu`, whose torch runs anywhere."""
+    """`gpu` if Triton's kernels run on the device; on a CPU `cpu.native` if there is a compiled library; else `cpu`."""
     return _backend(torch.device(device).type)
 
 
@@ -42,7 +40,7 @@ def _backend(device_type: str):
     if why_not is not None:
         logger.info("On %s the operations run in torch: %s.", device_type, why_not)
         return cpu
-    # Imported here: Triton takes a second that a CPU has no use for.
+    # Imported here: importing Triton takes a second, wasted on a CPU.
     from qwen35mm_kernels import gpu
 
     logger.info("On %s the operations run as Triton's kernels, vision attention in torch.", device_type)
@@ -50,18 +48,21 @@ def _backend(device_type: str):
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether a device is a card with Triton's kernels. These read nothing back: a step of them can be captured, and
-    launched before the one before has run. Torch's operations look at lengths, slots and counts on the host."""
+    """Whether a device is a card that runs Triton's kernels.
+
+    These never wait for the device, so a step can be captured, and launched before the previous one has run. Torch's
+    operations read lengths, slots and counts on the host.
+    """
     return device.type == "cuda" and why_not_triton(device.type) is None
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a device is a card that `fp8_linear` has a kernel for: elsewhere torch computes it, for tests alone."""
+    """Whether `fp8_linear` has a kernel for the device. Elsewhere torch computes it, only for tests."""
     return runs_triton(device) and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def multiplies_integers(device: torch.device) -> bool:
-    """Whether a device is a card that `integer_linear` has a kernel for."""
+    """Whether `integer_linear` has a kernel for the device."""
     return runs_triton(device)
 
 

@@ -1,16 +1,16 @@
-"""How keys and values lie in the cache: as numbers of a type, or as codes with a scale for every 32 neighbours.
+"""Formats of keys and values in the cache: plain numbers, or codes with a scale for every 32 neighbours.
 
-A row is what one head of one token takes; its bytes depend on nothing but its values. A format of codes has rows of
-bytes, one block for each `GROUP` values: the scale in bfloat16, then the codes. Naively: `reference.kv_formats`.
+A row holds one head of one token. Its bytes depend only on its values. A format with codes has rows of bytes, one block
+for each `GROUP` values: the scale in bfloat16, then the codes. `reference.kv_formats` has the naive version.
 
-A rotated format keeps H D x in place of x: D are fixed signs, H the normalised Walsh-Hadamard matrix (QuaRot,
-arXiv:2404.00456). What a few channels hold is spread over all of them then. Products of rotated keys and rotated
-queries are those of unrotated ones, and sums of rotated values the rotated sums: attention rotates queries and its own
-result, never what is kept.
+A rotated format stores H D x instead of x, where D is a diagonal of fixed signs and H the normalised Walsh-Hadamard
+matrix (QuaRot, arXiv:2404.00456). This spreads the outliers of a few channels over all channels. Rotated keys and
+queries have the same products as unrotated ones. Sums of rotated values are rotated sums. So attention rotates only its
+queries and its result, never the cache.
 
-A format with levels keeps a rotated row over the root of its mean square, each number as the nearest level, and has one
-scale for a row (TurboQuant's first quantiser, arXiv:2504.19874). Its second, a bit of K for the residual's signs (QJL),
-costs more than it gives (docs/models.md).
+A format with levels divides a rotated row by its root mean square, stores each number as the nearest level, and has one
+scale a row (TurboQuant's first quantiser, arXiv:2504.19874). TurboQuant's second quantiser, one bit of K for the
+residual's sign (QJL), costs more than it gains (docs/models.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 GROUP = 32
 _SCALE_BYTES = 2
 
-# Lloyd and Max's for a Gaussian of variance one, those above zero; kv_rows.h has them, too.
+# Positive Lloyd-Max levels of a Gaussian with variance one. kv_rows.h has the same.
 _LEVELS = {
     3: (0.2450942, 0.7560053, 1.3439093, 2.1519456),
     4: (0.128395, 0.3880483, 0.6567591, 0.9423404, 1.2562312, 1.6180464, 2.0690172, 2.7325895),
@@ -32,17 +32,17 @@ _LEVELS = {
 
 @dataclass(frozen=True)
 class KVFormat:
-    """One way of keeping them.
+    """One format of cached keys or values.
 
     Attributes:
-        name: what people call it.
-        number: what the compiled part calls it (kv_rows.h).
-        dtype: of the numbers; torch.uint8 of codes.
-        bits: of a code; 0 where there are none.
-        codes: of codes that are numbers of a type, that type; None of integers.
-        largest: what the number of the largest size in a group becomes.
-        is_rotated: whether H D x is kept.
-        has_levels: whether codes count levels of a Gaussian.
+        name: the option's value for users.
+        number: its number in the compiled library (kv_rows.h).
+        dtype: of plain numbers; torch.uint8 for codes.
+        bits: bits of a code; 0 for plain numbers.
+        codes: the float type of the codes; None for integers.
+        largest: the code of a group's largest magnitude.
+        is_rotated: whether it stores H D x.
+        has_levels: whether codes are indices of Gaussian levels.
         on_cards: whether `gpu` has kernels for it (gpu/kv_rows.py).
     """
 
@@ -63,7 +63,7 @@ class KVFormat:
         return torch.cat([-positive.flip(0), positive])
 
     def fits(self, head_dim: int) -> bool:
-        """Whether heads of this size can be kept so."""
+        """Whether the format supports heads of this size."""
         return not self.bits or (head_dim % GROUP == 0 and not (self.is_rotated and head_dim & (head_dim - 1)))
 
     def row_width(self, head_dim: int) -> int:
@@ -77,7 +77,7 @@ class KVFormat:
         return self.row_width(head_dim) * self.dtype.itemsize
 
     def quantise(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows of values [..., D], rounded once: [..., row_width] of `dtype`. What is no number stays none."""
+        """Values [..., D] -> rows [..., row_width] of `dtype`, rounded once. NaN stays NaN."""
         if self.dtype == torch.float16:
             x = x.clamp(-65504.0, 65504.0)  # its largest
         if not self.bits:
@@ -92,7 +92,7 @@ class KVFormat:
         groups = x.unflatten(-1, (-1, GROUP))
         top, bottom = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
         extreme = torch.where(top > -bottom, top, bottom)
-        # Four bits have one code more below zero than above: the extreme takes it.
+        # Four bits have one more code below zero than above: the extreme value takes it.
         scale = (extreme / -8.0 if self.bits == 4 else extreme.abs() / self.largest).to(torch.bfloat16)
         steps = torch.where(scale.abs() > 0, groups / scale.float(), 0.0)
         if self.codes is not None:
@@ -104,21 +104,21 @@ class KVFormat:
         return torch.cat([scale.view(torch.uint8), codes], dim=-1).flatten(-2)
 
     def dequantise(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Values [..., D] of rows [..., row_width], in another type; a product of code and scale is rounded once."""
+        """Rows [..., row_width] -> values [..., D] in `dtype`. Rounds each product of code and scale once."""
         if not self.is_rotated:
             return self.read(rows, dtype)
         return self.rotate_back(self.read(rows, torch.float32)).to(dtype)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D] as it is kept, before rounding: H D x in x's type, or x itself."""
+        """x [..., D] as stored, before rounding: H D x in x's type, or x itself."""
         return _hadamard(x.float() * _signs(x.shape[-1]).to(x.device)).to(x.dtype) if self.is_rotated else x
 
     def rotate_back(self, x: torch.Tensor) -> torch.Tensor:
-        """What `rotate` turned, [..., D]."""
+        """The inverse of `rotate`, [..., D]."""
         return (_hadamard(x.float()) * _signs(x.shape[-1]).to(x.device)).to(x.dtype) if self.is_rotated else x
 
     def read(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """As `dequantise`, and rotated where they are kept so."""
+        """Like `dequantise`, but leaves rotated rows rotated."""
         if not self.bits:
             return rows.to(dtype)
         blocks = self._blocks(rows)
@@ -136,21 +136,21 @@ class KVFormat:
         return (steps * scale).flatten(-2).to(dtype)
 
     def is_finite(self, rows: torch.Tensor) -> bool:
-        """Whether no scale of rows [..., row_width] is NaN or infinite; of numbers whoever holds them can ask."""
+        """Whether all scales of rows [..., row_width] are finite. Plain numbers are not checked: the caller can."""
         if not self.bits or not rows.numel():
             return True
         return bool(self._blocks(rows)[..., :_SCALE_BYTES].contiguous().view(torch.bfloat16).isfinite().all())
 
     def _blocks(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [..., row_width] by what has one scale, [..., blocks, bytes]."""
+        """Rows [..., row_width] split into blocks of one scale, [..., blocks, bytes]."""
         return rows.unflatten(-1, (1, -1) if self.has_levels else (-1, _SCALE_BYTES + GROUP * self.bits // 8))
 
 
 def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes [..., n] as bytes [..., n * bits / 8].
 
-    Of four bits, `GROUP` by `GROUP`, a byte has one of the first half and one of the second; of three bits, eight codes
-    are three bytes, the first in the lowest bits.
+    4 bits: in each `GROUP`, a byte has one code of the first half and one of the second. 3 bits: three bytes hold eight
+    codes, the first in the lowest bits.
     """
     if bits == 4:
         low, high = codes.unflatten(-1, (-1, GROUP)).split(GROUP // 2, dim=-1)
@@ -170,12 +170,12 @@ def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _signs(dim: int) -> torch.Tensor:
-    """[D] of 1 and -1: a bent function of the index, so that what is constant over a row is spread, too."""
+    """[D] of 1 and -1: a bent function of the index, so that a constant row is spread, too."""
     return torch.tensor([-1.0 if (i & i >> 1 & 0x5555).bit_count() & 1 else 1.0 for i in range(dim)])
 
 
 def _hadamard(x: torch.Tensor) -> torch.Tensor:
-    """The normalised Walsh-Hadamard transform of rows [..., D], its own inverse; it adds in kv_rows.h's order."""
+    """The normalised Walsh-Hadamard transform of rows [..., D], its own inverse. Adds in the order of kv_rows.h."""
     dim = x.shape[-1]
     for _ in range(dim.bit_length() - 1):
         first, second = x.chunk(2, dim=-1)
@@ -201,12 +201,12 @@ FORMATS = {
 }
 PLAIN = {format.dtype: format for format in FORMATS.values() if not format.bits}
 
-# Of keys, and of values.
+# (format of keys, format of values).
 KVFormats = tuple[KVFormat, KVFormat]
 
 assert [each.number for each in FORMATS.values()] == list(range(len(FORMATS))), "kv_rows.h counts them from 0 on"
 
 
 def formats_of(formats: KVFormats | None, k_cache: torch.Tensor, v_cache: torch.Tensor) -> KVFormats:
-    """The formats of a layer's cache; where none are given, its tensors hold plain numbers."""
+    """The formats of a layer's cache. None means plain numbers of the tensors' types."""
     return formats or (PLAIN[k_cache.dtype], PLAIN[v_cache.dtype])

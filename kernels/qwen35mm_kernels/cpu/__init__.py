@@ -1,4 +1,4 @@
-"""The operations in torch, made for CPUs; they run on any device. What they take and give: `reference`."""
+"""The operations in torch, tuned for CPUs; they run on any device. `reference` describes arguments and results."""
 
 from qwen35mm_kernels.cpu.attention import (
     paged_attention_decode,

@@ -1,4 +1,4 @@
-"""Attention by torch's own: over keys and values where they lie, if a sequence's blocks follow each other."""
+"""Attention with torch's kernels. Reads keys and values in place if a sequence's blocks are consecutive."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qwen35mm_kernels.cpu.norm import rms_norm
 from qwen35mm_kernels.cpu.rope import apply_partial_rope
 from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
-# Measured 128 to 512: torch's kernel is fastest on blocks of 256, at short and long caches.
+# Of 128 to 512, torch's kernel is fastest on blocks of 256, for short and long caches.
 _QUERY_BLOCK = 256
-# On Hopper cards torch itself would prefer cuDNN's attention, which builds a plan for every new shape: each size of
-# picture, and in decoding each length.
+# On Hopper cards, torch would prefer cuDNN's attention, which builds a plan for every new shape: each picture size, and
+# each length in decode.
 _ON_CARDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -92,13 +92,13 @@ def _read(
     formats: KVFormats,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of some rows as they are kept, in a type; views of the cache where it has that one."""
+    """Keys and values of some rows in `dtype`, still rotated; views of the cache if it has this type."""
     k_format, v_format = formats
     return k_format.read(k_cache[rows], dtype), v_format.read(v_cache[rows], dtype)
 
 
 def _rows(block_table: torch.Tensor, length: int, block_size: int) -> slice | torch.Tensor:
-    """The rows of the pool that hold a sequence's tokens, in order: a view's slice, or [length] int64."""
+    """The pool's rows of a sequence's tokens, in order: a slice if consecutive, else [length] int64."""
     used = block_table[: -(-length // block_size)]
     blocks = used.tolist()
     if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
@@ -112,7 +112,7 @@ def attention_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scal
     offset = k.shape[0] - q.shape[0]
     queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    # A block of queries sees no key after its last one; its mask stays small however long the cache is.
+    # A block of queries sees no key after its last query. Blocks keep the mask small.
     for start in range(0, q.shape[0], _QUERY_BLOCK):
         block = queries[:, :, start : start + _QUERY_BLOCK]
         num_keys = offset + start + block.shape[2]
@@ -126,7 +126,7 @@ def attention_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scal
 
 def attention_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
     """Attention of one token, q [Hq, D], over k and v [L, Hkv, D]: [Hq, D]."""
-    # A group's query heads stand as rows against their one key head: K and V are read once, never expanded.
+    # A group's query heads are rows against their one key head: this reads K and V once and never expands them.
     # (enable_gqa takes 3 to 12 times as long on a CPU.)
     groups = q.reshape(1, k.shape[1], -1, q.shape[1])
     with _backends(q.device):
@@ -141,7 +141,7 @@ def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_fram
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
-    """The same, on a card so that 16 bytes are read at once: torch's kernels there refuse or misread what lies else."""
+    """x, copied if needed so that a card can read 16 bytes at once: torch's kernels refuse or misread other tensors."""
     if x.device.type == "cpu":
         return x
     places = (x.storage_offset(), *x.stride()[:-1])
@@ -151,5 +151,5 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _backends(device: torch.device) -> AbstractContextManager[Any]:
-    """Which of torch's attentions may run."""
+    """Selects torch's attention kernels for the device."""
     return contextlib.nullcontext() if device.type == "cpu" else sdpa_kernel(_ON_CARDS)

@@ -13,7 +13,7 @@ def causal_conv1d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, channels = x.shape
     before = weight.shape[1] - 1
-    # Block by block: a half to a quarter of the time of F.conv1d, which copies [T, C] twice.
+    # In blocks: takes a half to a quarter of the time of F.conv1d, which copies [T, C] twice.
     num_rows = rows_per_block(x)
     taps = weight.float().t().contiguous()
     history = torch.empty(before + min(num_rows, num_tokens), channels, dtype=torch.float32, device=x.device)
@@ -31,7 +31,7 @@ def causal_conv1d(
 
 
 def causal_conv1d_step(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """One token for each of B sequences: x [B, C]; state [B, C, W - 1] moves on in place."""
+    """One token of each of B sequences: x [B, C]; updates state [B, C, W - 1] in place."""
     taps = weight.float()
     total = x * taps[:, -1]
     for index in range(state.shape[-1]):

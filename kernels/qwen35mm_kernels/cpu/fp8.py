@@ -1,4 +1,4 @@
-"""Products with weights in eight-bit floats, a group of columns after the other."""
+"""Products with 8-bit float weights, one group of columns at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def fp8_linear(
     of_rows = scales.repeat_interleave(scale_of_rows(values, scales), dim=0)[: len(values)]
     sums = torch.zeros(len(x), len(values), device=x.device)
     parts = zip(x.float().split(GROUP, dim=1), values.split(GROUP, dim=1), strict=True)
-    # By a tensor: on a card torch multiplies by a number's inverse instead, and ties fall otherwise.
+    # A tensor, since on a card torch multiplies by the inverse of a Python number, which rounds ties differently.
     largest = torch.full((), LARGEST, device=x.device)
     for group, (some, columns) in enumerate(parts):
         scale = some.abs().amax(dim=1, keepdim=True).clamp_min(LEAST_MAXIMUM) / largest

@@ -1,16 +1,16 @@
 """The gated delta rule in chunks, as matrix products instead of a loop over tokens; and a decode step.
 
-Inside a chunk of C tokens, let c_i be the sum of the log decays up to token i, and S the state before the chunk. What
-the tokens really write, D [C, V], has taken off what the state and the tokens before already predict. It solves a
-triangular system (the WY or UT form of arXiv:2406.06484, with the decays of arXiv:2412.06464):
+In a chunk of C tokens, let c_i be the sum of the log decays up to token i, and S the state before the chunk. The tokens
+write D [C, V], their values minus the predictions from the state and earlier tokens. D solves a triangular system (the
+WY or UT form of arXiv:2406.06484, with the decays of arXiv:2412.06464):
 
     (I + M) D = beta (V - exp(c) K S),   M_ij = beta_i exp(c_i - c_j) k_i.k_j   for i > j
     O = exp(c) Q S + A D,                A_ij = exp(c_i - c_j) q_i.k_j          for i >= j
     S <- exp(c_C) S + K^T (exp(c_C - c) D)
 
-M, A and (I + M)^-1 need no state and are made for several chunks at once; the scan over chunks does the rest. The
-inverse comes from a triangular solve: the doubling (I - M)(I + M^2)(I + M^4)... is many times slower here, and where
-keys resemble each other (a repeated token, a blank wall) its powers grow until nothing of the result is left.
+M, A and (I + M)^-1 need no state and are computed for several chunks at once; the scan over chunks does the rest. The
+inverse comes from a triangular solve. The doubling (I - M)(I + M^2)(I + M^4)... is many times slower here. If keys
+resemble each other (a repeated token, a blank wall), its powers also grow until the result has no correct digit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from qwen35mm_kernels.reference.gated_delta_rule import L2_EPS, split_heads, spl
 
 CHUNK_SIZE = 64
 
-# More at once means fewer operations, which counts for small models; at 16 heads of 128, 1 to 16 take the same time.
+# More at once means fewer operations, which helps small models. At 16 heads of 128, 1 to 16 take the same time.
 _CHUNKS_AT_ONCE = 8
-# A last chunk shorter than the others is padded to a multiple of this many tokens.
+# A shorter last chunk is padded to a multiple of this many tokens.
 _RAGGED_MULTIPLE = 16
 
 
@@ -63,7 +63,7 @@ def gated_delta_prefill(
 def gdn_gates(
     a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.gated_delta_rule.gdn_gates`."""
+    """See `reference.gated_delta_rule.gdn_gates`."""
     return F.softplus(a.float() + dt_bias.float()) * -A_log.float().exp(), b.float().sigmoid()
 
 
@@ -77,7 +77,7 @@ def _run_chunks(
     out: torch.Tensor,
     size: int,
 ) -> None:
-    """Writes `out` and moves `states` on over whole chunks of `size` tokens, or over a single shorter one."""
+    """Writes `out` and updates `states` for whole chunks of `size` tokens, or for a single shorter one."""
     group, scale = len(states), k.shape[2] ** -0.5
     keys_queries = torch.cat([_to_chunks(k, size), _to_chunks(q, size)], dim=2)  # [chunks, Hk, 2C, K]
     norms = torch.linalg.vector_norm(keys_queries, dim=-1, keepdim=True)
@@ -91,7 +91,7 @@ def _run_chunks(
     for member, state in enumerate(states):
         heads = slice(member, None, group)
         c, rate = log_decay[:, heads], rates[:, heads]
-        # The future is masked before exp: there the exponent may overflow.
+        # Mask future tokens before exp, since their exponents may overflow.
         decay = (c - c.transpose(-1, -2)).tril_().exp_()
         system, attention = (products * decay[:, :, None]).unbind(2)
         inverse = torch.linalg.solve_triangular(
@@ -109,7 +109,7 @@ def _run_chunks(
 
 
 def _to_chunks(x: torch.Tensor, size: int) -> torch.Tensor:
-    """[T, H, D] -> [chunks, H, size, D] float32, a new tensor; zeros after the last token change nothing."""
+    """[T, H, D] -> [chunks, H, size, D] float32, a new tensor, padded with zeros, which change nothing."""
     if len(x) % size:
         x = F.pad(x, (0, 0, 0, 0, 0, -len(x) % size))
     chunks = x.unflatten(0, (-1, size)).transpose(1, 2)
@@ -142,7 +142,7 @@ def gdn_decode_step(
 
 
 def _slot_runs(slots: list[int]) -> Iterator[tuple[slice, slice]]:
-    """Rows of a batch and of the pools, cut where slots stop being consecutive; padding is left out."""
+    """Yields (rows of the batch, rows of the pools) for each run of consecutive slots, without padding."""
     start = 0
     for row in range(1, len(slots) + 1):
         if row == len(slots) or slots[row] != slots[row - 1] + 1 or slots[row - 1] < 0:
@@ -154,9 +154,9 @@ def _slot_runs(slots: list[int]) -> Iterator[tuple[slice, slice]]:
 def gated_delta_step(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
 ) -> torch.Tensor:
-    """As `reference.gated_delta_rule.gated_delta_step`.
+    """See `reference.gated_delta_rule.gated_delta_step`.
 
-    Reads the old state once for k and q together: S'^T q = exp(g) S^T q + (k . q) delta.
+    Reads the old state once for both k and q: S'^T q = exp(g) S^T q + (k . q) delta.
     """
     group = v.shape[1] // k.shape[1]
     keys_queries = torch.stack([k, q], dim=2).float()

@@ -1,4 +1,4 @@
-"""Mixture of experts: one product for each expert that some token goes to."""
+"""Mixture of experts: one product for each expert with tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Matrix = TypeVar("Matrix")
 
 
 def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    # A stable sort: torch.topk doesn't say which of equal logits it takes.
+    # A stable sort: torch.topk doesn't define the order of equal logits.
     scores, experts = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
-    # Renormalised shares are a softmax over the chosen alone.
+    # Renormalised weights are a softmax over the chosen experts only.
     weights, chosen = torch.softmax(scores[:, :k], dim=-1).to(logits.dtype), experts[:, :k].contiguous()
     if shared is None:
         return weights, chosen
@@ -52,6 +52,6 @@ def moe_experts_by(
     for rows, target, expert_gate_up, expert_down in parts:
         if len(rows):
             target.copy_(linear(activation(linear(rows, expert_gate_up)), expert_down))
-    # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
+    # Restore the tokens' order, so that the sum over a token's experts doesn't depend on other tokens.
     grouped[order] = outputs
     return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, x.shape[1])).squeeze(1)

@@ -1,4 +1,4 @@
-"""RMS norms, some rows at a time where that keeps temporaries in a CPU's cache."""
+"""RMS norms, in blocks of rows so that temporaries stay in a CPU's cache."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def norm_linear(
 
 
 def _l2_normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) / sqrt(D), with eps as in rms: the L2 norm needs one pass, and the weight takes the sqrt(D) up."""
+    """x / rms(x) / sqrt(D), with eps as in rms. The L2 norm needs one pass, and the weight includes the sqrt(D)."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     return x * norm.square_().add_(eps * x.shape[-1]).rsqrt_()
 
 
 def _by_rows(compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """compute(*inputs) in the first input's dtype, some rows at a time."""
+    """compute(*inputs) in the first input's dtype, in blocks of rows."""
     first = inputs[0]
     num_rows = rows_per_block(first)
     if num_rows >= len(first):

@@ -1,4 +1,4 @@
-"""Matrices as integers with a scale for every 32 neighbours of a row: symmetric, 8 or 4 bits; and their products."""
+"""Quantises matrices to symmetric 8- or 4-bit integers, with a scale for every 32 neighbours of a row; products."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 
 GROUP = 32
-# How far from the scale that puts the farthest value on -8 others are tried, in steps of a tenth of an integer.
+# Scales to try: those that put the farthest value at -8 plus so many tenths.
 _INT4_STEPS = range(-12, 13)
 
 
 def quantise(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """rows [n, in] -> integers [n, groups, 32] int8 and scales [n, groups] bfloat16; the last group is padded by zeros.
+    """rows [n, in] -> integers [n, groups, 32] int8 and scales [n, groups] bfloat16. Zeros pad the last group.
 
-    Eight bits run from -127 to 127, with a scale that no value exceeds; four from -8 to 7, with the scale of the least
-    squared error among those that put a group's farthest value near -8.
+    8-bit integers run from -127 to 127, with a scale that no value exceeds. 4-bit integers run from -8 to 7, with the
+    scale of the least squared error among those that put a group's farthest value near -8.
     """
     groups = F.pad(rows.float(), (0, -rows.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     if bits == 8:
@@ -42,15 +42,14 @@ def _round(groups: torch.Tensor, scales: torch.Tensor, low: int, high: int) -> t
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """integers [n, in] int8, eight bits or four from 0 to 15 -> words [n, ceil(in / 32) * bits] int32 of
-    `reference.integers`."""
+    """integers [n, in] int8 (4-bit: 0 to 15) -> words [n, ceil(in / 32) * bits] int32 of `reference.integers`."""
     padded = F.pad(integers, (0, -integers.shape[1] % GROUP)).view(torch.uint8)
     if bits == 8:
         data = padded.unflatten(1, (-1, 4, 4))
     else:
         halves = padded.unflatten(1, (-1, 4, 2, 4))
         data = halves[..., 0, :] | (halves[..., 1, :] << 4)
-    # A word's bytes are every fourth column, or two of them.
+    # Each byte of a word holds every fourth column, or two of them.
     return data.transpose(2, 3).contiguous().view(torch.int32).flatten(1)
 
 
@@ -64,7 +63,7 @@ def dequantise(
     in_features: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The rows [n, in_features] that words [n, ...] of `pack` and their scales stand for."""
+    """Words [n, ...] of `pack` and their scales -> rows [n, in_features]."""
     data = words.view(torch.uint8).unflatten(1, (-1, 4, 4))
     if bits == 8:
         integers = data.transpose(2, 3).flatten(1).view(torch.int8)
@@ -74,7 +73,7 @@ def dequantise(
         integers = integers if minima is not None else integers.sub_(8)
     if integers.shape[1] % width:
         integers = F.pad(integers, (0, -integers.shape[1] % width))
-    # First floats, then scales in place: torch takes twice as long to multiply integers by floats.
+    # Convert first, then scale in place: torch takes twice as long to multiply integers by floats.
     values = integers.float().unflatten(1, (-1, width))[:, : scales.shape[1]].mul_(scales.float()[..., None])
     if minima is not None:
         values += minima.float()[..., None]

@@ -18,7 +18,7 @@ def mrope_cos_sin(
 
 @functools.cache
 def _pair_axis(mrope_section: tuple[int, ...], num_pairs: int, device: torch.device) -> torch.Tensor:
-    """Which row of the positions (0 temporal, 1 height, 2 width) turns each frequency pair: [R / 2] int64."""
+    """The row of the positions (0 temporal, 1 height, 2 width) for each frequency pair: [R / 2] int64."""
     axis = torch.zeros(num_pairs, dtype=torch.int64)
     for row in (1, 2):
         axis[row : 3 * mrope_section[row] : 3] = row

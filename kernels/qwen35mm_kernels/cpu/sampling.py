@@ -1,4 +1,4 @@
-"""Sampling in torch: random numbers are made for the tokens that are kept alone, and only these are sorted."""
+"""Sampling in torch: only tokens that pass top-k are sorted, and only kept tokens get random numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sample(
     banned: torch.Tensor,
 ) -> torch.Tensor:
     banned = banned.expand(logits.shape)
-    # Row by row and in place, without what changes nothing: a pass over 248,320 scores costs as much as a norm.
+    # Row by row, in place, and skipping neutral parameters: a pass over 248,320 scores costs as much as a norm.
     chosen = []
     for row, slot in enumerate(rows.slots.tolist()):
         params = SamplingRows(*(getattr(rows, field.name)[row] for field in fields(rows)))
@@ -47,11 +47,11 @@ def sample(
 
 
 def _draw(scores: torch.Tensor, row: SamplingRows) -> torch.Tensor:
-    """scores [vocab] of a row that isn't greedy -> its token id. Only what passes top-k is sorted and given numbers."""
+    """scores [vocab] of a row that isn't greedy -> its token id."""
     top_k, highest = int(row.top_k), scores.max()
     if row.top_n_sigma > 0:
         scores.masked_fill_(scores < lowest_within_sigmas(scores, row.top_n_sigma), -torch.inf)
-    # Those that are banned score -inf: they have no share in anything.
+    # Banned tokens score -inf and have no mass.
     threshold = torch.topk(scores, top_k).values[-1] if 0 < top_k < len(scores) else scores.min()
     ids = (scores >= threshold.clamp(min=torch.finfo(scores.dtype).min)).nonzero().flatten()
     weights = torch.exp(scores[ids] - highest)
@@ -60,7 +60,7 @@ def _draw(scores: torch.Tensor, row: SamplingRows) -> torch.Tensor:
         ordered, order = torch.sort(scores[ids], descending=True)
         masses = (weights * MASS_SCALE).long()[order]
         passed = (masses.cumsum(0) - masses).float() < row.top_p * masses.sum().float()
-        # What passed is a beginning of the order; equals of its last one pass with it.
+        # Passed tokens come first in the order. Tokens equal to the last of them pass, too.
         kept &= scores[ids] >= ordered[passed.sum() - 1]
     ids, weights = ids[kept], weights[kept]
     if row.typical_p < 1:

@@ -1,8 +1,8 @@
-"""The operations as Triton kernels for NVIDIA cards. Arguments and results: `qwen35mm_kernels.reference`.
+"""The operations as Triton kernels for NVIDIA cards. `qwen35mm_kernels.reference` describes arguments and results.
 
-Importing this package needs triton. Last dimensions must be contiguous; head sizes must be powers of 2, and a block of
-the KV pool a multiple of 16 tokens: a kernel asserts what it relies on. An operation that has no kernel of its own
-comes from `cpu`; to try another implementation of one, import it here in place of ours.
+Importing this package needs triton. Last dimensions must be contiguous, head sizes powers of 2, and blocks of the KV
+pool multiples of 16 tokens. Kernels assert their requirements. Operations without a kernel come from `cpu`. To try
+another implementation of an operation, import it here instead.
 """
 
 from qwen35mm_kernels.cpu import vision_attention

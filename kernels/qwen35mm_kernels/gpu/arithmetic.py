@@ -1,4 +1,4 @@
-"""Products and roundings that are the same compiled and interpreted, and what several kernels compute."""
+"""Products and rounding with the same results compiled and interpreted, and shared functions of kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import triton
 import triton.language as tl
 
-# Triton's interpreter multiplies bfloat16's bits as whole numbers, and cuts off where a card rounds.
+# Triton's interpreter multiplies bfloat16's bits as integers, and truncates where a card rounds.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a b in float32; acc may be None. Triton's interpreter would multiply the bits of bfloat16 as integers."""
+    """acc + a b in float32; acc may be None."""
     if _INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=PRECISION)
@@ -21,16 +21,18 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr):
-    """float32 to the nearest of `dtype`. Triton's interpreter would only cut bits off on the way to bfloat16; to e4m3
-    (up to 448) it rounds ties up, and cuts off below 2^-6."""
+    """float32 to the nearest of `dtype`.
+
+    Triton's interpreter would truncate to bfloat16. To e4m3 (up to 448), it rounds ties up and truncates below 2^-6.
+    """
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
-        # Without the low bits, which would make the smallest numbers of zeros.
+        # Clears the low bits, which would turn zeros into the smallest numbers.
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
     if _INTERPRETED and dtype == tl.float8e4nv:
         bits = x.to(tl.uint32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000).to(tl.float32, bitcast=True)
-        # Where float32's last bit is worth 2^-9.
+        # Near 16384, float32's last bit is worth 2^-9.
         small = tl.where(x < 0, (x - 16384.0) + 16384.0, (x + 16384.0) - 16384.0)
         x = tl.where(x != x, x, tl.where(tl.abs(x) < 0.015625, small, normal))
     return x.to(dtype)
@@ -38,7 +40,7 @@ def round_to(x, dtype: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), to full precision also where it is tiny: there 1 + exp(x) would lose it."""
+    """log(1 + exp(x)), also precise for tiny results, where 1 + exp(x) would lose them."""
     t = tl.exp(-tl.abs(x))
     series = t * (1.0 - t * (1.0 / 2 - t * (1.0 / 3 - t * (1.0 / 4 - t * (1.0 / 5)))))
     return tl.maximum(x, 0.0) + tl.where(t < 0.05, series, tl.log(1.0 + t))

@@ -1,8 +1,8 @@
-"""One decode step of a batch over the paged KV cache: each sequence is cut into splits, whose results are combined.
+"""One decode step of a batch over the paged KV cache: splits each sequence and combines the splits' results.
 
-How a sequence is cut follows from its own length alone, and its splits are summed in order: its result has the same
-bits alone and in any batch. Which program does which split is free, so the splits of all sequences are one list of
-work, and a fixed grid of programs goes through it. Bound by memory: K and V are read once for all heads of a group.
+The splits depend only on the sequence's own length and are summed in order, so that its result has the same bits alone
+and in any batch. Any program may process any split: a fixed grid of programs works through one list of all sequences'
+splits. Memory-bound: K and V are read once for all heads of a group.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from qwen35mm_kernels.gpu.kv_rows import kept_as, known_formats, load_rows
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2, num_multiprocessors
 from qwen35mm_kernels.kv_formats import KVFormats
 
-# Splits of 128 tokens up to 8,192: short enough that one conversation alone keeps a card busy. Then longer ones, in
+# Splits have 128 tokens up to a length of 8,192, so that a single conversation keeps a card busy. Beyond, they grow in
 # steps of 64 tokens, so that there are never more than 64 to combine.
 MIN_SPLIT = 128
 SPLIT_STEP = 64
 MAX_SPLITS = 64
-# More programs than run at once: the card hands them out as they finish, which evens out splits of unequal length.
+# More programs than run at once, which balances splits of unequal length.
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 
-# Of five stages the first two bring entries of the block table; so two tiles of keys and values are on their way.
+# The first two of five stages load entries of the block table, so two tiles of keys and values are in flight.
 _DEFAULT = {
     torch.bfloat16: Config({"BLOCK_N": 32}, num_warps=4, num_stages=5),
     torch.float32: Config({"BLOCK_N": 16}, num_warps=4, num_stages=2),
 }
-# Of keys and values in another type than the queries': 32 tokens' codes would leave room for two programs, not three.
+# For keys and values of another type than the queries: codes of 32 tokens would leave room for two programs, not three.
 _KEPT = Config({"BLOCK_N": 16}, num_warps=4, num_stages=2)
 _IEEE = tl.constexpr("ieee")
 _COMBINE = Config({"BLOCK_D": 64}, num_warps=4)
@@ -49,7 +49,7 @@ def paged_attention_decode(
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """Allocates q's size times up to MAX_SPLITS in float32 for the splits, from the shapes alone."""
+    """Allocates q's size times up to MAX_SPLITS in float32 for the splits. The size depends only on shapes."""
     batch_size, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     k_format, v_format = checked_formats(q, gate, k_cache, v_cache, block_size, formats)
@@ -98,10 +98,10 @@ def combine_splits(
     gate: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Adds the splits of sequences of these lengths [B] up, in order, with the gate: into out [B, Hq, D].
+    """Combines the splits of sequences of these lengths [B] in order, applies the gate, and writes out [B, Hq, D].
 
     Args:
-        sums: [B, Hq, max_splits, D] float32, of exp2(score - maximum) v; maxima and weights are without D.
+        sums: [B, Hq, max_splits, D] float32, sums of exp2(score - maximum) v; maxima and weights have no D.
     """
     batch_size, num_heads, max_splits, head_dim = sums.shape
     config = config_for("paged_attention_combine", sums.device, f"D{head_dim}", _COMBINE)
@@ -126,7 +126,7 @@ def checked_formats(
     block_size: int,
     formats: KVFormats | None,
 ) -> KVFormats:
-    """What both paged kernels rely on: with other shapes or strides they would read and write what isn't theirs."""
+    """The caches' formats. Asserts the shapes and strides without which both paged kernels would leave their memory."""
     _, num_heads, head_dim = q.shape
     assert head_dim >= 16, head_dim
     assert head_dim & (head_dim - 1) == 0, f"a head's size must be a power of 2, got {head_dim}"
@@ -183,7 +183,7 @@ def _decode_splits_kernel(
     dim = tl.arange(0, HEAD_DIM)
     group = tl.arange(0, BLOCK_G)
     column = tl.arange(0, BLOCK_N)
-    # The heads of a split side by side: their keys are neighbours in memory.
+    # Heads of the same split are adjacent, since their keys are neighbours in memory.
     for item in tl.range(tl.program_id(0), tl.max(ends, axis=0) * NUM_KV_HEADS, tl.num_programs(0)):  # pyright: ignore
         kv_head, place = item % NUM_KV_HEADS, item // NUM_KV_HEADS
         before = ends <= place
@@ -207,7 +207,7 @@ def _decode_splits_kernel(
         for start in tl.range(first, stop, BLOCK_N):  # pyright: ignore
             block = tl.load(block_table + sequence * stride_table + start // BLOCK_SIZE).to(tl.int64)
             row = (block * BLOCK_SIZE + start % BLOCK_SIZE + column)[:, None]
-            # Rows past the end may hold NaN: they are not read, and count as zeros.
+            # Rows past the end may contain NaN: they are not read and count as zeros.
             held = start + column < stop
             keys = load_rows(k_head + row * stride_k_row, 0, held[:, None], queries.dtype, K_FORMAT, HEAD_DIM)
             values = load_rows(v_head + row * stride_v_row, 0, held[:, None], queries.dtype, V_FORMAT, HEAD_DIM)
@@ -243,7 +243,7 @@ def _combine_splits_kernel(
     SPLIT_STEP: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    # Always MAX_SPLITS rows, absent ones masked: the order of the sum depends neither on the batch nor on the table.
+    # Always MAX_SPLITS rows with missing ones masked: the order of the sum depends neither on the batch nor the table.
     dim = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(lengths + sequence)
@@ -254,7 +254,7 @@ def _combine_splits_kernel(
     weight = tl.load(weights + place, mask=exists, other=0.0)
     total = tl.load(sums + place[:, None] * HEAD_DIM + dim[None, :], mask=exists[:, None], other=0.0)
     opened = tl.load(gate + sequence * stride_gate_sequence + head * stride_gate_head + dim).to(tl.float32)
-    # A padding row has no split: 0 / 1.
+    # A padding row has no split and gives 0 / 1.
     factor = tl.exp2(maximum - tl.where(length > 0, tl.max(maximum, axis=0), 0.0))
     weight = tl.where(length > 0, tl.sum(weight * factor, axis=0), 1.0)
     result = tl.sum(total * factor[:, None], axis=0) / weight * tl.sigmoid(opened)

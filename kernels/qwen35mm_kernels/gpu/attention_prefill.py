@@ -1,10 +1,11 @@
 """Causal prefill over the paged KV cache.
 
-A tile is BLOCK_M pairs of (token, query head), the heads of one key head side by side: short prompts after a long
-history fill a tile, and few keys of it need a mask. Bound by the matrix units at long prompts.
+A tile is BLOCK_M pairs of (token, query head), with the heads of one key head adjacent. So short prompts after a long
+history fill a tile, and few keys need a mask. Compute-bound for long prompts.
 
-A warm turn has few tiles and a long history, which is cut into parts, so that the whole card works on it; decode's
-second kernel adds them up in order. How many follows from the numbers of new tokens and of all, and from the model.
+A warm turn has few tiles and a long history. The history is cut into parts so that the whole card works on it, and the
+second kernel of decode combines them in order. The number of parts depends only on the model, the number of new tokens
+and the total.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
 _MAX_FLASH_HEAD_DIM = 256
 _FLOAT32 = Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1)
-# The last for cards whose programs have 99 KB of shared memory.
+# `_SMALL` is for cards with 99 KB of shared memory a program.
 _LARGE = Config({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2)
-# From Blackwell on sums come back from a memory of their own, and the registers don't hold wider tiles beside them.
+# From Blackwell on, sums come from a separate memory, and the registers have no room for wider tiles.
 _BLACKWELL = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=3)
 _SMALL = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2)
-# Keys and values in another type than the queries'. Their tiles need registers; codes aren't copied ahead, and of
-# float32's only one fits beside the queries into 99 KB.
+# For keys and values of another type than the queries: their tiles need registers. Codes aren't prefetched, and only
+# one float32 tile fits into 99 KB beside the queries.
 _LARGE_KEPT = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=2)
 _SMALL_KEPT = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1)
-# So many programs fill a card; more parts than these need write more sums than they save waiting. No part is shorter
-# than what the sums of its rows are worth.
+# _PROGRAMS programs fill a card; further parts cost more in sums than they save. A part shorter than _MIN_PART isn't
+# worth its sums.
 _PROGRAMS = 128
 _MIN_PART = 512
 _LARGE_SHARED_BYTES = 200 << 10
@@ -56,7 +57,7 @@ def flash_attention_prefill(
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """`paged_attention_prefill` by torch's flash attention, where that serves the type and the head size."""
+    """`paged_attention_prefill` by torch's flash attention if it supports the type and the head size."""
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[2] > _MAX_FLASH_HEAD_DIM:
         arguments = q, gate, k_cache, v_cache, block_table, length
         return cpu.paged_attention_prefill(*arguments, block_size=block_size, scale=scale, formats=formats)
@@ -94,7 +95,7 @@ def paged_attention_prefill(
     kept = kept_as(q.dtype, k_format, v_format)
     shape = f"D{head_dim}_{q.dtype.itemsize * 8}{kept}"
     config = config_for("paged_attention_prefill", q.device, shape, _default(q.dtype, q.device, bool(kept)))
-    # A tile of keys lies in one block.
+    # A tile of keys must lie in one block.
     blocks = {**config.blocks, "BLOCK_N": math.gcd(config.blocks["BLOCK_N"], block_size)}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_rows = num_tokens * (num_heads // num_kv_heads)
@@ -118,20 +119,20 @@ def paged_attention_prefill(
         IN_PARTS=num_parts > 1,
     )
     if num_parts > 1:
-        # Every token is a sequence of as many splits.
+        # For `combine_splits`, every token is a sequence of num_parts splits.
         lengths = torch.full((num_tokens,), num_parts * MIN_SPLIT, dtype=torch.int32, device=q.device)
         combine_splits(sums, maxima, weights, lengths, gate, out)
     return out
 
 
 def _part_tokens(num_programs: int, length: int, block_size: int) -> int:
-    """Keys of a part, a multiple of `block_size`; `length` or more where tiles alone fill a card."""
+    """Keys of a part, a multiple of `block_size`; at least `length` if the tiles alone fill a card."""
     parts = max(1, min(_PROGRAMS // num_programs, cdiv(length, _MIN_PART), MAX_SPLITS))
     return cdiv(cdiv(length, parts), block_size) * block_size
 
 
 def _workspace(q: torch.Tensor, num_parts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For the parts' sums [T, Hq, parts, D], and maxima and weights without D, in float32: at most _PROGRAMS tiles."""
+    """Float32 buffers for the parts: sums [T, Hq, parts, D], maxima and weights without D; at most _PROGRAMS tiles."""
     num_tokens, num_heads, head_dim = q.shape if num_parts > 1 else (0, 0, 0)
     sums = torch.empty(num_tokens, num_heads, num_parts, head_dim, dtype=torch.float32, device=q.device)
     maxima, weights = sums.new_empty(2, num_tokens, num_heads, num_parts).unbind()
@@ -182,13 +183,13 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    # q, gate: [T, Hq, D]; k, v: rows of the pool; out: [T, Hq, D], contiguous. The longest tiles first. sums: [T, Hq,
-    # parts, D], sum of exp2(score - maximum) v; maxima and weights (the sum of exp2): without D.
+    # q, gate: [T, Hq, D]; k, v: rows of the pool; out: [T, Hq, D], contiguous. The longest tiles run first. sums:
+    # [T, Hq, parts, D], sum of exp2(score - maximum) v; maxima and weights (the sum of exp2): without D.
     kv_head = tl.program_id(0)
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, HEAD_DIM)
-    # Addresses are one of 64 bits for a tile and 32 bits from there: less arithmetic, and fewer registers.
+    # One 64-bit address a tile with 32-bit offsets: less arithmetic and fewer registers.
     first_token = first_row // GROUP
     token, head = (row // GROUP - first_token)[:, None], kv_head * GROUP + (row % GROUP)[:, None]
     q += first_token.to(tl.int64) * stride_q_token
@@ -198,7 +199,7 @@ def _prefill_kernel(
     k += kv_head * stride_k_head
     v += kv_head * stride_v_head
     place = first_place + row // GROUP
-    # Not infinity: a row that sees nothing of a part has sums of zero then.
+    # Not -inf, so that a row without visible keys in a part has sums of zero.
     maximum = tl.full([BLOCK_M], -1e30, tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
@@ -230,7 +231,7 @@ def _prefill_kernel(
     out += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     gate_at = gate + (token * stride_gate_token + head * stride_gate_head)
     out_at = out + row_at * HEAD_DIM
-    # By quarters: the gate of all dimensions at once doesn't fit the registers.
+    # In quarters: the gate of all dimensions doesn't fit into the registers.
     QUARTER: tl.constexpr = HEAD_DIM // 4
     low, high = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, 2 * QUARTER)), (0, 2, 1)))
     for half in tl.static_range(2):  # pyright: ignore
@@ -270,7 +271,7 @@ def _attend(
     block = tl.load(block_table + start // BLOCK_SIZE).to(tl.int64)
     first_key = block * BLOCK_SIZE + start % BLOCK_SIZE
     column = tl.arange(0, BLOCK_N)[:, None]
-    # Rows past the end may hold NaN: they are not read, and count as zeros.
+    # Rows past the end may contain NaN: they are not read and count as zeros.
     held = key[:, None] < stop if MASKED else None
     k += first_key * stride_k_row
     v += first_key * stride_v_row

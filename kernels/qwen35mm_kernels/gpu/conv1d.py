@@ -1,5 +1,6 @@
-"""The causal convolution and SiLU. Every number is computed by itself, in one order: where a sequence is cut or what
-stands beside it in a batch can't change a bit.
+"""The causal convolution and SiLU.
+
+Each output is computed separately in a fixed order, so splits of the sequence and other sequences can't change a bit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import triton.language as tl
 
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
 
-# A card's second grid dimension ends at 65,535: enough for 2 million tokens.
+# The second grid dimension is limited to 65,535: enough for 2 million tokens.
 _PREFILL = Config({"BLOCK_T": 32, "BLOCK_C": 128}, num_warps=4, num_stages=1)
 
 
@@ -54,10 +55,10 @@ def _load_input(x, initial_state, time, num_tokens, stride_x, stride_state_w, va
     return inputs + tl.load(before, mask=valid & (times < 0), other=0.0).to(tl.float32)
 
 
-# No variant of its own for one token or for a multiple of 16: all lengths must run the same instructions.
+# No specialisation on num_tokens: all lengths must run the same instructions.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _causal_conv1d_kernel(
-    x,  # [T, C], rows any distance apart
+    x,  # [T, C], rows of any stride
     weight,  # [C, WIDTH]
     initial_state,  # [C, WIDTH - 1]
     out,  # [T, C]
@@ -73,8 +74,8 @@ def _causal_conv1d_kernel(
 ):
     """Grid (blocks of channels, 1 + blocks of tokens).
 
-    The first program along the tokens does all that touches states: the first WIDTH - 1 tokens and the final state.
-    The others share the tokens after those; their shifted loads overlap, and hit the first-level cache.
+    The first program along the tokens does all work with states: the first WIDTH - 1 tokens and the final state. The
+    others share the remaining tokens. Their shifted loads overlap and hit the L1 cache.
     """
     BEFORE: tl.constexpr = WIDTH - 1
     channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)

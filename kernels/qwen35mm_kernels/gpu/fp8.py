@@ -1,9 +1,9 @@
-"""Products with weights in eight-bit floats, on cards that multiply them (compute capability 8.9 and newer).
+"""Products with 8-bit float weights, on cards that multiply them (compute capability 8.9 and newer).
 
-Rows are rounded to e4m3 first, each 128 neighbours with a scale of their own. Few of them then go through a
-matrix-vector kernel, which turns weights into floats in registers and waits for memory alone; more go through the
-matrix units, whose sums of 128 products are scaled and added up in float32. A row's bits depend on which kernel
-and tile it gets by the number of rows, and not on what the others hold.
+Rows are first rounded to e4m3, with a scale for each 128 neighbours. Few rows use a matrix-vector kernel, which
+converts weights to floats in registers and is memory-bound. More rows use the matrix units, whose sums of 128 products
+are scaled and added in float32. A row's bits depend on the number of rows, which selects the kernel and tile, but not
+on the other rows' values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch
 from qwen35mm_kernels.reference.fp8 import GROUP, LARGEST, LEAST_MAXIMUM, scale_of_rows
 
-# Up to here rows are multiplied as vectors.
+# The largest number of rows for the matrix-vector kernel.
 MAX_VECTORS = 4
 _LARGEST, _LEAST_MAXIMUM = tl.constexpr(LARGEST), tl.constexpr(LEAST_MAXIMUM)
 
-# 8 KB of weights at a time: a matrix of 4,096 rows has 32 KB on their way to each of 132 multiprocessors.
+# 8 KB of weights at a time: a matrix of 4,096 rows has 32 KB in flight to each of 132 multiprocessors.
 _VECTORS = Config({"BLOCK_N": 8, "GROUPS": 8}, 4, 1)
 # By rows of a tile.
 _TILES = {
@@ -40,9 +40,9 @@ def _round_kernel(
     groups = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < DEPTH, other=0.0).to(tl.float32)
-    # A card's exact division: the quick one is an ulp off, which moves what lies between two codes.
+    # Exact division: the fast one is off by an ulp, which changes the rounding between two codes.
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), axis=1), _LEAST_MAXIMUM), _LARGEST)
-    # Whatever a card makes of NaN on the way to eight bits, it comes out as NaN.
+    # Makes the result NaN, however a card converts NaN to 8 bits.
     is_finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=1) != 0
     scale = tl.where(is_finite, scale, float("nan"))
     codes = round_to(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), codes_ptr.dtype.element_ty)
@@ -56,7 +56,7 @@ def _vectors_kernel(
     stride_out, WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS_OF_SCALE: tl.constexpr, ROWS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of out [up to ROWS, WIDTH]: sums of a group's products, scaled and added up."""
+    """BLOCK_N columns of out [up to ROWS, WIDTH]: scales the sum of each group's products and adds them up."""
     num_groups: tl.constexpr = (DEPTH + GROUP - 1) // GROUP
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < WIDTH
@@ -73,7 +73,7 @@ def _vectors_kernel(
         is_scale = is_column[:, None] & (groups < num_groups)[None, :]
         scale = tl.load(weight_scales + groups[None, :] * stride_group, mask=is_scale, other=0.0)
         for row in tl.static_range(ROWS):  # pyright: ignore
-            # Rows that there aren't are the last one again.
+            # Missing rows repeat the last one.
             place = tl.minimum(num_rows - 1, row)
             code = tl.load(codes_ptr + place * DEPTH + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
             of_row = tl.load(code_scales_ptr + place * num_groups + groups, mask=groups < num_groups, other=0.0)
@@ -90,7 +90,7 @@ def _tiles_kernel(
     stride_out, WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS_OF_SCALE: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Programs that follow each other have the same weights."""
+    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Consecutive programs share their weights."""
     num_groups: tl.constexpr = (DEPTH + GROUP - 1) // GROUP
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -132,7 +132,7 @@ def rows_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def fp8_linear(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """In two launches. The last dimension of x, values and out is dense."""
+    """Two launches. The last dimension of x, values and out must be dense."""
     (num_rows, depth), num_out = x.shape, len(values)
     out = x.new_empty(num_rows, num_out) if out is None else out
     assert capability(x.device) >= 89, capability(x.device)

@@ -1,7 +1,7 @@
 """The gated delta rule over a sequence: `gdn_prepare` for all chunks at once, then a scan that carries the state.
 
-The columns of the state [K, V] never meet: each program of the scan carries BLOCK_V of them through the sequence, in
-float32 and in registers. Chunks of 64 tokens start at the call's first token.
+The columns of the state [K, V] are independent: each program of the scan carries BLOCK_V of them through the sequence,
+in float32 registers. Chunks of 64 tokens start at the call's first token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qwen35mm_kernels.gpu.gdn_prepare import CHUNK, PRECISION, prepare
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch, shared_bytes
 
 _DIMS = (16, 32, 64, 128)
-# What blocks of 64 need: Hopper and data centre Blackwell have it.
+# Needed for blocks of 64; Hopper and data centre Blackwell have it.
 _ROOMY_SHARED_BYTES = 200 << 10
 
 
@@ -30,7 +30,7 @@ def gated_delta_prefill(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """K and V are 16, 32, 64 or 128. All are contiguous in the last dimension, of any strides otherwise."""
+    """K and V must be 16, 32, 64 or 128. Last dimensions must be contiguous; other strides are free."""
     num_tokens, num_v_heads, v_dim = v.shape
     k_dim = q.shape[2]
     assert num_tokens > 0
@@ -45,8 +45,8 @@ def gated_delta_prefill(
     assert state.dtype == torch.float32
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (q, k, v, a, b, A_log, dt_bias, state))
     if q.dtype != torch.float32:
-        # What can't be read 16 bytes at a time Triton doesn't read ahead, and then, as 3.6 compiles it for Hopper
-        # cards, the scan's sums are wrong and it reads past its shared memory (docs/decisions.md).
+        # Triton prefetches only tensors that it can read 16 bytes at a time. Without prefetch, Triton 3.6 compiles a
+        # scan for Hopper cards with wrong sums and reads past its shared memory (docs/decisions.md).
         q, k, v = (aligned(x) for x in (q, k, v))
     prepared = prepare(q, k, a, b, A_log, dt_bias)
     out = v.new_empty(v.shape)
@@ -68,7 +68,7 @@ def gated_delta_prefill(
 def _scan_config(v: torch.Tensor, k_dim: int) -> Config:
     """The measured configuration of the scan, else one with programs for about every multiprocessor.
 
-    It depends on no length and on no number of sequences, so that these can't decide how a sequence is rounded.
+    Independent of lengths and the number of sequences, so that these can't change how a sequence is rounded.
     """
     num_v_heads, v_dim = v.shape[1:]
     widest = min(v_dim, k_dim)
@@ -77,7 +77,7 @@ def _scan_config(v: torch.Tensor, k_dim: int) -> Config:
     elif shared_bytes(v.device) < _ROOMY_SHARED_BYTES:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=8, num_stages=3)
     elif num_v_heads * v_dim >= 4096:
-        # Programs of one head load the same tiles: where heads fill the card, wide blocks spare its second-level cache.
+        # Programs of one head load the same tiles. If heads fill the card, wide blocks reduce L2 traffic.
         default = Config({"BLOCK_V": min(widest, 64)}, num_warps=8, num_stages=3)
     else:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=3)
@@ -112,14 +112,14 @@ def _scan_kernel(
     PRECISION: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """BLOCK_V columns of one value head's state through the sequence. Layouts: `gated_delta_prefill`, `Prepared`."""
+    """Carries BLOCK_V columns of a value head's state through the sequence (see `gated_delta_prefill`, `Prepared`)."""
     column, head = tl.program_id(0) * BLOCK_V, tl.program_id(1)
     num_heads = tl.num_programs(1)
     rows = tl.arange(0, CHUNK)
     k_range = tl.arange(0, K)
     v_range = tl.arange(0, BLOCK_V)
     key_head = head // GROUP
-    # Offsets inside a tile fit 32 bits; where the tile starts may not.
+    # Offsets inside a tile fit into 32 bits; a tile's start may not.
     q_tile = rows[:, None] * q_token + k_range[None, :]
     k_tile = rows[:, None] * k_token + k_range[None, :]
     v_tile = rows[:, None] * v_token + v_range[None, :]
@@ -129,7 +129,7 @@ def _scan_kernel(
     state_tile += k_range[:, None].to(tl.int64) * state_k + v_range[None, :]
     state = tl.load(state_tile)
 
-    # Triton's pipelining loads the tiles ahead, but not what no matrix product takes: the factors are, by hand.
+    # Triton's pipelining prefetches only operands of matrix products. The factors are prefetched by hand.
     factor_rows = factors_ptr + rows
     read_k = tl.load(factor_rows + head * (3 * CHUNK))
     read_q = tl.load(factor_rows + head * (3 * CHUNK) + CHUNK)

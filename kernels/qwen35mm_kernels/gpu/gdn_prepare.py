@@ -1,7 +1,7 @@
-"""The half of the chunked gated delta rule that needs no state: all chunks of all heads at once.
+"""The stateless half of the chunked gated delta rule, for all chunks of all heads at once.
 
-The mathematics and its names are in cpu/gated_delta_rule.py. The matrix units multiply raw keys and queries, which
-are exact; their inverse norms rk and rq (rq takes the scale K ** -0.5 as well) are factors of rows and columns.
+cpu/gated_delta_rule.py has the mathematics and its names. The matrix units multiply raw keys and queries, which are
+exact. Their inverse norms rk and rq (rq includes the scale K ** -0.5) are factors of rows and columns.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from qwen35mm_kernels.gpu.arithmetic import dot, round_to, softplus
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
 
 CHUNK = 64
-# Of float32's products: three passes of the matrix units leave about 3e-7. "ieee" would go without them, in tens of
-# thousands of instructions and thousands of spilled bytes. bfloat16's few helper products are float32 and take one.
+# For float32, three passes of the matrix units have an error of about 3e-7. "ieee" doesn't use them and would take tens
+# of thousands of instructions and thousands of spilled bytes. bfloat16's few float32 products take one pass.
 PRECISION = {torch.float32: "tf32x3", torch.bfloat16: "tf32"}
 
 
 class Prepared(NamedTuple):
-    """What the scan needs of each chunk; rows after the last token are zero, or read by nothing.
+    """The scan's inputs for each chunk. Rows after the last token are zero or never read.
 
     Attributes:
-        solve: [chunks, Hv, 64, 64] in q's dtype, (I + M)^-1 with its columns times beta.
+        solve: [chunks, Hv, 64, 64] in q's dtype, (I + M)^-1 with its columns multiplied by beta.
         attend: [chunks, Hv, 64, 64] in q's dtype, A.
         factors: [chunks, Hv, 3, 64] float32, of rows: rk exp(c), rq exp(c), rk exp(c_C - c).
-        decay: [chunks, Hv] float32, exp(c_C), what the chunk leaves of the state.
+        decay: [chunks, Hv] float32, exp(c_C), the factor of the state over the chunk.
     """
 
     solve: torch.Tensor
@@ -45,7 +45,7 @@ def prepare(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
 ) -> Prepared:
-    """Makes what `scan` needs of each chunk; arguments as in `gated_delta_prefill`."""
+    """Computes the scan's inputs for each chunk; arguments as in `gated_delta_prefill`."""
     num_tokens, num_k_heads, k_dim = q.shape
     num_v_heads = a.shape[1]
     num_chunks = cdiv(num_tokens, CHUNK)
@@ -55,8 +55,8 @@ def prepare(
         q.new_empty(num_chunks, num_v_heads, 3, CHUNK, dtype=torch.float32),
         q.new_empty(num_chunks, num_v_heads, dtype=torch.float32),
     )
-    # With one value head to a program, k k^T is made again for each of a group; but a loop over them holds two more
-    # matrices in registers, and fewer programs run side by side.
+    # With one value head a program, each head of a group computes k k^T again. But a loop over them would keep two more
+    # matrices in registers, so fewer programs would run in parallel.
     default = Config({"HEADS": 1}, num_warps=4, num_stages=1)
     shape = f"Hk{num_k_heads}_Hv{num_v_heads}_K{k_dim}_{q.dtype.itemsize * 8}"
     config = config_for("gdn_prepare", q.device, shape, default)
@@ -127,13 +127,13 @@ def _prepare_kernel(
         g = -tl.exp(tl.load(A_log_ptr + head).to(tl.float32)) * step
         beta = tl.load(b_ptr + gate_rows * b_token + head, mask=present, other=0.0).to(tl.float32)
         beta = 1 / (1 + tl.exp(-beta))
-        # After the last token nothing decays and nothing is written.
+        # After the last token, nothing decays and nothing is written.
         g = tl.where(present, g, 0.0)
         beta = tl.where(present, beta, 0.0)
-        # beta goes along unchanged: without, Triton loads it and takes its sigmoid 16 times over, in a matrix's layout.
+        # beta passes through unchanged: otherwise Triton loads it and computes its sigmoid 16 times in a matrix layout.
         c, beta = tl.associative_scan((g, beta), 0, _add_first)
         total = tl.sum(g, axis=0)
-        # The future is masked before exp: there the exponent may overflow.
+        # Mask future tokens before exp, since their exponents may overflow.
         past = rows[:, None] >= rows[None, :]
         decays = tl.exp(tl.where(past, c[:, None] - c[None, :], float("-inf")))
         index = chunk.to(tl.int64) * (tl.num_programs(1) * HEADS) + head
@@ -141,7 +141,7 @@ def _prepare_kernel(
         factor_rows = factors_ptr + index * (3 * CHUNK) + rows
         tl.store(factor_rows, rk * tl.exp(c))
         tl.store(factor_rows + CHUNK, rq * tl.exp(c))
-        # Summed in another order than c, total may lie above c's last entry by a rounding: of no consequence here.
+        # total is summed in another order than c, so it may exceed c's last entry by a rounding. That is harmless here.
         tl.store(factor_rows + 2 * CHUNK, rk * tl.exp(total - c))
         tl.store(decay_ptr + index, tl.exp(total))
         system = tl.where(rows[:, None] > rows[None, :], kk * decays * beta[:, None], 0.0)
@@ -158,16 +158,16 @@ def _add_first(first, second, next_first, next_second):
 def _inverse(system, CHUNK: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
     """(I + system)^-1 of a strictly lower triangular [64, 64], SIZE 16.
 
-    Four diagonal blocks of 16 by forward substitution; then (I + X)^-1 D, where D holds their inverses and X = D N, N
-    the blocks below. X to the fourth is zero, and few products of blocks are nothing that grows; powers of the whole
-    matrix do grow, where keys resemble each other, until no digit is left.
+    Inverts four diagonal blocks of 16 by forward substitution, then computes (I + X)^-1 D, where D holds the blocks'
+    inverses, X = D N, and N are the blocks below. X^4 is zero, so few products of blocks suffice and don't grow. Powers
+    of the whole matrix do grow if keys resemble each other, until no digit is correct.
     """
     block = tl.arange(0, CHUNK // SIZE)
     inner = tl.arange(0, SIZE)
     same_block = (block[:, None, None, None] == block[None, None, :, None]) & (inner[None, :, None, None] >= 0)
     blocks = tl.sum(tl.where(same_block, tl.reshape(system, (CHUNK // SIZE, SIZE, CHUNK // SIZE, SIZE)), 0.0), axis=2)
     inverses = tl.where(inner[None, :, None] == inner[None, None, :], 1.0, tl.zeros_like(blocks))
-    # Row i of the inverses is final when rows 0 to i - 1 have been taken off it.
+    # Row i of the inverses is final after subtracting rows 0 to i - 1.
     for i in tl.static_range(SIZE - 1):  # pyright: ignore[reportGeneralTypeIssues]
         row = tl.sum(tl.where(inner[None, :, None] == i, inverses, 0.0), axis=1)
         column = tl.sum(tl.where(inner[None, None, :] == i, blocks, 0.0), axis=2)

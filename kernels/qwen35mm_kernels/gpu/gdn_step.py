@@ -1,10 +1,10 @@
 """A Gated DeltaNet layer's decode step in one kernel.
 
-The recurrent states are all the memory that counts: at 128 x 128 a value head's is 64 KiB, read once and written once.
-A program owns a key head with its value heads, so the conv state that it shifts is read by no other program. It walks
-their states in tiles of some columns (a column of S needs no other), and loads the next tile while it works on one.
-Two programs fit on a multiprocessor: one waits for memory where the other counts. Only the norm at the end needs whole
-rows of V. So V isn't split among programs, not even for a single sequence: that would take a second kernel.
+Reading and writing the recurrent states takes nearly all the time: at 128 x 128, a value head has 64 KiB, read once and
+written once. A program owns a key head with its value heads, so no other program reads the conv state that it shifts.
+It walks through the states in tiles of columns (columns of S are independent) and prefetches the next tile. Two
+programs fit on a multiprocessor, so that one computes while the other waits for memory. Only the norm at the end needs
+whole rows of V. Splitting V among programs would need a second kernel, so V isn't split even for a single sequence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gdn_decode_step(
     *,
     num_k_heads: int,
 ) -> torch.Tensor:
-    """K and V are powers of two, V at least 16. Rows and slots may have any stride; within one, all is contiguous."""
+    """K and V must be powers of two, V at least 16. Rows and slots may have any stride but are contiguous inside."""
     num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
     channels = 2 * num_k_heads * key_dim + num_v_heads * value_dim
     assert next_power_of_2(key_dim) == key_dim
@@ -79,11 +79,11 @@ def gdn_decode_step(
 
 
 def _default(group: int, key_dim: int, value_dim: int) -> Config:
-    """Does not depend on the batch: a sequence's sums must have one order, whatever is beside it."""
-    # As wide as leaves two programs their registers: more heads have more values and outputs to keep.
+    """Independent of the batch: a sequence's sums must have the same order in any batch."""
+    # The widest block that leaves registers for two programs. More heads keep more values and outputs.
     block_v = min(64 if group <= 2 else 32, value_dim)
-    # At least four numbers of a tile for each thread. With fewer, threads would share some, and one of them could
-    # read a number that another has already replaced.
+    # At least four numbers of a tile a thread. With fewer, threads would share numbers, and one could read a number
+    # that another has already replaced.
     num_warps = max(1, min(8, key_dim * block_v // 128))
     return Config({"BLOCK_V": block_v}, num_warps=num_warps, num_stages=1)
 
@@ -122,7 +122,7 @@ def _l2_normalise(x, L2_EPS: tl.constexpr):
 
 @triton.jit
 def _pick(values, index):
-    """values[index], along the first axis: the way to index a tensor that lives in registers."""
+    """values[index] along the first axis, for a tensor in registers."""
     rows = tl.arange(0, values.shape[0])
     if len(values.shape) == 2:
         rows = rows[:, None]
@@ -131,7 +131,7 @@ def _pick(values, index):
 
 @triton.jit
 def _tile_start(index, K: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Where the tile of this index begins in the states of some heads: head after head, from left to right."""
+    """Offset of a tile in the heads' states: head by head, from left to right."""
     return (index // (V // BLOCK_V)) * (K * V) + (index % (V // BLOCK_V)) * BLOCK_V
 
 
@@ -161,7 +161,7 @@ def _gdn_decode_step_kernel(
     WIDTH_POW2: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Grid (B, Hk): one sequence's key head and its GROUP value heads, which lie side by side."""
+    """Grid (B, Hk): one sequence's key head and its GROUP adjacent value heads."""
     TILES: tl.constexpr = V // BLOCK_V  # of one value head
     CHANNELS: tl.constexpr = NUM_K_HEADS * (2 * K + GROUP * V)
     NUM_V_HEADS: tl.constexpr = NUM_K_HEADS * GROUP
@@ -180,7 +180,7 @@ def _gdn_decode_step_kernel(
     conv_state = conv_states + slot * stride_conv_slot
     state = recurrent_states + slot * stride_recurrent_slot + k_head.to(tl.int64) * (GROUP * K * V)
 
-    # All loads are issued before any is waited for, the first tile's last: more follows from the others.
+    # Issue all loads before waiting for any. The first tile comes last, as more depends on the others.
     rows = tl.arange(0, K)
     every = rows >= 0
     q_channels, k_channels = k_head * K + rows, (NUM_K_HEADS + k_head) * K + rows
@@ -206,7 +206,7 @@ def _gdn_decode_step_kernel(
     overlap = tl.sum(q * k, axis=0)
     v = tl.reshape(_conv(v_old, v_taps, v_new, v_tap), [GROUP_POW2 * TILES, BLOCK_V])
 
-    # Several threads may have read the same input: none may shift it before all have.
+    # Several threads may read the same input, so all must have read before any shifts.
     tl.debug_barrier()
     _shift(q_old, q_new, conv_state, q_channels, every, WIDTH)
     _shift(k_old, k_new, conv_state, k_channels, every, WIDTH)
@@ -223,7 +223,7 @@ def _gdn_decode_step_kernel(
         delta = beta * (_pick(v, index) - decay * read_k)
         pointers = state + _tile_start(index, K, V, BLOCK_V) + tile
         tl.store(pointers, decay * old + k[:, None] * delta[None, :])
-        # The new state's S^T q, from the old state: it is read once.
+        # S^T q of the new state, computed from the old state, which is read only once.
         o = tl.where(tile_rows == index, (decay * read_q + overlap * delta)[None, :], o)
         old = coming
 

@@ -1,9 +1,9 @@
-"""Products with weights that are integers beside scales (the layout: `reference.integers`).
+"""Products with integer weights and scales (layout: `reference.integers`).
 
-A row alone goes through a matrix-vector kernel, which makes floats of integers in registers; several go through the
-matrix units, a tile of weights at a time made numbers of x's dtype. Of more rows than a tile has, each would make them
-anew: there, they are made once, a slice of the matrix at a time, and multiplied by cuBLAS. A row's bits depend on which
-of these it gets by the number of rows, and not on what the others hold.
+One row uses a matrix-vector kernel, which converts integers to floats in registers. Several rows use the matrix units,
+converting a tile of weights at a time to x's dtype. For more rows than a tile has, that would convert weights
+repeatedly. So weights are converted once, a slice of the matrix at a time, and multiplied by cuBLAS. A row's bits
+depend on the number of rows, which selects the kernel, but not on the other rows' values.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ from qwen35mm_kernels.gpu.launch import (
     num_multiprocessors,
 )
 
-# By the most words of a row that it is for: four a thread, and a row in one step up to the last.
+# By number of warps, which grows with the words of a row. A thread takes four words at a time.
 _VECTOR = {warps: Config({"BLOCK_N": 4, "WORDS": 128 * warps}, warps, 1) for warps in (1, 2, 4)}
-# By the most rows that a form is for: for few columns of out, of which narrow tiles make enough programs for a card,
-# and for many.
+# By the largest number of rows: (for few columns of out, where narrow tiles make enough programs; for many).
 _TILES = {
     16: (Config({"BLOCK_N": 16, "BLOCK_K": 128}, 4, 4), Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4)),
     64: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 3), Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3)),
 }
 _UNPACKED = Config({"BLOCK_N": 16, "BLOCK_K": 256}, 4, 1)
-# Weights of a slice: 32 MiB in bfloat16, which a large card's L2 cache has room for.
+# Weights of a slice: 32 MiB in bfloat16, which fits into a large card's L2 cache.
 _SLICE = 2**24
-# Columns to a multiprocessor up to which they are few.
+# So many columns a multiprocessor count as few.
 _FEW_COLUMNS = 64
 
 
 @triton.jit
 def _values(word, S: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr):
-    """Values S of words, float32: placed into the lowest bits of a large float, which is taken away again."""
+    """Values S of words as float32: puts the bits into the lowest bits of a large float, then subtracts that float."""
     FIT: tl.constexpr = 23 // BITS
     PLACE: tl.constexpr = BITS * (S % FIT)
-    # 2^(23 - PLACE), and of eight bits the sign turned over.
+    # 2^(23 - PLACE), with the sign bit flipped for 8 bits.
     MAGIC: tl.constexpr = (150 - PLACE) * 2**23 + (BITS // 8) * 2 ** (PLACE + 7)
     MASK: tl.constexpr = (2**BITS - 1) << PLACE
     LARGE: tl.constexpr = 2.0 ** (23 - PLACE) + BIAS
@@ -57,11 +56,11 @@ def _vector_kernel(
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
     BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of out [1, WIDTH]. Threads add up their own columns of the matrix, and once each other's.
+    """BLOCK_N columns of out [1, WIDTH]. Threads sum their own columns of the matrix and combine the sums once.
 
-    Four words of a row are a thread's. With 128 of them to a warp x lies in the threads that it is multiplied in.
+    A thread has four words of a row. With 128 words a warp, x is in the threads that use it.
 
-    BIAS: that unsigned codes have. PARTS: groups in four words, 1 or 2.
+    BIAS: bias of unsigned codes. PARTS: groups in four words, 1 or 2.
     """
     PER_WORD: tl.constexpr = 32 // BITS
     UNIT: tl.constexpr = 4 * PER_WORD
@@ -87,10 +86,10 @@ def _vector_kernel(
             is_scale = is_column[:, None] & (own_depth < DEPTH)[None, :]
             scale_ptrs = scale_rows + (own_depth // GROUP)[None, :]
             scale = tl.load(scales_ptr + scale_ptrs, mask=is_scale, other=0.0).to(tl.float32)
-            # What a thread has, summed up.
+            # Sum within a thread.
             total += tl.sum(tl.reshape(sums, (BLOCK_N, WORDS // 4, 4)), axis=2) * scale
             if HAS_MINIMA:
-                # Read once more: sums of x beside those of its products would go from thread to thread at each step.
+                # Read x again: summing it beside its products would exchange data between threads at each step.
                 own = own_depth[:, None] + tl.arange(0, UNIT // PARTS)[None, :]
                 x_sums = tl.sum(tl.load(x_ptr + own, mask=own < DEPTH, other=0.0).to(tl.float32), axis=1)
                 minimum = tl.load(minima_ptr + scale_ptrs, mask=is_scale, other=0.0).to(tl.float32)
@@ -104,9 +103,9 @@ def _tile(
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
     BIAS: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Weights `first` to first + BLOCK_K of some of the matrix's rows, float32 [BLOCK_N, BLOCK_K].
+    """Weights `first` to first + BLOCK_K of the matrix's rows `columns`, float32 [BLOCK_N, BLOCK_K].
 
-    SHARED: neighbours in BLOCK_K that have a scale in common.
+    SHARED: neighbours in BLOCK_K that share a scale.
     """
     PER_WORD: tl.constexpr = 32 // BITS
     UNITS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
@@ -124,7 +123,7 @@ def _tile(
     scale = tl.load(scales_ptr + scale_ptrs, mask=scale_mask, other=0.0).to(tl.float32)
     shifts = BITS * tl.arange(0, PER_WORD)[None, None, :, None]
     code = (word[:, :, None, :] >> shifts) & (2**BITS - 1)
-    # As in `_values`.
+    # Same trick as in `_values`.
     large = (code ^ (0x4B000080 if BITS == 8 else 0x4B000000)).to(tl.float32, bitcast=True)
     weight = tl.reshape(large - (8388608.0 + BIAS), (BLOCK_N, BLOCK_K // SHARED, SHARED)) * scale[:, :, None]
     if HAS_MINIMA:
@@ -140,7 +139,7 @@ def _tiles_kernel(
     BIAS: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Programs that follow each other have the same weights."""
+    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Consecutive programs share their weights."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth, is_row, is_column = tl.arange(0, BLOCK_K), rows < num_rows, columns < WIDTH
@@ -188,9 +187,9 @@ def integer_linear(
     bits: int,
     width: int,
 ) -> torch.Tensor:
-    """Up to 64 rows in one launch; more in one and a product for every slice of the matrix, of up to 2^24 weights.
+    """One launch for up to 64 rows; for more, one launch and one product for each slice of up to 2^24 weights.
 
-    The last dimension of x, words, scales, minima and out is dense.
+    The last dimension of x, words, scales, minima and out must be dense.
     """
     (num_rows, depth), num_out = x.shape, len(words)
     out = x.new_empty(num_rows, num_out) if out is None else out
@@ -201,7 +200,7 @@ def integer_linear(
     assert minima is None or (minima.shape, minima.stride()) == (scales.shape, scales.stride())
     assert out.shape == (num_rows, num_out)
     assert out.dtype == x.dtype
-    # A column of one is dense whatever its stride.
+    # A dimension of size 1 is dense with any stride.
     assert x.stride(1) == words.stride(1) == out.stride(1) == 1
     assert scales.stride(1) == 1 or scales.shape[1] == 1
     if num_rows == 0:

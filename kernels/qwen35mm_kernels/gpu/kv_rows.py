@@ -1,8 +1,8 @@
-"""How kernels read and write rows of keys and values, in each of the cache's formats (`qwen35mm_kernels.kv_formats`).
+"""Reads and writes rows of keys and values in each of the cache's formats (`qwen35mm_kernels.kv_formats`).
 
-A format is a constexpr, by its name: plain numbers of the wanted type are a load and a store, and nothing else. Codes
-become floats by whole-number arithmetic and by way of float16, on every card alike: conversions of e4m3 are a card's
-own from compute capability 8.9 on alone, and their rounding elsewhere is Triton's choice.
+A format's name is a constexpr: plain numbers of the wanted type need only a load or a store. Codes become floats by
+integer arithmetic and float16, the same on every card. Only cards of compute capability 8.9 or newer convert e4m3 in
+hardware; elsewhere Triton chooses the rounding.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from qwen35mm_kernels.gpu.arithmetic import round_to
 from qwen35mm_kernels.kv_formats import FORMATS, GROUP, KVFormat, KVFormats, formats_of
 
 _GROUP = tl.constexpr(GROUP)
-# Of two bytes, in a block: its scale's and its codes'.
+# Two-byte words of a block: one of its scale, and those of its codes.
 _WORDS, _INT4_WORDS = tl.constexpr(1 + GROUP // 2), tl.constexpr(1 + GROUP // 4)
 _INT8_LARGEST = tl.constexpr(FORMATS["int8"].largest)
 _E4M3_LARGEST = tl.constexpr(FORMATS["fp8"].largest)
 _E5M2_LARGEST = tl.constexpr(FORMATS["fp8_e5m2"].largest)
-# Added to a number of up to 2^22 and taken away again, it leaves a whole number, ties to even.
+# Adding and subtracting it rounds a number of up to 2^22 to an integer, ties to even.
 _TO_WHOLE = tl.constexpr(12582912.0)
 
 
 def known_formats(formats: KVFormats | None, k_cache: torch.Tensor, v_cache: torch.Tensor, head_dim: int) -> KVFormats:
-    """The formats of a layer's cache, which kernels know and whose rows its tensors have."""
+    """The formats of a layer's cache. Asserts that kernels support them and that the tensors' rows fit."""
     found = formats_of(formats, k_cache, v_cache)
     assert k_cache.shape[:2] == v_cache.shape[:2]
     for format, cache in zip(found, (k_cache, v_cache), strict=True):
         assert format.on_cards, format
         assert (cache.dtype, cache.shape[2]) == (format.dtype, format.row_width(head_dim))
         assert cache.stride(2) == 1
-        # Codes are read by two bytes.
+        # Codes are read two bytes at a time.
         assert not format.bits or not any(n % 2 for n in (cache.data_ptr(), *cache.stride()[:2]))
     return found
 
 
 def kept_as(dtype: torch.dtype, k_format: KVFormat, v_format: KVFormat) -> str:
-    """Of a shape's name in a card's table: what keys and values are where that isn't the model's own type."""
+    """The part of a shape's name in a card's table for the formats of keys and values; empty for the model's type."""
     return "" if k_format.dtype == v_format.dtype == dtype else f"_{k_format.name}_{v_format.name}"
 
 
 @triton.jit
 def load_rows(rows, offset, mask, dtype: tl.constexpr, FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Values [N, HEAD_DIM] in `dtype`, each product of code and scale rounded once.
+    """Loads values [N, HEAD_DIM] in `dtype`. Rounds each product of code and scale once.
 
-    rows + offset: pointers [N, 1] to where rows begin; mask: [N, 1] of those to read, the others are zeros, or None.
+    rows + offset: pointers [N, 1] to the starts of rows; mask: [N, 1] or None; masked rows give zeros.
     """
     if rows.dtype.scalar.element_ty == tl.uint8:
-        # Blocks begin at even bytes: two of these are the most that a load can take.
+        # Blocks begin at even bytes, so a load takes at most two bytes.
         NUM_GROUPS: tl.constexpr = HEAD_DIM // _GROUP
         WORDS: tl.constexpr = _INT4_WORDS if FORMAT == "int4" else _WORDS
         block = (rows + offset).to(tl.pointer_type(tl.uint16)) + WORDS * tl.arange(0, NUM_GROUPS)[None, :]
@@ -72,7 +72,7 @@ def load_rows(rows, offset, mask, dtype: tl.constexpr, FORMAT: tl.constexpr, HEA
 
 @triton.jit
 def store_rows(rows, values, mask, FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Writes float32 values [N, HEAD_DIM], rounded once, to rows [N, 1] where mask [N, 1] says so. NaN stays NaN."""
+    """Writes float32 values [N, HEAD_DIM], rounded once, to rows [N, 1] under mask [N, 1]. NaN stays NaN."""
     if rows.dtype.scalar.element_ty == tl.uint8:
         groups = tl.reshape(values, (values.shape[0], HEAD_DIM // _GROUP, _GROUP))
         top, bottom = tl.max(groups, axis=2), tl.min(groups, axis=2)
@@ -84,7 +84,7 @@ def store_rows(rows, values, mask, FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr)
                 _INT8_LARGEST if FORMAT == "int8" else _E4M3_LARGEST if FORMAT == "fp8" else _E5M2_LARGEST
             )
             scale = tl.div_rn(tl.abs(extreme), tl.full(extreme.shape, largest, tl.float32))
-        # What becomes of NaN in a maximum differs from card to card.
+        # A maximum treats NaN differently from card to card.
         is_nan = tl.max((groups != groups).to(tl.int32), axis=2) != 0
         kept = round_to(tl.where(is_nan, float("nan"), scale), tl.bfloat16)  # pyright: ignore
         scale = kept.to(tl.float32)
@@ -124,14 +124,14 @@ def _load(pointers, mask):
 
 @triton.jit
 def _values_8(bits, scale, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Of codes in the upper bytes of uint16; lower bytes are zeros. A power of two goes to the scale, without error."""
+    """Values of codes in the upper bytes of uint16, lower bytes zero. Moves an exact power of two into the scale."""
     if FORMAT == "int8":
         steps, unit = bits.to(tl.int16, bitcast=True), 2.0**-8
     elif FORMAT == "fp8_e5m2":
         steps, unit = bits.to(tl.float16, bitcast=True), 1.0
     else:
         tl.static_assert(FORMAT == "fp8")
-        # A float16 of the same digits counts its exponent from eight lower.
+        # A float16 with the same bits has an exponent lower by eight.
         steps, unit = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.float16, bitcast=True), 256.0
     return round_to(steps.to(tl.float32) * (scale * unit), dtype)
 
@@ -143,7 +143,7 @@ def _values_4(bits, scale, dtype: tl.constexpr):
 
 @triton.jit
 def _joined(first, second):
-    """[N, G, n] twice -> [N, G, 2 n], in turns."""
+    """Interleaves two [N, G, n] -> [N, G, 2 n]."""
     return tl.reshape(tl.join(first, second), (first.shape[0], first.shape[1], 2 * first.shape[2]))
 
 
@@ -154,13 +154,13 @@ def _clamped(x, least, most):
 
 @triton.jit
 def _float_code(x, MANTISSA, BIAS):
-    """float32 within a format's range to the nearest of its eight-bit floats, ties to even: its bits."""
+    """Bits of the nearest 8-bit float, ties to even, for float32 within the format's range."""
     bits = x.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
     SHIFT: tl.constexpr = 23 - MANTISSA
     even = (size >> SHIFT) & 1
     normal = ((size + ((0x400000 >> MANTISSA) - 1) + even) >> SHIFT) - ((127 - BIAS) << MANTISSA)
-    # Added to a power of two whose last bit is worth the least of them, a number leaves its own in the lowest bits.
+    # For subnormals: add a power of two whose last bit is worth the smallest of them. The code is in the lowest bits.
     UNIT: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
     small = (tl.abs(x) + UNIT).to(tl.uint32, bitcast=True) & 0xFF
     return tl.where(tl.abs(x) < 2.0 ** (1 - BIAS), small, normal) | ((bits >> 24) & 0x80)

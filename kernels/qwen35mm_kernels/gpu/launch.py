@@ -1,9 +1,9 @@
-"""How kernels are launched: on the tensors' device, with a configuration from a committed table.
+"""Launches kernels on the tensors' device with a configuration from a committed table.
 
-There is no autotuning at run time: which blocks a kernel takes may decide how it rounds, and must not depend on timing.
-`configs/` holds one table for each card that was measured; any other card takes the kernel's own default.
+There is no autotuning at run time: block sizes may change rounding, so they must not depend on timing. `configs/` has
+one table for each measured card. Other cards use the kernel's default.
 
-Some releases of Triton type a kernel that a kernel calls as one that never returns: such lines have `pyright: ignore`.
+Some releases of Triton type a kernel called from a kernel as never returning: such lines have `pyright: ignore`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path
 
-# A Hopper card's, for the interpreter.
+# The interpreter poses as a Hopper card.
 _INTERPRETED_CAPABILITY = 90
 _INTERPRETED_SHARED_BYTES = 227 << 10
 
@@ -27,10 +27,10 @@ def config_for(kernel: str, device: torch.device, shape: str, default: Config) -
     """The measured configuration of a kernel for a shape on a device's card, else `default`.
 
     Args:
-        shape: what decides which configuration is the fastest, as a short text such as "Hv32_V128".
+        shape: the sizes that determine the fastest configuration, as a short text such as "Hv32_V128".
 
     Raises:
-        ValueError: the card's table is malformed, or has blocks that the kernel doesn't know.
+        ValueError: the card's table is malformed, or has unknown blocks.
     """
     active = _trial.get()
     if active is not None:
@@ -48,7 +48,7 @@ def config_for(kernel: str, device: torch.device, shape: str, default: Config) -
 
 
 def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **constants: Any) -> None:
-    """Runs `kernel` over `grid`, on the device of its first tensor; nothing where a dimension of the grid is 0.
+    """Runs `kernel` over `grid` on the device of its first tensor. Does nothing if a dimension of the grid is 0.
 
     Args:
         args: the kernel's run-time arguments, in order.
@@ -73,7 +73,7 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **const
 
 @functools.cache
 def capability(device: torch.device) -> int:
-    """Compute capability: 90 for 9.0; under the interpreter, a Hopper card's."""
+    """Compute capability: 90 for 9.0; 90 under the interpreter."""
     if device.type != "cuda":
         return _INTERPRETED_CAPABILITY
     major, minor = torch.cuda.get_device_capability(device)
@@ -82,7 +82,7 @@ def capability(device: torch.device) -> int:
 
 @functools.cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may take."""
+    """Bytes of shared memory available to one program."""
     if device.type != "cuda":
         return _INTERPRETED_SHARED_BYTES
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -90,17 +90,17 @@ def shared_bytes(device: torch.device) -> int:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side at least; under the interpreter, as a Hopper card."""
+    """Number of multiprocessors; a Hopper card's 132 under the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. Some releases of Triton type their own as a kernel's constant, which is no host's int."""
+    """a / b, rounded up. Some releases of Triton type their own `cdiv` as a kernel's constant, not an int."""
     return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n, 1 or more; see `cdiv`."""
+    """The smallest power of two that is at least n (n >= 1). Not Triton's, for the same reason as `cdiv`."""
     return 1 << (n - 1).bit_length()
 
 
@@ -115,14 +115,14 @@ _trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)
 
 @contextlib.contextmanager
 def trial(configs: Mapping[tuple[str, str], Config], run: Callable[..., object] | None = None) -> Iterator[Table]:
-    """For tuning: while it lasts, this thread takes `configs` and, for all else, the defaults; no table is read.
+    """For tuning: inside the context, this thread uses `configs`, else defaults, and reads no table.
 
     Args:
         configs: by kernel and shape.
-        run: gets the kernel, its grid and its arguments in place of a launch, to compile it only, or to do nothing.
+        run: called with the kernel, its grid and its arguments instead of a launch, for example to only compile.
 
     Yields:
-        The defaults of what was asked for until now, by kernel and shape.
+        The defaults of all kernels and shapes requested so far.
     """
     asked: Table = {}
     token = _trial.set(_Trial(configs, run, asked))

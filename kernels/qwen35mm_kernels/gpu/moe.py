@@ -1,7 +1,7 @@
-"""Mixture of experts: routing, and the experts' matrices over rows that are grouped by expert.
+"""Mixture of experts: routing, and the experts' matrices over rows grouped by expert.
 
-A pair is one choice of one token: pair = token * k + choice. A tile is up to BLOCK_M pairs of one expert. Three kernels
-follow each other: gate and up with SwiGLU (x -> inner [pairs, width]), down (inner -> outputs [pairs, hidden]) and the
+A pair is one choice of one token: pair = token * k + choice. A tile is up to BLOCK_M pairs of one expert. There are
+three kernels: gate and up with SwiGLU (x -> inner [pairs, width]), down (inner -> outputs [pairs, hidden]) and the
 weighted sum over each token's pairs. Nothing waits for the host: grids are upper bounds, and empty tiles return.
 """
 
@@ -17,8 +17,8 @@ from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_p
 MAX_EXPERTS = 1024
 _NO_EXPERT = tl.constexpr(2**31 - 1)
 
-# (gate and up, down) for each BLOCK_M in bfloat16. At 16 rows the weights' way from memory decides: about 60 KB are
-# on their way to a multiprocessor, and one token's eight experts make 128 and 512 programs. All fit into 99 KB.
+# (gate and up, down) for each BLOCK_M in bfloat16. 16 rows are memory-bound: about 60 KB are in flight to a
+# multiprocessor, and one token's eight experts make 128 and 512 programs. All fit into 99 KB.
 _DEFAULTS = {
     16: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4), Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4)),
     64: (Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 4), Config({"BLOCK_N": 128, "BLOCK_K": 64}, 4, 4)),
@@ -31,15 +31,15 @@ def _route_kernel(
     logits_ptr, shared_ptr, weights_ptr, chosen_ptr, stride_logits, stride_shared, num_experts, K: tl.constexpr,
     K_PADDED: tl.constexpr, BLOCK_E: tl.constexpr, HAS_SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One token: logits [N, E] -> weights, chosen [N, K], dense. K times the largest, the lowest of equals.
+    """One token: logits [N, E] -> weights, chosen [N, K], dense: the K largest, the lower expert first for equals.
 
-    HAS_SHARED: shared [N, 1], and one choice more for each token, expert E.
+    HAS_SHARED: shared [N, 1] adds expert E as a further choice of each token.
     """
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_E)
     logits = tl.load(logits_ptr + row * stride_logits + experts, mask=experts < num_experts, other=-float("inf"))
     logits = logits.to(tl.float32)
-    # Below every logit, -inf included: an expert that was taken or doesn't exist.
+    # Experts that exist and are not yet taken. A mask, since a logit may be -inf.
     left = experts < num_experts
     places = tl.arange(0, K_PADDED)
     scores = tl.full((K_PADDED,), -float("inf"), tl.float32)
@@ -48,10 +48,10 @@ def _route_kernel(
         best = tl.max(tl.where(left, logits, -float("inf")))
         expert = tl.min(tl.where(left & (logits == best), experts, BLOCK_E))
         scores = tl.where(places == choice, best, scores)
-        # Inside the experts even where a logit is NaN: these numbers become addresses.
+        # Clamped, since a NaN logit must not give an address outside the experts.
         chosen = tl.where(places == choice, tl.minimum(expert, num_experts - 1), chosen)
         left = left & (experts != expert)
-    # Renormalised shares are a softmax over the chosen alone.
+    # Renormalised weights are a softmax over the chosen experts only.
     shares = tl.exp(scores - tl.max(scores))
     shares = shares / tl.sum(shares)
     weights_ptr += row * (K + HAS_SHARED)
@@ -65,7 +65,7 @@ def _route_kernel(
 
 
 def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """In one launch; the logits' rows are dense."""
+    """One launch. The logits' rows must be dense."""
     num_tokens, num_experts = logits.shape
     assert 1 <= k <= num_experts <= MAX_EXPERTS, (k, num_experts)
     assert logits.stride(1) == 1
@@ -88,7 +88,7 @@ def _group_kernel(
     chosen_ptr, pairs_ptr, tiles_ptr, stride_token, stride_choice, num_pairs,
     TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One expert: its pairs in rising order behind those of lower experts, and its tiles.
+    """One expert: writes its pairs in rising order after those of lower experts, and its tiles.
 
     pairs [num_pairs] int32; tiles [num_pairs // BLOCK_M + E, 3] int32: expert, first row in pairs, number of rows.
     """
@@ -111,8 +111,8 @@ def _group_kernel(
         is_own = (tl.load(address, mask=pairs < num_pairs, other=_NO_EXPERT) == expert).to(tl.int32)
         tl.store(pairs_ptr + end + tl.cumsum(is_own, 0) - 1, pairs, mask=is_own != 0)
         end += tl.sum(is_own)
-    # An expert's tiles begin at start // BLOCK_M + expert: always room enough, and no sum over the other experts'
-    # tiles is needed. What is left over before the next expert's first tile has no row.
+    # An expert's tiles begin at start // BLOCK_M + expert. That leaves enough room without a sum over the other
+    # experts' tiles. Unused tiles before the next expert's first have no rows.
     first_tile = start // BLOCK_M + expert
     next_tile = (start + count) // BLOCK_M + expert + 1
     for tile in range(first_tile, next_tile):
@@ -124,7 +124,7 @@ def _group_kernel(
 
 @triton.jit
 def _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
-    """A tile of `_group_kernel`: its expert, its pairs [BLOCK_M] and which of them there are."""
+    """A tile of `_group_kernel`: its expert, its pairs [BLOCK_M] and which of them exist."""
     offsets = tl.arange(0, BLOCK_M)
     expert = tl.load(tiles_ptr + tile * 3)
     start = tl.load(tiles_ptr + tile * 3 + 1)
@@ -137,8 +137,9 @@ def _direct_rows(
     chosen_ptr, stride_token, stride_choice, num_tokens, tile,
     TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """With at most BLOCK_M tokens nothing needs grouping: row m is token m. Pair `tile`'s expert is worked on by the
-    first token that chose it; for the others no row is left.
+    """A tile without grouping, for at most BLOCK_M tokens: row m is token m.
+
+    Tile number `tile` has the expert of that pair if its token is the first to choose it, else no rows.
     """
     tokens = tl.arange(0, BLOCK_M)
     choices = tl.arange(0, TOP_K_PADDED)
@@ -152,7 +153,7 @@ def _direct_rows(
     return expert, tl.maximum(tokens * TOP_K + choice, 0), choice >= 0
 
 
-# No variant of its own for one token or for a multiple of 16: a prompt of another length must not wait for a compiler.
+# No specialisation on num_tokens: a prompt of a new length must not wait for a compilation.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _experts_kernel(
     x_ptr, matrix_ptr, out_ptr, chosen_ptr, pairs_ptr, tiles_ptr, stride_x, stride_expert, stride_row, stride_token,
@@ -162,7 +163,7 @@ def _experts_kernel(
 ):  # fmt: skip
     """One tile, BLOCK_N columns of out [pairs, WIDTH], dense.
 
-    SWIGLU: x [N, DEPTH], matrix [E, 2 * WIDTH, DEPTH], gate rows, then up rows. Else: x [pairs, DEPTH],
+    SWIGLU: x [N, DEPTH], matrix [E, 2 * WIDTH, DEPTH] with gate rows, then up rows. Else: x [pairs, DEPTH],
     matrix [E, WIDTH, DEPTH].
     """
     tile = tl.program_id(1)
@@ -218,7 +219,7 @@ def _combine_kernel(
 def moe_experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The last dimension of x, gate_up and down is dense, the others' strides are free."""
+    """The last dimension of x, gate_up and down must be dense; other strides are free."""
     num_tokens, top_k = chosen.shape
     num_experts, hidden, width = down.shape
     assert x.shape == (num_tokens, hidden)
@@ -264,13 +265,13 @@ def moe_experts(
 
 
 def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
-    """BLOCK_M for so many pairs: 16 while an expert has few rows (decode), 64 or 128 where tiles get full (prefill)."""
+    """BLOCK_M for so many pairs: 16 if an expert has few rows (decode), 64 or 128 if tiles get full (prefill)."""
     rows_per_expert = num_pairs / num_experts
     return 16 if rows_per_expert <= 4 else 64 if rows_per_expert <= 96 else 128
 
 
 def _configs(x: torch.Tensor, hidden: int, width: int, block_m: int) -> tuple[Config, Config]:
-    # float32 takes twice the shared memory and no matrix units.
+    # float32 takes twice the shared memory and doesn't use the matrix units.
     factor = 2 if x.dtype == torch.float32 else 1
     name = f"M{block_m}_K{hidden}_N{width}" + ("_fp32" if factor == 2 else "")
     gate_up, down = (
@@ -281,7 +282,7 @@ def _configs(x: torch.Tensor, hidden: int, width: int, block_m: int) -> tuple[Co
 
 
 def _group(chosen: torch.Tensor, num_experts: int, block_m: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """pairs, tiles (see `_group_kernel`) and the number of tiles."""
+    """(pairs, tiles, number of tiles), see `_group_kernel`."""
     num_pairs = chosen.numel()
     num_tiles = num_pairs // block_m + num_experts
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)

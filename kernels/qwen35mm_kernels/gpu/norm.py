@@ -1,6 +1,6 @@
-"""RMS norms: a pass over memory each.
+"""RMS norms, each in one pass over memory.
 
-A row is summed by one program, in an order that only its length decides, never the number of rows.
+One program sums a row, in an order that depends only on its length, never on the number of rows.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_p
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool) -> torch.Tensor:
-    """Rows may lie any distance apart."""
+    """Rows may have any stride."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch_rms_norm(x, None, weight, out, eps, zero_centred)
     return out
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows may lie any distance apart."""
+    """Rows may have any stride."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch_rms_norm(x, delta, weight, out, eps, True)
     return out
 
 
 def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows of x, and those of z, may lie any distance apart."""
+    """Rows of x and z may have any stride."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_rows, inner, stride_x = _rows(x)
     assert z.shape == x.shape
@@ -82,15 +82,15 @@ def _launch_rms_norm(
 
 
 def _rows(x: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
-    """How many rows, how many of them to a group, and the strides from group to group and within one."""
+    """(rows, rows in a group, (stride between groups, stride in a group))."""
     assert x.stride(-1) == 1 or x.shape[-1] == 1, "a row must be contiguous"
-    # A view, or an error: nothing is copied. Two strides describe whatever is cut from a projection's output.
+    # `view` never copies. Two strides describe any slice of a projection's output.
     groups = x.view(-1, *x.shape[-2:]) if x.ndim > 2 else x.view(-1, 1, x.shape[-1])
     return groups.shape[0] * groups.shape[1], groups.shape[1], (groups.stride(0), groups.stride(1))
 
 
 def _config(kernel: str, x: torch.Tensor) -> Config:
-    """Short rows share a program; long ones have 16 numbers to a thread. Does not depend on the number of rows."""
+    """Short rows share a program; long rows have 16 numbers a thread. Independent of the number of rows."""
     block_d = next_power_of_2(x.shape[-1])
     default = Config({"BLOCK_ROWS": max(1, 2048 // block_d)}, num_warps=min(16, max(4, block_d // 512)), num_stages=1)
     return config_for(kernel, x.device, f"D{x.shape[-1]}", default)
@@ -103,11 +103,11 @@ def _row_offsets(inner, stride_outer, stride_inner, rows):
 
 @triton.jit
 def _normalise(x, eps, D: tl.constexpr):
-    """Rows over their root mean square; columns beyond D are 0."""
+    """Rows divided by their root mean square; columns beyond D are 0."""
     return x * tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
 
 
-# No variant of its own for one row or for a multiple of 16: all batches must run the same instructions.
+# No specialisation on num_rows: all batches must run the same instructions.
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,  # [num_rows, D]; with ADD it becomes x + delta
@@ -137,7 +137,7 @@ def _rms_norm_kernel(
     if ADD:
         delta += _row_offsets(inner, stride_delta_outer, stride_delta_inner, rows)[:, None] + columns[None, :]
         total = values.to(tl.float32) + tl.load(delta, mask=mask, other=0.0).to(tl.float32)
-        # Rounded before the norm: what is normed is what stays.
+        # Rounded before the norm, so that the norm uses the stored values.
         values = total.to(x.dtype.element_ty)
         tl.store(x, values, mask=mask)
     if ZERO_CENTRED:

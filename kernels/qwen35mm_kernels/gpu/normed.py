@@ -1,7 +1,7 @@
-"""Products of up to four rows that are normed first: a decode step's, whose time is the weights' way from memory.
+"""Norms and multiplies up to four rows, for a memory-bound decode step.
 
-The inverse root mean square scales sums at their end, so that squares are added up beside the products: nothing waits
-for a pass over the rows. Threads add up their own columns of the matrix, and once each other's.
+The inverse root mean square scales the finished sums. So squares are summed beside the products, without a separate
+pass over the rows. Threads sum their own columns of the matrix and combine the sums once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
 
 # More rows go to the matrix units.
 MAX_ROWS = 4
-# By rows of x. A thread asks for 16 bytes of each of the matrix's rows at a time; several rows of x are normed for
-# more of them.
+# By rows of x. A thread loads 16 bytes of each matrix row at a time. Several rows of x use more matrix rows, to share
+# the norm.
 _DEFAULTS = {1: Config({"BLOCK_N": 4, "BLOCK_K": 1024}, 4, 1), 4: Config({"BLOCK_N": 8, "BLOCK_K": 1024}, 4, 1)}
 
 
@@ -25,12 +25,12 @@ def _add_row(
     total, squares, weight, scale, x_ptr, delta_ptr, sum_ptr, place, stride_x, stride_delta, depth, sum_stop,
     DEPTH: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One row's products with some columns of the matrix, and its squares there, each thread's eight summed up."""
+    """Adds one row's products with some columns of the matrix, and its squares there, eight in a thread."""
     is_depth = depth < DEPTH
     values = tl.load(x_ptr + place * stride_x + depth, mask=is_depth, other=0.0)
     if ADD:
         delta = tl.load(delta_ptr + place * stride_delta + depth, mask=is_depth, other=0.0).to(tl.float32)
-        # Rounded before the norm: what is normed is what stays.
+        # Rounded before the norm, so that the norm uses the stored values.
         values = round_to(values.to(tl.float32) + delta, values.dtype)
         tl.store(sum_ptr + place * DEPTH + depth, values, mask=depth < sum_stop)
     values = values.to(tl.float32)
@@ -44,8 +44,9 @@ def _norm_linear_kernel(
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, ADD: tl.constexpr, SWIGLU: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N rows of the matrix, with SWIGLU half of them gates and half of them what they are for: some columns of
-    out [up to ROWS, WIDTH], dense. x and delta [num_rows, DEPTH]; the first program writes their sum, dense.
+    """BLOCK_N rows of the matrix, with SWIGLU half gates and half up: some columns of out [up to ROWS, WIDTH], dense.
+
+    x and delta are [num_rows, DEPTH]; the first program writes their sum, dense.
     """
     OWN: tl.constexpr = BLOCK_N // 2 if SWIGLU else BLOCK_N
     inner = tl.arange(0, BLOCK_N)
@@ -55,7 +56,7 @@ def _norm_linear_kernel(
     is_column = columns < WIDTH
     rows_ptr = matrix_ptr + (columns + inner // OWN * WIDTH).to(tl.int64)[:, None] * stride_matrix
     places = tl.arange(0, BLOCK_K)
-    # One variable for each row: as a dimension of one tile they would meet the weights by way of shared memory.
+    # One variable for each row: as a dimension of one tile, they would go through shared memory.
     last = num_rows - 1
     total_0 = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
     squares_0 = tl.zeros((BLOCK_K // 8,), tl.float32)
@@ -72,7 +73,7 @@ def _norm_linear_kernel(
             DEPTH, ADD, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if ROWS > 1:
-            # Rows that there aren't are the last one again.
+            # Missing rows repeat the last one.
             total_1, squares_1 = _add_row(  # pyright: ignore
                 total_1, squares_1, weight, scale, x_ptr, delta_ptr, sum_ptr, tl.minimum(last, 1), stride_x,
                 stride_delta, depth, sum_stop, DEPTH, ADD, BLOCK_N, BLOCK_K,
@@ -97,11 +98,11 @@ def _finish(
     out_ptr, total, squares, place, last, columns, eps,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Row `place`'s columns of out, from what threads have of it."""
+    """Writes row `place`'s columns of out from the threads' sums."""
     sums = tl.sum(total, axis=1) * tl.rsqrt(tl.sum(squares, axis=0) / DEPTH + eps)
     mask = columns < tl.where(place <= last, WIDTH, 0)
     if SWIGLU:
-        # The other half's number, at each gate's place.
+        # The other half's value at each gate's position.
         inner = tl.arange(0, BLOCK_N)
         pairs = inner[:, None] + BLOCK_N // 2 == inner[None, :]
         up = tl.sum(tl.where(pairs, sums[None, :], 0.0), axis=1)  # pyright: ignore
@@ -119,7 +120,7 @@ def norm_linear(
     *,
     swiglu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In one launch. The last dimension of x, delta and the matrix is dense."""
+    """One launch. The last dimension of x, delta and the matrix must be dense."""
     (num_rows, depth), width = x.shape, len(matrix) // (1 + swiglu)
     assert 1 <= num_rows <= MAX_ROWS, num_rows
     assert delta is None or delta.shape == x.shape

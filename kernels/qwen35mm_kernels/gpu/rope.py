@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of a step, and the rotation by itself, as the vision tower needs it."""
+"""Rotary positions: the angles of a step, and the rotation alone, for the vision tower."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def apply_partial_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) ->
     return out
 
 
-# Positions may be a row of a table, which starts anywhere.
+# Positions may be a row of a table, with any alignment.
 @triton.jit(do_not_specialize=["num_tokens", "stride_axis"], do_not_specialize_on_alignment=["positions"])
 def _mrope_cos_sin_kernel(
     positions,
@@ -75,7 +75,7 @@ def _mrope_cos_sin_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    # Of pairs 3 j + 1 the first HEIGHT_PAIRS turn by height, of 3 j + 2 the first WIDTH_PAIRS by width.
+    # The first HEIGHT_PAIRS of the pairs 3 j + 1 use height, the first WIDTH_PAIRS of the pairs 3 j + 2 use width.
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None]
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]
     exists = (token < num_tokens) & (pair < NUM_PAIRS)

@@ -1,6 +1,6 @@
-"""From a projection to the cache: norms and rotates queries and keys, and writes keys and values, in one kernel.
+"""Norms and rotates a projection's queries and keys, and writes keys and values to the cache, in one kernel.
 
-Bound by memory: each of q, k and v is read once and written once; the gate isn't touched.
+Memory-bound: q, k and v are each read once and written once. The gate isn't touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qwen35mm_kernels.gpu.kv_rows import kept_as, known_formats, store_rows
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 from qwen35mm_kernels.kv_formats import KVFormats
 
-# At D = 256 a warp has two heads whole, so that a head is summed in the same order for one token and for thousands.
+# At D = 256, a warp has two whole heads, so that a head's sum has the same order for one token and for thousands.
 _DEFAULT = Config({"BLOCK_T": 8}, num_warps=4)
 
 
@@ -32,7 +32,7 @@ def qk_norm_rope_write(
     num_heads: int,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """The last dimensions contiguous, and a row of the caches as a whole."""
+    """Last dimensions must be contiguous, and rows of the caches as a whole."""
     num_tokens, head_dim = qkv.shape[0], len(k_norm)
     num_kv_heads = k_cache.shape[1]
     k_format, v_format = known_formats(formats, k_cache, v_cache, head_dim)
@@ -50,7 +50,7 @@ def qk_norm_rope_write(
     config = config_for("qk_norm_rope_write", qkv.device, f"D{head_dim}{kept}", _DEFAULT)
     launch(
         _qk_norm_rope_write_kernel,
-        # The heads of a token side by side: they lie in one row of qkv.
+        # Heads of a token are adjacent, as in a row of qkv.
         (num_heads + num_kv_heads, cdiv(num_tokens, config.blocks["BLOCK_T"])),
         *(qkv, cos, sin, q_norm, k_norm, eps, q, k_cache, v_cache, rows, num_tokens),
         *(x.stride(0) for x in (qkv, cos, sin, k_cache, v_cache)),
@@ -68,7 +68,7 @@ def qk_norm_rope_write(
     return q
 
 
-# A decode step's rows are a row of a table, which starts anywhere.
+# In a decode step, `rows` is a row of a table, with any alignment.
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["rows"])
 def _qk_norm_rope_write_kernel(
     qkv,
@@ -107,7 +107,7 @@ def _qk_norm_rope_write_kernel(
     cos += token * stride_cos
     sin += token * stride_sin
     if head < NUM_HEADS:
-        # Padding is never read: its zeros stay zeros through norm and rotation.
+        # Padding is not read and stays zero through norm and rotation.
         x = qkv + head * (2 * HEAD_DIM)
         out = q + (token * NUM_HEADS + head) * HEAD_DIM
         _norm_rotate(x, q_norm, eps, cos, sin, out, kept, token < num_tokens, HEAD_DIM, NUM_PAIRS, BLOCK_PAIRS)
@@ -148,7 +148,7 @@ def _norm_rotate(
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]
     turned = pair < NUM_PAIRS
     head = tl.load(x + dim, mask=read, other=0.0).to(tl.float32)
-    # The pairs once more, out of the L1 cache: that costs less than to bring partners together between threads.
+    # Load the pairs again from the L1 cache: cheaper than exchanging partners between threads.
     first = tl.load(x + pair, mask=read & turned, other=0.0).to(tl.float32)
     second = tl.load(x + NUM_PAIRS + pair, mask=read & turned, other=0.0).to(tl.float32)
     c = tl.load(cos + pair, mask=read & turned, other=0.0)
@@ -165,7 +165,7 @@ def _norm_rotate(
 
 @triton.jit
 def _normed_and_rotated(x, weight, eps, cos, sin, read, HEAD_DIM: tl.constexpr, NUM_PAIRS: tl.constexpr):
-    """What `_norm_rotate` stores, in float32 and as whole rows [BLOCK_T, HEAD_DIM]: a scale asks for all neighbours."""
+    """The result of `_norm_rotate` as whole float32 rows [BLOCK_T, HEAD_DIM], since scales depend on all neighbours."""
     dim = tl.arange(0, HEAD_DIM)[None, :]
     is_first, is_turned = dim < NUM_PAIRS, dim < 2 * NUM_PAIRS
     pair, partner = tl.where(is_first, dim, dim - NUM_PAIRS), tl.where(is_first, dim + NUM_PAIRS, dim - NUM_PAIRS)

@@ -1,10 +1,10 @@
-"""Sampling in three launches, for a vocabulary that is never sorted.
+"""Sampling in three launches, without sorting the vocabulary.
 
 The vocabulary is cut into blocks. `_scores_kernel` applies penalties and temperature and finds each block's best score.
-`_candidates_kernel` leaves few tokens of each block: its highest, or the winner of its race where nothing is filtered.
-`_draw_kernel` searches the candidates for the lowest score kept and draws. Where that score may lie below one that
-`_candidates_kernel` left out (a flat distribution and a wide top-p), it searches the whole row instead: some 200 times
-slower per token, and the same result.
+`_candidates_kernel` selects few tokens of each block: the highest, or the winner of its race if nothing is filtered.
+`_draw_kernel` searches the candidates for the lowest kept score and draws. If that score may be below a token that
+`_candidates_kernel` dropped (a flat distribution and a wide top-p), it searches the whole row instead, with the same
+result but some 200 times slower per token.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from qwen35mm_kernels.gpu.sampling_search import (
 from qwen35mm_kernels.reference.sampling import MAX_COUNT, SamplingRows
 
 _MAX_COUNT = tl.constexpr(MAX_COUNT)
-# 61 programs a row of 248,320 tokens, and 61 x 64 candidates at most, which one program holds in its registers.
+# For 248,320 tokens: 61 programs a row and at most 61 x 64 candidates, which fit into one program's registers.
 _DEFAULT = Config({"BLOCK": 4096, "CAPACITY": 64}, 8)
-# Rows of tables of B columns: where they start depends on B, and each B would have kernels of its own.
+# Rows of tables with B columns. Their alignment depends on B, so specialising would compile kernels for each B.
 _ROWS = (
     "temperature_ptr",
     "top_k_ptr",
@@ -61,8 +61,7 @@ def _scores_kernel(
 ):  # fmt: skip
     """One block of one row: logits -> scores [B, vocab] float32, best and best_id [B, num_blocks].
 
-    Where top-nσ filters, too, moments [B, num_blocks, 3] float64: how many scores aren't -inf, their sum and that of
-    their squares.
+    With top-nσ also moments [B, num_blocks, 3] float64: count, sum and sum of squares of the scores above -inf.
     """
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -102,11 +101,11 @@ def _candidates_kernel(
     num_blocks,
     BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """One block of one row: its tokens that the draw needs to know. What top-nσ drops becomes -inf in scores.
+    """One block of one row: selects the tokens for the draw. Tokens that top-nσ drops become -inf in scores.
 
-    candidates, candidate_ids [B, num_blocks, CAPACITY] and counts [B, num_blocks] of them; the highest key that was
-    left out in dropped [B, num_blocks]; the mass of all in masses [B, num_blocks]. Where typical sampling is the only
-    filter besides min-p, masses are of what passes that, and drops [B, num_blocks] their mass times drop.
+    Writes candidates and candidate_ids [B, num_blocks, CAPACITY] with their counts [B, num_blocks]; dropped
+    [B, num_blocks], the highest key left out; masses [B, num_blocks], the mass of all tokens. If typical sampling is
+    the only filter besides min-p, masses count only what passes min-p, and drops [B, num_blocks] are mass times drop.
     """
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -129,7 +128,7 @@ def _candidates_kernel(
     is_unfiltered = (top_k == 0) & (tl.load(top_p_ptr + row) >= 1.0)
     is_typical = tl.load(typical_ptr + row) < 1.0
     if is_unfiltered & (is_typical == 0):
-        # Nothing but min-p filters, which needs no search: the best of the blocks' winners is the row's.
+        # Only min-p filters, which needs no search: the best of the blocks' winners wins the row.
         min_p, seed, step = tl.load(min_p_ptr + row), tl.load(seeds_ptr + row), tl.load(steps_ptr + row)
         races = run_races(scores, highest, min_p, token_ids, seed, step, valid)
         _, winner = winner_of(races, token_ids)
@@ -140,7 +139,7 @@ def _candidates_kernel(
         tl.store(masses_ptr + place, tl.zeros((), tl.int64))
     else:
         keys = as_keys(scores, valid)
-        # The highest left out, its equals with it: what is above fits.
+        # The highest key left out, with its equals. All keys above it fit.
         dropped = count_threshold(keys, CAPACITY + 1)
         kept = keys > dropped
         places = place * CAPACITY + tl.cumsum(kept.to(tl.int32), 0) - 1
@@ -161,7 +160,7 @@ def _draw_kernel(
     in_text_ptr, in_reply_ptr, chosen_ptr, stride_text, stride_reply, vocab, num_blocks,
     BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """One row: its token into chosen [B] and into both pools."""
+    """One row: draws its token and writes it to chosen [B] and both pools."""
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, BLOCKS_PADDED)
     is_block = blocks < num_blocks
@@ -186,7 +185,7 @@ def _draw_kernel(
         if top_k > 0:
             lowest_kept = tl.maximum(count_threshold(keys, top_k), lowest_kept)
             total = tl.sum(tl.where(keys >= lowest_kept, masses, 0))
-        # Both searches saw all they had to only if every token that was left out lies below their results.
+        # Both searches are complete only if every dropped token lies below their results.
         complete = (top_k == 0) | (lowest_kept > dropped)
         if top_p < 1.0:
             lowest_kept = tl.maximum(mass_threshold(keys, masses, top_p * total.to(tl.float32)), lowest_kept)
@@ -216,7 +215,7 @@ def _draw_kernel(
             if typical_p < 1.0:
                 mean, lowest_near = typical_in_row(row_ptr, vocab, highest, min_p, lowest_kept, typical_p, BLOCK)
             token_id = race_in_row(row_ptr, vocab, highest, min_p, lowest_kept, mean, lowest_near, seed, step, BLOCK)
-    # Inside the vocabulary even where a logit is NaN: this number becomes an address.
+    # Clamped, since a NaN logit must not give an address outside the vocabulary.
     token_id = tl.minimum(token_id, vocab - 1)
     slot = tl.load(slots_ptr + row)
     tl.store(chosen_ptr + row, token_id.to(tl.int64))
@@ -233,7 +232,7 @@ def sample(
     counts_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    """In three launches without a wait; rows of logits, of seen tokens and of banned ids are dense."""
+    """Three launches without waiting for the device. Rows of logits, seen tokens and banned ids must be dense."""
     banned = banned.expand(logits.shape)
     for matrix in (logits, seen_in_text, counts_in_reply, banned):
         assert matrix.shape[1] == logits.shape[1]

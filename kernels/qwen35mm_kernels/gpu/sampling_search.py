@@ -1,6 +1,6 @@
-"""Device functions of sampling: scores as keys, races, and the searches for the lowest key that is kept.
+"""Device functions of sampling: keys of scores, races, and searches for the lowest kept key.
 
-Keys are int32 of the same order as the scores. A search is a bisection of their 32 bits: always as many rounds.
+Keys are int32 in the same order as the scores. A search bisects their 32 bits, always with 32 rounds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ HIGHEST_KEY = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def as_keys(scores, valid):
-    """float32 -> int32 of the same order; what isn't valid gets the lowest key, which no score has."""
-    # Both zeros have one key.
+    """float32 -> int32 of the same order. Invalid scores get the lowest key, which no valid score has."""
+    # Both zeros get the same key.
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
     return tl.where(valid, bits ^ ((bits >> 31) & 0x7FFFFFFF), LOWEST_KEY)
 
@@ -30,7 +30,7 @@ def as_masses(scores, highest, valid):
 
 @triton.jit
 def as_moments(scores, highest, valid):
-    """Mass times drop below the highest, of which typical sampling takes the mean."""
+    """Mass times drop below the highest score, for the mean in typical sampling."""
     weights = tl.exp(scores - highest)
     moments = tl.where(valid & (weights > 0.0), weights * _MASS_SCALE * (highest - scores), 0.0)
     return moments.to(tl.int64)
@@ -38,13 +38,13 @@ def as_moments(scores, highest, valid):
 
 @triton.jit
 def near_keys(scores, highest, mean, valid):
-    """Keys that are higher where a score's drop is nearer to the mean of all drops."""
+    """Keys that are higher if a score's drop is nearer to the mean drop."""
     return as_keys(-tl.abs((highest - scores) - mean), valid)
 
 
 @triton.jit
 def is_left_out(dropped, highest, mean, lowest_near):
-    """Whether all scores up to the key `dropped` are farther from the mean than `lowest_near`."""
+    """Whether all scores up to the key `dropped` are farther from the mean than the key `lowest_near`."""
     score = (dropped ^ ((dropped >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     is_below = (highest - score > mean) & (near_keys(score, highest, mean, dropped != LOWEST_KEY) < lowest_near)
     return (dropped == LOWEST_KEY) | is_below
@@ -52,7 +52,7 @@ def is_left_out(dropped, highest, mean, lowest_near):
 
 @triton.jit
 def lowest_within_sigmas(moments_ptr, num_blocks, highest, num_sigmas, BLOCKS_PADDED: tl.constexpr):
-    """The lowest score that top-nσ keeps: moments [num_blocks, 3] are the blocks' counts, sums and sums of squares."""
+    """The lowest score that top-nσ keeps, from the blocks' counts, sums and sums of squares [num_blocks, 3]."""
     blocks = tl.arange(0, BLOCKS_PADDED)
     is_block = blocks < num_blocks
     count = tl.sum(tl.load(moments_ptr + blocks * 3, mask=is_block, other=0.0))
@@ -64,7 +64,7 @@ def lowest_within_sigmas(moments_ptr, num_blocks, highest, num_sigmas, BLOCKS_PA
 
 @triton.jit
 def run_races(scores, highest, min_p, token_ids, seed, step, valid):
-    """weight / exponential, see qwen35mm_kernels/reference/sampling.py; -1 for what isn't valid or too unlikely."""
+    """weight / exponential, see qwen35mm_kernels/reference/sampling.py; -1 for invalid or too unlikely tokens."""
     bits, _, _, _ = tl.philox(seed, token_ids, step.to(tl.int32), (step >> 32).to(tl.int32), token_ids * 0)  # pyright: ignore
     uniform = (bits.to(tl.float32) + 0.5) * (2.0**-32)
     series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
@@ -76,14 +76,14 @@ def run_races(scores, highest, min_p, token_ids, seed, step, valid):
 
 @triton.jit
 def winner_of(races, token_ids):
-    """The best race and the lowest token that ran it."""
+    """The best race, and the lowest token with it."""
     best = tl.max(races)
     return best, tl.min(tl.where(races == best, token_ids, HIGHEST_KEY))
 
 
 @triton.jit
 def count_threshold(keys, count):
-    """The highest key that at least `count` keys reach; the lowest key if so many aren't valid."""
+    """The highest key that at least `count` keys reach; the lowest key if fewer are valid."""
     low = tl.full((), LOWEST_KEY, tl.int64)
     high = tl.full((), HIGHEST_KEY, tl.int64)
     for _ in range(32):
@@ -96,7 +96,7 @@ def count_threshold(keys, count):
 
 @triton.jit
 def mass_threshold(keys, masses, bound):
-    """The lowest key above which there is less mass than `bound`."""
+    """The lowest key with less mass than `bound` above it."""
     low = tl.full((), LOWEST_KEY, tl.int64)
     high = tl.full((), HIGHEST_KEY, tl.int64)
     for _ in range(32):
@@ -132,7 +132,7 @@ def _mass_in_row(scores_ptr, vocab, highest, key, CHUNK: tl.constexpr):
 
 @triton.jit
 def threshold_in_row(scores_ptr, vocab, highest, top_k, top_p, CHUNK: tl.constexpr):
-    """The lowest key kept, from a whole row in memory: `count_threshold`, then `mass_threshold`."""
+    """The lowest kept key of a whole row in memory: `count_threshold`, then `mass_threshold`."""
     low = tl.full((), LOWEST_KEY, tl.int64)
     if top_k > 0:
         high = tl.full((), HIGHEST_KEY, tl.int64)
@@ -142,7 +142,7 @@ def threshold_in_row(scores_ptr, vocab, highest, top_k, top_p, CHUNK: tl.constex
             low = tl.where(enough, middle, low)
             high = tl.where(enough, high, middle - 1)
     if top_p < 1:
-        # Keys from `low` on have passed top-k; the search for the lowest that passes top-p starts there.
+        # Keys from `low` on pass top-k. The search for top-p starts there.
         total = _mass_in_row(scores_ptr, vocab, highest, tl.maximum(low - 1, LOWEST_KEY).to(tl.int32), CHUNK)
         bound = top_p * total.to(tl.float32)
         high = tl.full((), HIGHEST_KEY, tl.int64)
@@ -156,7 +156,7 @@ def threshold_in_row(scores_ptr, vocab, highest, top_k, top_p, CHUNK: tl.constex
 
 @triton.jit
 def _near_mass_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, mean, key, CHUNK: tl.constexpr):
-    """The mass and the moment of a row's scores that passed all other filters and are nearer than a key."""
+    """The mass and moment of a row's scores that pass the other filters and have a nearness above `key`."""
     masses, moments = tl.zeros((CHUNK,), tl.int64), tl.zeros((CHUNK,), tl.int64)
     for first in range(0, vocab, CHUNK):
         token_ids = first + tl.arange(0, CHUNK)
@@ -171,7 +171,7 @@ def _near_mass_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, mean, key,
 
 @triton.jit
 def typical_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, typical_p, CHUNK: tl.constexpr):
-    """The mean drop of a row's scores that passed all other filters, and the lowest key of nearness that is kept."""
+    """The mean drop of a row's scores that pass the other filters, and the lowest kept nearness key."""
     total, moment = _near_mass_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, 0.0, LOWEST_KEY, CHUNK)
     mean = tl.div_rn(moment.to(tl.float32), total.to(tl.float32))
     bound = typical_p * total.to(tl.float32)
@@ -190,7 +190,7 @@ def typical_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, typical_p, CH
 def race_in_row(
     scores_ptr, vocab, highest, min_p, lowest_kept, mean, lowest_near, seed, step, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The token that wins among a row's scores from a key on, and from a key of nearness on."""
+    """The winner among a row's scores with at least the keys `lowest_kept` and `lowest_near`."""
     best = tl.full((), -1.0, tl.float32)
     token_id = tl.full((), 0, tl.int32)
     for first in range(0, vocab, CHUNK):

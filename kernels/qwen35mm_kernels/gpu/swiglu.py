@@ -1,4 +1,4 @@
-"""The activation of a feed-forward network, in one pass where torch takes two."""
+"""The activation of a feed-forward network, in one pass; torch needs two."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import triton.language as tl
 
 from qwen35mm_kernels.gpu.launch import Config, cdiv, launch
 
-# A thread takes 16 bytes of bfloat16 at a time; there is nothing to tune.
+# A thread reads 16 bytes of bfloat16 at a time; there is nothing to tune.
 _CONFIG = Config({"BLOCK": 1024}, num_warps=4, num_stages=1)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """Rows may lie any distance apart."""
+    """Rows may have any stride."""
     num_rows, width = len(gate_up), gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1, "the last dimension must be contiguous"
     out = torch.empty(num_rows, width, dtype=gate_up.dtype, device=gate_up.device)

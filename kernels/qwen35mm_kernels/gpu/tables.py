@@ -1,8 +1,8 @@
-"""The committed tables of kernel configurations, one JSON file for each card that was measured: reading and writing.
+"""Reads and writes the committed tables of kernel configurations, one JSON file for each measured card.
 
     {"card": "NVIDIA H200", ..., "kernels": {"gdn_scan": {"Hv32_K128_V128": {"blocks": ..., ...}}}}
 
-Everything beside "kernels" only tells where the numbers come from.
+Everything besides "kernels" only documents the numbers' origin.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _FIELDS = ("blocks", "num_stages", "num_warps")
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is cut.
+    """A kernel's configuration.
 
     Attributes:
         blocks: constexpr arguments of the kernel, by name.
-        num_warps: of one program.
-        num_stages: of its pipelined loops.
+        num_warps: warps of a program.
+        num_stages: stages of its pipelined loops.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict)
@@ -37,15 +37,15 @@ Table = dict[tuple[str, str], Config]
 
 
 def table_path(card: str) -> Path:
-    """Where a card's table lies, whether or not it has one: "NVIDIA H200" -> configs/nvidia_h200.json."""
+    """The path of a card's table, which need not exist: "NVIDIA H200" -> configs/nvidia_h200.json."""
     return CONFIGS / ("_".join("".join(c if c.isalnum() else " " for c in card.lower()).split()) + ".json")
 
 
 def read_table(path: Path) -> Table:
-    """A card's table; empty where there is no file.
+    """A card's table; empty if there is no file.
 
     Raises:
-        ValueError: not a table, or an entry that isn't a configuration. Names the file, the kernel and the shape.
+        ValueError: the file or an entry is malformed. Names the file, the kernel and the shape.
     """
     if not path.is_file():
         return {}
@@ -66,10 +66,10 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(path: Path, table: Table, origin: Mapping[str, str | None]) -> None:
-    """Writes a table at once: whoever reads finds the old one or the new one.
+    """Writes a table atomically: readers see the old table or the new one.
 
     Args:
-        origin: what the numbers depend on: the card and versions.
+        origin: the card and versions that the numbers depend on.
     """
     kernels: dict[str, dict[str, Any]] = {}
     for (kernel, shape), config in table.items():

@@ -1,6 +1,6 @@
-"""The specification: every operation one row, token, head or expert after the other, rounded once at the end.
+"""The specification: every operation works on one row, token, head or expert at a time and rounds once at the end.
 
-Docstrings here say what each takes and gives; `cpu` and `gpu` have the same functions with the same signatures.
+Docstrings here describe arguments and results; `cpu` and `gpu` have the same functions with the same signatures.
 """
 
 from qwen35mm_kernels.reference.attention import (

@@ -1,10 +1,9 @@
-"""Softmax attention: norm, rotate and write the new tokens; a decode step and a prefill over a paged KV cache; and the
-vision tower's attention inside frames.
+"""Softmax attention: writing new tokens to a paged KV cache, decode and prefill over it, and the vision tower's.
 
 A layer's k_cache and v_cache are [num_blocks * block_size, Hkv, D] of numbers, or [..., row_width] in the `formats` of
-keys and of values (see `kv_formats`). What is read is always what lies there, a token's own keys and values too. A
-sequence's token t lies in the row block_table[t // block_size] * block_size + t % block_size. Rows that no sequence
-holds may hold anything, NaN too.
+keys and of values (see `kv_formats`). Attention always reads from the cache, even a token's own keys and values. Token
+t of a sequence has the row block_table[t // block_size] * block_size + t % block_size. Unused rows may contain
+anything, including NaN.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ def qk_norm_rope_write(
 ) -> torch.Tensor:
     """Norms and rotates a projection's queries and keys, and writes keys and values into the cache.
 
-    Norm and rotation are float32 throughout, rounded once. The angles are an argument, because every layer of a step
-    turns by the same ones.
+    Norm and rotation are float32 throughout, rounded once. The angles are an argument, since all layers of a step share
+    them.
 
     Args:
         qkv: [N, (2 * Hq + 2 * Hkv) * D], float32 or bfloat16: query and gate of each head in turn, then keys, then
             values. `split_gate` gives the gate.
-        cos, sin: [N, R / 2] float32, as `mrope_cos_sin` makes them, R <= D.
+        cos, sin: [N, R / 2] float32 from `mrope_cos_sin`, R <= D.
         q_norm, k_norm: [D], zero-centred weights.
         eps: added to the mean of squares.
         k_cache, v_cache: [rows of the pool, Hkv, D], or [..., row_width]; written in place.
         rows: [N] int64, the row of each token, no row twice; -1 for padding, which writes nothing.
         num_heads: Hq.
-        formats: of keys and values; None where the caches hold plain numbers.
+        formats: of keys and values; None for caches of plain numbers.
 
     Returns:
         q: [N, Hq, D] in qkv's dtype; 0 for padding.
@@ -67,7 +66,7 @@ def qk_norm_rope_write(
 
 
 def split_gate(qkv: torch.Tensor, num_heads: int, head_dim: int) -> torch.Tensor:
-    """The output gate in a projection [N, (2 * Hq + 2 * Hkv) * D]: a view [N, Hq, D]."""
+    """The output gate of a projection [N, (2 * Hq + 2 * Hkv) * D], as a view [N, Hq, D]."""
     return qkv[:, : 2 * num_heads * head_dim].unflatten(1, (num_heads, 2, head_dim))[:, :, 1]
 
 
@@ -83,9 +82,9 @@ def paged_attention_decode(
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """Attention of one new token of each sequence over its cached tokens, its own included.
+    """Attention of each sequence's new token over its cached tokens, including itself.
 
-    A sequence's result doesn't depend on the others. On CUDA nothing is read back: it can be captured in a graph.
+    A sequence's result doesn't depend on the others. On CUDA it never waits for the device, so a graph can capture it.
 
     Args:
         q: [B, Hq, D], float32 or bfloat16.
@@ -95,7 +94,7 @@ def paged_attention_decode(
         lengths: [B] int32, cached tokens with the new one, at most max_blocks * block_size; 0 for a padding row.
         block_size: tokens of a block.
         scale: positive factor of the scores, usually D ** -0.5.
-        formats: of keys and values; None where the caches hold plain numbers.
+        formats: of keys and values; None for caches of plain numbers.
 
     Returns:
         [B, Hq, D] in q's dtype; 0 for padding rows.
@@ -125,10 +124,10 @@ def paged_attention_prefill(
     """Causal attention of the last T tokens of one sequence over its cached tokens.
 
     Args:
-        q: [T, Hq, D], float32 or bfloat16; query i sits at cache index length - T + i.
+        q: [T, Hq, D], float32 or bfloat16; query i is at cache index length - T + i.
         gate: [T, Hq, D] of q's dtype: the result is multiplied by its sigmoid.
         block_table: [max_blocks] int32; entries after the sequence's last block are not read.
-        length: cached tokens, the new ones included; from T to max_blocks * block_size.
+        length: cached tokens including the new ones; from T to max_blocks * block_size.
         k_cache, v_cache, block_size, scale, formats: as in `paged_attention_decode`.
 
     Returns:
@@ -149,7 +148,7 @@ def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_fram
     """Full attention inside each frame, scores scaled by D ** -0.5.
 
     Args:
-        q, k, v: [P, H, D] of one dtype, the patches of all frames in order; a frame has P / num_frames of them.
+        q, k, v: [P, H, D] of one dtype, the patches of all frames in order, P / num_frames for each frame.
 
     Returns:
         [P, H, D] in q's dtype.

@@ -17,7 +17,7 @@ def causal_conv1d(
     Args:
         x: [T, C], float32 or bfloat16, T at least 1. The arithmetic is float32.
         weight: [C, W], W at least 2; the last tap meets the current token.
-        initial_state: [C, W - 1], the inputs before x. It is not written to.
+        initial_state: [C, W - 1], the inputs before x; not changed.
 
     Returns:
         out: [T, C] in x's dtype.
@@ -29,7 +29,7 @@ def causal_conv1d(
 
 
 def causal_conv1d_step(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """One token for each of B sequences, for `gdn_decode_step`: x [B, C]; state [B, C, W - 1] moves on in place."""
+    """One token of each of B sequences, for `gdn_decode_step`: x [B, C]; updates state [B, C, W - 1] in place."""
     window = torch.cat([state.float(), x.float()[..., None]], dim=-1)
     total = (window * weight.float()).sum(dim=-1)
     state.copy_(window[..., 1:])

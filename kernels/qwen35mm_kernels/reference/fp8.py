@@ -1,4 +1,4 @@
-"""Products with weights in eight-bit floats (e4m3), whose rows are rounded to as many bits.
+"""Products of e4m3 (8-bit float) weights with rows rounded to e4m3.
 
 Source: DeepSeek-V3's blocks of 128 x 128 and tiles of 1 x 128, as in transformers' finegrained_fp8.py.
 """
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-# Neighbours of a row that have a scale in common, and rows of a weight's block.
+# Neighbours of a row that share a scale, and rows of a weight's block.
 GROUP = 128
 LARGEST = 448.0
-# Of a group: its scale is no subnormal number, and zeros are divided by something.
+# Lower bound of a group's maximum: keeps the scale from being zero or subnormal.
 LEAST_MAXIMUM = 2.0**-100
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix of e4m3 numbers as `fp8_linear` takes it.
+    """The scale blocks of a matrix of e4m3 numbers, as `fp8_linear` takes it.
 
     Attributes:
-        rows: that have a scale in common, 1 or 128.
-        is_whole: whether all columns have; else 128.
+        rows: number of rows that share a scale, 1 or 128.
+        is_whole: whether all columns share a scale; else 128 columns do.
     """
 
     rows: int
@@ -30,24 +30,24 @@ class Blocks:
 
     @property
     def bits_per_value(self) -> float:
-        """With scales; those of whole rows are too few to count."""
+        """Including scales, except those of whole rows, which are negligible."""
         return 8 if self.is_whole else 8 + 32 / (self.rows * GROUP)
 
 
 def fp8_linear(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x @ (values * scales).T, with each 128 neighbours of a row of x rounded to e4m3: their largest becomes 448.
+    """x @ (values * scales).T, where each 128 neighbours of a row of x are rounded to e4m3. Their largest becomes 448.
 
     Args:
-        x: [N, in], float32 or bfloat16. A group that holds an infinity or NaN gives NaN.
+        x: [N, in], float32 or bfloat16. A group with an infinity or NaN gives NaN.
         values: [M, in] float8_e4m3fn.
         scales: float32, one for each row ([M, ...]) or each 128 rows ([ceil(M / 128), ...]) of `values`, and for each
             128 columns ([..., ceil(in / 128)]) or all of them ([..., 1]).
-        out: [N, M] in x's dtype, which the result is written to.
+        out: [N, M] in x's dtype, to write the result to.
 
     Returns:
-        [N, M] in x's dtype; `out` where it is given.
+        [N, M] in x's dtype; `out` if given.
     """
     out = torch.empty(len(x), len(values), dtype=x.dtype) if out is None else out
     rows_of_scale, is_whole = scale_of_rows(values, scales), scales.shape[1] == 1
@@ -64,7 +64,7 @@ def fp8_linear(
 
 
 def scale_of_rows(values: torch.Tensor, scales: torch.Tensor) -> int:
-    """How many rows of a weight have a scale in common: 1 or 128; asserts that they fit each other."""
+    """How many rows of a weight share a scale: 1 or 128. Asserts that the shapes fit."""
     (num_out, num_in), (rows, groups) = values.shape, scales.shape
     assert rows in (num_out, -(-num_out // GROUP)), (values.shape, scales.shape)
     assert groups in (1, -(-num_in // GROUP)), (values.shape, scales.shape)

@@ -1,11 +1,12 @@
-"""The gated delta rule (arXiv:2412.06464): per head, a state S [K, V] that decays, forgets and learns.
+"""The gated delta rule (arXiv:2412.06464): each head updates a state S [K, V].
 
 For each token, with q and k L2-normalised and q scaled by K ** -0.5:
 
     S <- exp(g) S;   S <- S + k (beta (v - S^T k))^T;   o = S^T q
 
-A Gated DeltaNet layer runs it over a sequence (`gated_delta_prefill`), or one token further for each sequence of a
-batch (`gdn_decode_step`), convolution and gated norm included: reading and writing the states is all that counts there.
+A Gated DeltaNet layer runs it over a sequence (`gated_delta_prefill`), or for one token of each sequence of a batch
+(`gdn_decode_step`). The decode step includes convolution and gated norm, since its time is that of reading and writing
+the states.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ def gated_delta_prefill(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """One sequence through the rule, from a state that moves on in place.
+    """Runs the rule over one sequence and updates its state in place.
 
-    Calls that cut a sequence at multiples of 64 tokens do the same arithmetic as one call.
+    Calls that split a sequence at multiples of 64 tokens do the same arithmetic as one call.
 
     Args:
-        q, k: [T, Hk, K], float32 or bfloat16, raw, T at least 1: L2 norm and scale happen here.
+        q, k: [T, Hk, K], float32 or bfloat16, T at least 1, before the L2 norm and the scale.
         v: [T, Hv, V] of q's dtype; Hv is a multiple of Hk, and key head h serves the value heads from h * (Hv / Hk) on.
         a, b: [T, Hv], float32 or bfloat16, the projections of the gates, see `gdn_gates`.
         A_log, dt_bias: [Hv], float32 or bfloat16.
-        state: [Hv, K, V] float32, before the sequence and, afterwards, behind it.
+        state: [Hv, K, V] float32, the state before the sequence; the call replaces it with the state after it.
 
     Returns:
         [T, Hv, V] in v's dtype.
@@ -50,9 +51,9 @@ def gated_delta_prefill(
 def gdn_gates(
     a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log decay g = -exp(A_log) softplus(a + dt_bias) and what is written of a value, beta = sigmoid(b).
+    """Log decay g = -exp(A_log) softplus(a + dt_bias) and write strength beta = sigmoid(b).
 
-    [T, Hv] float32 each, from a and b [T, Hv] and the parameters [Hv].
+    Both are [T, Hv] float32, from a and b [T, Hv] and the parameters [Hv].
     """
     step = torch.log1p(torch.exp(a.double() + dt_bias.double()))
     return (-A_log.double().exp() * step).float(), (1 / (1 + torch.exp(-b.double()))).float()
@@ -88,16 +89,16 @@ def gdn_decode_step(
     """One token for each of B sequences: causal conv and SiLU, gates, gated delta rule, gated norm.
 
     Args:
-        mixed: [B, C + Hv * V + 2 * Hv], float32 or bfloat16, with C = 2 * Hk * K + Hv * V: in_proj's output, columns
-            q | k | v (C of them), z, b, a. The arithmetic is float32 throughout.
+        mixed: [B, C + Hv * V + 2 * Hv], float32 or bfloat16, with C = 2 * Hk * K + Hv * V: in_proj's output with the
+            columns q | k | v (C in total), z, b, a. The arithmetic is float32 throughout.
         conv_weight: [C, W], W at least 2; the last tap meets the current token.
         A_log, dt_bias: [Hv] float32.
         norm_weight: [V], plain, not zero-centred.
         eps: of the gated norm.
         conv_states: [num_slots, C, W - 1], oldest input first; row slots[b] is shifted in place.
         recurrent_states: [num_slots, Hv, K, V] float32; row slots[b] is updated in place.
-        slots: [B] int32 or int64, each sequence's row in both pools, no row twice. -1 marks a padding row, which
-            fills up a CUDA graph's fixed batch: no state is touched for it and its output is zero.
+        slots: [B] int32 or int64, each sequence's row in both pools, no row twice. -1 marks a padding row of a CUDA
+            graph's fixed batch: it touches no state, and its output is zero.
         num_k_heads: Hk, a divisor of Hv.
 
     Returns:
@@ -118,7 +119,7 @@ def gdn_decode_step(
 
 
 def split_projection(mixed: torch.Tensor, channels: int, num_v_heads: int) -> tuple[torch.Tensor, ...]:
-    """in_proj's output -> q | k | v together, then z, b, a: views."""
+    """Splits in_proj's output into q | k | v together, z, b and a, as views."""
     return mixed.split((channels, mixed.shape[1] - channels - 2 * num_v_heads, num_v_heads, num_v_heads), dim=1)
 
 

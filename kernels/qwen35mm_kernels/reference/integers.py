@@ -1,8 +1,8 @@
-"""Products with weights that are integers beside scales, in the layout that cards read 16 bytes at a time.
+"""Products with integer weights and scales, in a layout that GPUs read 16 bytes at a time.
 
-A row of a matrix is `words` of 32 bits, for each 32 columns as many as a value has bits. Four words hold 16 columns of
-eight bits or 32 of four: bits from `bits * s` on of word j are column 4 s + j, so that whoever has four words has
-values for four neighbours of x at a time. Columns that fill up the last words are zeros.
+A row of a matrix is `words` of 32 bits. 32 columns take `bits` words. Four words hold 16 columns of 8 bits or 32
+columns of 4 bits: the bits from `bits * s` on of word j are column 4 s + j, so that four words give values for four
+neighbours of x at a time. Columns that pad the last words are zeros.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ def integer_linear(
     bits: int,
     width: int,
 ) -> torch.Tensor:
-    """x @ (scale * integer + minimum).T, each number of the matrix for itself.
+    """x @ (scale * integer + minimum).T, elementwise for the matrix.
 
     Args:
         x: [N, in], float32 or bfloat16.
-        words: [M, ceil(in / 32) * bits] int32, as above. Eight bits are -128 to 127; four are 0 to 15, and 8 less
-            where there are no minima.
+        words: [M, ceil(in / 32) * bits] int32, as above. 8-bit values are -128 to 127. 4-bit values are 0 to 15 with
+            minima, and -8 to 7 without.
         scales: [M, ceil(in / width)], bfloat16 or float32.
-        minima: the same of what is added, or None.
-        out: [N, M] in x's dtype, which the result is written to.
+        minima: summands with the shape of scales, or None.
+        out: [N, M] in x's dtype, to write the result to.
         bits: 8 or 4.
-        width: columns that have a scale in common, 16 or a multiple of 32.
+        width: number of columns that share a scale, 16 or a multiple of 32.
 
     Returns:
-        [N, M] in x's dtype; `out` where it is given.
+        [N, M] in x's dtype; `out` if given.
     """
     out = torch.empty(len(x), len(words), dtype=x.dtype) if out is None else out
     matrix = torch.zeros(len(words), x.shape[1])

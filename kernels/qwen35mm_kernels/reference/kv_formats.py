@@ -1,4 +1,4 @@
-"""The cache's formats of keys and values, one number after the other. See `qwen35mm_kernels.kv_formats`."""
+"""The cache's formats of keys and values, one number at a time. See `qwen35mm_kernels.kv_formats`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qwen35mm_kernels.kv_formats import GROUP, KVFormat
 
 
 def quantise(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
-    """A row of one head [D] float32 as it is kept, [row_width] of the format's type."""
+    """One head's values [D] float32 -> its row [row_width] in the format's type."""
     if format.dtype == torch.float16:
         return torch.tensor([max(-65504.0, min(65504.0, value)) for value in x.tolist()], dtype=torch.float16)
     if not format.bits:
@@ -25,7 +25,7 @@ def quantise(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
 
 
 def dequantise(format: KVFormat, row: torch.Tensor) -> torch.Tensor:
-    """A kept row [row_width] as values [D] float32."""
+    """A row [row_width] -> values [D] float32."""
     if not format.bits:
         return row.float()
     size = len(row) if format.has_levels else 2 + GROUP * format.bits // 8
@@ -34,12 +34,12 @@ def dequantise(format: KVFormat, row: torch.Tensor) -> torch.Tensor:
 
 
 def dequantise_all(format: KVFormat, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of all tokens and heads [N, Hkv, row_width] as values [N, Hkv, D] float32."""
+    """Rows of all tokens and heads [N, Hkv, row_width] -> values [N, Hkv, D] float32."""
     return torch.stack([torch.stack([dequantise(format, head) for head in token]) for token in rows])
 
 
 def _hadamard(x: torch.Tensor) -> torch.Tensor:
-    """x [D] times a matrix of 1 and -1 over sqrt(D): of halves, then of their halves, the sum and the difference."""
+    """x [D] times the Hadamard matrix over sqrt(D): sums and differences of halves, then of their halves."""
     width = len(x)
     while width > 1:
         first, second = x.view(-1, 2, width // 2).unbind(1)
@@ -51,7 +51,7 @@ def _hadamard(x: torch.Tensor) -> torch.Tensor:
 def _signs(dim: int) -> torch.Tensor:
     signs = []
     for i in range(dim):
-        # Neighbouring digits of i that are both 1, pair by pair: an odd number of them is -1.
+        # The sign is -1 if an odd number of bit pairs of i are both 1.
         pairs = sum(i >> digit & 3 == 3 for digit in range(0, dim.bit_length(), 2))
         signs.append((-1.0) ** pairs)
     return torch.tensor(signs)

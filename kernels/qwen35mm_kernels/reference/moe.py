@@ -1,4 +1,4 @@
-"""Mixture of experts: which experts a token goes to, and the routed experts' matrices.
+"""Mixture of experts: routing of tokens, and the experts' matrices.
 
 Source: Qwen3_5MoeTopKRouter and Qwen3_5MoeExperts of transformers' modeling_qwen3_5_moe.py.
 """
@@ -9,16 +9,16 @@ import torch
 
 
 def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's k likeliest experts and their shares, renormalised to sum to one.
+    """Each token's k likeliest experts and their weights, renormalised to sum to one.
 
     Args:
         logits: [N, E], float32 or bfloat16. The softmax is float32.
         k: experts of a token, from 1 to E.
-        shared: [N, 1] in the logits' dtype: there is an expert E that every token goes to, with the sigmoid of this.
+        shared: [N, 1] in the logits' dtype: routes every token also to expert E, with the sigmoid of this as weight.
 
     Returns:
         weights: [N, k] in the logits' dtype, the likeliest first; with `shared` [N, k + 1], the shared expert's last.
-        chosen: [N, k] or [N, k + 1] int64, distinct in a row. Of equal logits the lower expert comes first.
+        chosen: [N, k] or [N, k + 1] int64, distinct in a row. For equal logits, the lower expert comes first.
     """
     weights = torch.zeros(logits.shape[0], k)
     chosen = torch.zeros(logits.shape[0], k, dtype=torch.int64)
@@ -47,7 +47,7 @@ def moe_experts(
         gate_up: [E, 2 * width, hidden] of x's dtype: an expert's gate rows, then its up rows.
         down: [E, hidden, width] of x's dtype.
         chosen: [N, k] int64, the experts of each token, distinct in a row and below E.
-        weights: [N, k] in x's dtype, their shares.
+        weights: [N, k] in x's dtype, their weights.
 
     Returns:
         [N, hidden] in x's dtype.

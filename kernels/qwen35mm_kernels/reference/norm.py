@@ -1,5 +1,4 @@
-"""RMS norms: zero-centred or plain (Qwen3_5RMSNorm in transformers), after an addition, and gated
-(Qwen3_5RMSNormGated)."""
+"""RMS norms: zero-centred, plain, after an addition (Qwen3_5RMSNorm in transformers), gated (Qwen3_5RMSNormGated)."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool) -> torch.Tensor:
-    """x / rms(x) * weight over the last dimension, or * (1 + weight) where the weight is zero-centred.
+    """x / rms(x) * weight over the last dimension, or * (1 + weight) if the weight is zero-centred.
 
     Args:
         x: [..., D], float32 or bfloat16. The arithmetic is float32.
         weight: [D].
         eps: added to the mean of squares.
-        zero_centred: True for every text norm of Qwen3.5 but the gated one.
+        zero_centred: True for every text norm of Qwen3.5 except the gated one.
 
     Returns:
         [..., D] in x's dtype.
@@ -41,11 +40,11 @@ def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Adds delta to x in place and returns the zero-centred norm of the sum: a residual connection and what follows.
+    """Adds delta to x in place and returns the zero-centred norm of the sum: a residual connection and its norm.
 
     Args:
-        x: [..., D], float32 or bfloat16, the residual stream. The arithmetic is float32; the norm is of the sum as
-            rounded to x's dtype, just as if the addition were a step of its own.
+        x: [..., D], float32 or bfloat16, the residual stream. The arithmetic is float32; the norm uses the sum rounded
+            to x's dtype, as if the addition were a separate step.
         delta: [..., D], of x's shape.
         weight: [D], zero-centred.
         eps: added to the mean of squares.
@@ -66,19 +65,19 @@ def norm_linear(
     *,
     swiglu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Products of a few rows that something is added to, and that are normed, before: a decode step's.
+    """Adds, norms and multiplies a few rows, for a decode step.
 
     Args:
-        x: [N, D], N from 1 to 4, float32 or bfloat16. The arithmetic is float32; the norm is of the sum as rounded to
-            x's dtype.
-        delta: [N, D], added to x; None: nothing is.
+        x: [N, D], N from 1 to 4, float32 or bfloat16. The arithmetic is float32; the norm uses the sum rounded to x's
+            dtype.
+        delta: [N, D], added to x; None adds nothing.
         norm_weight: [D], zero-centred.
         eps: added to the mean of squares.
         matrix: [M, D] in x's dtype.
-        swiglu: the first half of the matrix's rows are gates, silu(gate) * up is what comes out.
+        swiglu: the first half of the matrix's rows are gates; the result is silu(gate) * up.
 
     Returns:
-        The sum [N, D], x itself where nothing is added; and [N, M], or [N, M / 2] with `swiglu`, both in x's dtype.
+        The sum [N, D], or x itself without delta; and [N, M], or [N, M / 2] with `swiglu`, both in x's dtype.
     """
     total = x if delta is None else (x.float() + delta.float()).to(x.dtype)
     out = rms_norm(total.float(), norm_weight, eps, zero_centred=True) @ matrix.float().T

@@ -1,7 +1,7 @@
 """Rotary positions: interleaved M-RoPE and the rotation of a head's first dimensions.
 
-Source: Qwen3_5TextRotaryEmbedding and apply_rotary_pos_emb in transformers. Of the frequency pairs, height takes
-1, 4, 7, ... below 3 * its section and width 2, 5, 8, ... below 3 * its own; the temporal row has the rest.
+Source: Qwen3_5TextRotaryEmbedding and apply_rotary_pos_emb in transformers. Height has the frequency pairs 1, 4, 7, ...
+below 3 * its section, width has 2, 5, 8, ... below 3 * its section, and the temporal row has the rest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 def mrope_cos_sin(
     positions: torch.Tensor, inv_freq: torch.Tensor, mrope_section: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of interleaved M-RoPE: once for all layers of a step.
+    """Cosines and sines of interleaved M-RoPE, computed once for all layers of a step.
 
     Args:
         positions: [3, T] int64, the temporal, height and width position of each token.
-        inv_freq: [R / 2] float32, R the number of rotated dimensions.
+        inv_freq: [R / 2] float32, where R is the number of rotated dimensions.
         mrope_section: pairs for (temporal, height, width); their sum is R / 2.
 
     Returns:
@@ -34,7 +34,7 @@ def mrope_cos_sin(
 
 
 def apply_partial_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the first R dimensions of every head (pairs i and i + R / 2); the others pass through.
+    """Rotates the first R dimensions of every head (pairs i and i + R / 2) and leaves the others.
 
     Args:
         x: [T, H, D], float32 or bfloat16. The rotation is float32.

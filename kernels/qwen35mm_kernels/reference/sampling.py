@@ -1,14 +1,15 @@
-"""From logits to the next token ids, on the device: a row of a batch is a sequence with parameters of its own.
+"""Samples the next token ids from logits on the device. Each row of a batch is a sequence with its own parameters.
 
-The order of operations and their formulas follow transformers' generation/logits_process.py; `presence_penalty` and
-`frequency_penalty` follow the OpenAI API (generated tokens only). A draw is a pure function of a row's scores, seed and
-step: each kept token has a random exponential number, and the largest weight / exponential wins, which happens with
-probability weight / sum of weights. No order of tokens is involved, and nothing but the token's own number:
-Philox4x32-10 (Salmon et al. 2011) of counter (token id, step) and key (seed).
+The order of operations and the formulas follow transformers' generation/logits_process.py. `presence_penalty` and
+`frequency_penalty` follow the OpenAI API (generated tokens only).
 
-Which tokens are kept, in words that say what happens to equals: a token passes top-k if fewer than k tokens score
-higher, and top-p if the higher ones' share of what passed top-k lies below top_p. Equals stay or go together.
-Shares are sums of whole numbers, floor(exp(score - highest score) * 2**40): exact, so the order of a sum can't show.
+A draw is a pure function of a row's scores, seed and step. Each kept token gets a random exponential number, and the
+largest weight / exponential wins, which happens with probability weight / sum of weights. The order of tokens doesn't
+matter: a token's random number is Philox4x32-10 (Salmon et al. 2011) of counter (token id, step) and key (seed).
+
+A token passes top-k if fewer than k tokens score higher. It passes top-p if the share of higher tokens among those that
+passed top-k is below top_p. Equal tokens stay or go together. Shares are sums of integers,
+floor(exp(score - highest score) * 2**40). They are exact, so the order of summation doesn't matter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, fields
 import torch
 
 MASS_SCALE = float(1 << 40)
-# Where counting ends: a table of bytes.
+# Counts saturate here: the table holds bytes.
 MAX_COUNT = 255
 _MASK_32 = 0xFFFFFFFF
 
@@ -28,7 +29,7 @@ class Column:
     """One tensor of `SamplingRows`.
 
     Attributes:
-        neutral: the value that changes nothing; None of columns that aren't parameters.
+        neutral: the value that changes nothing; None if the column isn't a parameter.
     """
 
     dtype: torch.dtype
@@ -41,26 +42,26 @@ def _column(dtype: torch.dtype, neutral: float | None = None) -> dict[str, Colum
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """What decides each row's draw; one-dimensional tensors [B], dense, on the logits' device.
+    """The sampling parameters and state of each row: dense tensors [B] on the logits' device.
 
-    A captured graph is replayed with other values by writing into these tensors. A parameter is a column here, and is
-    read by `sample` here, of `cpu`, of `cpu.native` (sampling.cpp) and of `gpu`; what it can be for a person says
-    qwen35mm/contract/sampling.py, by the same name.
+    Writing into these tensors changes the values for a captured graph. Each parameter is a column here, read by
+    `sample` in `reference`, `cpu`, `cpu.native` (sampling.cpp) and `gpu`. qwen35mm/contract/sampling.py has its range
+    under the same name.
 
     Attributes:
-        temperature: float32; 0 takes the likeliest token, as top_k = 1 does.
+        temperature: float32; 0 takes the likeliest token, like top_k = 1.
         top_k: int32; 0 keeps all.
         top_p: float32, above 0; 1 keeps all.
         min_p: float32; drops tokens less likely than this share of the likeliest one.
-        typical_p: float32, above 0; keeps so much of what the other filters leave, nearest to its entropy; 1 keeps all.
-        top_n_sigma: float32; drops tokens whose logit is more standard deviations than this below the highest; 0 drops
-            none.
+        typical_p: float32, above 0; keeps this share of the remaining mass, nearest to the entropy; 1 keeps all.
+        top_n_sigma: float32; drops tokens whose logit is more than this many standard deviations below the highest; 0
+            drops none.
         repetition_penalty: float32; divides (multiplies, if negative) the logits of tokens seen in the text.
         presence_penalty: float32; subtracted from the logits of tokens seen in the reply.
-        frequency_penalty: float32; subtracted from the logits of tokens for each time that they are in the reply.
-        seeds: int64, of the reply's random numbers.
-        steps: int64, the number of the token in its reply.
-        slots: int64, the row's place in the pools of seen tokens.
+        frequency_penalty: float32; subtracted from a token's logit for each time it occurs in the reply.
+        seeds: int64, the reply's random seed.
+        steps: int64, the index of the token in its reply.
+        slots: int64, the row's index in the pools of seen tokens.
     """
 
     temperature: torch.Tensor = field(metadata=_column(torch.float32, 1.0))
@@ -97,19 +98,19 @@ def sample(
     counts_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    """Each row's next token id; of equally good ones the lowest.
+    """Each row's next token id; the lowest id wins ties.
 
     Args:
-        logits: [B, vocab], float32 or bfloat16, not changed. The arithmetic is float32. In each row at least one that
-            isn't banned is finite.
+        logits: [B, vocab], float32 or bfloat16, not changed. The arithmetic is float32. Each row needs at least one
+            finite logit that isn't banned.
         rows: each row's parameters.
-        seen_in_text: [S, vocab] bool, the tokens in the prompt and the reply of each slot. The chosen token is entered.
-        counts_in_reply: [S, vocab] uint8, how often each token is in the reply of each slot, `MAX_COUNT` at most. The
-            chosen token is counted.
-        banned: [vocab] or [B, vocab] bool, ids that can't be chosen; top-k, top-p and min-p don't see them.
+        seen_in_text: [S, vocab] bool, the tokens in the prompt and the reply of each slot. Adds the chosen token.
+        counts_in_reply: [S, vocab] uint8, each token's count in the reply of each slot, at most `MAX_COUNT`. Counts the
+            chosen token.
+        banned: [vocab] or [B, vocab] bool, ids that can't be chosen; top-k, top-p and min-p ignore them.
 
     Returns:
-        [B] int64. Implementations agree but where two numbers differ by no more than the rounding of an exponential.
+        [B] int64. Implementations agree unless two numbers differ by no more than an exponential's rounding.
     """
     slots = rows.slots
     scores, greedy = _scores(logits, rows, seen_in_text[slots], counts_in_reply[slots], banned)
@@ -131,17 +132,17 @@ def sample(
 
 
 def lowest_within_sigmas(scores: torch.Tensor, num_sigmas: torch.Tensor) -> torch.Tensor:
-    """The lowest of scores [vocab] that top-nσ (arXiv:2411.07641) keeps, float32: the highest less so many standard
-    deviations of those that aren't -inf. Scores over a temperature give the same tokens as logits.
+    """The lowest of scores [vocab] that top-nσ (arXiv:2411.07641) keeps, float32.
 
-    In float64: of two orders of one sum, no score lies between the results.
+    It is the highest minus `num_sigmas` standard deviations of the scores above -inf. Dividing scores by a temperature
+    keeps the same tokens. Computed in float64, so that the order of summation can't move a score across the bound.
     """
     possible = scores[scores > -torch.inf].double()
     return (possible.max() - num_sigmas.double() * possible.std(correction=0)).float()
 
 
 def random_bits(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """32 random bits as int64 for seeds, steps and token ids (int64) that broadcast: Philox4x32-10's first word."""
+    """32 random bits as int64, the first word of Philox4x32-10; seeds, steps and token ids (int64) broadcast."""
     words = philox(
         (token_ids, steps & _MASK_32, (steps >> 32) & _MASK_32, torch.zeros_like(token_ids)),
         (seeds & _MASK_32, (seeds >> 32) & _MASK_32),
@@ -152,11 +153,11 @@ def random_bits(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tenso
 def philox(
     counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor], num_rounds: int = 10
 ) -> tuple[torch.Tensor, ...]:
-    """Philox4x32 on int64 tensors that hold 32 unsigned bits each: four words of counter, two of key, four out."""
+    """Philox4x32 on int64 tensors of 32 unsigned bits each: four words of counter, two of key, four out."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(num_rounds):
-        # A product of 64 bits may wrap into the sign; shifted and masked, its halves are right all the same.
+        # A 64-bit product may wrap into the sign. Shifting and masking still gives correct halves.
         first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c2 = ((second >> 32) & _MASK_32) ^ c1 ^ k0, ((first >> 32) & _MASK_32) ^ c3 ^ k1
         c1, c3 = second & _MASK_32, first & _MASK_32
@@ -165,7 +166,7 @@ def philox(
 
 
 def exponentials(bits: torch.Tensor) -> torch.Tensor:
-    """32 random bits -> -log(1 - uniform) in float32, precise also where it is small: the small ones win."""
+    """32 random bits -> -log(1 - uniform) in float32, also precise for small results, since the smallest win."""
     uniform = (bits.float() + 0.5) * 2.0**-32
     series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
     return torch.where(uniform < 2.0**-7, series, -torch.log(1 - uniform.clamp(max=1 - 2.0**-24)))
@@ -174,7 +175,7 @@ def exponentials(bits: torch.Tensor) -> torch.Tensor:
 def _scores(
     logits: torch.Tensor, rows: SamplingRows, in_text: torch.Tensor, in_reply: torch.Tensor, banned: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Penalised logits over temperature [B, vocab] (greedy: over 1), and which rows are greedy [B]."""
+    """(penalised logits divided by temperature (greedy: by 1) [B, vocab], which rows are greedy [B])."""
     scores = logits.float()
     penalty = rows.repetition_penalty[:, None]
     scores = torch.where(in_text, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
@@ -188,7 +189,7 @@ def _scores(
 def _kept(scores: list[float], weights: torch.Tensor, rows: SamplingRows, row: int) -> list[int]:
     masses = (weights * MASS_SCALE).long().tolist()
     order = sorted(range(len(scores)), key=lambda token_id: -scores[token_id])
-    # How many tokens score higher, and how much mass they have.
+    # (number, mass) of the tokens that score higher.
     higher: dict[int, tuple[int, int]] = {}
     mass = 0
     for place, token_id in enumerate(order):
@@ -208,14 +209,14 @@ def _kept(scores: list[float], weights: torch.Tensor, rows: SamplingRows, row: i
 
 
 def is_typical(drops: torch.Tensor, weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
-    """Which tokens [n] locally typical sampling (arXiv:2202.00666) keeps, as bool.
+    """The tokens that locally typical sampling (arXiv:2202.00666) keeps, bool [n].
 
-    |surprise - entropy| is the distance of a token's drop from the mean of all drops: the sum of weights adds the same
-    to the surprise and to its mean. A token is kept if the mass of those with a smaller distance is below typical_p of
-    all; equals stay or go together. The mean is of whole numbers, too: floor(weight * 2**40 * drop).
+    |surprise - entropy| is the distance of a token's drop from the mean drop, since the sum of weights adds the same to
+    both. A token is kept if the tokens with a smaller distance have less than typical_p of the mass. Equal tokens stay
+    or go together. The mean also uses integers: floor(weight * 2**40 * drop).
 
     Args:
-        drops: float32, by how much each token's score is lower than the highest.
+        drops: float32, the highest score minus each token's score.
         weights: float32, exp(-drop).
     """
     masses = (weights * MASS_SCALE).long()

@@ -1,4 +1,4 @@
-"""The activation of a feed-forward network: Qwen3_5MLP of transformers' modeling_qwen3_5.py, between its products."""
+"""The activation of a feed-forward network (Qwen3_5MLP of transformers' modeling_qwen3_5.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for gate and up side by side.
+    """silu(gate) * up, where gate_up is [gate | up].
 
     Args:
         gate_up: [N, 2 * width], float32 or bfloat16. The arithmetic is float32.

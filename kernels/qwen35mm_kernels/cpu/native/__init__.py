@@ -1,6 +1,6 @@
-"""The operations of `cpu`, compiled where that is quicker: torch does the others. What they take and give: `reference`.
+"""The operations of `cpu`, compiled if that is faster, else in torch. `reference` describes arguments and results.
 
-They run where `library.find_library` finds a library. Tensors that a compiled operation doesn't know go to torch's.
+They need a library that `library.find_library` finds. Unsupported tensors go to torch's operation.
 """
 
 from qwen35mm_kernels.cpu import (

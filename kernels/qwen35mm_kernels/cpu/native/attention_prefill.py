@@ -1,6 +1,6 @@
 """Attention of many queries: over a paged KV cache, and inside frames of the vision tower.
 
-AMX's tiles are left to torch, whose attention has them.
+With AMX, torch's attention runs instead, since it uses AMX's tiles.
 """
 
 from __future__ import annotations

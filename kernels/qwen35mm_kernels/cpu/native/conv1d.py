@@ -1,4 +1,4 @@
-"""The causal convolution of four taps over a sequence: one pass over the inputs."""
+"""The causal convolution of four taps over a sequence, in one pass over the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated delta rule over a sequence: a chunk's work stays in the second cache."""
+"""The gated delta rule over a sequence. A chunk's data stays in the L2 cache."""
 
 from __future__ import annotations
 

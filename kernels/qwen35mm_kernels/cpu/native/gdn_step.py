@@ -1,4 +1,4 @@
-"""A Gated DeltaNet layer's decode step in one call, which reads and writes each state once."""
+"""A Gated DeltaNet layer's decode step in one call that reads and writes each state once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from qwen35mm_kernels.cpu import gated_delta_rule as by_torch
 from qwen35mm_kernels.cpu.native.library import loaded_library
 from qwen35mm_kernels.cpu.native.strided import is_known
 
-# Whole vectors of every instruction set.
+# Fills whole vectors of every instruction set.
 _DIM_MULTIPLE = 16
 
 
 class _Step(ctypes.Structure):
-    """As in gdn_step.cpp."""
+    """The struct of gdn_step.cpp."""
 
     _fields_ = (
         ("mixed", ctypes.c_void_p),

@@ -1,7 +1,7 @@
-"""Finds the compiled part for this processor and calls it.
+"""Finds the compiled library for this processor and calls it.
 
-setup.py builds one shared library for each instruction set; the best one that the processor has is loaded, once. Its
-name and digest are part of the cache's fingerprint, since they decide bits.
+setup.py builds one shared library for each instruction set. The best one for the processor is loaded, once. Its name
+and digest are part of the cache's fingerprint, since results depend on them bit by bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-# Which flags of the processor each library needs (Linux's names), the best one first.
+# The processor flags that each library needs (Linux's names), the best library first.
 _AVX2 = ("avx2", "fma")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _AVX512_BF16 = (*_AVX512, "avx512_vnni", "avx512_bf16")
@@ -35,7 +35,7 @@ NEEDS = {
     "neon_dotprod": ("asimd", "asimddp"),
     "neon": ("asimd",),
 }
-# Chooses another one than the best, for tests and comparisons: a name of NEEDS, a file's path, or "none" for torch.
+# Overrides the choice, for tests and comparisons: a name of NEEDS, a file's path, or "none" for torch.
 ENVIRONMENT = "QWEN35MM_NATIVE"
 _TYPES = {bool: ctypes.c_long, int: ctypes.c_long, float: ctypes.c_float}
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -45,7 +45,7 @@ class _ThreadsRecording(threading.local):
     calls: list[Call] | None = None
 
 
-# Where this thread's calls are noted: `recording`.
+# This thread's calls, for `recording`.
 noted = _ThreadsRecording()
 
 
@@ -57,7 +57,7 @@ class Library:
         digest: SHA-256 of the file, hex.
 
     Raises:
-        OSError: the file can't be loaded, or the system keeps its instructions from this process.
+        OSError: the file can't be loaded, or the system denies its instructions to this process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,10 +69,10 @@ class Library:
             raise OSError(f"{path.name}: the system keeps these instructions from this process")
 
     def __call__(self, name: str, *args: Any) -> Any:
-        """Calls a function with tensors (their first element's address), structures, ints, floats and None.
+        """Calls a function with tensors (passed as their first element's address), structures, ints, floats and None.
 
-        An argument is of one of these kinds in all calls, None beside tensors and structures. The interpreter's lock
-        is released while it runs.
+        Each argument must have the same kind in all calls; None may replace tensors and structures. Releases the
+        interpreter's lock during the call.
         """
         function = self._functions.get(name) or self._find(name, args)
         values = tuple([value.data_ptr() if isinstance(value, torch.Tensor) else value for value in args])
@@ -81,7 +81,7 @@ class Library:
         return function(*values)
 
     def _find(self, name: str, args: tuple[Any, ...]) -> Any:
-        # Types that are told once take a fifth of the time of values that are wrapped at each call.
+        # Declaring types once takes a fifth of the time of wrapping values at each call.
         function = self._functions[name] = self._library[name]
         function.argtypes = [_TYPES.get(type(value), ctypes.c_void_p) for value in args]
         return function
@@ -89,7 +89,7 @@ class Library:
 
 @functools.cache
 def find_library() -> Library | None:
-    """The best library for this processor, or None where there is none: the log says so, once."""
+    """The best library for this processor; None if there is none, with one warning in the log."""
     wanted = os.environ.get(ENVIRONMENT)
     if wanted == "none":
         return None
@@ -110,20 +110,20 @@ def find_library() -> Library | None:
 
 
 def loaded_library() -> Library:
-    """The same for the operations of this package, which run only where there is one."""
+    """The library of `find_library`, which must exist. For this package's operations."""
     library = find_library()
     assert library is not None
     return library
 
 
 def usable_libraries() -> list[str]:
-    """The names of all that are built and that this processor runs, the best one first."""
+    """Names of the built libraries that this processor can run, the best one first."""
     return [name for name in NEEDS if _load(name)]
 
 
 @functools.cache
 def _load(name: str) -> Library | None:
-    """A library of NEEDS, or None where it isn't there, or the processor or the system doesn't run it."""
+    """A library of NEEDS; None if it is missing or can't run here."""
     path = _FOLDER / f"{name}.so"
     if _team_runner() is None or not processor_flags().issuperset(NEEDS[name]) or not path.is_file():
         return None
@@ -136,13 +136,13 @@ def _load(name: str) -> Library | None:
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """What this processor has, by Linux's names."""
+    """This processor's flags, by Linux's names."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         if platform.machine() == "arm64":
-            return frozenset(NEEDS["neon_dotprod"])  # macOS: all of Apple's have it
-        # macOS on Intel: torch tells of the sets that decide.
+            return frozenset(NEEDS["neon_dotprod"])  # macOS: all Apple processors have it
+        # macOS on Intel: torch reports the relevant instruction sets.
         capability = torch.backends.cpu.get_cpu_capability()
         return frozenset(_AVX512 if capability == "AVX512" else _AVX2 if capability == "AVX2" else ())
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
@@ -153,7 +153,7 @@ def processor_flags() -> frozenset[str]:
 def _team_runner() -> ctypes.c_void_p | None:
     """GOMP_parallel of the OpenMP runtime that torch has loaded, or None.
 
-    LLVM's and Intel's have it too. A pool of threads of our own would fight with torch's for the same cores.
+    LLVM's and Intel's runtimes have it, too. A separate thread pool would compete with torch's for the cores.
     """
     folder = Path(torch.__file__).parent / "lib"
     names = [None, *map(str, sorted([*folder.glob("libgomp*"), *folder.glob("libomp*"), *folder.glob("libiomp*")]))]

@@ -1,4 +1,4 @@
-"""RMS norms, a row at a time in one pass over the cache that it is in."""
+"""RMS norms, one row at a time, so that a row stays in the cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
-    """Rows as [outer, inner, D] with a dense last dimension, a view where it can be; their sizes and strides."""
+    """Rows as [outer, inner, D] with a dense last dimension, a view if possible; (rows, their sizes and strides)."""
     x = dense_rows(x)
     if x.dim() == 2:
         return x, x.shape[0], 1, x.stride(0), 0

@@ -1,4 +1,4 @@
-"""Products with packed weights: the layouts are described in src/weight.h."""
+"""Products with packed weights. src/weight.h describes the layouts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from qwen35mm_kernels.cpu.native.library import Library
 
 _BLOCK, _GROUP = 16, 32
-# By the name of the format: its number in weight.h, and bits of a value.
+# Name of a format -> (its number in weight.h, bits of a value).
 FORMATS = {"float32": (0, 32), "bfloat16": (1, 16), "int8": (2, 8), "int4": (3, 4)}
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Integers as a checkpoint has them: scale * integer + minimum, one of each for `width` neighbours of a row.
+    """A checkpoint's integer format: scale * integer + minimum, with one of both for `width` neighbours of a row.
 
     Attributes:
-        bits: 8, integers from -128 to 127, or 4: from -8 to 7, or with minima from 0 to 15.
+        bits: 8 (integers from -128 to 127) or 4 (from -8 to 7; with minima from 0 to 15).
         width: 16, or a multiple of 32.
-        has_minima: else there is none to add.
+        has_minima: whether there are minima to add.
     """
 
     bits: int
@@ -35,15 +35,15 @@ class Groups:
 
     @property
     def bits_per_value(self) -> float:
-        """Scales and minima, which are float32, included."""
+        """Including scales and minima in float32."""
         return self.bits + 32 * (1 + self.has_minima) / self.width
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedRows:
-    """Rows of such a matrix: integers [n, in] int8, scales and minima [n, in / width] float32, rounded up.
+    """Rows of a `Groups` matrix: integers [n, in] int8, scales and minima [n, ceil(in / width)] float32.
 
-    Of eight-bit floats (`reference.fp8.Blocks`) `integers` are e4m3, and a whole row may have one scale.
+    For 8-bit floats (`reference.fp8.Blocks`), `integers` are e4m3, and a whole row may share one scale.
     """
 
     integers: torch.Tensor
@@ -54,7 +54,7 @@ class GroupedRows:
         return len(self.integers)
 
     def __getitem__(self, part: slice) -> GroupedRows:
-        """Some of the rows."""
+        """A slice of the rows."""
         return GroupedRows(self.integers[part], self.scales[part], None if self.minima is None else self.minima[part])
 
 
@@ -71,17 +71,17 @@ class _Weight(ctypes.Structure):
 
 
 class PackedMatrix:
-    """A matrix [out, in] in blocks of 16 rows, made for products with few rows and with many.
+    """A matrix [out, in] in blocks of 16 rows, for products with few or many rows.
 
-    Integers are symmetric, with a bfloat16 scale for every 32 neighbours of a row: 8.5 and 4.5 bits a value, or they
-    are `Groups`. Rows that they are multiplied by are rounded to 8 bits, 32 neighbours at a time, and the sums of 32
-    products are exact. A product's bits depend on its own row alone, not on the rows beside it nor on the number of
+    Integers are symmetric with a bfloat16 scale for every 32 neighbours of a row (8.5 and 4.5 bits a value), or
+    `Groups`. Products with integers round the other operand's rows to 8 bits, 32 neighbours at a time. Sums of 32
+    products are exact. Each row of a result depends only on its own input row, not on other rows or the number of
     threads.
 
     Attributes:
         format: one of `FORMATS`, or `Groups`.
-        data: uint8, what `src/weight.h` describes; undefined until all rows are written.
-        scales: bfloat16, of integers; of groups float32, with their minima behind them; empty for floats.
+        data: uint8 in the layout of `src/weight.h`; undefined until all rows are written.
+        scales: bfloat16 for integers; float32 for groups, followed by their minima; empty for floats.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class PackedMatrix:
         data: torch.Tensor | None = None,
         scales: torch.Tensor | None = None,
     ) -> None:
-        """data, scales: of a matrix that was packed before (`shapes` says how large)."""
+        """data, scales: of a matrix that was packed before, with the sizes of `shapes`."""
         self.library, self.format = library, format
         self.out_features, self.in_features = out_features, in_features
         num_bytes, num_scales = self.shapes(format, out_features, in_features)
-        # Zeros are for what pads it: where nothing does, `fill` writes every byte.
+        # Padding must be zero. Without padding, `fill` writes every byte.
         new = torch.zeros if out_features % _BLOCK or in_features % _GROUP else torch.empty
         self.data = new(num_bytes, dtype=torch.uint8) if data is None else data
         dtype = torch.float32 if isinstance(format, Groups) else torch.bfloat16
@@ -114,7 +114,7 @@ class PackedMatrix:
 
     @staticmethod
     def shapes(format: str | Groups, out_features: int, in_features: int) -> tuple[int, int]:
-        """How many bytes of data and how many scales, with minima, a matrix takes."""
+        """(bytes of data, number of scales and minima) of a matrix."""
         rows = -(-out_features // _BLOCK) * _BLOCK
         if isinstance(format, Groups):
             columns = -(-in_features // _GROUP) * _GROUP
@@ -128,7 +128,7 @@ class PackedMatrix:
         return self.data.nbytes + self.scales.nbytes
 
     def fill(self, first: int, rows: torch.Tensor) -> None:
-        """Writes rows [n, in], float32 or bfloat16, contiguous, over those from `first` on."""
+        """Writes rows [n, in], float32 or bfloat16, contiguous, at row `first`."""
         assert rows.is_contiguous()
         assert rows.shape[1] == self.in_features
         assert first + len(rows) <= self.out_features
@@ -137,7 +137,7 @@ class PackedMatrix:
         self.library("qwen_pack", self._reference, rows, is_bf16, first, len(rows), torch.get_num_threads())
 
     def fill_groups(self, first: int, rows: GroupedRows) -> None:
-        """Writes rows of this matrix's groups over those from `first` on."""
+        """Writes rows in this matrix's `Groups` format at row `first`."""
         integers, scales = rows.integers.contiguous(), rows.scales.contiguous()
         minima = None if rows.minima is None else rows.minima.contiguous()
         assert isinstance(self.format, Groups)
@@ -156,10 +156,10 @@ class PackedMatrix:
         """x @ matrix.T + bias.
 
         Args:
-            x: [N, in], float32 or bfloat16, a row's values side by side; float32 for a float32 matrix, bfloat16 for a
-                bfloat16 one, either for integers.
+            x: [N, in] with contiguous rows; float32 for a float32 matrix, bfloat16 for a bfloat16 one, either for
+                integers.
             bias: [out] in x's dtype.
-            out: [N, out] in x's dtype to write to, a row's values side by side.
+            out: [N, out] in x's dtype to write to, with contiguous rows.
 
         Returns:
             [N, out] in x's dtype.
@@ -173,7 +173,7 @@ class PackedMatrix:
         return out
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows by their numbers, index [N] int64 -> [N, in], as exact as `dtype` (float32 or bfloat16) is."""
+        """Rows by index [N] int64 -> [N, in], rounded only to `dtype` (float32 or bfloat16)."""
         out = torch.empty(len(index), self.in_features, dtype=dtype)
         index = index.contiguous()
         is_bf16, num_threads = dtype is torch.bfloat16, torch.get_num_threads()

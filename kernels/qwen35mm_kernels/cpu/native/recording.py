@@ -1,6 +1,6 @@
-"""What a function computes, noted once and computed again without its Python: a CPU's graph of a decode step.
+"""Records a function's operations and replays them without its Python code, like a CUDA graph for a CPU's decode step.
 
-A step of 0.8B is two hundred calls of compiled functions, and the modules around them take milliseconds.
+A step of 0.8B makes two hundred calls of compiled functions, and the modules around them take milliseconds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qwen35mm_kernels.cpu.native.library import Call, noted
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-# What torch may do beside the compiled operations. Whatever a function does on the host by what it finds in a tensor,
-# it does with other operations than these: then it isn't recorded.
+# Torch operations that can be recorded. If host code depends on a tensor's values, it needs other operations, so the
+# function isn't recorded.
 _COPIES = {"_to_copy", "clone", "contiguous", "to"}
 _GLUE = _COPIES | {"cos", "embedding", "eq", "index", "lt", "mul", "sin", "where", "zeros"}
 _IN_PLACE = {"copy_", "fill_", "index_put_"}
 
 
 class Recording:
-    """Calls in their order, with the memory that they read and write, which is kept.
+    """The calls in order, with the tensors that they read and write, which stay allocated.
 
-    What the function reads is read where it lay: new inputs are written there, and results lie where they lay.
+    A replay uses the same memory: write new inputs to the old input tensors and read results from the old outputs.
     """
 
     def __init__(self, calls: list[Call], tensors: list[torch.Tensor]) -> None:
@@ -39,10 +39,10 @@ class Recording:
 
 @torch.inference_mode()
 def record(function: Callable[[], object]) -> Recording | None:
-    """Runs a function, which must depend on nothing but tensors.
+    """Runs a function, which must depend only on tensors.
 
     Returns:
-        What it computed; None where torch did what can't be recorded.
+        The recording; None if an operation can't be recorded.
     """
     assert noted.calls is None, "a recording in a recording"
     recorder = _Recorder()
@@ -56,10 +56,10 @@ def record(function: Callable[[], object]) -> Recording | None:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes torch's operations among the compiled ones.
+    """Records torch's operations between the compiled ones.
 
     Attributes:
-        tensors: all that were made, so that their memory is nobody else's.
+        tensors: all new tensors, which keeps their memory from being reused.
         strange: operations that can't be recorded.
     """
 
@@ -71,7 +71,7 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Else PyTorch imports its compiler at the first operation: a second of the first answer.
+        # Otherwise PyTorch imports its compiler at the first operation, which delays the first reply by a second.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

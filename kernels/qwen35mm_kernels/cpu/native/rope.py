@@ -1,4 +1,4 @@
-"""Rotary positions, and the norms before them on the way into the KV cache."""
+"""Rotary positions, and their fusion with norms and writes to the KV cache."""
 
 from __future__ import annotations
 

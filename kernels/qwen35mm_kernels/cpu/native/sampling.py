@@ -14,12 +14,12 @@ from qwen35mm_kernels.reference.sampling import COLUMNS, SamplingRows
 
 _TABLES = ("logits", "in_text", "in_reply", "banned")
 _C_TYPES = {torch.float32: "float", torch.int32: "int32_t", torch.int64: "int64_t"}
-# What sampling.cpp must have been compiled with.
+# The columns that sampling.cpp must have been compiled with.
 _EXPECTED = "".join(f"{_C_TYPES[column.dtype]} {name}\n" for name, column in COLUMNS.items())
 
 
 class _Sampling(ctypes.Structure):
-    """As in sampling.cpp."""
+    """The struct of sampling.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _TABLES),
@@ -58,7 +58,7 @@ def sample(
 
 @functools.cache
 def _check_columns(library: Library) -> None:
-    """Raises a RuntimeError where the library reads other columns than `SamplingRows` has."""
+    """Raises RuntimeError if the library's columns differ from those of `SamplingRows`."""
     if not library("qwen_sample_reads", _EXPECTED.encode()):
         raise RuntimeError(
             f"{library.name}.so reads other columns of SamplingRows than sampling.cpp should have: "

@@ -1,7 +1,8 @@
 // Attention of one new token of each sequence over its cached tokens.
 //
-// A sequence is cut into parts of a fixed length, which threads share and which are added up in order: its bits depend
-// on its own keys alone. Keys and values are read once for the query heads that share them, where they lie.
+// A sequence is cut into parts of a fixed length. Threads share the parts, which are added in order, so that the
+// result's bits depend only on the sequence's keys. Keys and values are read once for all query heads that share them,
+// without a copy.
 #include "exp2.h"
 #include "kv_rows.h"
 #include "runs.h"
@@ -14,11 +15,11 @@
 #include <cmath>
 
 struct DecodeAttention {
-    Strided q, gate;             // float or bfloat16, a row for each sequence
+    Strided q, gate;             // float or bfloat16, one row a sequence
     KVRows k, v;                 // rows of the pool
     const int32_t *block_table;  // [num_sequences][table_row]
     const int32_t *lengths;      // [num_sequences]
-    void *out;                   // [num_sequences][num_heads][head_dim], as q
+    void *out;                   // [num_sequences][num_heads][head_dim], type of q
     long num_sequences, table_row;
     long num_heads, num_kv_heads, head_dim, block_size;
     float scale;
@@ -27,12 +28,12 @@ struct DecodeAttention {
 namespace {
 
 constexpr long PART = 256;
-// Keys of all heads that are worth another thread.
+// Keys of all heads worth another thread.
 constexpr long KEYS_PER_THREAD = 512;
-constexpr int KEYS = 4, VECTORS = 2;  // what the weighted sum takes at once
-constexpr long ROWS_AHEAD = 8;        // which come from memory meanwhile
+constexpr int KEYS = 4, VECTORS = 2;  // of a step of the weighted sum
+constexpr long ROWS_AHEAD = 8;        // prefetch distance
 
-// Sums of a part for one query head: head_dim values by weight, then the largest score and the sum of weights.
+// A part's sums for one query head: head_dim weighted values, the largest score, the sum of weights.
 struct Parts {
     float *data;
     long row;
@@ -40,15 +41,15 @@ struct Parts {
     float *of(long part, long num_heads, long head) const { return data + (part * num_heads + head) * row; }
 };
 
-// At dimension d of `count` rows, asks for those that come ROWS_AHEAD after them. Rows of one head lie apart, so that
-// nothing else reads ahead; asked for a whole row at a time, it took a fifth longer.
+// At dimension d of `count` rows, prefetches the rows ROWS_AHEAD after them. Rows of one head are not adjacent, so the
+// processor doesn't prefetch them. Prefetching a whole row at a time took a fifth longer.
 template <class Row>
 INLINE void prefetch(Row, const uint8_t *const *rows, int count, long d) {
     if (Row::offset(d) / 64 != Row::offset(d - LANES) / 64 || d == 0)
         for (int i = 0; i < count; i++) __builtin_prefetch(rows[i + ROWS_AHEAD] + Row::offset(d), 0, 2);
 }
 
-// scores[h][j] of H query heads with keys [first, first + LANES / H): a vector of sums is turned over to add its lanes.
+// scores[h][j] of H query heads with keys [first, first + LANES / H). Transposes vectors of sums to add their lanes.
 template <int H, class Row>
 INLINE void score(Row row, const float *queries, long query_row, const uint8_t *const *keys, long dim, float *scores) {
     constexpr int K = LANES / H;
@@ -67,7 +68,7 @@ INLINE void score(Row row, const float *queries, long query_row, const uint8_t *
         for (int j = 0; j < K; j++) scores[h * PART + j] = total[h * K + j];
 }
 
-// Adds KEYS values by weight to the sums of H heads.
+// Adds KEYS weighted values to the sums of H heads.
 template <int H, class Row>
 INLINE void add_values(Row row, const float *weights, const uint8_t *const *values, long dim, float *sums,
                        long sums_row) {
@@ -91,7 +92,7 @@ INLINE void add_values(Row row, const float *weights, const uint8_t *const *valu
     over_vectors(dim - first, [&](long d, auto some) { add(first + d, Count<1>{}, some); });
 }
 
-// Scores to weights, and what a part tells of them.
+// Turns scores into weights, and writes the part's largest score and sum of weights.
 INLINE void weigh(float *scores, long count, float *largest_and_sum) {
     vf largest = splat(-INFINITY), sums = {};
     for (long j = 0; j < count; j += LANES) {
@@ -113,7 +114,7 @@ template <class T>
 void attend_part(const DecodeAttention &all, long sequence, long first, long kv_head, float *parts, long parts_row) {
     const long dim = all.head_dim, padded = (dim + LANES - 1) / LANES * LANES;
     const long group = all.num_heads / all.num_kv_heads, count = std::min(PART, all.lengths[sequence] - first);
-    // A tile past the last key reads that one again, and so does what is asked for ahead.
+    // A tile past the last key reads the last key again, and so does the prefetch.
     constexpr long MARGIN = LANES + ROWS_AHEAD;
     const uint8_t *keys[PART + MARGIN], *values[PART + MARGIN];
     for (long i = 0; i < count; i++) {
@@ -148,7 +149,7 @@ void attend_part(const DecodeAttention &all, long sequence, long first, long kv_
     });
 }
 
-// The parts of a query head, in order.
+// Combines the parts of a query head in order.
 template <class T>
 void merge(const DecodeAttention &all, long sequence, long head, const Parts &parts, long first, long count) {
     const long dim = all.head_dim, padded = (dim + LANES - 1) / LANES * LANES;
@@ -179,7 +180,7 @@ void merge(const DecodeAttention &all, long sequence, long head, const Parts &pa
 template <class T>
 void attention_decode(const DecodeAttention &all, int num_threads) {
     const long batch = all.num_sequences, padded = (all.head_dim + LANES - 1) / LANES * LANES;
-    // starts[b]: the parts of the sequences before.
+    // starts[b]: number of parts of the sequences before b.
     long *starts = scratch<long, 43>(batch + 1), keys = 0;
     starts[0] = 0;
     for (long b = 0; b < batch; b++) {

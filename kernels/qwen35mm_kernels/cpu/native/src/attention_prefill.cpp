@@ -1,9 +1,9 @@
 // Attention of many queries: causal over blocks of a KV cache, and full inside a frame of the vision tower.
 //
-// As FlashAttention (arXiv:2205.14135): a task takes some queries of a key head over its keys, a tile of them at a
-// time, with a running maximum and sum. Keys and values become panels once for all of a task's queries: of floats, or
-// of pairs of bfloat16 where the processor multiplies these. Tiles of keys begin at the sequence's start, so that a
-// query's bits know nothing of those beside it.
+// Like FlashAttention (arXiv:2205.14135): a task takes some queries of a key head through its keys, one tile at a time,
+// with a running maximum and sum. Keys and values are copied into panels once for all of a task's queries, as floats or
+// as pairs of bfloat16 if the processor multiplies these. Tiles of keys begin at the sequence's start, so that a
+// query's bits don't depend on other queries.
 #include "exp2.h"
 #include "kv_rows.h"
 #include "scratch.h"
@@ -17,11 +17,11 @@
 struct Attention {
     Strided q;  // float or bfloat16
     KVRows k, v;
-    Strided gate;                                        // as q; no data: none
-    const int32_t *block_table;                          // null: keys lie in order
-    void *out;                                           // [tokens][num_heads][head_dim], as q
+    Strided gate;                                        // type of q; null data: no gate
+    const int32_t *block_table;                          // null: keys are in order
+    void *out;                                           // [tokens][num_heads][head_dim], type of q
     long num_tokens, num_keys;                           // of a frame; the last query sees all keys
-    long num_frames;                                     // one after the other
+    long num_frames;                                     // consecutive
     long num_heads, num_kv_heads, head_dim, block_size;  // head_dim is even
     long is_causal;
     float scale;
@@ -30,10 +30,10 @@ struct Attention {
 namespace {
 
 constexpr long KEYS = LANES == 16 ? 128 : 64, SCORES_ROW = KEYS + ROW_PADDING;  // of a tile
-// Floats of a task's queries, outputs and scores, which stay in the second cache beside a tile's keys and values.
+// Floats of a task's queries, outputs and scores, which stay in the L2 cache beside a tile's keys and values.
 constexpr long TASK_FLOATS = (LANES == 16 ? 168 : 56) << 10;
 
-// What values of type T are multiplied as.
+// The type in which values of type T are multiplied.
 #if defined(__AVX512BF16__)
 template <class T>
 using Factor = T;
@@ -51,10 +51,10 @@ template <class F>
 struct Workspace {
     long row;       // head_dim, padded
     F *queries;     // [count][row]
-    float *out;     // [count][width]: sums of values by weight
-    float *scores;  // [count][SCORES_ROW]; a row of them becomes one of weights, where it lies
+    float *out;     // [count][width]: sums of weighted values
+    float *scores;  // [count][SCORES_ROW]; rows become weights in place
     float *maxima;  // [count]
-    float *shares;  // [count]: what a new maximum leaves of the sums before
+    float *shares;  // [count]: factor of the previous sums after a new maximum
     float *sums;    // [count][LANES]
     F *keys;        // panels: [KEYS / PANEL_WIDTH][head_dim][PANEL_WIDTH], or of pairs along head_dim
     F *values;      // panels: [width / PANEL_WIDTH][KEYS][PANEL_WIDTH], or of pairs of keys
@@ -72,13 +72,13 @@ struct Workspace {
     F *weights(long i) const { return reinterpret_cast<F *>(scores) + i * WEIGHTS_ROW; }
 };
 
-// Where the rows of a tile of keys lie, and those of its values.
+// The rows of a tile's keys and values.
 template <class T>
 struct Rows {
     long count = 0;
     const T *keys[KEYS], *values[KEYS];
     const uint8_t *key_rows[KEYS], *value_rows[KEYS];
-    T *read = nullptr;  // [2][KEYS][head_dim, padded]: what isn't of type T becomes it
+    T *read = nullptr;  // [2][KEYS][head_dim, padded]: rows of other types, converted to T
 
     void find(const Attention &all, const Task &task, long first, long end) {
         count = std::min(KEYS, end - first);
@@ -92,7 +92,7 @@ struct Rows {
 
     static constexpr long OWN = std::is_same_v<T, float> ? KV_FLOAT32 : KV_BF16;
 
-    // Rows of type T: where they lie, or made from their codes.
+    // Rows of type T: in place, or converted from codes.
     void convert(const Attention &all) {
         const long row = (all.head_dim + LANES - 1) / LANES * LANES;
         if (!read && (all.k.format != OWN || all.v.format != OWN)) read = scratch<T, 47>(2 * KEYS * row);
@@ -113,7 +113,7 @@ struct Rows {
         });
     }
 
-    // They lie far apart where other heads' are between them.
+    // They are far apart, with other heads' rows between them.
     void prefetch(const Attention &all) const {
         const long key = row_bytes(all.k.format, all.head_dim), value = row_bytes(all.v.format, all.head_dim);
         for (long i = 0; i < count; i++) {
@@ -131,7 +131,7 @@ struct Rows {
             }
     }
 
-    // Pairs of neighbours are turned over as if they were floats.
+    // Transposes pairs of neighbours as if they were floats.
     void load_into(const Workspace<bf16> &work, long dim, long width) const {
         rows_to_columns(count, dim / 2, reinterpret_cast<float *>(work.keys),
                         [&](long i) { return reinterpret_cast<const float *>(keys[i]); });
@@ -146,7 +146,7 @@ struct Rows {
     }
 };
 
-// A row's scores to weights; `visible` keys of the tile are seen.
+// Turns a row's scores into weights. The row sees `visible` keys of the tile.
 template <class F>
 INLINE void weigh(const Workspace<F> &work, long row, long visible) {
     const float *scores = work.scores + row * SCORES_ROW;
@@ -186,7 +186,7 @@ void run(const Attention &all, const Task &task) {
     const auto visible = [&](long row) {
         return all.is_causal ? all.num_keys - all.num_tokens + token(row) + 1 : all.num_keys;
     };
-    // Weights are powers of two. What a bfloat16 would lose, scores are multiplied by.
+    // Weights are powers of two. For bfloat16, scale the scores: scaling the queries would round them.
     constexpr bool IS_FLOAT = std::is_same_v<Factor<T>, float>;
     const float scale = all.scale * 1.44269504f, query_scale = IS_FLOAT ? scale : 1, score_scale = IS_FLOAT ? 1 : scale;
     for (long i = 0; i < count; i++) {
@@ -252,7 +252,7 @@ void attention_prefill(const Attention &all, int num_threads) {
     const long products = rows * heads * all.num_keys * all.head_dim;
     const long threads = std::min<long>(num_threads, 1 + (products >> 19));
     const long most = std::max<long>(1, TASK_FLOATS / (2 * all.head_dim + KEYS) / TILE_ROWS) * TILE_ROWS;
-    // Several tasks for each thread, since those of a causal sequence's end take longer: they are begun with.
+    // Several tasks a thread, since tasks at a causal sequence's end take longer. These run first.
     const long wanted = (rows * heads / (4 * threads) + TILE_ROWS) / TILE_ROWS * TILE_ROWS;
     const long each = std::min(most, std::max<long>(wanted, 8 * TILE_ROWS));
     const long parts = (rows + each - 1) / each;

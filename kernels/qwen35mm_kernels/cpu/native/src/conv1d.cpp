@@ -1,4 +1,4 @@
-// The causal convolution over a sequence, and SiLU: every input is read once.
+// The causal convolution over a sequence, and SiLU. Reads every input once.
 #include "scratch.h"
 #include "simd.h"
 #include "threads.h"
@@ -7,9 +7,9 @@
 
 namespace {
 
-constexpr int TAPS = 4, BEFORE = TAPS - 1;  // as all of Qwen3.5 have
+constexpr int TAPS = 4, BEFORE = TAPS - 1;  // as in all Qwen3.5 models
 
-// Tokens of a task: their rows and those before them stay in the second cache.
+// Tokens of a task: their rows and those before them stay in the L2 cache.
 constexpr long TASK_TOKENS = 16;
 
 template <class T>
@@ -22,7 +22,7 @@ struct Sequence {
     const T *row(long token) const { return token < 0 ? before + (BEFORE + token) * channels : x + token * stride; }
 };
 
-// Tokens [first, end) of a vector of channels.
+// Computes tokens [first, end) for a vector of channels.
 template <class T, class Some>
 INLINE void convolve(const Sequence<T> &s, const float *taps, long c, Some some, long first, long end, T *out) {
     vf tap[TAPS], input[TAPS];

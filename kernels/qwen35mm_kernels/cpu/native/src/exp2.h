@@ -1,15 +1,15 @@
-// Powers of two, as attention weighs by them.
+// Powers of two, for attention's weights.
 #pragma once
 
 #include "simd.h"
 
-// 2^x for x up to 0, to about a unit in the last place; 2^-126 for what is less. Half the work of `exp`, which is a
-// fifth of attention's where heads have 64 dimensions.
+// 2^x for x up to 0, to about a unit in the last place; at least 2^-126. Half the work of `exp`, which would be a fifth
+// of attention's work for heads of 64 dimensions.
 INLINE vf exp2(vf x) {
 #if defined(__AVX512F__)
     vf whole = (vf)_mm512_roundscale_ps((__m512)x, 0), rest = max(x - whole, splat(-1.0f));
 #else
-    // The sum has the whole number in its lower bits.
+    // The sum has the integer in its lower bits.
     vf bounded = max(x, splat(-126.0f)), shifted = bounded + ROUNDING;
     vf rest = bounded - (shifted - ROUNDING);
 #endif

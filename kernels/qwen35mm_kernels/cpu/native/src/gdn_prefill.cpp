@@ -1,8 +1,8 @@
-// The gated delta rule over a sequence, in chunks: the mathematics is in cpu/gated_delta_rule.py.
+// The gated delta rule over a sequence, in chunks. cpu/gated_delta_rule.py has the mathematics.
 //
-// The triangular system is solved by substitution, a tile of rows at a time, as its right side comes out of the
-// registers; nothing is inverted. Columns of the values never meet, so that a state lies in panels of some columns, and
-// threads share a head's where there are more of them than heads. All that a chunk needs stays in the second cache.
+// Substitution solves the triangular system a tile of rows at a time, as its right side leaves the registers. Nothing
+// is inverted. Columns of the values are independent: a state consists of panels of columns, and threads share a head's
+// panels if there are more threads than heads. A chunk's data stays in the L2 cache.
 #include "scratch.h"
 #include "strided.h"
 #include "threads.h"
@@ -15,17 +15,17 @@ namespace {
 
 constexpr long CHUNK = 64, SQUARE_ROW = CHUNK + ROW_PADDING;
 constexpr float L2_EPS = 1e-6f;
-// Products below which another thread costs more than it does.
+// Below so many products, another thread costs more than it saves.
 constexpr long PRODUCTS_PER_THREAD = 1 << 20;
 
 }  // namespace
 
 struct DeltaRule {
     Strided q, k, v;               // float or bfloat16
-    Strided a, b;                  // float, one value a head
+    Strided a, b;                  // float, one value for each head
     const float *A_log, *dt_bias;  // [num_v_heads]
     float *state;                  // [num_v_heads][key_dim][value_dim]
-    void *out;                     // [num_tokens][num_v_heads][value_dim], as v
+    void *out;                     // [num_tokens][num_v_heads][value_dim], type of v
     long num_tokens, num_k_heads, num_v_heads, key_dim, value_dim;
 };
 
@@ -33,7 +33,7 @@ namespace {
 
 long num_panels(long value_dim) { return (value_dim + PANEL_WIDTH - 1) / PANEL_WIDTH; }
 
-// A head's gates inside a chunk: sums of log decays up to each token, and what follows from them.
+// A head's gates in a chunk: sums of log decays up to each token, and values derived from them.
 struct Gates {
     alignas(64) float log_decay[CHUNK], into[CHUNK], out_of[CHUNK], beta[CHUNK];
 };
@@ -57,7 +57,7 @@ void find_gates(const DeltaRule &rule, long head, long first, long count, Gates 
     }
 }
 
-// One task's memory.
+// A task's memory.
 struct Workspace {
     long row;                      // key_dim, padded
     float *keys, *queries;         // [CHUNK][row], of length 1
@@ -79,7 +79,7 @@ struct Workspace {
     }
 };
 
-// A row as floats of length 1.
+// A row as floats, L2-normalised.
 template <class T>
 INLINE void normalise(const T *x, long dim, float *to) {
     vf squares = {};
@@ -91,7 +91,7 @@ INLINE void normalise(const T *x, long dim, float *to) {
     for (long i = 0; i < dim; i += LANES) store_part(to + i, load_part(x + i, dim - i) * factor, dim - i);
 }
 
-// Keys and queries of a chunk, and the products of them that a state has no part in.
+// A chunk's keys and queries, and their products that don't involve the state.
 template <class T>
 void prepare(const DeltaRule &rule, long head, long first, long count, const Workspace &work) {
     const long dim = rule.key_dim;
@@ -116,7 +116,7 @@ void prepare(const DeltaRule &rule, long head, long first, long count, const Wor
     });
 }
 
-// -M and A of a value head; zeros in the future, whose products may be anything.
+// -M and A of a value head, with zeros for future tokens, whose products may be anything.
 void decay(const Workspace &work, const Gates &gates, long count, float scale) {
     for (long i = 0; i < count; i++)
         for (long j = 0; j < CHUNK; j += LANES) {
@@ -134,7 +134,7 @@ void decay(const Workspace &work, const Gates &gates, long count, float scale) {
         }
 }
 
-// A chunk's outputs for the columns of a panel, and their state behind it.
+// A chunk's outputs for the columns of a panel, and their state after it.
 template <class T>
 void run_panel(const DeltaRule &rule, const Workspace &work, const Gates &gates, long head, long panel, long first,
                long count, float scale, float *state) {
@@ -186,7 +186,7 @@ void run_panel(const DeltaRule &rule, const Workspace &work, const Gates &gates,
     });
 }
 
-// The panels [begin, end) of those of all value heads of a key head, over the whole sequence.
+// The panels [begin, end) of a key head's value heads, over the whole sequence.
 template <class T>
 void scan(const DeltaRule &rule, long key_head, long begin, long end) {
     const long group = rule.num_v_heads / rule.num_k_heads, dim = rule.key_dim, width = rule.value_dim;
@@ -225,7 +225,7 @@ void gated_delta_prefill(const DeltaRule &rule, int num_threads) {
     const long heads = rule.num_k_heads, panels = rule.num_v_heads / heads * num_panels(rule.value_dim);
     const long products = rule.num_tokens * rule.num_v_heads * rule.key_dim * rule.value_dim * 3;
     const long threads = std::min<long>(num_threads, 1 + products / PRODUCTS_PER_THREAD);
-    // Each part of a head makes what needs no state for itself: no more parts than keep the threads busy.
+    // Each part of a head repeats the stateless work, so use no more parts than keep the threads busy.
     long parts = 1;
     while (parts < panels && heads * parts % threads && heads * parts < 3 * threads) parts++;
     parallel(heads * parts, int(threads), [&](long task) {

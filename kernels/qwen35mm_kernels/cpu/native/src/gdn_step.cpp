@@ -1,4 +1,4 @@
-// A Gated DeltaNet layer's decode step: convolution, gates, delta rule and gated norm, one state after the other.
+// A Gated DeltaNet layer's decode step: convolution, gates, delta rule and gated norm, one state at a time.
 #include "scratch.h"
 #include "simd.h"
 #include "threads.h"
@@ -22,17 +22,17 @@ struct Step {
     void *out;  // [batch][value heads][V]
 };
 
-// Bytes of states that are worth another thread, and those of a task: within one, the next state is fetched.
+// Bytes of states worth another thread, and bytes of a task. A task prefetches its next state.
 constexpr long BYTES_PER_THREAD = 1 << 18, TASK_BYTES = 1 << 19;
-// How many floats ahead a state is fetched to the first cache: processors foresee nothing beyond a page of 4 KiB.
+// Prefetch distance of a state to the L1 cache, in floats: processors don't prefetch beyond a 4 KiB page.
 constexpr long PREFETCHED = 1024;
 
-// Has n floats come from memory to the second cache; any address will do.
+// Prefetches n floats to the L2 cache; any address is allowed.
 INLINE void fetch(const float *x, long n) {
     for (long i = 0; i < n; i += 16) __builtin_prefetch(x + i, 0, 2);
 }
 
-// Sums n channels' windows into out, and shifts their states by one input.
+// Writes the sums of n channels' windows to out, and shifts their states by one input.
 template <class T>
 INLINE void convolve(const T *x, T *state, const T *weight, long n, long before, float *out) {
     for (long c = 0; c < n; c++, state += before, weight += before + 1) {
@@ -66,8 +66,7 @@ INLINE void normalise(float *x, long n, float scale) {
     for (long i = 0; i < n; i += LANES) store(x + i, load(x + i) * inverse);
 }
 
-// What the state holds for the key and for the query: read_k, read_q [V] = S^T k, S^T q, four rows of it at a time.
-// Meanwhile the first half of the state after it is fetched.
+// read_k, read_q [V] = S^T k, S^T q, four rows of the state at a time. Prefetches the first half of the next state.
 INLINE void read_state(const float *state, const float *after, const float *k, const float *q, long K, long V,
                        float *read_k, float *read_q) {
     std::fill_n(read_k, V, 0.0f), std::fill_n(read_q, V, 0.0f);
@@ -87,8 +86,8 @@ INLINE void read_state(const float *state, const float *after, const float *k, c
     }
 }
 
-// One value head on from its convolved v. A state of 64 KiB comes from memory once: then it is in the second cache. The
-// state after it is fetched there at an even pace, while this one is read and while it is written.
+// Updates one value head from its convolved v. A state of 64 KiB is read from memory once and stays in the L2 cache.
+// The next state is prefetched there at an even pace, while this one is read and written.
 //   S' = decay S,  delta = beta (v - S'^T k),  S <- S' + k delta^T,  o = S^T q = S'^T q + (k.q) delta
 INLINE void apply_rule(float *state, const float *after, const float *k, const float *q, const float *v, float decay,
                        float beta, long K, long V, float *delta, float *o) {
@@ -116,8 +115,8 @@ INLINE float *state_of(const Step &s, long slot, long head) {
     return s.states + slot * s.state_stride + head * s.key_dim * s.value_dim;
 }
 
-// A key head of a sequence with all its value heads, so that nobody reads a conv state while somebody else shifts it.
-// after: the state that comes next.
+// A key head of a sequence with all its value heads, so that no thread reads a conv state while another shifts it.
+// after: the next state.
 template <class T>
 void step_key_head(const Step &s, long row, long slot, long head, const float *after) {
     const long K = s.key_dim, V = s.value_dim, group = s.num_v_heads / s.num_k_heads;
@@ -149,7 +148,7 @@ void step_key_head(const Step &s, long row, long slot, long head, const float *a
 
 extern "C" {
 
-// One token for each of `batch` sequences; a slot below 0 is padding, whose output is 0. K is a multiple of 16, and V.
+// One token for each of `batch` sequences. A slot below 0 is padding with output 0. K and V are multiples of 16.
 void qwen_gdn_step(const Step *s, const int64_t *slots, long batch, long is_bf16, long num_threads) {
     const long group = s->num_v_heads / s->num_k_heads, heads = batch * s->num_k_heads;
     const long head_values = group * s->value_dim, head_bytes = head_values * s->key_dim * 4;

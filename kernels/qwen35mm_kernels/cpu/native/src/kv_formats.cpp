@@ -1,9 +1,9 @@
-// Which formats of keys and values this library reads and writes.
+// The formats of keys and values that this library reads and writes.
 #include "kv_rows.h"
 
 #include <cstring>
 
 #define KV_NAME(number, name) #name "\n"
 
-// Whether these are the formats: a line for each name, in the order of the numbers.
+// Whether these are the formats: one name a line, in the order of the numbers.
 extern "C" long qwen_kv_formats(const char *names) { return !strcmp(names, KV_FORMATS(KV_NAME)); }

@@ -1,4 +1,4 @@
-// How keys and values lie in the cache: kv_formats.py says what the bytes mean.
+// Formats of keys and values in the cache; see kv_formats.py.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 #include "simd.h"
 #include "tiles.h"
 
-// The formats of kv_formats.py in the order of their numbers; `qwen_kv_formats` holds that they are the same.
+// The formats of kv_formats.py in the order of their numbers; `qwen_kv_formats` checks that they agree.
 #define KV_FORMATS(FORMAT) \
     FORMAT(KV_FLOAT32, float32) \
     FORMAT(KV_BF16, bf16) \
@@ -25,10 +25,10 @@ enum KVFormat : long { KV_FORMATS(KV_NUMBER) };
 
 constexpr long KV_GROUP = 32, KV_SCALE_BYTES = 2;
 
-// Whether rows are kept rotated: H D x in place of x.
+// Whether rows are stored rotated: H D x instead of x.
 INLINE bool is_rotated(long format) { return format >= KV_INT4R; }
 
-// x [dim] to H x, the normalised Walsh-Hadamard transform, its own inverse; dim is a power of two, 32 or more.
+// x [dim] -> H x, the normalised Walsh-Hadamard transform, its own inverse. dim is a power of two, 32 or more.
 INLINE void hadamard(float *x, long dim) {
     float *from = x, *to = scratch<float, 48>(dim);
     for (long stage = 1; stage < dim; stage *= 2, std::swap(from, to))
@@ -41,7 +41,7 @@ INLINE void hadamard(float *x, long dim) {
     for (long d = 0; d < dim; d += LANES) store(x + d, load(from + d) * factor);
 }
 
-// x to D x: kv_formats.py's signs.
+// x -> D x, with the signs of kv_formats.py.
 INLINE void give_signs(float *x, long dim) {
     for (long d = 0; d < dim; d++)
         if (__builtin_parityl(d & d >> 1 & 0x5555)) x[d] = -x[d];
@@ -50,7 +50,7 @@ INLINE void give_signs(float *x, long dim) {
 INLINE void rotate_row(float *x, long dim) { give_signs(x, dim), hadamard(x, dim); }
 INLINE void rotate_row_back(float *x, long dim) { hadamard(x, dim), give_signs(x, dim); }
 
-// Lloyd and Max's levels of a Gaussian of variance one.
+// Lloyd-Max levels of a Gaussian with variance one.
 template <int BITS>
 struct Levels;
 template <>
@@ -84,7 +84,7 @@ INLINE vf levels_of(vu codes) {
 #endif
 }
 
-// Where a tensor of rows lies; strides between tokens and between heads, in bytes.
+// A tensor of rows. The strides between tokens and between heads are in bytes.
 struct KVRows {
     const uint8_t *data;
     long row, head, format;
@@ -92,8 +92,8 @@ struct KVRows {
     const uint8_t *at(long token, long kv_head) const { return data + token * row + kv_head * head; }
 };
 
-// Half precision, widened exactly from the lower sixteen bits of lanes: the exponent is moved by a product, which is
-// exact for numbers below its normal ones, too.
+// Converts half precision in the lower 16 bits of lanes exactly. A product moves the exponent, which is also exact for
+// subnormal numbers.
 INLINE vf half_to_float(vu bits) {
     vf magnitude = bits_to_float((bits & 0x7fffu) << 13) * 5.192296858534828e33f;  // 2^112
     return bits_to_float(reinterpret_cast<vu>(magnitude) | (bits & 0x8000u) << 16);
@@ -110,7 +110,7 @@ INLINE vu load_bytes(const uint8_t *p) {
 #endif
 }
 
-// A row of codes in a format: from(row, d, some) are its values from d on.
+// A row of codes in a format. from(row, d, some) gives its values from d on.
 template <long FORMAT>
 struct KVRow {
     static constexpr bool IS_GROUPED = true;
@@ -132,7 +132,7 @@ struct KVRow {
             const vu nibbles = load_bytes(codes + i % 16) >> int(i / 16 * 4) & 15u;
             return (to_float(reinterpret_cast<vi>(nibbles)) - 8.0f) * scale;
         } else if constexpr (FORMAT == KV_INT8) {
-            // Shifted up and down again, a byte has its sign.
+            // Shifting up and down extends the sign.
             return to_float(reinterpret_cast<vi>(load_bytes(codes + i) << 24) >> 24) * scale;
         } else if constexpr (FORMAT == KV_FP8_E5M2) {
             return half_to_float(load_bytes(codes + i) << 8) * scale;
@@ -144,7 +144,7 @@ struct KVRow {
     }
 };
 
-// One scale, then codes of levels.
+// One scale, then the codes of levels.
 template <int BITS>
 struct LevelRow {
     static constexpr bool IS_GROUPED = false;
@@ -159,7 +159,7 @@ struct LevelRow {
         const uint8_t *codes = row + offset(d / KV_GROUP * KV_GROUP);
         const long i = d % KV_GROUP;
         if constexpr (BITS == 4) return levels_of<4>(load_bytes(codes + i % 16) >> int(i / 16 * 4) & 15u) * scale;
-        // Eight codes are three bytes: the word that ends with them stays inside the row.
+        // Three bytes have eight codes. A word that ends with them stays inside the row.
         const auto word = [&](long some) {
             uint32_t bits;
             memcpy(&bits, codes + some / 8 * 3 - 1, sizeof bits);
@@ -215,7 +215,7 @@ struct KVRow<KV_F16> {
     }
 };
 
-// work(KVRow<FORMAT>()) for a format.
+// Calls work(KVRow<FORMAT>()) for a format.
 template <class Work>
 INLINE void with_format(long format, const Work &work) {
     switch (format) {
@@ -231,7 +231,7 @@ INLINE void with_format(long format, const Work &work) {
     }
 }
 
-// Of one head of one token.
+// Bytes of one head of one token.
 INLINE long row_bytes(long format, long dim) {
     long bytes = 0;
     with_format(format, [&](auto row) { bytes = row.offset(dim); });

@@ -1,16 +1,16 @@
-// From floats to a row of the cache: kv_formats.py's quantise, in every bit.
+// Writes floats to a row of the cache, bit for bit like `quantise` of kv_formats.py.
 #pragma once
 
 #include <algorithm>
 
 #include "kv_rows.h"
 
-// What lies between the extremes of a group of values.
+// The extremes of a group of values.
 struct GroupRange {
     float top, bottom;
 };
 
-// NaN where one of them is none: comparisons would lose it.
+// NaN if any value is NaN: comparisons would lose it.
 INLINE GroupRange range_of(const float *x) {
     GroupRange range{x[0], x[0]};
     bool is_number = true;
@@ -21,7 +21,7 @@ INLINE GroupRange range_of(const float *x) {
     return is_number ? range : GroupRange{NAN, NAN};
 }
 
-// The number of a float with `MANTISSA` bits and exponents that begin at 1 - BIAS, to nearest, ties to even.
+// The code of a float with `MANTISSA` bits and exponents from 1 - BIAS on, to nearest, ties to even.
 template <int MANTISSA, int BIAS>
 INLINE uint8_t small_float(float x) {
     constexpr int DROPPED = 23 - MANTISSA;
@@ -30,13 +30,13 @@ INLINE uint8_t small_float(float x) {
     const uint32_t sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
     float positive;
     memcpy(&positive, &magnitude, 4);
-    if (magnitude < uint32_t(128 - BIAS) << 23)  // below its normal numbers all steps are the same
+    if (magnitude < uint32_t(128 - BIAS) << 23)  // subnormal numbers have equal steps
         return uint8_t(sign | uint32_t(std::nearbyint(positive * float(1 << (BIAS - 1 + MANTISSA)))));
     const uint32_t rounded = (magnitude + (1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1)) >> DROPPED;
     return uint8_t(sign | (rounded - (uint32_t(127 - BIAS) << MANTISSA)));
 }
 
-// Half precision, as torch rounds what is at most 65504.
+// Half precision, rounded as in torch, for values up to 65504.
 INLINE uint16_t to_half(float x) {
     if (x != x) return 0x7e00u;
     const float bounded = std::min(65504.0f, std::max(-65504.0f, x));
@@ -73,7 +73,7 @@ INLINE void write_group(const float *x, uint8_t *to) {
     }
 }
 
-// Of a rotated row.
+// Writes a rotated row.
 template <int BITS>
 INLINE void write_levels(const float *x, long dim, uint8_t *row) {
     double squares = 0.0;
@@ -103,7 +103,7 @@ INLINE void write_levels(const float *x, long dim, uint8_t *row) {
     }
 }
 
-// x is lost where it is rotated.
+// Overwrites x if the format is rotated.
 INLINE void write_row(long format, float *x, long dim, uint8_t *row) {
     if (is_rotated(format)) rotate_row(x, dim);
     if (format == KV_TQ4) return write_levels<4>(x, dim, row);

@@ -1,4 +1,4 @@
-// RMS norms: plain or zero-centred, of a sum, and gated.
+// RMS norms: plain, zero-centred, of a sum, gated.
 #include "simd.h"
 #include "threads.h"
 
@@ -15,7 +15,7 @@ INLINE const T *row_of(const Rows &rows, long row, long inner) {
     return static_cast<const T *>(rows.data) + row / inner * rows.outer_stride + row % inner * rows.inner_stride;
 }
 
-// Four sums at a time, so that none waits for the one before.
+// Four sums at a time, so that no sum waits for the previous one.
 template <class T>
 INLINE float inverse_rms(const T *x, long size, float eps) {
     vf squares[4] = {};
@@ -76,7 +76,7 @@ void add(T *x, const T *delta, long num_rows, long size, long x_stride, long del
 
 extern "C" {
 
-// x [outer, inner, size] with strides of its own -> out, dense; all of one type.
+// x [outer, inner, size] with strides -> out, dense; all of one type.
 void qwen_rms_norm(const void *x, long x_outer, long x_inner, long outer, long inner, long size, const void *weight,
                    float eps, long zero_centred, void *out, long is_bf16, long num_threads) {
     const Rows rows{x, x_outer, x_inner};
@@ -88,7 +88,7 @@ void qwen_rms_norm(const void *x, long x_outer, long x_inner, long outer, long i
     });
 }
 
-// The same of x, times the SiLU of z.
+// The same, times the SiLU of z.
 void qwen_gated_rms_norm(const void *x, long x_outer, long x_inner, const void *z, long z_outer, long z_inner,
                          long outer, long inner, long size, const void *weight, float eps, void *out, long is_bf16,
                          long num_threads) {
@@ -99,7 +99,7 @@ void qwen_gated_rms_norm(const void *x, long x_outer, long x_inner, const void *
     });
 }
 
-// x += delta, rounded to x's type; out is the zero-centred norm of that.
+// x += delta, rounded to x's type; out is the zero-centred norm of the result.
 void qwen_add_rms_norm(void *x, long x_stride, const void *delta, long delta_stride, long num_rows, long size,
                        const void *weight, float eps, void *out, long is_bf16, long num_threads) {
     with_type(is_bf16, [&](auto type) {

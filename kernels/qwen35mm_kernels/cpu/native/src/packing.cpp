@@ -1,4 +1,4 @@
-// Matrices into blocks and back: see weight.h for where everything lies.
+// Packs matrices into blocks and back; see weight.h for the layout.
 #include "threads.h"
 #include "weight.h"
 
@@ -13,16 +13,16 @@ TeamRunner run_team = nullptr;
 
 namespace {
 
-// Rounds up, so that no value lies beyond the integers' range.
+// Rounds up, so that no value exceeds the integers' range.
 bf16 scale_not_below(float x) {
     bf16 rounded = to_bf16(x);
     return bf16_to_float(rounded) < x ? bf16(rounded + 1) : rounded;
 }
 
-// Groups below this are zeros: their scales' inverses might be infinite.
+// Groups below this become zeros: the inverses of their scales might be infinite.
 constexpr float TINY = 1e-30f;
 
-// The value farthest from zero; NaN where one isn't finite, so that the group's scale tells of it.
+// The value farthest from zero; NaN if any isn't finite, so that the group's scale shows it.
 float find_farthest(const float *values) {
     float farthest = 0, strange = 0;
     for (long i = 0; i < GROUP; i++) {
@@ -32,7 +32,7 @@ float find_farthest(const float *values) {
     return farthest + strange;
 }
 
-// 32 values as integers from -127 to 127, symmetric.
+// Quantises 32 values to symmetric integers from -127 to 127.
 bf16 quantise_int8(const float *values, int8_t *integers) {
     const float largest = std::fabs(find_farthest(values));
     const bf16 scale = largest < TINY ? bf16(0) : scale_not_below(largest / 127.0f);
@@ -42,13 +42,13 @@ bf16 quantise_int8(const float *values, int8_t *integers) {
     return scale;
 }
 
-// How well scaled integers from -8 to 7 meet the values: the larger, the smaller is the sum of squared errors for the
-// best scale of these integers, which is `scale`. (Values around 1: their squares are floats, too.)
+// Score of integers from -8 to 7 for the values, with their best scale `scale`: a larger score means a smaller sum of
+// squared errors. (Values are around 1, so that their squares are floats, too.)
 float score_int4(const float *values, float inverse, float *scale) {
     vf products = {}, squares = {};
     for (long i = 0; i < GROUP; i += LANES) {
         vf value = load(values + i), scaled = value * inverse;
-        // To nearest by the float's own rounding: 1.5 * 2^23 leaves no bits below one.
+        // Rounds to nearest: adding 1.5 * 2^23 drops the bits below one.
         vf rounded = round(scaled);
         rounded = min(max(rounded, splat(-8)), splat(7));
         products = fma(rounded, value, products), squares = fma(rounded, rounded, squares);
@@ -58,8 +58,8 @@ float score_int4(const float *values, float inverse, float *scale) {
     return square > 0 ? product * product / square : 0;
 }
 
-// 32 values as integers from -8 to 7. The value farthest from zero is near -8, and of the scales about that one the
-// best by squared error is taken.
+// Quantises 32 values to integers from -8 to 7. Takes the scale of the least squared error among those that put the
+// value farthest from zero near -8.
 bf16 quantise_int4(const float *values, int8_t *integers) {
     const float farthest = find_farthest(values);
     float best = 0, best_score = -1, shares[GROUP];
@@ -77,7 +77,7 @@ bf16 quantise_int4(const float *values, int8_t *integers) {
     return scale;
 }
 
-// A group's 32 integers to a row's places.
+// Writes a group's 32 integers to a row's places.
 void put_int8(int8_t *bytes, long g, const int8_t *integers) {
     for (long i = 0; i < GROUP; i += 4) memcpy(bytes + (g * 8 + i / 4) * BLOCK * 4, integers + i, 4);
 }
@@ -88,7 +88,7 @@ void put_int4(int8_t *bytes, long g, const int8_t *integers, int offset) {
             int8_t((integers[i] + offset) | ((integers[i + GROUP / 2] + offset) << 4));
 }
 
-// Group `g` of row `r` of block `b` from up to 32 values. No other row's bytes are touched.
+// Writes group `g` of row `r` of block `b` from up to 32 values. Touches no other row's bytes.
 template <class T>
 void pack_group(const Weight &w, const T *values, long count, long b, long r, long g) {
     char *place = const_cast<char *>(block(w, b));
@@ -115,7 +115,7 @@ void pack_group(const Weight &w, const T *values, long count, long b, long r, lo
     }
 }
 
-// Row `r` of block `b` from [in] integers with the scales and minima of its groups.
+// Writes row `r` of block `b` from [in] integers with the scales and minima of its groups.
 void pack_row(const Weight &w, const int8_t *row, const float *scales, const float *minima, long b, long r) {
     int8_t *bytes = reinterpret_cast<int8_t *>(const_cast<char *>(block(w, b))) + r * 4;
     for (long g = 0; g * GROUP < w.in; g++) {
@@ -133,14 +133,14 @@ void pack_row(const Weight &w, const int8_t *row, const float *scales, const flo
     }
 }
 
-// Rows `first` to `last` of block `b` from [last - first, in] values: a group of all rows, then the next, since their
+// Writes rows `first` to `last` of block `b` from [last - first, in] values, group by group for all rows, since their
 // bytes are neighbours.
 template <class T>
 void pack_block(const Weight &w, const T *rows, long b, long first, long last) {
     for (long k = 0; k < w.in; k += GROUP)
         for (long r = first; r < last; r++) {
             const T *values = rows + (r - first) * w.in + k;
-            // A number that the compiler knows makes the loops copies.
+            // A constant length lets the compiler turn the loops into copies.
             if (w.in - k >= GROUP)
                 pack_group(w, values, GROUP, b, r, k / GROUP);
             else
@@ -148,7 +148,7 @@ void pack_block(const Weight &w, const T *rows, long b, long first, long last) {
         }
 }
 
-// Output row `row` of the matrix, as floats: [in].
+// Reads row `row` of the matrix as floats [in].
 void unpack_row(const Weight &w, long row, float *values) {
     const char *place = block(w, row / BLOCK);
     const long r = row % BLOCK;
@@ -182,19 +182,19 @@ void unpack_row(const Weight &w, long row, float *values) {
 
 extern "C" {
 
-// Once, before anything else: 0 where the system keeps the processor's instructions from this process.
-// `team_runner` is the OpenMP runtime's GOMP_parallel; without it everything runs in the thread that calls.
+// Call once, before anything else. Returns 0 if the system denies the instructions to this process.
+// `team_runner` is the OpenMP runtime's GOMP_parallel; without it, everything runs in the calling thread.
 int qwen_prepare(void *team_runner) {
     run_team = reinterpret_cast<TeamRunner>(team_runner);
 #if defined(__AMX_TILE__) && defined(__linux__)
-    // Linux gives a process the 8 KiB of tiles when it asks; its threads, later ones too, then have them.
+    // Linux grants a process the 8 KiB of tiles on request, for all its threads, including later ones.
     constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return 0;
 #endif
     return 1;
 }
 
-// Fills `count` rows [count, in] from `first` on. What pads a matrix is never written: it has to be zero.
+// Writes `count` rows [count, in] from `first` on. Never writes the padding, which must be zero.
 void qwen_pack(const Weight *w, const void *rows, long is_bf16, long first, long count, long num_threads) {
     const long begin = first / BLOCK, end = (first + count + BLOCK - 1) / BLOCK;
     parallel(end - begin, num_threads, [&](long task) {
@@ -208,7 +208,7 @@ void qwen_pack(const Weight *w, const void *rows, long is_bf16, long first, long
     });
 }
 
-// The same of a checkpoint's own groups: integers [count, in], scales and minima [count, in / group], if there are any.
+// The same for a checkpoint's own groups: integers [count, in], scales and optional minima [count, in / group].
 void qwen_pack_groups(const Weight *w, const int8_t *integers, const float *scales, const float *minima, long first,
                       long count, long num_threads) {
     const long groups = (w->in + w->group - 1) / w->group;
@@ -222,7 +222,7 @@ void qwen_pack_groups(const Weight *w, const int8_t *integers, const float *scal
     });
 }
 
-// Rows of the matrix by index, int64 [count] -> y [count, in]: an embedding out of the output head.
+// Rows of the matrix by index, int64 [count] -> y [count, in]: an embedding from the output head.
 void qwen_rows(const Weight *w, const int64_t *index, long count, void *y, long is_bf16, long num_threads) {
     parallel(count, count < 8 ? 1 : num_threads, [&](long i) {
         float *values = new float[w->in];

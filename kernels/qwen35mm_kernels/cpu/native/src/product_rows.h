@@ -1,4 +1,4 @@
-// What every product reads and writes, whatever the weights' format.
+// Inputs and outputs of products, shared by all weight formats.
 #pragma once
 
 #include "runs.h"
@@ -6,19 +6,19 @@
 
 namespace {
 
-constexpr int PER_BLOCK = BLOCK / LANES;  // vectors that hold one k of a block's rows
+constexpr int PER_BLOCK = BLOCK / LANES;  // vectors for one k of a block's rows
 
-// How far ahead weights are asked for, in bytes: the processor's own prefetcher comes late where several streams run.
-// Several rows take longer over them, and want them from farther; scales are fewer bytes.
+// Prefetch distance of weights in bytes: the processor's own prefetcher is late with several streams. Several rows take
+// longer and need a larger distance. Scales have fewer bytes.
 constexpr long prefetch_bytes(int rows) { return rows > 1 ? 1536 : LANES == 16 ? 128 : 512; }
 constexpr long SCALES_AHEAD = 64;
 
-// Few rows take as long as reading the weights does, and memory gives a half more to a thread that reads several long
-// streams at once than to one that reads a single stream: so many blocks, at most.
+// The most blocks at once. Few rows are memory-bound, and a thread gets half more bandwidth from several long streams
+// than from one.
 constexpr int STREAMS = 4;
 
-// work(block, apart, Count<N>) for blocks [first, end), each once: N blocks at a time that lie `apart` blocks from each
-// other, so that each stream goes on where it was; single ones at the end.
+// Calls work(block, apart, Count<N>) so that each of the blocks [first, end) is done once: N blocks at a time with a
+// distance of `apart` blocks, so that each stream is consecutive, then single blocks.
 template <int N, class Work>
 INLINE void over_streams(long first, long end, const Work &work) {
     const long apart = (end - first) / N;
@@ -26,12 +26,12 @@ INLINE void over_streams(long first, long end, const Work &work) {
     for (long b = first + apart * N; b < end; b++) work(b, 1L, Count<1>{});
 }
 
-// The rows to multiply by, [count][width], in the type that the instructions take; width is `in`, padded.
+// The rows to multiply by, [count][width], in the instructions' type. width is the padded `in`.
 struct Rows {
     long count, width;
-    const float *floats = nullptr;  // FLOAT32, and BFLOAT16 where there are no products of bfloat16
+    const float *floats = nullptr;  // FLOAT32, and BFLOAT16 without products of bfloat16
     const bf16 *halves = nullptr;   // BFLOAT16
-    const int8_t *bytes = nullptr;  // integers: values over their group's scale
+    const int8_t *bytes = nullptr;  // integers: values divided by their group's scale
     const float *scales = nullptr;  // [count][width / GROUP]
     const int32_t *sums = nullptr;  // [count][width / GROUP][2], of the bytes of a group's halves
 
@@ -39,7 +39,7 @@ struct Rows {
     int32_t sum(long row, long g) const { return half_sums(row, g)[0] + half_sums(row, g)[1]; }
 };
 
-// Where sums go: y [rows][out], rows `stride` values apart, and the bias [out] that is added, floats or bfloat16.
+// The output y [rows][out] with a stride of `stride` values, and the bias [out] to add, floats or bfloat16.
 struct Output {
     void *y;
     const void *bias;
@@ -55,7 +55,7 @@ INLINE void write_vector(const Output &to, long row, long first, vf sums) {
     for (long i = 0; i < to.out - first; i++) put(y + i, sums[i] + (bias ? get(bias + i) : 0.0f));
 }
 
-// Has the places of `write_tile` come into the cache meanwhile: they lie pages apart.
+// Prefetches the places of `write_tile`, which are pages apart.
 template <int R, int V>
 INLINE void prefetch_tile(const Output &to, long row, long first, long apart) {
     const long size = to.is_bf16 ? 2 : 4;
@@ -67,7 +67,7 @@ INLINE void prefetch_tile(const Output &to, long row, long first, long apart) {
                 1);
 }
 
-// R rows by V vectors of outputs, those of blocks that lie `apart` blocks from each other; the first is output `first`.
+// Writes R rows by V vectors of outputs, of blocks with a distance of `apart` blocks; the first is output `first`.
 template <int R, int V>
 INLINE void write_tile(const Output &to, long row, long first, const vf (&sums)[R][V], long apart = 1) {
     for (int r = 0; r < R; r++)

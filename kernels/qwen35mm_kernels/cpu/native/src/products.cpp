@@ -11,10 +11,10 @@
 
 namespace {
 
-// Bytes of weights below which another thread costs more than it does: waking it takes microseconds.
+// Below so many bytes of weights, another thread costs more than it saves: waking it takes microseconds.
 constexpr long BYTES_PER_THREAD = 1 << 17;
 
-// The outputs of blocks [first, end).
+// Computes the outputs of blocks [first, end).
 void strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
 #if defined(__AMX_TILE__)
     if (w.format == BFLOAT16) return amx_strip(w, x, first, end, out);
@@ -37,7 +37,7 @@ void strip(const Weight &w, const Rows &x, long first, long end, const Output &o
     }
 }
 
-// Rows of the product at a time: their sums and temporaries stay in the cache.
+// Rows at a time: their sums and temporaries stay in the cache.
 constexpr long ROWS_AT_ONCE = 512;
 
 template <class T>
@@ -93,8 +93,8 @@ void linear(const Weight &w, const T *x, long count, long stride, const void *bi
     const long blocks = (w.out + BLOCK - 1) / BLOCK;
     const long work = blocks * block_bytes(w) * std::min(count, 64L);
     num_threads = int(std::min<long>(num_threads, 1 + work / BYTES_PER_THREAD));
-    // Strips that every thread gets several of: long ones where few rows read them as streams; of many rows long enough
-    // for the next blocks to be fetched while one is multiplied.
+    // Several strips a thread: long ones for few rows, which read them as streams; for many rows long enough to
+    // prefetch the next blocks while multiplying one.
     const long each = std::max(1L, std::min<long>(count <= 4 ? 128 : 16, blocks / (2 * num_threads)));
     for (long row = 0; row < count; row += ROWS_AT_ONCE) {
         const Rows rows = prepare(w, x + row * stride, std::min(ROWS_AT_ONCE, count - row), stride, num_threads);
@@ -108,7 +108,7 @@ void linear(const Weight &w, const T *x, long count, long stride, const void *bi
 
 extern "C" {
 
-// x [count, in] and y [count, out], rows `stride` values apart: float (is_bf16 0) or bfloat16, as the bias [out].
+// x [count, in] and y [count, out] with strides in values: float (is_bf16 0) or bfloat16, like the bias [out].
 void qwen_linear(const Weight *w, const void *x, long count, long x_stride, const void *bias, void *y, long y_stride,
                  long is_bf16, long num_threads) {
     if (is_bf16)

@@ -1,4 +1,4 @@
-// Products by AMX's tiles: of bfloat16 weights, and of integers with many rows.
+// Products with AMX's tiles: bfloat16 weights, and integers with many rows.
 #pragma once
 
 #include "product_rows.h"
@@ -10,12 +10,12 @@
 #if defined(__AMX_TILE__)
 namespace {
 
-// Rows from which tiles multiply integers: a tile takes as long for one as for 16. They give the same bits as vectors.
+// Tiles multiply integers from so many rows on: a tile takes as long for one row as for 16. Same bits as vectors.
 constexpr long INTEGER_TILE_ROWS = 8;
 
 // Tiles 0 to 3 are sums [16 rows][16 outputs], 4 and 5 rows [16][k], 6 and 7 blocks of weights [k / some][16][some],
-// where k is 32, and some of it are four bytes: `k_bytes` are those of a row. Rows beyond those that are there may be
-// anything, but have to be memory: 16 at a time, unless there are fewer in all.
+// where k is 32 and `some` values take four bytes; a row of k takes `k_bytes`. Rows past the end may be anything, but
+// their memory must exist: 16 at a time, unless there are fewer in total.
 void configure_tiles(int rows, int k_bytes) {
     struct alignas(64) {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -26,7 +26,7 @@ void configure_tiles(int rows, int k_bytes) {
         config.width[tile] = tile == 4 || tile == 5 ? uint16_t(k_bytes) : 64;
         config.height[tile] = uint8_t(tile < 6 ? rows : k_bytes / 4);
     }
-    // GCC's intrinsics don't tell it which memory they read: it would leave out most of the stores above.
+    // GCC doesn't know which memory its intrinsics read and would drop most of the stores above.
     asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
@@ -78,7 +78,7 @@ void amx_strip(const Weight &w, const Rows &x, long first, long end, const Outpu
     _tile_release();
 }
 
-// The exact dots of 16 rows with a block's 16 outputs, in two groups.
+// The exact dot products of 16 rows with a block's 16 outputs, in two groups.
 INLINE void integer_tiles(const int8_t *const (&x)[2], long stride, const char *const (&w)[2],
                           int32_t (&dots)[2][16][16]) {
     _tile_zero(0);
@@ -103,11 +103,11 @@ const char *expand_int4(const char *place, long groups) {
             *reinterpret_cast<Bytes *>(bytes + (g * 8 + j) * 64) = (both & 15) - 8;
             *reinterpret_cast<Bytes *>(bytes + (g * 8 + j + 4) * 64) = ((both >> 4) & 15) - 8;
         }
-    asm volatile("" : : : "memory");  // as for the configuration
+    asm volatile("" : : : "memory");  // see the configuration
     return bytes;
 }
 
-// As `integer_strip`: a group's dots are exact, and are added to the sums in order.
+// Like `integer_strip`: a group's dot products are exact and are added to the sums in order.
 void amx_integer_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
     const long groups = x.width / GROUP;
     configure_tiles(int(std::min(x.count, 16L)), GROUP);

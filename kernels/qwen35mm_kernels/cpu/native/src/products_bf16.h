@@ -1,4 +1,4 @@
-// Products of bfloat16 weights by AVX-512-BF16's own.
+// Products of bfloat16 weights with AVX-512-BF16.
 #pragma once
 
 #include "product_rows.h"
@@ -14,7 +14,7 @@ INLINE void bf16_tile(const char *const *w, const bf16 *x, long stride, long k_c
     for (long k = 0; k < k_count; k += 2) {
         __m512bh weights[V];
         for (int v = 0; v < V; v++) {
-            // Many rows find them in the second cache, after the first ones.
+            // For many rows, they are in the L2 cache after the first rows.
             if (R <= 4) __builtin_prefetch(w[v] + k * BLOCK * 2 + prefetch_bytes(R));
             weights[v] = (__m512bh)_mm512_loadu_si512(w[v] + k * BLOCK * 2);
         }
@@ -32,7 +32,7 @@ void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Outp
         constexpr int V = blocks();
         const char *places[V];
         for (int v = 0; v < V; v++) places[v] = block(w, b + v * apart);
-        // While many rows are multiplied, the blocks after these come into the second cache, a row's part at a time.
+        // While multiplying many rows, prefetch the next blocks to the L2 cache, a part for each row.
         const long ahead = x.count > 4 && b + V < end ? std::min<long>(V, end - b - V) * block_bytes(w) : 0;
         in_runs<V == 4 ? 6 : 12>(0, x.count, [&](long row, auto rows) {
             const char *next = block(w, b + V);

@@ -1,4 +1,4 @@
-// Products of float32 weights, and of bfloat16 ones where the processor has no products of bfloat16.
+// Products of float32 weights, and of bfloat16 weights if the processor has no bfloat16 products.
 #pragma once
 
 #include "product_rows.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Takes R rows by V vectors of outputs on over k: vector v's k lies at w[v] + k * BLOCK.
+// Adds R rows by V vectors of outputs over k. Vector v's k is at w[v] + k * BLOCK.
 template <int R, int V>
 INLINE void float_tile(const float *const *w, const float *x, long stride, long k_count, vf (&sums)[R][V]) {
     for (long k = 0; k < k_count; k++) {
@@ -22,11 +22,11 @@ INLINE void float_tile(const float *const *w, const float *x, long stride, long 
     }
 }
 
-// The same over pairs of bfloat16 where they lie: for few rows, which read the weights once.
+// The same, directly from pairs of bfloat16: for few rows, which read the weights once.
 template <int R, int V>
 INLINE void half_tile(const uint32_t *const *w, const float *x, long stride, long k_count, vf (&sums)[R][V]) {
     for (long k = 0; k < k_count; k += 2) {
-        // A few vectors at a time, so that they stay in registers beside the sums.
+        // Few vectors at a time, so that they stay in registers beside the sums.
         constexpr int SOME = R == 1 ? 1 : V;
         for (int start = 0; start < V; start += SOME) {
             vf even[SOME], odd[SOME];
@@ -47,12 +47,12 @@ INLINE void half_tile(const uint32_t *const *w, const float *x, long stride, lon
     }
 }
 
-// k of a panel: [PANEL][16] floats are 64 KiB, which stay in the second cache beside the rows.
+// Number of k in a panel: [PANEL][16] floats are 64 KiB, which stay in the L2 cache beside the rows.
 constexpr long PANEL = 1024;
 // A tile's sums fill the registers.
 constexpr int TILE_ROWS = LANES == 16 ? 12 : 6, TILE_BLOCKS = LANES == 16 ? 2 : 1;
 
-// Where each vector begins, in blocks that lie `apart` blocks from each other.
+// The start of each vector, in blocks with a distance of `apart` blocks.
 template <int V, class T>
 INLINE void find_places(const Weight &w, long first_block, const T *(&places)[V], long apart = 1) {
     for (int v = 0; v < V; v++)
@@ -76,13 +76,13 @@ INLINE void few_rows(const Weight &w, const Rows &x, long first_block, long apar
 
 template <int R>
 void float_strip_few(const Weight &w, const Rows &x, long first, long end, const Output &out) {
-    // As many blocks at once as sums find registers.
+    // As many blocks at once as their sums fit into registers.
     constexpr int MOST = R == 1 ? STREAMS : R == 2 ? STREAMS / 2 : 1;
     over_streams<MOST>(
         first, end, [&](long b, long apart, auto blocks) { few_rows<R, blocks() * PER_BLOCK>(w, x, b, apart, out); });
 }
 
-// [k_count][BLOCK] floats of a block of bfloat16.
+// Converts a block of bfloat16 to floats [k_count][BLOCK].
 void expand_panel(const char *place, long k, long k_count, float *panel) {
     const uint32_t *pairs = reinterpret_cast<const uint32_t *>(place) + k / 2 * BLOCK;
     for (long i = 0; i < k_count; i += 2, pairs += BLOCK, panel += 2 * BLOCK)

@@ -1,4 +1,4 @@
-// Products of integer weights: a group's products are summed as integers, exactly, and scaled once.
+// Products of integer weights: a group's products are summed exactly, as integers, and scaled once.
 #pragma once
 
 #include "product_rows.h"
@@ -40,7 +40,7 @@ INLINE Bytes splat_four(const int8_t *p) {
 }
 INLINE Bytes lower(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 INLINE Bytes upper(Bytes x) { return lower(_mm256_srli_epi16(x, 4)); }
-// Pairs of 255 * 127 would not fit into 16 bits; those of weights up to 127 do.
+// Two products of 255 * 127 wouldn't fit into 16 bits; with weights up to 127 they do.
 INLINE vi dot_unsigned(vi sums, Bytes w, Bytes x) {
     return sums + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
 }
@@ -75,16 +75,15 @@ INLINE vi dot_signed(vi sums, Bytes w, Bytes x) {
 INLINE vi dot_unsigned(vi sums, Bytes w, Bytes x) { return dot_signed(sums, w, x); }
 #endif
 
-// What weights are more than they should be where they are multiplied: as they lie (int4), or for `dot_signed`, which
-// has only unsigned ones times signed ones. (255 * 127 twice doesn't fit into the 16 bits that come before VNNI.)
+// Offset of the weights in products: as stored (int4), or for `dot_signed`, whose instruction multiplies unsigned by
+// signed bytes. (Without VNNI, 255 * 127 twice doesn't fit into the 16-bit sums.)
 #if defined(__AVX512VNNI__)
 constexpr int INT8_OFFSET = 128, INT4_OFFSET = 8;
 #else
 constexpr int INT8_OFFSET = 0, INT4_OFFSET = 8;
 #endif
 
-// dots[r][v]: of R rows' bytes with those of V vectors of outputs, over the group g, or over the first or second HALF
-// of it.
+// dots[r][v]: dot products of R rows' bytes with V vectors of outputs, over the group g or its first or second HALF.
 constexpr int WHOLE = -1;
 
 template <int HALF, int R, int V>
@@ -102,7 +101,7 @@ INLINE void int8_dots(const char *const *w, long g, const int8_t *x, long stride
 template <int HALF, int R, int V>
 INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride, vi (&dots)[R][V]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    // Eight pairs of 15 * 127 fit into 16 bits: they are widened once.
+    // Eight pairs of 15 * 127 fit into 16 bits and are widened once.
     __m256i shorts[R][V] = {};
     for (int j = 0; j < 4; j++)
         for (int v = 0; v < V; v++) {
@@ -135,7 +134,7 @@ INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride
 #endif
 }
 
-// R rows from `row` on by V vectors, those of blocks that lie `apart` blocks from each other.
+// R rows from `row` on by V vectors, of blocks with a distance of `apart` blocks.
 template <int R, int V, bool IS_INT4>
 INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Output &out) {
     const long groups = x.width / GROUP;
@@ -169,8 +168,8 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
     write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 
-// Adds a group, or a HALF of it where a checkpoint's own are 16 wide, to the sums, and what a minimum is multiplied by
-// to the totals.
+// Adds a group, or a HALF of it for a checkpoint's groups of 16, to the sums. Adds the factor of its minimum to the
+// totals.
 template <int HALF, bool IS_INT4, int R, int V>
 INLINE void add_group(const Weight &w, const Rows &x, long row, long g, const char *const *data,
                       const float *const *scales, vf (&sums)[R][V], float (&totals)[R]) {
@@ -195,7 +194,7 @@ INLINE void add_group(const Weight &w, const Rows &x, long row, long g, const ch
     }
 }
 
-// As `integer_rows`, of a checkpoint's own groups; IS_HALF where they are 16 wide.
+// Like `integer_rows`, for a checkpoint's own groups; IS_HALF if they are 16 wide.
 template <int R, int V, bool IS_INT4, bool IS_HALF>
 INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Output &out) {
     const char *data[V];
@@ -242,11 +241,11 @@ INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_bloc
     write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 
-// work(row, Count<R>, block, apart, Count<V>) for all rows and blocks.
+// Calls work(row, Count<R>, block, apart, Count<V>) for all rows and blocks.
 template <class Work>
 void over_tiles(const Rows &x, long first, long end, const Work &work) {
     in_runs<4>(0, x.count, [&](long row, auto rows) {
-        // As many blocks at once as sums find registers.
+        // As many blocks at once as their sums fit into registers.
         constexpr int MOST = rows() <= 2 || LANES == 16 ? STREAMS : 1;
         over_streams<MOST>(first, end, [&](long b, long apart, auto blocks) {
             work(row, rows, b, apart, Count<blocks() * PER_BLOCK>{});
@@ -279,15 +278,16 @@ INLINE void load_group(const T *x, long count, vf (&values)[GROUP / LANES]) {
     }
 }
 
-// [rows][width] bytes with [rows][width / GROUP] scales, and the sums of their halves. A group with a value that isn't
-// finite has NaN as its scale, and one below 1e-30 is zeros: the inverse of its scale might be infinite.
+// Quantises a row to [width] bytes, [width / GROUP] scales and the sums of the groups' halves. A group with a value
+// that isn't finite gets NaN as its scale. A group below 1e-30 becomes zeros, as the inverse of its scale might be
+// infinite.
 template <class T>
 void quantise_row(const T *x, long in, long width, int8_t *bytes, float *scales, int32_t *sums) {
     for (long g = 0; g < width / GROUP; g++, bytes += GROUP) {
         vf values[GROUP / LANES];
         load_group(x + g * GROUP, std::min(GROUP, in - g * GROUP), values);
         vf largest = {}, strange = {};
-        // By index: the pointer that `for (vf value : values)` deduces believes in whole vectors' alignment.
+        // By index: `for (vf value : values)` deduces a pointer that assumes a whole vector's alignment.
         for (long i = 0; i < GROUP / LANES; i++) {
             largest = max(largest, max(values[i], -values[i]));
             strange += values[i] * 0.0f;
@@ -295,7 +295,7 @@ void quantise_row(const T *x, long in, long width, int8_t *bytes, float *scales,
         const float bound = max_lane(largest) + sum(strange), inverse = bound >= 1e-30f ? 127.0f / bound : 0.0f;
         vf totals[2] = {};
         for (long i = 0; i < GROUP / LANES; i++) {
-            // A NaN becomes a bound: no integer is one.
+            // Clamping turns NaN into a bound, since no integer is NaN.
             vf value = min(max(round(values[i] * inverse), splat(-127)), splat(127));
             store_bytes(bytes + i * LANES, __builtin_convertvector(value, vi));
             totals[i * LANES >= GROUP / 2] += value;

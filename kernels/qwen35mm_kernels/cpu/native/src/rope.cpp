@@ -1,5 +1,5 @@
-// Rotary positions: a head's first dimensions turned, alone, or after the norms of an attention layer's queries and
-// keys on their way into the KV cache.
+// Rotary positions: rotates a head's first dimensions, alone or together with an attention layer's norms and its write
+// to the KV cache.
 #include "kv_write.h"
 #include "scratch.h"
 #include "strided.h"
@@ -14,7 +14,7 @@ struct WriteHeads {
     const float *cos, *sin;       // [num_tokens][half]
     const void *q_norm, *k_norm;  // [head_dim], zero-centred: float or bfloat16
     const int64_t *rows;          // [num_tokens] rows of the caches; -1 for padding
-    void *q;                      // [num_tokens][num_heads][head_dim], as qkv
+    void *q;                      // [num_tokens][num_heads][head_dim], type of qkv
     KVRows k, v;                  // rows of the pool, written
     long num_tokens, qkv_row, num_heads, num_kv_heads, head_dim, half;
     long norms_are_bf16;
@@ -23,11 +23,11 @@ struct WriteHeads {
 
 namespace {
 
-// Values that are worth another thread.
+// Values worth another thread.
 constexpr long VALUES_PER_THREAD = 1 << 16;
 constexpr long TOKENS = 8;  // of a task
 
-// Pairs i and half + i of x, which lies in `from`, turned into `to`.
+// Rotates the pairs i and half + i of `from` into `to`.
 template <class From, class To>
 INLINE void rotate(const From *from, const float *cos, const float *sin, long half, To *to) {
     over_vectors(half, [&](long i, auto some) {
@@ -38,7 +38,7 @@ INLINE void rotate(const From *from, const float *cos, const float *sin, long ha
     });
 }
 
-// A head normed by a weight of floats, turned, and rounded.
+// Norms a head with a float weight, rotates and rounds it.
 template <class T, class To>
 INLINE void norm_and_rotate(const WriteHeads &all, const T *x, const float *weight, long token, float *normed, To *to) {
     const long dim = all.head_dim, half = all.half;
@@ -117,7 +117,7 @@ void qwen_norm_rope_write(const WriteHeads *heads, long is_bf16, long num_thread
     is_bf16 ? write_heads<bf16>(*heads, num_threads) : write_heads<float>(*heads, num_threads);
 }
 
-// See reference.rope.apply_partial_rope; out [num_tokens][num_heads][dim] as x.
+// See reference.rope.apply_partial_rope; out [num_tokens][num_heads][dim] has x's type.
 void qwen_apply_partial_rope(const Strided *x, const float *cos, const float *sin, void *out, long num_tokens,
                              long num_heads, long dim, long half, long is_bf16, long num_threads) {
     with_type(is_bf16, [&](auto type) {

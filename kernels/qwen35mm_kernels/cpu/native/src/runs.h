@@ -1,4 +1,4 @@
-// Loops whose bodies know at compile time how many steps they take at once.
+// Loops whose bodies know the number of steps in a run at compile time.
 #pragma once
 
 #include <type_traits>

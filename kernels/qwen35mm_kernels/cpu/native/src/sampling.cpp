@@ -1,4 +1,4 @@
-// From logits to token ids: one pass over the vocabulary, and only what can pass top-k and top-p is sorted.
+// From logits to token ids: one pass over the vocabulary. Sorts only tokens that can pass top-k and top-p.
 #include "simd.h"
 #include "threads.h"
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// The columns of SamplingRows (reference/sampling.py), in its order; `qwen_sample_reads` holds that they are the same.
+// The columns of SamplingRows (reference/sampling.py), in its order; `qwen_sample_reads` checks that they agree.
 #define COLUMNS(COLUMN) \
     COLUMN(float, temperature) \
     COLUMN(int32_t, top_k) \
@@ -40,7 +40,7 @@ struct Candidate {
 };
 
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
-// Scores that are made at a time: whether one of them counts is asked once.
+// Scores computed at a time, with one check whether any of them matters.
 constexpr long SOME = 256;
 
 INLINE vi flags(const uint8_t *p) { return __builtin_convertvector(*reinterpret_cast<const vb *>(p), vi) != 0; }
@@ -49,7 +49,7 @@ INLINE vf counts(const uint8_t *p) {
     return to_float(__builtin_convertvector(*reinterpret_cast<const vb *>(p), vi) & splat_int(255));
 }
 
-// One row's logits and what happens to them.
+// One row's logits and their penalties.
 template <class T>
 struct Row {
     const T *logits;
@@ -64,7 +64,7 @@ struct Row {
         return (flags(banned + i) ? splat(LOWEST) : x) / temperature;
     }
 
-    // Scores [first, first + n) and the largest of them; a last vector overlaps the one before.
+    // Computes scores [first, first + n) and their largest. The last vector overlaps the one before.
     float scores(long first, long n, float *to) const {
         if (n < LANES) return few_scores(first, n, to);
         vf largest = splat(LOWEST);
@@ -101,7 +101,7 @@ long greedy(const Row<T> &row, long vocab) {
     return id;
 }
 
-// The lowest score within so many standard deviations of the highest; banned tokens don't count.
+// The lowest score within so many standard deviations of the highest. Ignores banned tokens.
 template <class T>
 float lowest_within(const Row<T> &row, long vocab, float num_sigmas) {
     float some[SOME], highest = LOWEST;
@@ -117,7 +117,7 @@ float lowest_within(const Row<T> &row, long vocab, float num_sigmas) {
     return float(highest - double(num_sigmas) * std::sqrt(variance));
 }
 
-// All from `threshold` on that fewer than k tokens score higher than; k = 0 is without limit. In the order of ids.
+// Tokens with at least the score `threshold` and fewer than k higher tokens, in the order of ids. k = 0: no limit.
 template <class T>
 void collect(const Row<T> &row, long vocab, long k, float threshold, std::vector<Candidate> &found) {
     if (k >= vocab) k = 0;
@@ -149,8 +149,7 @@ float weight(float score, float highest) { return exp(splat(score - highest))[0]
 
 int64_t mass(float weight) { return int64_t(weight * 1099511627776.0f); }
 
-// The lowest value that passes if those with higher ones must have less mass than this share; sorts no more than it
-// needs.
+// The lowest value that passes if higher values must have less than this share of the mass. Sorts only what it needs.
 template <class Value>
 float lowest_passing(std::vector<Candidate> &found, float highest, float share, const Value &value) {
     const auto higher = [&](const Candidate &a, const Candidate &b) { return value(a) > value(b); };
@@ -172,7 +171,7 @@ float lowest_passing(std::vector<Candidate> &found, float highest, float share, 
     return lowest;
 }
 
-// Leaves the locally typical ones: those whose drop below the highest is nearest to the mean of all drops.
+// Keeps the locally typical tokens: those whose drop below the highest is nearest to the mean drop.
 void keep_typical(std::vector<Candidate> &found, float highest, float typical_p) {
     int64_t total = 0, moment = 0;
     for (const Candidate &one : found) {
@@ -251,10 +250,10 @@ void sample_row(const Sampling &s, long index) {
 
 }  // namespace
 
-// Whether these are the columns that `Sampling` has: a line for each, its type and its name.
+// Whether these are the columns of `Sampling`: one line each, with type and name.
 extern "C" long qwen_sample_reads(const char *columns) { return !strcmp(columns, COLUMNS(AS_TEXT)); }
 
-// Each row's next token id. Rows are drawn before one of them is entered as seen.
+// Each row's next token id. Draws all rows before marking any token as seen.
 extern "C" void qwen_sample(const Sampling *s, uint8_t *in_text, uint8_t *in_reply, long batch, long is_bf16,
                             long num_threads) {
     parallel(batch, batch * s->vocab < THREADS_ELEMENTS ? 1 : int(num_threads),

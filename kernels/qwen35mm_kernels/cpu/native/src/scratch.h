@@ -1,4 +1,4 @@
-// Memory that a thread keeps for its next call: large temporaries would be fresh pages every time.
+// Memory that a thread keeps for its next call. New large temporaries would get fresh pages every time.
 #pragma once
 
 #include <cstdlib>

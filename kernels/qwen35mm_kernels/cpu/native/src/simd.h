@@ -1,8 +1,8 @@
-// Vectors of floats and bytes, by GCC's and Clang's vector extensions; what these can't say stands in intrinsics here.
+// Vectors of floats and bytes, with GCC's and Clang's vector extensions, and intrinsics for the rest.
 //
-// Every source is compiled once for each instruction set, by -m flags, into a shared library of its own; nothing is
-// chosen while it runs. LANES is the width of a vector of floats: 16 with AVX-512, 8 with AVX2, else 4.
-// It is a register: GCC keeps what is longer in memory.
+// Every source is compiled once for each instruction set, by -m flags, into a separate shared library; nothing is
+// selected at run time. LANES is the width of a vector of floats: 16 with AVX-512, 8 with AVX2, else 4. A vector is one
+// register: GCC keeps longer ones in memory.
 #pragma once
 
 #include <cmath>
@@ -51,7 +51,7 @@ INLINE float bf16_to_float(bf16 x) {
     return value;
 }
 
-// To nearest, ties to even, as torch does; NaN stays NaN.
+// To nearest, ties to even, as in torch; NaN stays NaN.
 INLINE bf16 to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -60,7 +60,7 @@ INLINE bf16 to_bf16(float x) {
 }
 INLINE bf16 to_bf16(bf16 x) { return x; }
 
-// Widened from memory: GCC makes five instructions of __builtin_convertvector on AVX2, and this is one.
+// Loads and widens: on AVX2, GCC makes five instructions of __builtin_convertvector instead of one.
 INLINE vu load_wide(const bf16 *p) {
 #if defined(__AVX512F__)
     return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
@@ -75,7 +75,7 @@ INLINE vf load(const bf16 *p) { return bits_to_float(load_wide(p) << 16); }
 
 INLINE void store(bf16 *p, vf x) {
 #if defined(__AVX512BF16__)
-    // The same, but for floats below 2^-126, which it takes for zero, as products of bfloat16 do.
+    // The same, but treats floats below 2^-126 as zero, like bfloat16's products.
     *reinterpret_cast<vh *>(p) = (vh)_mm512_cvtneps_pbh((__m512)x);
 #else
     vu bits = reinterpret_cast<vu>(x);
@@ -86,13 +86,13 @@ INLINE void store(bf16 *p, vf x) {
 #endif
 }
 
-// work(T()) for the type of a call's values.
+// Calls work(T()) for the type of a call's values.
 template <class Work>
 INLINE void with_type(bool is_bf16, const Work &work) {
     is_bf16 ? work(bf16()) : work(float());
 }
 
-// A vector of neighbours, or the n < LANES at a row's end with zeros after them.
+// A whole vector, or the last n < LANES values of a row followed by zeros.
 struct Whole {};
 struct Part {
     long n;
@@ -122,7 +122,7 @@ INLINE void store(T *p, vf x, Part part) {
     memcpy(p, lanes, part.n * sizeof(T));
 }
 
-// body(i, Whole or Part) for the vectors of a row of n.
+// Calls body(i, Whole or Part) for the vectors of a row of n.
 template <class Body>
 INLINE void over_vectors(long n, const Body &body) {
     long i = 0;
@@ -135,8 +135,8 @@ INLINE float get(const bf16 *p) { return bf16_to_float(*p); }
 INLINE void put(float *p, float x) { *p = x; }
 INLINE void put(bf16 *p, float x) { *p = to_bf16(x); }
 
-// Lanes by halves, quarters, ..., in an order that depends on LANES alone. GCC makes a loop over lanes of a vector into
-// reads of single lanes, hence the intrinsics.
+// Reduces lanes by halves, quarters, ..., in an order that depends only on LANES. Uses intrinsics, since GCC compiles a
+// loop over lanes to reads of single lanes.
 #if defined(__AVX2__)
 template <class Combine>
 INLINE float combine_lanes(vf x, const Combine &combine) {
@@ -153,7 +153,7 @@ INLINE float combine_lanes(vf x, const Combine &combine) {
 INLINE float sum(vf x) {
     return combine_lanes(x, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
 }
-// A NaN is lost or not, by its place.
+// May lose a NaN, depending on its lane.
 INLINE float max_lane(vf x) {
     return combine_lanes(x, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
 }
@@ -172,7 +172,7 @@ INLINE float max_lane(vf x) {
 }
 #endif
 
-// Eight bits of each lane, which hold it.
+// The lower eight bits of each lane, whose values fit.
 #if defined(__AVX2__) && LANES == 8
 INLINE void store_bytes(int8_t *p, vi x) {
     __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
@@ -182,7 +182,7 @@ INLINE void store_bytes(int8_t *p, vi x) {
 INLINE void store_bytes(int8_t *p, vi x) { *reinterpret_cast<vb *>(p) = __builtin_convertvector(x, vb); }
 #endif
 
-// To the nearest integer, ties to even, below 2^22: added to 1.5 * 2^23, a float has no bits below one left.
+// To the nearest integer, ties to even, below 2^22: adding 1.5 * 2^23 to a float drops its bits below one.
 constexpr float ROUNDING = 12582912.0f;
 INLINE vf round(vf x) { return (x + ROUNDING) - ROUNDING; }
 
@@ -190,7 +190,7 @@ INLINE vf max(vf a, vf b) { return a > b ? a : b; }
 INLINE vf min(vf a, vf b) { return a < b ? a : b; }
 
 // e^x to about one unit in the last place (Cephes' split of ln 2 and its polynomial); 0 below -87.3, and e^88.3 above.
-// NaN stays NaN: a comparison with one is false, and chooses the second.
+// NaN stays NaN: a comparison with NaN is false and selects the second.
 INLINE vf exp(vf x) {
     vf bounded = min(splat(88.37626f), max(splat(-87.33654f), x));
     vf scaled = bounded * 1.44269504088896341f;

@@ -1,7 +1,7 @@
-// Tensors that Python passes without making them dense.
+// Strided tensors from Python.
 #pragma once
 
-// [tokens][heads] of rows of values: strides between tokens and between heads, in values.
+// [tokens][heads] rows of values. The strides between tokens and between heads are in values.
 struct Strided {
     const void *data;
     long row, head;

@@ -1,15 +1,15 @@
-// Loops over tasks on the threads that torch has: two pools on the same cores would wait for each other.
+// Loops over tasks on torch's threads: a second pool on the same cores would compete with them.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 
-// GOMP_parallel of the OpenMP runtime that torch has loaded: GNU's interface, which LLVM's and Intel's offer too.
+// GOMP_parallel of the OpenMP runtime that torch has loaded. LLVM's and Intel's runtimes have this GNU interface, too.
 using TeamRunner = void (*)(void (*)(void *), void *, unsigned, unsigned);
 extern TeamRunner run_team;
 
-// body(task) for every task in [0, num_tasks), each once, on up to num_threads threads. Which thread takes which task
-// is left to chance: results must not depend on it.
+// Calls body(task) once for every task in [0, num_tasks), on up to num_threads threads. Any thread may take any task:
+// results must not depend on it.
 template <class Body>
 void parallel(long num_tasks, int num_threads, const Body &body) {
     if (num_tasks < num_threads) num_threads = int(num_tasks);
@@ -30,10 +30,10 @@ void parallel(long num_tasks, int num_threads, const Body &body) {
         &shared, unsigned(num_threads), 0);
 }
 
-// Elements that are worth a task of their own, and those that are worth waking threads for.
+// Elements worth a separate task, and elements worth waking threads.
 constexpr long TASK_ELEMENTS = 1 << 14, THREADS_ELEMENTS = 1 << 16;
 
-// body(row) for rows of `size` elements, some of them a task.
+// Calls body(row) for rows of `size` elements, several rows a task.
 template <class Body>
 void over_rows(long num_rows, long size, long num_threads, const Body &body) {
     const long per_task = std::max(1L, TASK_ELEMENTS / std::max(size, 1L));

@@ -1,4 +1,4 @@
-// Small products in registers: some rows by some vectors of columns, whose sums stay there over all of k.
+// Small products in registers: some rows by some vectors of columns. The sums stay in registers over all of k.
 #pragma once
 
 #include <algorithm>
@@ -6,19 +6,18 @@
 #include "runs.h"
 #include "simd.h"
 
-// A tile whose sums fill the registers, and the columns of its panel: what it is multiplied by lies in panels
-// [k][PANEL_WIDTH], since rows of a wide matrix would fall onto the same lines of the first cache.
+// A tile's sums fill the registers. Its right operand is in panels [k][PANEL_WIDTH], since rows of a wide matrix would
+// share lines of the L1 cache.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : 6, TILE_VECTORS = LANES == 4 ? 4 : 2;
 constexpr long PANEL_WIDTH = TILE_VECTORS * LANES;
 
 template <int R>
 using Tile = vf[R][TILE_VECTORS];
 
-// What to add to the length of rows that tiles read side by side: by powers of two apart, they would wait for the same
-// bank of the first cache.
+// Padding of rows that tiles read together: with strides of powers of two, they would share a bank of the L1 cache.
 constexpr long ROW_PADDING = 8;
 
-// Adds x panel to a tile: the value of row r and k is x[r * row_stride + k * k_stride].
+// Adds the product of x and panel to a tile. The value of row r and k is x[r * row_stride + k * k_stride].
 template <int R>
 INLINE void add_products(Tile<R> &sums, const float *x, long row_stride, const float *panel, long k_count,
                          long k_stride = 1) {
@@ -36,7 +35,7 @@ INLINE void add_products(Tile<R> &sums, const float *x, long row_stride, const f
 }
 
 #if defined(__AVX512BF16__)
-// The same of bfloat16, two k at a time: panels are [k / 2][PANEL_WIDTH][2].
+// The same for bfloat16, two k at a time: panels are [k / 2][PANEL_WIDTH][2].
 template <int R>
 INLINE void add_products(Tile<R> &sums, const bf16 *x, long row_stride, const bf16 *panel, long k_count) {
     for (long k = 0; k < k_count; k += 2) {
@@ -53,7 +52,7 @@ INLINE void add_products(Tile<R> &sums, const bf16 *x, long row_stride, const bf
 }
 #endif
 
-// A vector of the first `count` values, then zeros; and what writes as many. None are there where count is negative.
+// Loads the first `count` values followed by zeros, or stores `count` values. A negative count means none.
 template <class T>
 INLINE vf load_part(const T *p, long count) {
     return count >= LANES ? load(p) : count > 0 ? load(p, Part{count}) : vf{};
@@ -78,7 +77,7 @@ INLINE vi lane_index() {
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
 #endif
 
-// The lower halves of a and b, taken in turns, and the upper ones.
+// Interleaves the lower halves of a and b, or the upper halves.
 #if LANES == 16
 INLINE vf interleave_low(vf a, vf b) { return SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
 INLINE vf interleave_high(vf a, vf b) {
@@ -103,8 +102,8 @@ INLINE void transpose(vf (&x)[LANES]) {
     }
 }
 
-// Rows of `dim` values, row(i) being where one lies, as the columns of panels of floats. What pads the last panel may
-// be anything.
+// Copies rows of `dim` values into the columns of panels of floats. row(i) is the address of a row. The last panel's
+// padding may be anything.
 template <class Row>
 INLINE void rows_to_columns(long count, long dim, float *panels, const Row &row) {
     for (long first = 0; first < count; first += LANES) {

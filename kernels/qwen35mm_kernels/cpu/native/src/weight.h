@@ -1,19 +1,19 @@
 // A packed matrix [out, in]: blocks of 16 output rows, so that a vector holds the same k of neighbouring rows.
 //
-// With in and out padded by zeros, the places of a block are
+// With in and out padded by zeros, a block's layout is
 //   FLOAT32   [in][16] float
 //   BFLOAT16  [in / 2][16][2] bf16, in padded to 32             what VDPBF16PS and AMX's tiles read
 //   INT8      [in / 4][16][4] int8                              what VPDPBUSD reads
 //   INT4      [in / 32][4][16][4] bytes, each 8 + an integer from -8 to 7: the lower nibbles are the group's k 0 to 15,
 //             the upper ones its k 16 to 31
-// and the integers' scales are [in / 32][16] bf16 for each block: a scale for 32 neighbours of a row.
+// The integers' scales are [in / 32][16] bf16 for each block: one scale for 32 neighbours of a row.
 //
-// INT8_GROUPS and INT4_GROUPS lie in the same places and are what a checkpoint has, float scale * integer + float
-// minimum, with one of each for `group` neighbours of a row, 16 or a multiple of 32: [groups][16] for each block. Where
-// there are no minima, the integers of four bits are -8 to 7, as INT4's; else 0 to 15.
+// INT8_GROUPS and INT4_GROUPS have the same layout and a checkpoint's values: float scale * integer + float minimum,
+// with one of both for `group` neighbours of a row (16 or a multiple of 32): [groups][16] for each block. 4-bit
+// integers are -8 to 7 without minima, like INT4's, and 0 to 15 with minima.
 //
-// Every output is one sum over k in order, whatever the number of rows beside it, of threads and of outputs. That is
-// what makes a product's bits free of its company.
+// Every output is one sum over k in order, for any number of rows, threads and outputs. So its bits don't depend on
+// other rows.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,13 @@ struct Weight {
     int32_t out, in;
     const void *data;
     const void *scales;   // of integers
-    const float *minima;  // of groups, or none
-    int32_t group;        // neighbours that share a scale, of groups
+    const float *minima;  // of groups, or null
+    int32_t group;        // neighbours that share a scale, for groups
 };
 
 INLINE long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// k of a block with its padding.
+// Number of k in a block, with padding.
 INLINE long padded_in(const Weight &w) { return w.format == FLOAT32 ? w.in : round_up(w.in, GROUP); }
 
 // Bytes of a block's data.
@@ -60,7 +60,7 @@ INLINE const bf16 *block_scales(const Weight &w, long index) {
 
 INLINE bool has_groups(const Weight &w) { return w.format >= INT8_GROUPS; }
 
-// Where a block's scales and minima of groups begin.
+// Index of a block's first scale and minimum, for groups.
 INLINE long first_of_groups(const Weight &w, long index) {
     return index * ((padded_in(w) + w.group - 1) / w.group) * BLOCK;
 }

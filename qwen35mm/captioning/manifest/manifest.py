@@ -21,7 +21,7 @@ from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.manifest.files import RunLock
-from qwen35mm.captioning.manifest.tables import MIGRATIONS, TAKEN_OVER
+from qwen35mm.captioning.manifest.tables import TABLES, TAKEN_OVER, VERSION
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.store.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
@@ -46,7 +46,7 @@ class Manifest:
         self._above = os.path.join(self._base, "")  # noqa: PTH118
         self._lock = lock
         self._written_ns = _changed_ns(path)
-        self._database = Database(path, migrations=MIGRATIONS)
+        self._database = Database(path, migrations=[TABLES], oldest=VERSION)
         # The thread that does several things in one transaction.
         self._together: tuple[int, sqlite3.Connection] | None = None
 
@@ -55,7 +55,7 @@ class Manifest:
         """Opens or makes the manifest; its folder is made too, and may hold other shards' manifests.
 
         Raises:
-            CaptioningError: another run holds it, it is damaged, foreign or of a newer version, or its folder can't be
+            CaptioningError: another run holds it, it is damaged, foreign or of another version, or its folder can't be
                 written to.
         """
         try:

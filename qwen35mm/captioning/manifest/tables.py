@@ -1,14 +1,17 @@
-"""The manifest's tables. The format's version is the number of migrations; a new format appends one.
+"""The manifest's tables.
 
-File names are BLOBs, as the system spells them: they need not be UTF-8. A `place` is a path as `Manifest.place` gives
-it.
+File names are BLOBs, as the system spells them: they need not be UTF-8. A `place` is a path as returned by
+`Manifest.place`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_FIRST = (
+# Raise it with every change of the tables. A manifest of another version is refused and left unchanged.
+VERSION: Final = 6
+
+TABLES: Final = (
     """
     CREATE TABLE digests (
         place BLOB PRIMARY KEY,
@@ -18,17 +21,18 @@ _FIRST = (
         digest BLOB NOT NULL
     ) WITHOUT ROWID
     """,
+    # `revision` counts how often a better caption replaced the result's.
     """
     CREATE TABLE results (
         sequence INTEGER PRIMARY KEY,
         key BLOB NOT NULL UNIQUE,
-        content BLOB NOT NULL,
         caption TEXT NOT NULL,
         first_name BLOB NOT NULL,
-        similarity TEXT
+        similarity TEXT,
+        revision INTEGER NOT NULL DEFAULT 0
     )
     """,
-    "CREATE TABLE attempts (key BLOB PRIMARY KEY, name BLOB NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE attempts (key BLOB PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID",
     """
     CREATE TABLE failures (
         sequence INTEGER PRIMARY KEY,
@@ -40,8 +44,18 @@ _FIRST = (
     )
     """,
     "CREATE INDEX failures_by_key ON failures (key)",
-    # Which item has which name in an output. `folded` is the place without upper case, so that two names are also two
-    # on a disk that doesn't tell cases apart; `owner` is what the item is known by there.
+    # Items whose captions have flags. `flags` is JSON.
+    """
+    CREATE TABLE problems (
+        sequence INTEGER PRIMARY KEY,
+        name BLOB NOT NULL UNIQUE,
+        path BLOB,
+        flags TEXT NOT NULL
+    )
+    """,
+    # Which item has which name in an output. `owner` identifies the item there. `folded` is the place in lower case:
+    # names stay distinct on a disk that ignores case. `content` is the SHA-256 of the bytes that the output put there;
+    # before that, of the bytes that it replaces.
     """
     CREATE TABLE claims (
         output BLOB NOT NULL,
@@ -49,12 +63,13 @@ _FIRST = (
         place BLOB NOT NULL,
         folded BLOB NOT NULL,
         medium BLOB,
+        content BLOB,
         PRIMARY KEY (output, owner),
         UNIQUE (output, folded)
     ) WITHOUT ROWID
     """,
-    # `before` and `written` are digests of a sidecar's bytes before and after our last write, and `keys_...` name the
-    # captions of ours in them; `pending` until it is certain that the file was renamed.
+    # `before` and `written` are digests of a sidecar's bytes before and after our last write. `keys_...` name our
+    # captions in them. `pending` is 1 until the file was certainly renamed.
     """
     CREATE TABLE sidecars (
         place BLOB PRIMARY KEY,
@@ -68,8 +83,8 @@ _FIRST = (
     """,
     # Sidecars that may have a temporary file.
     "CREATE TABLE sidecars_begun (place BLOB PRIMARY KEY) WITHOUT ROWID",
-    # A file of lines: its first `length` bytes have the CRC-32 `crc`, of which `head_length` were there before us;
-    # `intent` is the line that comes next or is there already; `num_stale` lines are no longer anybody's.
+    # A file of lines. `crc` is the CRC-32 of its first `length` bytes; the first `head_length` were there before us.
+    # `intent` is the line that comes next or is there already. `num_stale` lines belong to no item any more.
     """
     CREATE TABLE line_files (
         place BLOB PRIMARY KEY,
@@ -86,12 +101,12 @@ _FIRST = (
         number INTEGER NOT NULL,
         num_records INTEGER NOT NULL,
         num_bytes INTEGER NOT NULL,
-        crc INTEGER NOT NULL,
-        num_stale INTEGER NOT NULL,
         PRIMARY KEY (output, number)
     ) WITHOUT ROWID
     """,
     # `owner` is the name and, where there is a file, its place; see `owner_of`. `path` is as a person wrote it.
+    # `revision` is the result's when the entry got its caption. `edited` is a person's text in place of the caption's,
+    # and `accepted` the SHA-256 of the text that a person accepted, their own or the model's.
     """
     CREATE TABLE entries (
         position INTEGER PRIMARY KEY,
@@ -104,6 +119,9 @@ _FIRST = (
         metadata TEXT NOT NULL,
         shard INTEGER,
         row INTEGER,
+        revision INTEGER NOT NULL DEFAULT 0,
+        edited TEXT,
+        accepted BLOB,
         UNIQUE (output, owner)
     )
     """,
@@ -111,16 +129,7 @@ _FIRST = (
     "CREATE INDEX entries_by_name ON entries (output, name)",
     "CREATE INDEX entries_by_key ON entries (output, key)",
     "CREATE INDEX entries_by_shard ON entries (output, shard, row)",
-)
-
-_SECOND = (
-    # Columns that nothing reads.
-    "ALTER TABLE results DROP COLUMN content",
-    "ALTER TABLE attempts DROP COLUMN name",
-    "ALTER TABLE shards DROP COLUMN crc",
-    "ALTER TABLE shards DROP COLUMN num_stale",
-    # A folder's metadata file that was read to its end when it was in this state, and the rows of such files:
-    # `file_name` is a path below the file's folder, `content` the row's JSON without it.
+    # A folder's metadata file that was read to its end, and its state then.
     """
     CREATE TABLE metadata_files (
         place BLOB PRIMARY KEY,
@@ -131,6 +140,7 @@ _SECOND = (
         num_bad_rows INTEGER NOT NULL
     ) WITHOUT ROWID
     """,
+    # The rows of these files. `file_name` is a path below the file's folder, `content` the row's JSON without it.
     """
     CREATE TABLE metadata_rows (
         place BLOB NOT NULL,
@@ -141,39 +151,8 @@ _SECOND = (
     """,
 )
 
-_THIRD = (
-    # How often a result's caption was replaced by one that says more, and how often it had been when an entry got it.
-    "ALTER TABLE results ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE entries ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",
-)
-
-_FOURTH = (
-    # Items whose captions have flags; those are JSON.
-    """
-    CREATE TABLE problems (
-        sequence INTEGER PRIMARY KEY,
-        name BLOB NOT NULL UNIQUE,
-        path BLOB,
-        flags TEXT NOT NULL
-    )
-    """,
-)
-
-_FIFTH = (
-    # What an output put under a claimed name: the SHA-256 of its bytes, and before that of what it replaces.
-    "ALTER TABLE claims ADD COLUMN content BLOB",
-)
-
-_SIXTH = (
-    # A person's text in place of the caption's; and the SHA-256 of the text that a person accepted, whosever it is.
-    "ALTER TABLE entries ADD COLUMN edited TEXT",
-    "ALTER TABLE entries ADD COLUMN accepted BLOB",
-)
-
-MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
-
-# What one manifest can learn of another in the same folder, so that places mean the same: what it reads there, and how
-# it keeps that. Which records are in which file stays with the manifest of the run that writes it.
+# What one manifest copies from another in the same folder, where places mean the same: the query there and the
+# statement here. Which records are in which file stays with the manifest of the run that writes it.
 TAKEN_OVER: Final = (
     (
         "SELECT key, caption, first_name, similarity, revision FROM results ORDER BY sequence",

@@ -62,11 +62,12 @@ class Database:
     """The database at `path`, created with its folder (mode 0700) at first use.
 
     Every transaction may raise StorageError: a full, failing or read-only disk, or a file that is damaged, foreign or
-    of a newer version. Data stored before stays unchanged.
+    of another version. Data stored before stays unchanged.
 
     Args:
         path: None is a database in memory, which `close` deletes.
-        migrations: the statements of each version of its tables; the format's version is their number.
+        migrations: the statements of each version of its tables, the oldest first.
+        oldest: the version of the first of them. A database of an older version is refused.
         prepare: sets up each new connection.
     """
 
@@ -75,10 +76,13 @@ class Database:
         path: Path | None,
         *,
         migrations: Sequence[Sequence[str]],
+        oldest: int = 1,
         prepare: Callable[[sqlite3.Connection], None] = lambda connection: None,
     ) -> None:
         self._path = path
         self._migrations = migrations
+        self._oldest = oldest
+        self._newest = oldest + len(migrations) - 1
         self._prepare = prepare
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.RLock()
@@ -178,14 +182,24 @@ class Database:
         version, num_tables = connection.execute(
             "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
         ).fetchone()
-        if version > len(self._migrations):
+        if version > self._newest:
             raise StorageError(
                 say(
                     "The database {name} was written by a newer version (its format is {version}, this version "
                     "knows {known}). It was left unchanged: update the program.",
                     name=self._name,
                     version=version,
-                    known=len(self._migrations),
+                    known=self._newest,
+                )
+            )
+        if 0 < version < self._oldest:
+            raise StorageError(
+                say(
+                    "The database {name} was written by an older version (its format is {version}, the oldest that "
+                    "opens is {oldest}). It was left unchanged: choose another folder, or move it away to start fresh.",
+                    name=self._name,
+                    version=version,
+                    oldest=self._oldest,
                 )
             )
         if version == 0 and num_tables > 0:
@@ -199,13 +213,14 @@ class Database:
         return version
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        if self._refuse_foreign(connection) == len(self._migrations):
+        if self._refuse_foreign(connection) == self._newest:
             return
         with _committed(connection, "BEGIN IMMEDIATE"):
-            for statements in self._migrations[self._refuse_foreign(connection) :]:
+            done = max(self._refuse_foreign(connection) - self._oldest + 1, 0)
+            for statements in self._migrations[done:]:
                 for statement in statements:
                     connection.execute(statement)
-            connection.execute(f"PRAGMA user_version={len(self._migrations)}")
+            connection.execute(f"PRAGMA user_version={self._newest}")
 
 
 @contextlib.contextmanager

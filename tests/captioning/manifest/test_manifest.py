@@ -18,11 +18,10 @@ import pytest
 from qwen35mm.captioning.items import Failed, Unreadable
 from qwen35mm.captioning.manifest.listings import Listings
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.manifest.tables import MIGRATIONS
+from qwen35mm.captioning.manifest.tables import VERSION
 from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Caption
-from qwen35mm.chat.store.database import Database
 from qwen35mm.errors import CaptioningError, OutputError
 from tests.captioning.kills import needs_fork
 
@@ -195,17 +194,32 @@ def test_one_run_at_a_time_and_no_lock_outlives_a_kill(path: Path) -> None:
     assert list(path.parent.glob("*.lock")) == []
 
 
-def test_a_manifest_of_the_first_format_goes_on(path: Path) -> None:
-    database = Database(path, migrations=MIGRATIONS[:1])
-    with database.writing() as connection:
-        row = (key(1), key(9), json.dumps(dataclasses.asdict(CAPTION)), b"a.png")
-        connection.execute("INSERT INTO results (key, content, caption, first_name) VALUES (?, ?, ?, ?)", row)
-        connection.execute("INSERT INTO attempts VALUES (?, ?, 2)", (key(2), b"b.png"))
-    database.close()
-    manifest = Manifest.open(path)
-    assert manifest.caption(key(1)) == CAPTION
-    assert manifest.begin(key(2)) == 3
-    manifest.close()
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (1, "older version.*choose another folder, or move it away to start fresh"),
+        (VERSION - 1, "older version.*choose another folder, or move it away to start fresh"),
+        (VERSION + 1, "newer version.*update the program"),
+    ],
+)
+def test_a_manifest_of_another_version_is_refused_and_left_unchanged(path: Path, version: int, words: str) -> None:
+    with closing(Manifest.open(path)) as manifest:
+        manifest.finish(key(1), CAPTION)
+    set_version(path, version)
+    content = path.read_bytes()
+    with pytest.raises(CaptioningError, match=words):
+        Manifest.open(path)
+    with pytest.raises(CaptioningError, match=words), Manifest.borrowed(path):
+        pass
+    assert path.read_bytes() == content
+    set_version(path, VERSION)
+    with closing(Manifest.open(path)) as manifest:
+        assert manifest.caption(key(1)) == CAPTION
+
+
+def set_version(path: Path, version: int) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA user_version={version}")
 
 
 def test_what_is_no_manifest_is_refused_in_words(path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Captions of folders and datasets; see `run`."""
+"""Captions folders and datasets; see `run`."""

@@ -1,4 +1,4 @@
-"""One medium to one caption: asks a model, cleans what it says, and asks again where that isn't what was wanted."""
+"""Captions one medium: asks a model, cleans its reply, and asks again if the reply isn't usable."""
 
 from __future__ import annotations
 
@@ -43,25 +43,26 @@ C = TypeVar("C", bound="Captioner")
 
 _log = logging.getLogger(__name__)
 
-# A greedy reply would only repeat itself.
+# A second greedy reply would be the same.
 _RETRY_TEMPERATURE = 0.7
-# Characters of a refusal.
+# The most characters of a refusal that a message quotes.
 _MAX_SAID = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Captioner:
-    """What captions are asked of.
+    """The model that writes captions.
 
     Attributes:
         name: the model's, for the records.
-        identity: what tells the model from every other, JSON values.
-        params: how it samples by itself.
+        identity: identifies the model, as JSON values.
+        params: its default sampling.
         processor: reads its media.
-        form: what its media are prepared as; None where that happens elsewhere.
+        form: what its media are prepared as; None if a remote engine does that.
         is_demo: whether it is the bundled model.
-        num_at_once: captions that keep it busy, with those that an engine elsewhere reads media of; None is not known.
-        others: what `describe` gives elsewhere for the same model: captions that were made there are taken as its own.
+        num_at_once: captions that keep it busy, including those whose media a remote engine is reading; None if
+            unknown.
+        others: what `describe` returns elsewhere for the same model. Captions from there count as this model's.
     """
 
     backend: LocalBackend | RemoteBackend
@@ -99,18 +100,20 @@ class Captioner:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What tells its captions from another model's, as JSON values."""
+        """Identifies the model and how it reads media, as JSON values."""
         budget = asdict(self.processor.budget)
         if budget["color"] == "srgb":
-            # Captions that were made before there was a choice stay what they are.
+            # Keeps the keys of captions that are older than this setting.
             del budget["color"]
         return {"model": self.identity, "budget": budget}
 
     def on_any_device(self: C, asked: Collection[str]) -> C:
-        """It, as which the same checkpoint counts on every device; a model of this process or of a cluster.
+        """A copy that also accepts the captions of the same checkpoint on every other device.
+
+        Only for a model of this process or of a cluster.
 
         Args:
-            asked: what a person has set, so that no device chooses it: `dtype`, `weights`, `max_image_tokens` and
+            asked: the settings that a person chose, not the device: any of `dtype`, `weights`, `max_image_tokens` and
                 `max_video_tokens`.
         """
         from qwen35mm.model.load import DTYPES
@@ -133,19 +136,18 @@ class Captioner:
     async def caption(
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False
     ) -> Caption | Failed:
-        """The caption that was asked for, or why there is none.
+        """The requested caption, or why there is none.
 
-        Neither the order of a run's items nor what else is in it decides what is sampled, but the seed and the
-        medium's bytes.
+        Sampling depends on the seed and the medium's bytes, not on the order of items or on other items of the run.
 
         Args:
-            prepared: the medium in this model's `form`; None where that is None.
-            known: the caption, where it was made before.
-            judges: whether its sentences are judged. Where the model fails at that, a new caption comes without, and
-                that of a known one is a failure.
+            prepared: the medium in this model's `form`; None if that is None.
+            known: the caption, if it exists already.
+            judges: whether to judge its sentences. If the engine fails at that, a new caption has no judgement, and a
+                known caption is a failure.
         """
         assert prepared is not None
-        # What was asked about a medium is found in the cache by what is asked next.
+        # With judgements, the next question about the medium hits the cache.
         retain = "prompt" if judges else "shared"
         try:
             caption = known or await self._caption(request, prepared, retain)
@@ -215,9 +217,9 @@ class _Reply:
     """A reply as a caption.
 
     Attributes:
-        problems: what another attempt might do better.
-        unusable: why it can't be a caption at all; None if it can.
-        kind: of the failure that it is then.
+        problems: what another attempt might improve.
+        unusable: why it can't be a caption; None if it can.
+        kind: the failure's kind if it can't.
     """
 
     text: str = ""
@@ -229,7 +231,7 @@ class _Reply:
 
 
 def _messages(request: CaptionRequest, prepared: Prepared, question: str) -> list[Message]:
-    """A question about a medium, which comes before it."""
+    """A question about a medium. The medium comes first."""
     part = Image(prepared.medium) if request.item.kind == "image" else Video(prepared.medium)
     messages = [Message("system", (Text(request.system),))] if request.system else []
     return [*messages, Message("user", (part, Text(question)))]

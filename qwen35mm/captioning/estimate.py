@@ -1,4 +1,4 @@
-"""What a run would do, and what it would cost: looks at every item, and captions a few without keeping anything."""
+"""Estimates what a run would do and cost: looks at every item, and captions a few without storing anything."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Estimate:
     """What a run would do.
 
     Attributes:
-        num_to_caption: items that the model would have to see.
-        num_known: items whose caption is kept already.
-        num_to_judge: those of them whose caption was never judged, and is to be.
-        num_kept: items with somebody else's text.
-        num_failed_before: items that failed for a reason that lasts.
+        num_to_caption: items that need the model.
+        num_known: items with a stored caption.
+        num_to_judge: items of these whose caption has yet to be judged.
+        num_kept: items with another person's text.
+        num_failed_before: items that failed for a lasting reason.
         num_unreadable: items that can't be read.
-        num_media_tokens: of the media to caption, at most.
-        num_tried: items that were captioned to see how long that takes.
-        tokens_per_item: generated for one of them.
-        remaining_s: for all that is to caption; None where nothing could be tried.
-        examples: their names and captions.
+        num_media_tokens: the most tokens of the media to caption.
+        num_tried: items that were captioned to measure the speed.
+        tokens_per_item: generated tokens for each of them.
+        remaining_s: seconds for all items to caption; None if nothing could be tried.
+        examples: names and captions of the tried items.
     """
 
     num_to_caption: int = 0
@@ -63,7 +63,7 @@ async def estimate(
 
     Args:
         ledger: of a borrowed manifest; its requests have plans.
-        limit: items that the run would caption at most.
+        limit: the most items that the run would caption.
     """
     found = Estimate()
     to_try: list[CaptionRequest] = []
@@ -95,7 +95,7 @@ async def estimate(
 async def _try(
     found: Estimate, requests: Sequence[CaptionRequest], captioner: Captioner, workers: MediaWorkers, *, judges: bool
 ) -> None:
-    """Captions a few items one after the other, and reckons from the later ones: the first also warms everything up."""
+    """Captions a few items one by one, and estimates from all but the first, which includes the warm-up."""
     seconds: list[float] = []
     num_tokens, examples = 0, []
     for request in requests:

@@ -1,4 +1,4 @@
-"""What is captioned: one medium, wherever it lies."""
+"""Items: the media to caption, wherever they lie."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from qwen35mm_preprocess.media import NamedBytes
 
 @dataclass(frozen=True)
 class FileSlice:
-    """A medium inside a larger file that isn't compressed, as in a tar: `num_bytes` from `offset` on."""
+    """A medium in a larger uncompressed file, such as a tar: `num_bytes` from `offset` on."""
 
     path: Path
     offset: int
@@ -42,7 +42,7 @@ class FileSlice:
 
 @dataclass(frozen=True)
 class Medium:
-    """The bytes of an image or a video. Every method raises OSError where they can't be read.
+    """The bytes of an image or a video. Every method raises OSError if they can't be read.
 
     Attributes:
         source: a file, a part of one, or the bytes themselves.
@@ -52,7 +52,7 @@ class Medium:
     source: Path | FileSlice | bytes
 
     def pieces(self, piece_bytes: int = PIECE_BYTES) -> Generator[bytes]:
-        """The medium's own bytes, from the first to the last, a few at a time."""
+        """The medium's bytes in chunks."""
         if isinstance(self.source, bytes):
             yield self.source
             return
@@ -62,10 +62,10 @@ class Medium:
             yield from pieces(file, part.num_bytes, piece_bytes)
 
     def read(self, most_bytes: int = 0) -> Path | NamedBytes:
-        """What `MediaProcessor` reads: the file, or the medium's bytes; those of a file, if it has at most so many."""
+        """The source for `MediaProcessor`: the medium's bytes, or the path of a file with more than `most_bytes`."""
         if isinstance(self.source, Path):
             status = self.source.stat()
-            # A named pipe could block for ever.
+            # A named pipe could block forever.
             if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
                 return self.source
         data = NamedBytes(b"".join(self.pieces()))
@@ -73,7 +73,7 @@ class Medium:
         return data
 
     def head(self) -> bytes:
-        """Its first bytes, which tell its format."""
+        """Its first bytes, which show its format."""
         with closing(self.pieces(HEAD_BYTES)) as first:
             return next(first, b"")[:HEAD_BYTES]
 
@@ -90,7 +90,7 @@ class Medium:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         if isinstance(self.source, Path):
             return self.source.stat().st_size
         return len(self.source) if isinstance(self.source, bytes) else self.source.num_bytes
@@ -98,15 +98,15 @@ class Medium:
 
 @dataclass(frozen=True)
 class Item(Medium):
-    """One medium among those of a run. It pickles, so that a worker process can read it.
+    """One medium of a run. It pickles, so that a worker process can read it.
 
     Attributes:
-        name: its own among all items of a run: the path below its source, with forward slashes, such as
-            `cats/a.jpg`; in a container, the container's name and its own, such as `train.parquet/000017.png`. A file
-            name that isn't UTF-8 has surrogates in it, as `os.fsdecode` makes them.
+        name: unique in a run: the path below its source, with forward slashes, such as `cats/a.jpg`; in a container,
+            the container's name and its own, such as `train.parquet/000017.png`. A name that isn't UTF-8 contains
+            surrogates, as from `os.fsdecode`.
         kind: by its content.
-        path: its file, also where a container's row only names it; None where the bytes lie in a container.
-        metadata: what its source says of it besides; JSON values.
+        path: its file, also if a container's row names it; None if the bytes lie in a container.
+        metadata: further values from its source, as JSON values.
     """
 
     kind: MediaKind
@@ -120,11 +120,11 @@ class Item(Medium):
 
     @property
     def folder(self) -> str:
-        """The name of the folder that it lies in; empty at the top."""
+        """The name of its folder; empty at the top."""
         return PurePosixPath(self.name).parent.name
 
     def suffix(self) -> str:
-        """The suffix that its content asks for, in lower case; its own where it fits. Raises OSError."""
+        """Its own suffix if that fits its content, otherwise one that does; in lower case. Raises OSError."""
         found, own = self.sniff(), PurePosixPath(self.name).suffix.lower()
         known = found.suffixes if found is not None else ()
         return own if own in known or not known else known[0]
@@ -140,12 +140,12 @@ class Failed:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Something in a source that should have been an item, and can't be read.
+    """Something in a source that should be an item but can't be read.
 
     Attributes:
         name: as an item's.
         kind: the failure's kind in `failures.jsonl`, such as `unreadable`, `damaged` or `unsupported`.
-        message: for a person: what was expected, what came, what to do.
+        message: for a person: what was expected, what was found, what to do.
         path: its file, folder or container; None for a row or a member of a container.
     """
 
@@ -170,5 +170,5 @@ _FAILURE_KINDS: Mapping[type[Exception], str] = {
 
 
 def failure_kind(error: Exception) -> str:
-    """How `failures.jsonl` calls why there is no caption; `prompt` where it is for none of these reasons."""
+    """The kind of a failure in `failures.jsonl`; `prompt` for any other error."""
     return next((kind for each, kind in _FAILURE_KINDS.items() if isinstance(error, each)), "prompt")

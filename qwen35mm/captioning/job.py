@@ -1,4 +1,4 @@
-"""A captioning job as a person describes it, and how it is carried out."""
+"""A captioning job as a person describes it, and its run from start to end."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _MAX_WORKERS = 16
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be captioned, how, and where the captions go.
+    """What to caption, how, and where the captions go.
 
     Attributes:
         sources: see `scan`.
         sampling: fields of SamplingParams that replace the model's own.
-        state: the folder of manifest and failures; None puts it into that of text files, or beside the first source's
-            items, or beside the first output where nothing can be written there.
+        state: the folder of the manifest and the failures. None: in the folder of the text files, else beside the first
+            source's items, or beside the first output if the source's folder is read-only.
         num_workers: processes that read media.
     """
 
@@ -55,19 +55,19 @@ class Job:
     run: RunSettings = field(default_factory=RunSettings)
 
     def check(self) -> None:
-        """Raises what `carry_out` would for sources and sampling: CaptioningError, MissingExtraError, ConfigError."""
+        """Raises CaptioningError, MissingExtraError or ConfigError if sources or sampling are wrong."""
         if self.style.schema is not None and self.run.judge_below is not None:
             raise CaptioningError("A JSON caption has no sentences to judge. Leave --judge or --schema out.")
         self.settings(SamplingParams())
         self.entries()
 
     def settings(self, params: SamplingParams) -> CaptionSettings:
-        """What decides its captions, of a model that samples so by itself. Raises ConfigError."""
+        """The settings that decide its captions; `params` are the model's defaults. Raises ConfigError."""
         schema = None if self.style.schema is None else self.style.schema.text
         return CaptionSettings(params.with_overrides(**self.sampling, json_schema=schema), self.style, self.thinking)
 
     def entries(self, manifest: Manifest | None = None) -> Iterator[Item | Unreadable]:
-        """The sources' items, without the copies and the rows that the outputs have made below a source.
+        """The sources' items, without the copies and rows that the outputs wrote below a source.
 
         Raises:
             CaptioningError, MissingExtraError: see `scan`.
@@ -77,7 +77,7 @@ class Job:
 
     @property
     def state_folder(self) -> Path:
-        """Where manifest and failures are."""
+        """The folder of the manifest and the failures."""
         if self.state is not None:
             return self.state
         if self.output_settings.folder is not None:
@@ -85,18 +85,18 @@ class Job:
         first = Path(self.sources[0].removeprefix("@"))
         folder = first if first.is_dir() else first.parent
         files = [spec.path for spec in self.outputs if spec.kind != "sidecar"]
-        # What is there already knows more than an empty one: opening it says what is wrong.
+        # An existing folder is used even if it is read-only: opening its manifest says what is wrong.
         if files and not (folder / STATE_FOLDER).exists() and not os.access(folder, os.W_OK):
             folder = absolute(files[0]).parent
         return folder / STATE_FOLDER
 
     @property
     def manifest_path(self) -> Path:
-        """Each shard has its own, so that machines can share a disk."""
+        """The manifest; each shard has its own, so that machines can share a disk."""
         return self.state_folder / f"captions{self._shard}.sqlite"
 
     def other_manifests(self) -> list[Path]:
-        """Those of other numbers of shards: the same items, dealt out otherwise."""
+        """The manifests of other shard counts: the same items, divided differently."""
         own = self.manifest_path
         parts = None if self.scan.shard is None else self.scan.shard[1]
         others = (path for path in self.state_folder.glob("captions*.sqlite") if path != own)
@@ -120,11 +120,10 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        stopped: None at the end of the work; else what came first.
-        failed: items without a caption because something was wrong with them, of this run and earlier ones, by the
-            failure's kind.
-        num_gone, num_pruned: files of media that are there no more and whose captions are, and of those whose captions
-            this run took out; only after a whole run.
+        stopped: why the run ended early; None if it finished.
+        failed: failed items without a caption, of this run and earlier ones, by the failure's kind.
+        num_gone: deleted media whose captions are still there; only after a complete run.
+        num_pruned: deleted media whose captions this run removed; only after a complete run.
         flagged: captions with flags, of this run and earlier ones, by the flag's kind.
     """
 
@@ -137,12 +136,12 @@ class Outcome:
 
     @property
     def num_failures(self) -> int:
-        """Items without a caption because something was wrong with them."""
+        """Failed items without a caption."""
         return sum(self.failed.values())
 
     @property
     def exit_code(self) -> int:
-        """0: all is done; 3: some failed, or there were none; 4: all that was tried did; 5: an error; 130: Ctrl-C."""
+        """0: all done; 3: some items failed, or there were none; 4: every item failed; 5: an error; 130: Ctrl-C."""
         if self.stopped == "interrupted":
             return 130
         if isinstance(self.stopped, Exception):
@@ -153,7 +152,7 @@ class Outcome:
 
 
 async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Awaitable[None]] | None = None) -> Outcome:
-    """Captions what the sources hold.
+    """Captions the sources' items.
 
     Args:
         begun: awaited with the run before it begins, to watch its counts and to stop it.
@@ -193,7 +192,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         try:
             if counts.scanned and run.stopped is None:
                 gone = left = _gone(outputs)
-                # A source without anything is rather one that isn't mounted.
+                # An empty source is probably not mounted.
                 if job.run.prune and counts.num_found:
                     media = {path for path in gone if _is_below(path, job.sources)}
                     for output in outputs:
@@ -241,12 +240,12 @@ def _gone(outputs: Sequence[Output]) -> set[Path]:
 
 
 def _is_below(path: Path, sources: Sequence[str]) -> bool:
-    """Whether a file is one of the sources, or lies in one; a list of files holds no others."""
+    """Whether a file is one of the sources or lies in one. No file lies in a list of files."""
     return not {absolute(Path(source)) for source in sources}.isdisjoint((path, *path.parents))
 
 
 def _conclude(job: Job, listings: Listings, run: Run) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """Writes what failed and what has flags; how many there are of each kind."""
+    """Writes the lists of failures and flags; returns how many there are of each kind."""
     try:
         if run.counts.scanned:
             _forget_missing(job, listings, run.missing)
@@ -259,9 +258,9 @@ def _conclude(job: Job, listings: Listings, run: Run) -> tuple[Mapping[str, int]
 
 
 def _forget_missing(job: Job, listings: Listings, names: Collection[str]) -> None:
-    """Forgets failures and flags of items that the whole scan of their sources didn't give: gone, or not wanted.
+    """Forgets failures and flags of items that a complete scan of their sources didn't give: deleted or excluded.
 
-    Another command may have the same manifest and other sources; what is listed of it stays, while their files do.
+    Another command may use the same manifest with other sources. Its entries stay as long as their files exist.
     """
     sources = {absolute(Path(source)) for source in job.sources if not source.startswith("@")}
     has_own_state = job.state is None and job.output_settings.folder is None
@@ -279,5 +278,5 @@ def _forget_missing(job: Job, listings: Listings, names: Collection[str]) -> Non
 
 
 def default_workers() -> int:
-    """Processes that read media: one for two cores, as far as a run has media in work at one time."""
+    """The default number of processes that read media: one for two cores, up to 16."""
     return max(1, min(_MAX_WORKERS, usable_cores() // 2))

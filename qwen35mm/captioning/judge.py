@@ -1,6 +1,6 @@
-"""What a model thinks of a caption's sentences: whether each holds for the medium, asked one by one.
+"""Judges a caption: asks the model for each sentence whether it is true of the medium.
 
-The medium comes first in each prompt, as it did in the caption's own: of every question, only the text is new.
+The medium comes first in each prompt, as in the caption's own. So each question hits the cache and prefills only text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 DOUBTED = "doubted"
 NOT_JUDGED = "not judged"
 
-# How the answer is asked for: by the probabilities of its first token; and where a server doesn't tell them, sampled.
+# How to ask for the answer: by its first token's probabilities, or sampled if a server doesn't return them.
 BY_CHANCE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=MAX_TOP_LOGPROBS)
 BY_ANSWER = SamplingParams(temperature=0.0, max_tokens=4)
 
@@ -34,18 +34,18 @@ _WORDS = {
     **dict.fromkeys(("no", "否", "不", "不是", "不对"), False),
 }
 _FIRST_WORD = re.compile(r"\W*(\w+)")
-# A model that says neither yes nor no in so many of a hundred answers doesn't answer the question.
+# The least probability of yes and no together. Below it, the model doesn't answer the question.
 _LEAST_ANSWERED = 0.01
-# What stands in front of a line of a list.
+# The mark of a list item.
 _MARK = re.compile(r"(?:[-*•·]|#+|\d{1,3}[.)])\s+")
 
 
 async def judge(
     caption: Caption, request: CaptionRequest, ask: Callable[[str], Awaitable[Result]]
 ) -> tuple[Judged, ...]:
-    """A caption's sentences, or its tags, each with how likely the model finds it to hold.
+    """A caption's sentences or tags, each with how likely the model finds it true.
 
-    A text that was read off a medium has none.
+    Text that was read from a medium has none.
 
     Args:
         ask: a question about the medium, with `BY_CHANCE` or `BY_ANSWER`.
@@ -59,10 +59,7 @@ async def judge(
 
 
 def flagged(caption: Caption, below: float) -> Caption:
-    """The caption with the flags that its scores ask for.
-
-    `DOUBTED` where a score is less than `below`; `NOT_JUDGED` where one is missing, or all are.
-    """
+    """The caption with the flags of its scores: `DOUBTED` if any is below `below`, `NOT_JUDGED` if any is missing."""
     scores = None if caption.judged is None else [each["score"] for each in caption.judged]
     flags = [flag for flag in caption.flags if flag not in (DOUBTED, NOT_JUDGED)]
     if any(score is not None and score < below for score in scores or ()):
@@ -73,14 +70,14 @@ def flagged(caption: Caption, below: float) -> Caption:
 
 
 def not_judged(caption: Caption) -> Caption:
-    """A caption that can't be judged, whose judgement nobody asks for again."""
+    """A caption that can't be judged, marked so that it isn't tried again."""
     return replace(caption, judged=(Judged(sentence=caption.text, score=None),))
 
 
 def score_of(result: Result) -> float | None:
-    """How likely "yes" is, of yes and no; None where the model says neither.
+    """The probability of "yes" among yes and no; None if the model says neither.
 
-    From the likeliest first tokens; without their probabilities, 1.0 or 0.0 by the answer.
+    From the top first tokens; without their probabilities, 1.0 or 0.0 by the answer.
     """
     if not result.logprobs:
         answer = _answer(result.text)
@@ -100,7 +97,7 @@ def _answer(text: str) -> bool | None:
 
 
 def _parts(caption: Caption, style: CaptionStyle) -> tuple[str, list[str]]:
-    """What is asked about each part of a caption, and the parts."""
+    """The question about each part of a caption, and the parts."""
     if _is_of(caption, "ocr"):
         return _STATEMENT, []
     text = unwrap(caption.text, prefix=style.prefix, suffix=style.suffix, trigger=style.trigger)
@@ -114,11 +111,11 @@ def _is_of(caption: Caption, preset: str) -> bool:
 
 
 def sentences_of(text: str) -> list[str]:
-    """A text's sentences in order. Each line is one by itself, without the mark of a list; what has no word is none."""
+    """A text's sentences in order. Every line end ends a sentence. List marks and parts without words are left out."""
     found: list[str] = []
     for line in text.splitlines():
         line = _MARK.sub("", line.strip(), count=1) if _MARK.match(line.strip()) else line.strip()
-        # A sentence goes on right behind what it quotes: 「止まれ。」と書いてある。
+        # A sentence continues right after a quotation: 「止まれ。」と書いてある。
         ends = [end for end in sentence_ends(line) if not (line[end - 1] in "」』”" and line[end : end + 1].isalnum())]
         bounds = zip([0, *ends], [*ends, len(line)], strict=True)
         found += [line[start:stop].strip() for start, stop in bounds]

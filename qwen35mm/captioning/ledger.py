@@ -1,7 +1,7 @@
-"""What a run finds out about its items, and where that is kept: in the manifest first and in the outputs then.
+"""Stores what a run learns about its items: in the manifest first, then in the outputs.
 
-One thread uses both. What it began is carried to its end even where the task that waits for it is cancelled, so that a
-run leaves nothing half done but what a kill leaves, and that the next run completes.
+One thread uses both. It finishes each call even if the waiting task is cancelled. So only a kill leaves a call half
+done, and the next run completes it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from qwen35mm.errors import CaptioningError, OutputError
 
 T = TypeVar("T")
 
-# Kinds of failures that another try may not have.
+# Kinds of failures that may not happen again.
 _PASSING = frozenset({"engine", "timeout", "worker", "changed", "unreadable"})
 
 
 class Ledger:
-    """The manifest and the outputs of one run. Every method may raise OutputError: then nothing can be kept any more.
+    """The manifest and the outputs of one run. Every method may raise OutputError: then nothing more can be stored.
 
     Args:
-        listings: the files that say what failed, and what has flags; None where nothing is written.
+        listings: the files that list failures and flags; None if nothing is written.
         workers: read media whose digest or plan isn't known.
-        wants_all: whether there are outputs besides, not opened, that want every caption.
-        retry_failed: whether a lasting failure counts as none.
-        max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
-        judge_below: the least score of a sentence that isn't doubted; None judges no captions.
+        wants_all: whether there are further outputs, not opened, that want every caption.
+        retry_failed: whether to ignore lasting failures.
+        max_distance: the most bits by which near-duplicates differ that share a caption; None shares no captions.
+        judge_below: sentences with a lower score are doubted; None judges no captions.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Ledger:
         self._max_distance = max_distance
         self.judge_below = judge_below
         self._similar: dict[bytes, SimilarIndex] = {}
-        # Where a person's own text may be.
+        # Where a person's own text may be: in the sidecars of this run, and beside the medium.
         own = next((output for output in outputs if isinstance(output, Sidecars)), None)
         beside = Sidecars(manifest, DEFAULT_SUFFIX, OutputSettings())
         self._texts = [beside] if own is None else [own, beside]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-captions")
 
     async def do(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls something that uses the manifest or the outputs."""
+        """Calls a function that uses the manifest or the outputs, in their thread."""
         future = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-        # Where the task that waits is cancelled, nobody asks any more how it ended; asyncio would print that.
+        # Reads the error even if the waiting task is cancelled; otherwise asyncio would print it.
         future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return await asyncio.shield(future)
 
     async def open(self) -> set[str]:
-        """Reads the near-duplicates of earlier runs; the names of the items that have failures or flags from them."""
+        """Reads the hashes of earlier runs; returns the names of items with failures or flags from those runs."""
 
         def read() -> set[str]:
             for similarity, key, name in self.manifest.similarities() if self._max_distance is not None else ():
@@ -93,8 +93,9 @@ class Ledger:
         return await self.do(read)
 
     async def look(self, entries: Sequence[Item | Unreadable]) -> list[Wants | None]:
-        """What is known of each entry without reading a medium, all in one transaction: DONE or KEPT, or CAPTION where
-        one that the manifest has must only be written.
+        """What is known of each entry without reading a medium, in one transaction.
+
+        DONE or KEPT, or CAPTION if the manifest has the caption and an output lacks it; None if nothing is known.
         """
 
         def read() -> list[Wants | None]:
@@ -106,8 +107,8 @@ class Ledger:
     async def needs(self, item: Item) -> CaptionRequest | Wants | Failed:
         """What an item needs.
 
-        The request where an output lacks its caption, or that its judgement; else DONE, or KEPT where somebody else's
-        text stays; `Failed` where it can't be read, lacks what its prompt names, or no output can take it.
+        A request if an output lacks its caption, or the caption its judgement. Otherwise DONE, or KEPT if another
+        person's text stays. `Failed` if the item can't be read, lacks what its prompt names, or fits no output.
         """
         try:
             known = await self.do(self._look, item)
@@ -125,7 +126,7 @@ class Ledger:
             return Failed("output", str(error))
 
     async def known(self, key: bytes) -> Caption | Failed | None:
-        """The finished caption of this work, or how it failed, where another try would fail so, too."""
+        """The finished caption of this work, or its failure if a retry would fail too."""
 
         def read() -> Caption | Failed | None:
             failed = self.manifest.failure(key)
@@ -140,15 +141,15 @@ class Ledger:
         return await self.do(read)
 
     def lacks_judgement(self, caption: Caption) -> bool:
-        """Whether the model has yet to say what it thinks of a caption."""
+        """Whether the model has yet to judge a caption."""
         return self.judge_below is not None and caption.judged is None
 
     def _flagged(self, caption: Caption) -> Caption:
-        """A judged caption with the flags that this run's threshold asks for."""
+        """A judged caption with the flags for this run's threshold."""
         return caption if self.judge_below is None else flagged(caption, self.judge_below)
 
     async def similar(self, key: bytes, similarity: int) -> tuple[Caption, str] | None:
-        """The caption of a near-duplicate that was asked the same, and its item's name."""
+        """The caption of a near-duplicate with the same question, and its item's name."""
         index = self._similar.get(asked_of(key))
         found = index.find(similarity) if index is not None else None
         if found is None:
@@ -159,14 +160,14 @@ class Ledger:
         return caption, name
 
     async def finish(self, request: CaptionRequest, caption: Caption, similarity: int | None) -> None:
-        """Keeps a caption in the manifest, durably."""
+        """Stores a caption in the manifest, durably."""
         key, name = request.key, request.item.name
         await self.do(lambda: self.manifest.finish(key, caption, name=name, similarity=similarity))
         if similarity is not None:
             self._index(key, similarity, name)
 
     async def deliver(self, request: CaptionRequest, caption: Caption) -> Failed | None:
-        """Writes a kept caption to every output that lacks it; `Failed` where one can't take this item."""
+        """Writes a stored caption to every output that lacks it; `Failed` if one can't take this item."""
         record = Record(request.item, request.key, request.content, caption)
 
         def write() -> Failed | None:
@@ -180,19 +181,19 @@ class Ledger:
         return await self.do(write)
 
     async def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
-        """Remembers and lists why an item has no caption; `key` is None where it failed before its work was known."""
+        """Stores and lists why an item has no caption; `key` is None if it failed before its work was known."""
         if self._listings is not None:
             await self.do(self._listings.fail, item, key, failed)
 
     async def settle(self, item: Item, wants: Wants) -> None:
-        """An item needs nothing: it doesn't fail any more."""
+        """Forgets the failures of an item that needs nothing."""
         await self.do(self._forget, item, wants)
 
     async def close(self, *, complete: bool) -> None:
         """Ends the writing.
 
         Args:
-            complete: whether the outputs are finished; where they can't be written to, the next run does it.
+            complete: whether to finish the outputs. If they can't be written, the next run finishes them.
         """
         failed: OutputError | None = None
         try:
@@ -214,7 +215,7 @@ class Ledger:
         except OutputError:
             raise
         except CaptioningError:
-            return None  # said when it is taken up
+            return None  # reported when the item is taken up
         if isinstance(found, CaptionRequest):
             caption = self.manifest.caption(found.key)
             return None if caption is None or self.lacks_judgement(caption) else Wants.CAPTION
@@ -230,9 +231,9 @@ class Ledger:
             self.manifest.forget_failure(item.name)
 
     def _look(self, item: Item) -> Wants | bytes | None:
-        """The digest of the item's bytes where it is known; KEPT where it needn't be."""
+        """The digest of the item's bytes if it is known; KEPT if it isn't needed."""
         known = None
-        # Reading what has gone will say why.
+        # Reading a deleted file later says why.
         with contextlib.suppress(OSError):
             known = self.manifest.digest(item.source, item.source.stat()) if isinstance(item.source, Path) else None
         if (known is None or self._requests.with_plan) and self._wants(item, None) == {Wants.KEPT}:
@@ -240,7 +241,7 @@ class Ledger:
         return known
 
     def _ask(self, item: Item, known: bytes | None, seen: Inspected) -> CaptionRequest | Wants | Failed:
-        """The item's request, where an output wants its caption."""
+        """The item's request if an output wants its caption."""
         content = known or seen.digest
         assert content is not None, "it was asked for"
         if known is None and seen.status is not None and is_settled(seen.status):
@@ -258,13 +259,14 @@ class Ledger:
         return Wants.KEPT if Wants.KEPT in wants else Wants.DONE
 
     def _is_to_judge(self, key: bytes) -> bool:
-        """Whether a caption that is there lacks its judgement, or the flags of this run's threshold."""
+        """Whether a stored caption lacks its judgement or the flags for this run's threshold."""
         caption = None if self.judge_below is None else self.manifest.caption(key)
         return caption is not None and (self.lacks_judgement(caption) or caption != self._flagged(caption))
 
     def _as_it_was_done(self, request: CaptionRequest) -> CaptionRequest:
-        """The request under the name by which the same model has done it elsewhere, where only that has a caption, or
-        by which it has a near-duplicate's, where that is wanted.
+        """The request under the first key that has a caption.
+
+        First its own key, then those of the same model elsewhere, then those for near-duplicates' captions if wanted.
         """
         names = [[request.key], request.others]
         if self._max_distance is not None:
@@ -279,7 +281,7 @@ class Ledger:
         return next((text for sidecars in self._texts if (text := sidecars.original(item)) is not None), None)
 
     def _wants(self, item: Item, key: bytes | None) -> set[Wants]:
-        """What the outputs want of an item; `key` is None where its work isn't known yet.
+        """What the outputs want of an item; `key` is None if its work isn't known yet.
 
         Raises:
             CaptioningError: an output can't take it, and no other wants its caption.
@@ -296,7 +298,7 @@ class Ledger:
 
 
 def _each(outputs: Sequence[Output], do: Callable[[Output], None]) -> CaptioningError | None:
-    """Does something with every output; what the first one said that couldn't. Raises OutputError at once."""
+    """Calls `do` for every output; returns the first CaptioningError. Raises OutputError at once."""
     refused = None
     for output in outputs:
         try:

@@ -1,4 +1,4 @@
-"""How a run is doing: what it counts, shown by a bar where a person looks, and by a line now and then in a log."""
+"""A run's progress: its counts, shown as a bar on a terminal and as regular lines in a log."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ LOG_S = 30.0
 
 @dataclass
 class Counts:
-    """Numbers of items, unless a name says otherwise. Each item that was found ends in exactly one of the fates.
+    """Numbers of items, unless a name says otherwise. Each found item ends with exactly one outcome.
 
     Attributes:
         num_found: items that the scan gave.
-        num_known: items that the scan gave for which a caption is kept that an output lacks.
-        scanned: whether the scan is over.
-        num_captioned: the model wrote a caption. A fate.
-        num_shared: took the caption of a near-duplicate, or of the same bytes under another name. A fate.
-        num_recalled: a kept caption went to an output that lacked it. A fate.
-        num_judged: the model judged a caption of an earlier run. A fate.
-        num_present: every output had it. A fate.
-        num_kept: somebody else's caption stays. A fate.
-        num_failed: in this run. A fate.
-        num_failed_before: the same work failed, in an earlier run or for another item of this one, and isn't tried
-            again. A fate.
-        num_left: a stop came first. A fate.
-        num_prompt_tokens, num_generated_tokens: of this run's captions.
-        num_retries: replies that weren't as they had to be.
-        slots_idle_s: seconds that slots waited for media, added up over the slots.
-        slots_s: seconds that slots were there, added up.
+        num_known: found items with a stored caption that an output lacks.
+        scanned: whether the scan is complete.
+        num_captioned: outcome: the model wrote a caption.
+        num_shared: outcome: took the caption of a near-duplicate, or of the same bytes under another name.
+        num_recalled: outcome: a stored caption went to an output that lacked it.
+        num_judged: outcome: the model judged a caption of an earlier run.
+        num_present: outcome: every output had the caption.
+        num_kept: outcome: another person's caption stays.
+        num_failed: outcome: failed in this run.
+        num_failed_before: outcome: the same work failed in an earlier run or for another item, and isn't retried.
+        num_left: outcome: not reached before a stop.
+        num_prompt_tokens, num_generated_tokens: tokens of this run's captions.
+        num_retries: replies that weren't usable.
+        slots_idle_s: seconds that slots waited for media, summed over the slots.
+        slots_s: seconds that slots existed, summed over the slots.
         began_s: when the first slot began to work, by the monotonic clock.
     """
 
@@ -75,7 +74,7 @@ class Counts:
 
     @property
     def num_over(self) -> int:
-        """Items that met their fate."""
+        """Items with an outcome."""
         return self.num_done + self.num_skipped + self.num_failed + self.num_failed_before + self.num_left
 
     @property
@@ -85,23 +84,21 @@ class Counts:
 
     @property
     def worked_s(self) -> float:
-        """Seconds since the first slot began to work: what was skipped before doesn't count."""
+        """Seconds since the first slot began to work: earlier skipping doesn't count."""
         return 0.0 if self.began_s is None else time.monotonic() - self.began_s
 
     @property
     def items_per_s(self) -> float:
-        """Captions that the model wrote, a second of work."""
+        """Captions that the model wrote per second of work."""
         return self.num_captioned / self.worked_s if self.worked_s else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the end, if what is left to compute goes as what was computed did; None while the scan goes on
-        or nothing was computed.
-        """
+        """Seconds until the end at the speed so far; None while the scan runs or before the first caption."""
         num_answered = self.num_captioned + self.num_judged
         if not self.scanned or not num_answered:
             return None
-        # Neither what was skipped nor what is only written again says how fast the model is.
+        # Skipped items and stored captions say nothing about the model's speed.
         num_computed = num_answered + self.num_shared + self.num_failed
         num_left = self.num_found - self.num_over - max(0, self.num_known - self.num_recalled)
         return max(0, num_left) * self.worked_s / num_computed
@@ -131,7 +128,7 @@ def clock(seconds: float) -> str:
 
 @contextlib.asynccontextmanager
 async def shown(counts: Counts, console: Console) -> AsyncIterator[None]:
-    """Shows the counts while the body runs: a bar on a terminal, else a line of the log every half minute."""
+    """Shows the counts while the body runs: a bar on a terminal, otherwise a log line every 30 seconds."""
     showing = asyncio.create_task(_draw(counts, console) if console.is_terminal else _log(counts))
     try:
         yield

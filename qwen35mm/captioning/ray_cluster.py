@@ -1,7 +1,7 @@
-"""The same captions from engines on a Ray cluster, each an actor that Ray starts again where it died.
+"""Captions from engines on a Ray cluster, each an actor that Ray restarts if it dies.
 
-The run stays here: the scan, what is needed, the manifest and the outputs. Only what a slot would ask of the model goes
-to an actor, which reads the medium, too, with the same classes as a run without Ray: its captions are the same work.
+The run stays here: the scan, the manifest and the outputs. Only a slot's request goes to an actor, which also reads the
+medium, with the same classes as a run without Ray. So its captions have the same keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qwen35mm.captioning.requests import CaptionRequest
 from qwen35mm.errors import EngineError
 from qwen35mm.ray_cluster import RayActorError, RayError, connect, engine_resources, last_line, ray
 
-# An item at which so many engines died is left alone.
+# An item on which so many engines died fails.
 _MAX_BEGUN = 3
 
 
@@ -32,7 +32,7 @@ class CaptionActor:
 
     Args:
         load: starts the engine.
-        cache: gives the folder in which this machine remembers the weights' digests, in `weights`; None for none.
+        cache: returns the folder for this machine's digests of weights, in `weights`; None for no cache.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CaptionActor:
         self._cache = cache
         self._num_workers = num_workers
 
-    # Not when the actor is made: Ray would show its own trouble then, instead of what is wrong.
+    # Not in the constructor: there, Ray would hide the real error behind its own.
     @functools.cached_property
     def _captioner(self) -> Captioner:
         folder = self._cache()
@@ -53,14 +53,14 @@ class CaptionActor:
         return MediaWorkers(self._captioner.processor, self._num_workers)
 
     async def describe(self) -> dict[str, Any]:
-        """The engine's model, as `RayCaptioner` takes it. Raises Qwen35mmError."""
+        """The arguments for `RayCaptioner`, from the engine's model. Raises Qwen35mmError."""
         own = vars(self._captioner)
         return {name: value for name, value in own.items() if name not in ("backend", "form", "num_at_once")}
 
     async def caption(
         self, identity: Mapping[str, Any], request: CaptionRequest, known: Caption | None, judges: bool
     ) -> Caption | Failed:
-        """The item's caption; `identity` is of the model that is to answer."""
+        """The item's caption; `identity` is the expected model's."""
         captioner = self._captioner
         assert captioner.form is not None
         if captioner.identity != identity:
@@ -93,7 +93,7 @@ async def open_cluster(
         cache: see `CaptionActor`; it is called on the machines of the cluster.
 
     Raises:
-        ClusterError: there is no such cluster, or it hasn't the resources.
+        ClusterError: there is no such cluster, or it lacks the resources.
         EngineError: the engines can't be started.
     """
     machines = await asyncio.to_thread(connect, address)
@@ -109,7 +109,7 @@ async def open_cluster(
             max_concurrency=num_an_engine,
         )
         actors = [actor_class.remote(load, num_workers, cache) for _ in range(num_engines)]
-        # All begin to load; the first one's model is the run's.
+        # All engines begin to load. The first one's model is the run's.
         described = [actor.describe.remote() for actor in actors]
         try:
             model = await described[0]
@@ -128,7 +128,7 @@ class RayCaptioner(Captioner):
     """Engines on a Ray cluster; made by `open_cluster`.
 
     Attributes:
-        free: the actors, each as often as it can take an item more.
+        free: the actors, each as often as it can take another item.
     """
 
     backend: Any = None
@@ -138,7 +138,7 @@ class RayCaptioner(Captioner):
     async def caption(
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False
     ) -> Caption | Failed:
-        """As `Captioner`; an engine reads the item itself, and decodes it."""
+        """As `Captioner.caption`; an engine reads and decodes the item itself."""
         item = request.item
         there = replace(request, item=replace(item, source=_absolute(item.source)))
         actor = await self.free.get()
@@ -153,7 +153,7 @@ class RayCaptioner(Captioner):
 
 
 def _absolute(source: Path | FileSlice | bytes) -> Path | FileSlice | bytes:
-    """The source as another process finds it, whose folder is another."""
+    """The source with an absolute path, for a process with another working directory."""
     if isinstance(source, FileSlice):
         return replace(source, path=source.path.absolute())
     return source if isinstance(source, bytes) else source.absolute()

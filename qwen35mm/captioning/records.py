@@ -1,4 +1,4 @@
-"""A caption with all that is known of it; what every output writes from."""
+"""Captions and records: what every output writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind, MediaPlan
 from qwen35mm_preprocess.say import Saying, english
 
-# What a plan says of a medium that isn't seen whole, as flags; their beginnings are the flags' kinds.
+# A plan's notes on media that aren't seen completely, and their flags. A flag's kind is the part before the colon.
 MEDIUM_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "{n} of {m} frames could not be decoded and {n|is|are} left out.": "frames lost: {n} of {m}",
@@ -28,9 +28,9 @@ _MEDIUM_KINDS = frozenset(flag.partition(":")[0] for flag in MEDIUM_FLAGS.values
 
 
 class Judged(TypedDict):
-    """A sentence of a caption, or a tag, and how likely the model finds it to hold for the medium.
+    """A sentence or tag of a caption, and how likely the model finds it true of the medium.
 
-    `score` is from 0 to 1; None where the model said neither yes nor no.
+    `score` is from 0 to 1; None if the model said neither yes nor no.
     """
 
     sentence: str
@@ -39,23 +39,23 @@ class Judged(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """What the model said of one medium, cleaned and checked; it is kept under its key, apart from any file's name.
+    """The model's caption of one medium, cleaned and checked. It is stored under its key, not under a file's name.
 
     Records have its fields in this order.
 
     Attributes:
         text: the caption, with prefix and suffix; for a JSON schema, the JSON text.
-        data: the value that a JSON schema describes; None without a schema.
+        data: the value of the JSON; None without a schema.
         kind, width, height, duration_s: of the medium, in pixels and seconds; a picture has no duration.
         prompt: the question as the model got it.
         model: the model's name.
         flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`,
             `doubted`, `not judged`, `edited` (by a person), and those of the medium: `cut off: 3 of 5 frames`,
             `frames lost: 1 of 8`, `first page only: 1 of 3`.
-        judged: its sentences or tags, judged; None where they weren't.
-        shared_from: the name of the near-duplicate whose caption this is; None where the model saw the medium itself.
+        judged: its sentences or tags with scores; None if not judged.
+        shared_from: the name of the near-duplicate whose caption this is; None if the model saw the medium itself.
         num_prompt_tokens, num_generated_tokens: of all attempts.
-        num_attempts: replies until this one.
+        num_attempts: replies up to this one.
         seconds: the model's time for all attempts.
     """
 
@@ -81,7 +81,7 @@ class Record:
     """One item's caption, for the outputs.
 
     Attributes:
-        key: 32 bytes, the name of the work: content, prompt, model and settings.
+        key: 32 bytes that identify the work: content, prompt, model and settings.
         content: 32 bytes, SHA-256 of the medium's bytes.
     """
 
@@ -91,7 +91,7 @@ class Record:
     caption: Caption
 
     def pieces(self) -> Iterator[bytes]:
-        """The medium's bytes. Raises CaptioningError, at their end where they aren't what was captioned."""
+        """The medium's bytes. Raises CaptioningError if they can't be read or, at the end, have changed."""
         sha256 = hashlib.sha256()
         with still_there(self.item):
             for piece in self.item.pieces():
@@ -101,7 +101,7 @@ class Record:
             raise CaptioningError(f"{printable(self.item.name)} was changed after it was captioned. Run again.")
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as outputs with fields show it; JSON values."""
+        """The record's fields, as JSON values."""
         path = self.item.path
         values = {
             "name": printable(self.item.name),
@@ -119,7 +119,7 @@ class Record:
 
 @contextlib.contextmanager
 def still_there(item: Item) -> Iterator[None]:
-    """Raises CaptioningError where the item's medium can't be read any more."""
+    """Raises CaptioningError if the item's medium can't be read any more."""
     try:
         yield
     except OSError as error:
@@ -129,30 +129,30 @@ def still_there(item: Item) -> Iterator[None]:
 
 
 def medium_facts(item: Item, plan: MediaPlan) -> dict[str, Any]:
-    """What a caption says of its medium."""
+    """The fields of a caption that describe its medium."""
     height, width = plan.source_size
     return {"kind": item.kind, "width": width, "height": height, "duration_s": plan.duration_s}
 
 
 def medium_flags(plan: MediaPlan) -> tuple[str, ...]:
-    """What was not seen of a medium, as flags."""
+    """Flags for the parts of a medium that weren't seen."""
     said = [note for note in plan.notes if isinstance(note, dict)]
     texts = [(MEDIUM_FLAGS.get(note["text"]), note["values"]) for note in said]
     return tuple(english(Saying(text=text, values=values)) for text, values in texts if text is not None)
 
 
 def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
-    """The caption of the near-duplicate `name` as another item's, which has its own size and cost nothing."""
+    """The caption of the near-duplicate `name` for another item, with that item's size and without costs."""
     flags = (*medium_flags(plan), *(flag for flag in caption.flags if flag.partition(":")[0] not in _MEDIUM_KINDS))
     free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0}
     return replace(caption, **medium_facts(item, plan), **free, flags=flags, shared_from=name)
 
 
 def edited(caption: Caption, text: str) -> Caption:
-    """A caption with a person's words: what was flagged and judged of the model's is said no more.
+    """A caption with a person's text, without the flags and judgements of the model's text.
 
     Raises:
-        ValueError, RecursionError: the caption is JSON, and the text isn't.
+        ValueError, RecursionError: the caption is JSON, but the text isn't.
     """
     data = None if caption.data is None else json.loads(text)
     flags = (*(flag for flag in caption.flags if flag.partition(":")[0] in _MEDIUM_KINDS), "edited")
@@ -160,13 +160,13 @@ def edited(caption: Caption, text: str) -> Caption:
 
 
 def printable(name: str) -> str:
-    """A file's name as text that can be encoded: bytes that aren't UTF-8 are written as in `b'\\xff'`."""
+    """A file name as text that can be encoded: bytes that aren't UTF-8 appear as in `b'\\xff'`."""
     try:
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # halves of surrogate pairs, which Windows allows
+    except UnicodeEncodeError:  # half surrogate pairs, which Windows allows
         return name.encode("utf-8", "backslashreplace").decode()
 
 
 def one_line(text: str) -> str:
-    """A name or a caption for a terminal, which obeys control characters."""
+    """A name or a caption for a terminal, without control characters."""
     return "".join(char if char.isprintable() else " " for char in printable(text))

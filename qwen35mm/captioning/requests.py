@@ -1,4 +1,4 @@
-"""What is asked about an item, found out without decoding it, and the key under which its caption is kept."""
+"""Requests for captions, built without decoding the medium, and the keys under which captions are stored."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from qwen35mm.contract.sampling import changed
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaPlan
 
-# A change in how captions are made from replies is other work; then this is counted up.
+# Raise it when captions are made from replies in another way: then all keys change.
 _FORM = 1
 _ASKED_BYTES = 8
 
 
 @dataclass(frozen=True)
 class CaptionStyle:
-    """What a caption has to be, whatever the medium.
+    """The form of a caption, whatever the medium.
 
     Attributes:
         schema: the JSON schema that every caption satisfies; None for text.
-        words: required and forbidden ones.
-        max_attempts: replies until the last one is taken with a flag.
+        words: required and forbidden words.
+        max_attempts: the most replies; after that, the best one is taken with a flag.
         prefix, suffix, trigger: see `wrap`.
-        keep_unfinished: whether a last sentence that was cut off by the limit stays.
+        keep_unfinished: whether to keep a last sentence that the token limit cut off.
         one_line: whether line ends become spaces.
-        cleans: whether what a model writes around a caption is taken away; see `clean`.
-        length: the most tokens of a caption, what is put around it included; None is without end.
+        cleans: whether to remove what a model writes around a caption; see `clean`.
+        length: the most tokens of a caption, including prefix, suffix and trigger; None for no limit.
     """
 
     schema: JsonSchema | None = None
@@ -58,12 +58,12 @@ class CaptionStyle:
 
 @dataclass(frozen=True)
 class CaptionSettings:
-    """What decides a caption besides model, medium and prompt.
+    """The settings that decide a caption, besides model, medium and prompt.
 
     Attributes:
-        params: how replies are sampled, the style's schema among it; its seed, 0 without one, is mixed with the
-            medium's digest.
-        thinking: None takes the checkpoint's default.
+        params: how replies are sampled, including the style's schema. Its seed (default 0) is mixed with the medium's
+            digest.
+        thinking: None for the checkpoint's default.
     """
 
     params: SamplingParams
@@ -71,7 +71,7 @@ class CaptionSettings:
     thinking: bool | None = False
 
     def describe(self) -> dict[str, Any]:
-        """All of it that isn't as it is by default, as JSON values: a new field leaves finished work as it is."""
+        """All values that differ from their defaults, as JSON values. So a new field doesn't change existing keys."""
         default = asdict(CaptionStyle())
         style = {name: value for name, value in asdict(self.style).items() if value != default[name]}
         return {"params": changed(self.params), "thinking": self.thinking, "style": style}
@@ -79,14 +79,14 @@ class CaptionSettings:
 
 @dataclass(frozen=True)
 class CaptionRequest:
-    """An item with what is asked about it.
+    """An item with its question.
 
     Attributes:
         content: SHA-256 of its bytes.
-        plan: what it costs; None where nobody asked for that yet.
+        plan: its media plan; None if it isn't needed yet.
         question, system: with their placeholders filled.
-        key: 32 bytes, the name of this work; see `asked_of`.
-        others: names that it may have been done under, by the same model elsewhere.
+        key: 32 bytes that identify this work; see `asked_of`.
+        others: keys under which the same model may have done it elsewhere.
     """
 
     item: Item
@@ -100,12 +100,12 @@ class CaptionRequest:
 
 
 class RequestBuilder:
-    """Makes requests of items.
+    """Builds the requests for items.
 
     Args:
-        model: what tells the model, and how it reads media, from every other; JSON values.
-        others: the same as it may be elsewhere, for `CaptionRequest.others`.
-        with_plan: whether every request has a plan, also where no placeholder needs one.
+        model: identifies the model and how it reads media, as JSON values.
+        others: the same for this model elsewhere, for `CaptionRequest.others`.
+        with_plan: whether every request has a plan, even if no placeholder needs one.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RequestBuilder:
         with_plan: bool = False,
     ) -> None:
         self._prompts = prompts
-        # What is read off a picture isn't cleaned.
+        # Text that was read from a picture isn't cleaned.
         verbatim = replace(settings, style=replace(settings.style, cleans=False, one_line=False))
         self._by_kind = {
             is_verbatim: (each, [{"form": _FORM, **described, **each.describe()} for described in (model, *others)])
@@ -126,7 +126,7 @@ class RequestBuilder:
         }
         self._needs_facts = bool(prompts.needs() & FACTS)
         self.with_plan = with_plan or self._needs_facts
-        # Most items are asked the same.
+        # Most items have the same question.
         self._last: tuple[str, str, bool, list[bytes]] | None = None
 
     def build(
@@ -135,11 +135,11 @@ class RequestBuilder:
         """The request of an item whose bytes have the SHA-256 `content`.
 
         Args:
-            plan: None where `with_plan` is false.
+            plan: None if `with_plan` is false.
             original: a person's own text beside an item, for `{sidecar}`.
 
         Raises:
-            CaptioningError: it lacks what its prompt names.
+            CaptioningError: the item lacks what its prompt names.
         """
         facts = None
         if self._needs_facts:
@@ -157,7 +157,7 @@ class RequestBuilder:
         return CaptionRequest(item, content, plan, question, system, settings, key, tuple(others))
 
     def _asked(self, question: str, system: str, verbatim: bool) -> list[bytes]:
-        """SHA-256 of all that is asked, whatever the medium; of this model first, and then of the others."""
+        """SHA-256 of the question and settings, without the medium: for this model first, then for the others."""
         if self._last is None or self._last[:3] != (question, system, verbatim):
             described = self._by_kind[verbatim][1]
             texts = [json.dumps([question, system, each], sort_keys=True) for each in described]
@@ -166,15 +166,15 @@ class RequestBuilder:
 
 
 def asked_of(key: bytes) -> bytes:
-    """The part of a key that says what was asked, whatever the medium: its first 8 bytes."""
+    """The first 8 bytes of a key, which identify the question and settings without the medium."""
     return key[:_ASKED_BYTES]
 
 
 def shared_key(key: bytes) -> bytes:
-    """Under which the work `key` has a near-duplicate's caption, so that its own is still to do."""
+    """The key for a near-duplicate's caption of the work `key`. The work's own caption stays open."""
     return key[:_ASKED_BYTES] + hashlib.sha256(b"shared" + key).digest()[_ASKED_BYTES:]
 
 
 def _key(content: bytes, asked: bytes) -> bytes:
-    """The same medium, asked the same of the same model under the same settings, has the same key."""
+    """The key of a medium's bytes with a question, a model and settings, as digests."""
     return asked[:_ASKED_BYTES] + hashlib.sha256(asked + content).digest()[_ASKED_BYTES:]

@@ -1,9 +1,9 @@
-"""A captioning run: a scan, what its items need, decoding ahead, captions in slots, and everything that is written.
+"""A captioning run: it scans the sources, decodes ahead, captions in slots and writes the outputs.
 
-The scan runs ahead, so that soon it is known how much there is. What needs nothing is over with that; the rest waits
-packed. From there an item goes through `_take_up` (is a caption needed, and is anybody at it?), waits prepared in a
-short line, and is captioned by one of the slots. What is found out goes into the ledger, so that a kill at any moment
-leaves what the next run can complete. A failure is an item's own; only what can't be written ends the run.
+The scan runs ahead, so the total is known early. Items that need nothing end there; the others wait, packed. `_take_up`
+decides whether an item needs a caption and whether another task already works on it. Then the item is prepared, waits
+in a short queue, and a slot captions it. Every result goes into the ledger, so the next run can complete a killed one.
+A failed item doesn't end the run; only a failed write does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.captioning.requests import CaptionRequest, shared_key
 from qwen35mm.errors import EngineError, OutputError
 
-# As many in a row aren't the media's fault.
+# After so many failures in a row, the media aren't the cause.
 _MAX_FAILURES_IN_A_ROW = 10
-# An item at which the program was so often when it died is done last and by itself; and after so often, not at all.
+# An item on which the program died so often is captioned last and alone; after the second number, not at all.
 _NUM_SUSPICIOUS = 3
 _NUM_DEADLY = 6
-# Entries that the scan gives at once, unless it is slow or they hold their media; and what may wait in line, packed:
-# a file in a folder takes about 100 bytes.
+# The most entries of one scan batch, unless the scan is slow or the entries hold their media's bytes. Then the most
+# bytes of packed entries in the queue: a file in a folder takes about 100 bytes.
 _SCAN_BATCH = 256
 _SCAN_S = 0.1
 _SCAN_BYTES = 4 << 20
@@ -42,15 +42,16 @@ _LINE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a run goes about its work; nothing here changes a caption.
+    """How a run works; nothing here changes a caption.
 
     Attributes:
         slots: captions at one time.
-        limit: items that are captioned at most; None is all.
-        retry_failed: whether items that failed for a lasting reason are tried again.
-        max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
-        prune: whether captions of media that are gone leave the outputs at the end of a whole run.
-        judge_below: the model judges each caption's sentences, and doubts those with a lower score; None judges none.
+        limit: the most items to caption; None for all.
+        retry_failed: whether to retry items that failed for a lasting reason.
+        max_distance: the most bits by which near-duplicates differ that share a caption; None shares no captions.
+        prune: whether a complete run removes the captions of deleted media from the outputs.
+        judge_below: the model scores each caption's sentences, and a lower score is flagged as doubted; None scores
+            none.
     """
 
     slots: int = 4
@@ -62,12 +63,11 @@ class RunSettings:
 
 
 class Run:
-    """One run. `go` is called once, in an event loop; `stop` may be called from a signal's handler in it.
+    """One run. Call `go` once, in an event loop; a signal handler of that loop may call `stop`.
 
     Args:
         entries: the scan.
-        ledger: says what items need, and gets every caption and failure; it is closed at the end, whatever ends the
-            run.
+        ledger: knows what each item needs, and gets every caption and failure. The run always closes it.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Run:
     ) -> None:
         self.counts = Counts()
         self.stopped: Literal["interrupted", "limit"] | Exception | None = None
-        # Items with failures or flags from before that the scan hasn't given; behind a whole scan, they are gone.
+        # Items with earlier failures or flags that the scan hasn't given yet. After a complete scan, they are gone.
         self.missing: set[str] = set()
         self._entries = iter(entries)
         self._ledger = ledger
@@ -88,15 +88,15 @@ class Run:
         self._captioner = captioner
         self._workers = workers
         self._settings = settings
-        # Entries by the batch, packed; the last one is empty.
+        # The queue: packed batches of entries. An empty one marks the end.
         self._line: asyncio.Queue[bytes] = asyncio.Queue()
         self._num_line_bytes = 0
         self._has_room = asyncio.Event()
         self._unpacking = asyncio.Lock()
         self._unpacked: deque[Item | Unreadable] = deque()
-        # The slots that are free, each with the time since when.
+        # For each free slot, since when it is free.
         self._free: asyncio.Queue[float] = asyncio.Queue()
-        # Who waits for which work; the first of them is the one whose medium is captioned.
+        # The requests that wait for each key. The first one's medium is captioned.
         self._at_work: dict[bytes, list[CaptionRequest]] = {}
         self._suspicious: list[Item] = []
         self._num_begun = 0
@@ -104,13 +104,13 @@ class Run:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def go(self) -> Counts:
-        """Runs to the end, or to a stop; `stopped` then says why.
+        """Runs to the end or to a stop; `stopped` then says why.
 
         Raises:
-            Exception: a bug; everything that was captioned is stored.
+            Exception: a bug. All finished captions are stored.
         """
         slots = self._settings.slots
-        # In slots; prepared and waiting for one, each as large as its pixels; on the way there.
+        # In slots; prepared and waiting for a slot, each as large as its pixels; being prepared.
         num_at_once = slots + max(slots, 2) + slots
         try:
             self.missing = await self._ledger.open()
@@ -140,7 +140,7 @@ class Run:
         return self.counts
 
     def stop(self, reason: Literal["interrupted", "limit"] | Exception) -> None:
-        """Begins nothing more; captions at work are finished. A second interruption leaves them too."""
+        """Begins no more captions and finishes the running ones; a second interruption drops those too."""
         again = self.stopped == "interrupted" and reason == "interrupted"
         if self.stopped in (None, "limit") or (self.stopped == "interrupted" and isinstance(reason, Exception)):
             self.stopped = reason
@@ -150,7 +150,7 @@ class Run:
                 task.cancel()
 
     async def _work(self) -> None:
-        """Carries one item after the other to its end."""
+        """Takes items from the queue, one after the other."""
         while (entry := await self._next()) is not None:
             if isinstance(entry, Unreadable):
                 await self._fail(entry, None, Failed(entry.kind, entry.message))
@@ -158,7 +158,7 @@ class Run:
                 await self._take_up(entry)
 
     async def _scan(self) -> None:
-        """Runs through the sources, as far ahead of the slots as there is room."""
+        """Scans the sources, as far ahead of the slots as the queue has room."""
         try:
             while self.stopped is None:
                 batch = await asyncio.to_thread(self._batch)
@@ -183,7 +183,7 @@ class Run:
             self._line.put_nowait(b"")
 
     def _batch(self) -> list[Item | Unreadable]:
-        """What the scan gives next; nothing at its end, or after a stop."""
+        """The scan's next entries; empty at its end or after a stop."""
         batch: list[Item | Unreadable] = []
         num_bytes, began_s = 0, monotonic()
         while len(batch) < _SCAN_BATCH and num_bytes < _SCAN_BYTES and monotonic() - began_s < _SCAN_S:
@@ -196,7 +196,7 @@ class Run:
         return batch
 
     async def _next(self) -> Item | Unreadable | None:
-        """What is next in line; None at its end, or after a stop."""
+        """The next entry of the queue; None at its end or after a stop."""
         async with self._unpacking:
             if not self._unpacked and self.stopped is None:
                 packed = await self._line.get()
@@ -225,12 +225,12 @@ class Run:
         elif needs.key in self._at_work:
             self._at_work[needs.key].append(needs)
         else:
-            # Claimed before anything is waited for: who comes with the same work from here on joins it.
+            # Claimed before the first await: later items with the same work join it.
             self._at_work[needs.key] = [needs]
             await self._begin(needs, alone=alone)
 
     async def _begin(self, request: CaptionRequest, *, alone: bool) -> None:
-        """Takes up work that nobody is at, unless it was done, failed or was too much for the program before."""
+        """Begins new work, unless it is finished, failed before, or crashed the program before."""
         known = await self._ledger.known(request.key)
         if isinstance(known, Caption) and not self._ledger.lacks_judgement(known):
             for waiting in self._at_work.pop(request.key):
@@ -240,7 +240,7 @@ class Run:
         elif isinstance(known, Failed):
             for waiting in self._at_work.pop(request.key):
                 self.counts.num_failed_before += 1
-                # Under its own name, which may be new.
+                # Under the item's own name, which may be new.
                 await self._ledger.fail(waiting.item, request.key, known)
         elif not alone and await self._do(self._manifest.num_begun, request.key) >= _NUM_SUSPICIOUS:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(request.key)]
@@ -255,7 +255,7 @@ class Run:
         """Prepares a medium for its slot, or finds its near-duplicate.
 
         Args:
-            known: its caption, where only a judgement is missing.
+            known: its caption, if only the judgement is missing.
         """
         form, with_similarity = self._captioner.form, self._settings.max_distance is not None and known is None
         prepared = None
@@ -292,8 +292,8 @@ class Run:
         finally:
             counts.slots_s += monotonic() - free_since
             self._free.put_nowait(monotonic())
-        # The manifest has it: the slot goes on while outputs wait for the disk. Whoever takes it comes first at the
-        # thread that writes, with what is short.
+        # The manifest has the caption, so the slot is free while the outputs wait for the disk. The slot's next task
+        # goes to the writing thread first, with its short call.
         await asyncio.sleep(0)
         num_written = await self._deliver_all(waiting, caption)
         if known is not None:
@@ -308,7 +308,7 @@ class Run:
     async def _caption(
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None
     ) -> Caption | None:
-        """Asks the model; None where that failed, which is noted."""
+        """Asks the model. None if that failed; the failure is recorded."""
         counts, below = self.counts, self._settings.judge_below
         counts.began_s = counts.began_s or monotonic()
         try:
@@ -318,7 +318,7 @@ class Run:
             else:
                 caption = await self._captioner.caption(request, prepared, known, judges=below is not None)
         except asyncio.CancelledError:
-            # Left on purpose: only what the program dies of counts.
+            # Cancelled on purpose: only crashes count.
             await self._do(self._manifest.take_back, request.key)
             raise
         if isinstance(caption, Failed):
@@ -330,25 +330,25 @@ class Run:
     async def _keep(
         self, key: bytes, caption: Caption, similarity: int | None, *, kept_as: bytes | None = None
     ) -> list[CaptionRequest]:
-        """Keeps a caption in the manifest; what waits for it."""
+        """Stores a caption in the manifest; returns the requests that wait for it."""
         kept_as = kept_as or key
         await self._ledger.finish(replace(self._at_work[key][0], key=kept_as), caption, similarity)
-        # Who comes from here on finds it in the manifest.
+        # Later requests find it in the manifest.
         return [replace(request, key=kept_as) for request in self._at_work.pop(key)]
 
     async def _deliver_all(self, waiting: list[CaptionRequest], caption: Caption) -> int:
-        """Writes a kept caption for every item that waits for it; how many got it."""
+        """Writes a stored caption for every waiting item; returns how many got it."""
         return sum([await self._deliver(request, caption) for request in waiting])
 
     async def _deliver(self, request: CaptionRequest, caption: Caption) -> bool:
-        """Writes a kept caption to the outputs; False where it failed, and that is noted."""
+        """Writes a stored caption to the outputs. False if that failed; the failure is recorded."""
         failed = await self._ledger.deliver(request, caption)
         if failed is not None:
             await self._fail(request.item, request.key, failed)
         return failed is None
 
     async def _fail_work(self, key: bytes, failed: Failed) -> None:
-        """Notes a failure for every item that waits for this work."""
+        """Records a failure for every item that waits for this work."""
         for request in self._at_work.pop(key):
             await self._fail(request.item, key, failed)
         self._num_failures_in_a_row = self._num_failures_in_a_row + 1 if failed.kind == "engine" else 0

@@ -1,1 +1,1 @@
-"""What a run remembers, and how it writes so that nothing tears."""
+"""A run's memory, and atomic writing of its files."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a kill or a loss of power, and the locks on them."""
+"""Writes files atomically, even through a kill or a power failure, and locks them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def temporary_for(path: Path) -> Path:
-    """Where the file at `path` is written until it is whole: hidden beside it, always under one name.
+    """The temporary path for the file at `path`: a hidden file beside it, always under the same short name.
 
-    The name is short however long the file's own is, and the next write of the file takes a killed one's leftover.
+    So the next write replaces the leftover of a killed one.
     """
     return path.with_name(_TEMPORARY + _short(path.name))
 
 
 def lock_for(path: Path) -> Path:
-    """Where the lock is of the run that writes the file at `path`: hidden beside it."""
+    """The lock file of the run that writes the file at `path`: hidden beside it."""
     return path.with_name(_LOCK + _short(path.name))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes every temporary file in a folder that only one run writes to."""
+    """Removes all temporary files from a folder that only one run writes to."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*"):
             path.unlink()
@@ -52,10 +52,10 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, before_rename: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
-    """A file to write into; at the end it takes the place of the one at `path`, durably. After an error that stays.
+    """A file to write to; at the end it durably replaces the file at `path`. After an error, the old file stays.
 
     Args:
-        before_rename: called when the new file is whole and on the disk, under its temporary name.
+        before_rename: called when the new file is complete and on the disk, under its temporary name.
 
     Raises:
         OutputError: the disk is full, read-only or fails.
@@ -80,41 +80,41 @@ def replacing(path: Path, before_rename: Callable[[], None] | None = None) -> It
 
 
 def create(path: Path) -> BinaryIO:
-    """A new file, in place of what a killed run left there; never through a link. Raises OSError."""
+    """Creates a file, in place of a killed run's leftover; never follows a link. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666), "w+b")
 
 
 def sync(file: BinaryIO) -> None:
-    """Puts what was written on the disk. Raises OSError."""
+    """Flushes a file to the disk. Raises OSError."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts a folder's names on the disk, where the system lets folders be opened. Raises OSError."""
+    """Flushes a folder's entries to the disk, if the system can open folders. Raises OSError."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks can't, and need not
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks can't and needn't
             raise
     finally:
         os.close(descriptor)
 
 
 def pieces(file: BinaryIO, num_bytes: int = sys.maxsize, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-    """The next bytes of a file, a few at a time; fewer where it ends before. Raises OSError."""
+    """The next bytes of a file in chunks; fewer if the file ends before. Raises OSError."""
     while num_bytes and (piece := file.read(min(num_bytes, piece_bytes))):
         num_bytes -= len(piece)
         yield piece
 
 
 def crc_of(file: BinaryIO, num_bytes: int) -> int | None:
-    """The CRC-32 of the next bytes; None where there are fewer. Raises OSError."""
+    """The CRC-32 of the next bytes; None if there are fewer. Raises OSError."""
     crc = 0
     for piece in pieces(file, num_bytes):
         num_bytes -= len(piece)
@@ -131,7 +131,7 @@ def is_whole(path: Path, num_bytes: int, crc: int) -> bool:
 
 
 def is_gone(path: Path) -> bool:
-    """Whether nothing has this name. Where a folder can't be entered, or a disk fails, that isn't known: False."""
+    """Whether there certainly is nothing at `path`. False if its folder can't be entered or the disk fails."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -142,14 +142,14 @@ def is_gone(path: Path) -> bool:
 
 
 def move_aside(path: Path, when: str) -> Path:
-    """Renames a file to a name that nobody has; returns its new path. Raises OSError."""
+    """Renames a file to an unused name; returns its new path. Raises OSError."""
     aside = free_name(path, when)
     path.replace(aside)
     return aside
 
 
 def free_name(path: Path, when: str) -> Path:
-    """A path beside a file that nobody has, for what the file was."""
+    """An unused path beside a file, for its earlier content."""
     number = 1
     while True:
         aside = path.with_name(f"{path.name}.before-{when}" + (f"-{number}" if number > 1 else ""))
@@ -160,7 +160,7 @@ def free_name(path: Path, when: str) -> Path:
 
 @contextlib.contextmanager
 def disk_errors(label: str) -> Iterator[None]:
-    """Turns what the system says of a disk into OutputError.
+    """Turns OSError into OutputError.
 
     Args:
         label: what was being written.
@@ -178,7 +178,7 @@ def disk_errors(label: str) -> Iterator[None]:
 
 
 def json_text(value: Any) -> str:
-    """JSON on one line, with text as it is; halves of surrogate pairs as escapes, numbers that JSON lacks as null."""
+    """JSON on one line. Half surrogate pairs become escapes, and numbers that JSON lacks become null."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -187,16 +187,16 @@ def json_text(value: Any) -> str:
 
 
 class RunLock:
-    """A lock on the file at `path`, which is there as long as the lock is held, with the process's number in it.
+    """A lock on the file at `path`. The file exists while the lock is held, and contains the process id.
 
-    It dies with its process, however that ends.
+    The lock ends with its process, however that ends.
 
     Args:
-        what: what it keeps other runs from, for messages.
-        needed: whether a disk that can't lock files, as some network disks, is refused; else that is only logged.
+        what: what it protects from other runs, for messages.
+        needed: whether to refuse a disk that can't lock files, such as some network disks; otherwise it is only logged.
 
     Raises:
-        CaptioningError: another run holds it, the file can't be made, or the disk can't lock it and has to.
+        CaptioningError: another run holds the lock, the file can't be created, or a needed lock isn't possible.
     """
 
     def __init__(self, path: Path, what: str, *, needed: bool = False) -> None:
@@ -204,7 +204,7 @@ class RunLock:
         self._lock = FileLock(self._path, timeout=0, thread_local=False)
         holder = ""
         try:
-            # Windows lets nobody read a file that is locked.
+            # On Windows, nobody can read a locked file.
             with contextlib.suppress(OSError):
                 holder = self._path.read_text("ascii", "replace").strip()
             self._lock.acquire()
@@ -230,13 +230,13 @@ class RunLock:
                 f"The run's folder {path.parent.name!r} can't be written to: {reason}. "
                 "Make it writable, or choose another."
             ) from error
-        # For others' messages only: where the disk is full, the first thing that has to be kept says so.
+        # Only for other runs' messages. If the disk is full, the first real write reports it.
         with contextlib.suppress(OSError):
             self._path.write_text(f"{os.getpid()}\n", "ascii")
 
     def release(self) -> None:
         if self._lock.is_locked:
-            # While it is held, so that nobody else can have it; whoever waits for a file that is gone makes another.
+            # Removed while locked, so that no other run can have it. A run that waits for it creates another.
             with contextlib.suppress(OSError):
                 self._path.unlink()
             self._lock.release()

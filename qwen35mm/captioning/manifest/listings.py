@@ -1,7 +1,7 @@
-"""What a person should look at: `failures.jsonl`, items without a caption, and `problems.jsonl`, captions with flags.
+"""Lists for a person: `failures.jsonl`, items without a caption, and `problems.jsonl`, captions with flags.
 
-The manifest has both, so each file is written whole when a run begins and when it ends. Meanwhile it gets a line for
-each item that is found; an item may stand there twice until the end.
+The manifest stores both, so a run rewrites each file at its begin and end. In between it appends a line for each new
+entry; an item may be listed twice until the end.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Listings:
         self._problems = problems
 
     def write(self) -> None:
-        """Writes both files as the manifest has them; one without a line is removed."""
+        """Writes both files from the manifest; an empty one is removed."""
         _rewrite(self._failures, (_row(*_of(each), **_reason(each)) for each in self._manifest.failures()))
         _rewrite(self._problems, (_row(name, path, flags=flags) for name, path, flags in self._all_problems()))
 
     def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
-        """Remembers why an item has no caption; see `Manifest.fail`."""
+        """Stores why an item has no caption; see `Manifest.fail`."""
         self._manifest.fail(item, key, failed)
         _append(self._failures, _row(*_of(item), **_reason(failed)))
 
     def settle(self, item: Item, flags: tuple[str, ...]) -> None:
-        """The item has a caption, with these flags; it fails no more."""
+        """Stores the flags of an item's caption and forgets its failure."""
         name, path = os.fsencode(item.name), None if item.path is None else os.fsencode(item.path)
         with self._manifest.writing(durable=False) as connection:
             connection.execute("DELETE FROM failures WHERE name = ?", (name,))
@@ -50,18 +50,18 @@ class Listings:
             _append(self._problems, _row(*_of(item), flags=flags))
 
     def forget(self, name: str) -> None:
-        """The item of this name is gone, or somebody else's caption stays: it has neither failures nor problems."""
+        """Forgets the failure and flags of an item that is gone, or whose caption another person wrote."""
         self._manifest.forget_failure(name)
         self._manifest.change("DELETE FROM problems WHERE name = ?", os.fsencode(name))
 
     def listed(self) -> Iterator[tuple[str, Path | None]]:
-        """Names and paths of all that is in either file."""
+        """Names and paths of all items in either file."""
         yield from map(_of, self._manifest.failures())
         for name, path, _ in self._all_problems():
             yield name, path
 
     def failed(self) -> Counter[str]:
-        """How many items have no caption, by the failure's kind."""
+        """How many items have no caption, by failure kind."""
         return Counter(dict(self._manifest.rows("SELECT kind, count(*) FROM failures GROUP BY kind")))
 
     def flagged(self) -> Counter[str]:
@@ -75,12 +75,12 @@ class Listings:
 
 
 def flag_kind(flag: str) -> str:
-    """A flag without what it says of this caption alone: `missing` of `missing: red`."""
+    """A flag's kind, without its details: `missing` of `missing: red`."""
     return flag.partition(":")[0]
 
 
 def by_count(numbers: Mapping[str, int]) -> str:
-    """Numbers with what they are of, the most first, such as "3 damaged, 1 refused"."""
+    """Counts with their kinds, the largest first, such as "3 damaged, 1 refused"."""
     ordered = sorted(numbers.items(), key=lambda each: (-each[1], each[0]))
     return ", ".join(f"{number:,} {kind}" for kind, number in ordered)
 
@@ -99,7 +99,7 @@ def _row(name: str, path: Path | None, **values: Any) -> bytes:
 
 
 def _append(path: Path, line: bytes) -> None:
-    # A line that a kill has torn, or a loss of power taken, is written again from the manifest.
+    # A line that is torn or lost is written again from the manifest.
     with disk_errors(path.name), path.open("ab", buffering=0) as file:
         file.write(line)
 

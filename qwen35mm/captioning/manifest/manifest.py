@@ -1,7 +1,7 @@
-"""What a run remembers: files' digests, finished captions, failures, and what each output has.
+"""A run's memory: files' digests, finished captions, failures, and each output's contents.
 
-One SQLite file, held by one run at a time. What `finish` stored is on the disk when it returns, so everything that an
-output lacks after a kill or a loss of power can be written again from here without the model.
+One SQLite file, which one run at a time locks. When `finish` returns, the caption is on the disk. So after a kill or a
+power failure, whatever an output lacks can be written again from here without the model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
 logger = logging.getLogger(__name__)
 
-# The folder of a run's manifests, where none is named.
+# The default name of the folder of a run's manifests.
 STATE_FOLDER = ".qwen35mm"
-# Rows that are read at once, so that no transaction is open while a caller works on one.
+# Rows per read, so that no transaction is open while a caller works on a row.
 _ROWS_AT_ONCE = 500
 # Fields of a caption that are lists in JSON.
 _TUPLES = ("flags", "judged")
-# A file that was changed so short a time ago is read again.
+# A file that changed more recently is read again.
 SETTLED_S = 2.0
 
 
@@ -47,16 +47,16 @@ class Manifest:
         self._lock = lock
         self._written_ns = _changed_ns(path)
         self._database = Database(path, migrations=[TABLES], oldest=VERSION)
-        # The thread that does several things in one transaction.
+        # The thread inside `together`, and its connection.
         self._together: tuple[int, sqlite3.Connection] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Manifest:
-        """Opens or makes the manifest; its folder is made too, and may hold other shards' manifests.
+        """Opens or creates the manifest and its folder, which may hold other shards' manifests.
 
         Raises:
-            CaptioningError: another run holds it, it is damaged, foreign or of another version, or its folder can't be
-                written to.
+            CaptioningError: another run has locked it, it is damaged, foreign or of another version, or its folder
+                can't be written to.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Manifest:
     @classmethod
     @contextlib.contextmanager
     def borrowed(cls, path: Path) -> Iterator[Manifest]:
-        """A copy of the manifest at `path`, or an empty one, that leaves no trace: for a look at what a run would do.
+        """A temporary copy of the manifest at `path`, or an empty manifest: shows what a run would do.
 
         Raises:
             CaptioningError: it can't be read.
@@ -90,17 +90,16 @@ class Manifest:
                 raise CaptioningError(f"The manifest {path.name!r} can't be read: {reason}.") from error
             manifest = cls(copy, None, path.parent.parent)
             try:
-                # What a run has begun is its own to mend.
+                # Only a real run repairs what another run began.
                 manifest.change("DELETE FROM sidecars_begun")
                 yield manifest
             finally:
                 manifest.close()
 
     def take_over(self, others: Iterable[Path]) -> None:
-        """Learns what other manifests of the same folder know: captions, failures, files' digests, and whose each text
-        file is; of those that were written since this one was. A later one's word goes before an earlier one's.
+        """Copies captions, failures, files' digests and text files' owners from other manifests of the same folder.
 
-        One that can't be read is only logged.
+        Only from manifests that changed after this one; the latest wins. One that can't be read is only logged.
         """
         written = self._written_ns
         for changed, path in sorted((_changed_ns(path), path) for path in others):
@@ -114,14 +113,14 @@ class Manifest:
                 logger.warning("What %s knows is not used: %s", path.name, error)
 
     def close(self) -> None:
-        """Gives the manifest back to other runs; no method may be called afterwards."""
+        """Unlocks the manifest for other runs. Call no method afterwards."""
         self._database.close()
         if self._lock is not None:
             self._lock.release()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread reads and writes in the body is one transaction. Nothing in it can be durable by itself."""
+        """Puts this thread's reads and writes in the body into one transaction, which isn't durable."""
         with self.writing(durable=False) as connection:
             self._together = (threading.get_ident(), connection)
             try:
@@ -141,10 +140,10 @@ class Manifest:
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction that writes, kept whole or not at all. Raises OutputError.
+        """A transaction that writes, all or nothing. Raises OutputError.
 
         Args:
-            durable: a loss of power leaves it too; a killed process leaves everything anyway.
+            durable: it survives a power failure; every transaction survives a kill.
         """
         together = self._together
         if together is not None and together[0] == threading.get_ident():
@@ -169,11 +168,11 @@ class Manifest:
             connection.execute(statement, arguments)
 
     def many_rows(self, query: str, *arguments: object) -> Iterator[tuple]:
-        """Rows of a query, some at a time: nothing is locked while the caller has one.
+        """Rows of a query, read in batches: nothing is locked while the caller works on a row.
 
         Args:
-            query: for the rows behind a number, sorted by it, up to some: its first column is that number, and its
-                last two arguments, which are not among `arguments`, are the last row's number and how many are wanted.
+            query: its first column is a number, by which the rows are sorted. Its last two parameters, which are not in
+                `arguments`, are the number that all rows must exceed and the most rows.
         """
         last = -1
         while found := self.rows(query, *arguments, last, _ROWS_AT_ONCE):
@@ -181,22 +180,22 @@ class Manifest:
             last = found[-1][0]
 
     def place(self, path: Path | str) -> bytes:
-        """How the manifest names a path: relative where it lies under the run's folder, which can then be moved."""
+        """A path as the manifest stores it: relative if it lies in the run's folder, so that the folder can move."""
         absolute = os.path.abspath(path)  # noqa: PTH100
         return os.fsencode(absolute.removeprefix(self._above))
 
     def path_of(self, place: bytes) -> Path:
-        """The path that `place` was made from."""
+        """The path of a `place`."""
         return Path(self._base, os.fsdecode(place))
 
     def digest(self, path: Path, status: os.stat_result) -> bytes | None:
-        """The digest that was remembered for a file, if it has been left alone since."""
+        """The stored digest of a file, if the file hasn't changed since."""
         query = "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?"
         row = self.row(query, self.place(path), *file_state(status))
         return None if row is None else row[0]
 
     def remember_digest(self, path: Path, status: os.stat_result, digest: bytes) -> None:
-        """Remembers a file's digest."""
+        """Stores a file's digest."""
         statement = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"
         self.change(statement, self.place(path), *file_state(status), digest)
 
@@ -206,33 +205,33 @@ class Manifest:
         return None if row is None else load_caption(row[0])
 
     def finished(self, keys: Sequence[bytes]) -> bytes | None:
-        """One of these works that is finished; None where none is."""
+        """The first of these keys to be finished; None if none is."""
         query = f"SELECT key FROM results WHERE key IN ({','.join('?' * len(keys))}) ORDER BY sequence LIMIT 1"
         row = self.row(query, *keys)
         return None if row is None else row[0]
 
     def begin(self, key: bytes) -> int:
-        """Counts a beginning; how many there were until now, this one and those that a crash ended included."""
+        """Counts a start of this work; returns how many there were, including this one and crashed ones."""
         statement = "INSERT INTO attempts VALUES (?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"
         with self.writing(durable=False) as connection:
             return connection.execute(statement, (key,)).fetchone()[0]
 
     def take_back(self, key: bytes) -> None:
-        """Takes a beginning back that was ended on purpose: nobody died of it."""
+        """Uncounts a start that was cancelled on purpose, since it didn't crash."""
         self.change("UPDATE attempts SET count = count - 1 WHERE key = ? AND count > 0", key)
 
     def num_begun(self, key: bytes) -> int:
-        """How often this work was begun and neither finished nor given up."""
+        """How often this work was started without finishing, failing or being cancelled."""
         row = self.row("SELECT count FROM attempts WHERE key = ?", key)
         return 0 if row is None else row[0]
 
     def finish(self, key: bytes, caption: Caption, *, name: str = "", similarity: int | None = None) -> None:
-        """Keeps a caption, durably; this key's failures are forgotten.
+        """Stores a caption, durably, and forgets this key's failures.
 
-        Outputs that have an earlier one of this key lack it from now on.
+        An output that has an earlier caption of this key needs the new one.
 
         Args:
-            name: of the item that it was written for.
+            name: the item's name.
             similarity: the medium's perceptual hash, of any number of bits.
         """
         with self.writing() as connection:
@@ -246,14 +245,14 @@ class Manifest:
             connection.execute("DELETE FROM failures WHERE key = ?", (key,))
 
     def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
-        """Remembers why an item has no caption, in place of its name's earlier failure.
+        """Stores why an item has no caption, in place of its name's earlier failure.
 
         Args:
-            key: the work that failed; None where it failed before it was known.
+            key: the work that failed; None if the item failed before its key was known.
         """
         with self.writing(durable=False) as connection:
             if failed.kind == "changed" and isinstance(item, Item) and isinstance(item.source, Path):
-                # Without looking changed.
+                # Its size and time didn't show the change.
                 connection.execute("DELETE FROM digests WHERE place = ?", (self.place(item.source),))
             connection.execute(
                 "INSERT OR REPLACE INTO failures (name, path, key, kind, message) VALUES (?, ?, ?, ?, ?)",
@@ -262,30 +261,30 @@ class Manifest:
                     None if item.path is None else os.fsencode(item.path),
                     key,
                     failed.kind,
-                    # A message that names a file has its name as the system spells it.
+                    # A message may contain a file name that isn't UTF-8.
                     printable(failed.message),
                 ),
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
 
     def failure(self, key: bytes) -> Failed | None:
-        """How this work failed, in an earlier run or in this one, if it wasn't finished since."""
+        """How this work failed, in this run or an earlier one, unless it was finished since."""
         row = self.row("SELECT kind, message FROM failures WHERE key = ? ORDER BY sequence LIMIT 1", key)
         return None if row is None else Failed(*row)
 
     def forget_failure(self, name: str) -> None:
-        """The item of this name is all right now, or gone."""
+        """Forgets the failure of an item that succeeded or was deleted."""
         self.change("DELETE FROM failures WHERE name = ?", os.fsencode(name))
 
     def failures(self) -> Iterator[Unreadable]:
-        """What has no caption because of a failure, the oldest first."""
+        """The failed items, the oldest first."""
         query = "SELECT sequence, name, path, kind, message FROM failures WHERE sequence > ? ORDER BY sequence LIMIT ?"
         for _, name, path, kind, message in self.many_rows(query):
             where = None if path is None else Path(os.fsdecode(path))
             yield Unreadable(os.fsdecode(name), kind, message, where)
 
     def similarities(self) -> Iterator[tuple[int, bytes, str]]:
-        """Perceptual hash, key and item's name of every finished result that has a hash, the oldest first."""
+        """Perceptual hash, key and item name of every finished result with a hash, the oldest first."""
         query = (
             "SELECT sequence, similarity, key, first_name FROM results "
             "WHERE similarity IS NOT NULL AND sequence > ? ORDER BY sequence LIMIT ?"
@@ -295,14 +294,14 @@ class Manifest:
 
 
 def _copy_database(path: Path, copy: Path) -> None:
-    """Copies a database that a run may hold, or that a killed one left; none where there is none.
+    """Copies a database, if there is one. A run may use it, or a killed run may have left it.
 
     Raises:
         OSError, sqlite3.Error: it can't be read.
     """
     log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
     if log.exists() and index.exists():
-        # One state of it, whatever the run does meanwhile. Without these files, SQLite would make them.
+        # A consistent copy while a run writes. Without these two files, SQLite would create them.
         with (
             contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
             contextlib.closing(sqlite3.connect(copy)) as target,
@@ -315,7 +314,7 @@ def _copy_database(path: Path, copy: Path) -> None:
 
 
 def _changed_ns(path: Path) -> int:
-    """When a database last changed; 0 where there is none."""
+    """When a database last changed; 0 if there is none."""
     times = [0]
     for each in (path, Path(f"{path}-wal")):
         with contextlib.suppress(OSError):
@@ -324,20 +323,20 @@ def _changed_ns(path: Path) -> int:
 
 
 def load_caption(text: str) -> Caption:
-    """A caption as the manifest keeps it."""
+    """Reads a caption from the manifest's JSON."""
     values = json.loads(text)
     lists = {name: tuple(value) for name, value in values.items() if name in _TUPLES and value is not None}
     return Caption(**values | lists)
 
 
 def file_state(status: os.stat_result) -> tuple[int, int, int]:
-    """By which a file is known to have been left alone: size, time of its last change, inode."""
-    # SQLite's numbers have a sign; a Windows file's number may use all 64 bits.
+    """Identifies a file's content without reading it: size in bytes, modification time in ns, inode."""
+    # SQLite's integers are signed; a Windows file number may use all 64 bits.
     return status.st_size, status.st_mtime_ns, status.st_ino - (1 << 64 if status.st_ino >= 1 << 63 else 0)
 
 
 def is_settled(status: os.stat_result) -> bool:
-    """Whether the file can't change again within its timestamp's resolution, and look as if it had been left alone."""
+    """Whether a file is too old for another change within its timestamp's resolution, which would go unnoticed."""
     return time.time() - status.st_mtime > SETTLED_S
 
 

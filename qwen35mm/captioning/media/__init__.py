@@ -1,1 +1,1 @@
-"""Media, read in processes of their own and told apart by how they look."""
+"""Reads media in child processes, and compares how they look."""

@@ -1,4 +1,4 @@
-"""What the captioner is told of an item by the process that reads it; see `qwen35mm.decoding.answers`."""
+"""What a child process reports of an item to the captioner; see `qwen35mm.decoding.answers`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 MediumForm = Literal["pixels", "frames", "video_url"]
 """What a medium is prepared as: the engine's own input, or a part of a server's request with videos as `VideoMode`."""
 
-# What was read must be the bytes that the caption is kept under.
+# The bytes that were read must be those of the caption's key.
 CHANGED = Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
 _CHANGED = "changed"
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What an item is; `digest` and `plan` where they were asked for.
+    """An item's `digest` and `plan`, if requested.
 
     Attributes:
-        status: of the file before its bytes were read, None for what isn't a file; not the reading process's to say.
+        status: the file's, before its bytes were read; None if it isn't a file. The parent process sets it.
     """
 
     digest: bytes | None
@@ -37,20 +37,20 @@ class Inspected:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A medium as a backend takes it, and what it looks like; see `similar`."""
+    """A medium as a backend takes it, and its perceptual hash; see `similar`."""
 
     medium: PreparedMedia | EncodedMedium
     similarity: int | None = None
 
 
 def inspected_answer(inspected: Inspected) -> Answer:
-    """What `read_inspected` reads."""
+    """The input of `read_inspected`."""
     digest = None if inspected.digest is None else inspected.digest.hex()
     return Answer({"digest": digest, "plan": None if inspected.plan is None else plan_values(inspected.plan)})
 
 
 def read_inspected(values: Any, data: Data, item: Item, processor: MediaProcessor) -> Inspected:
-    """What an item is. Raises NonsenseError, and what wrong types lead to."""
+    """Reads the result of `inspected_answer`. Raises NonsenseError, and other errors for wrong types."""
     plan, digest = values["plan"], values["digest"]
     require(digest is None or (isinstance(digest, str) and len(digest) == 64), "no digest")
     return Inspected(
@@ -60,7 +60,7 @@ def read_inspected(values: Any, data: Data, item: Item, processor: MediaProcesso
 
 
 def item_answer(prepared: Prepared | Failed) -> Answer:
-    """What `read_item` reads."""
+    """The input of `read_item`."""
     if isinstance(prepared, Failed):
         return Answer(_CHANGED)
     similarity = None if prepared.similarity is None else f"{prepared.similarity:x}"
@@ -72,7 +72,7 @@ def item_answer(prepared: Prepared | Failed) -> Answer:
 
 
 def read_item(values: Any, data: Data, item: Item, processor: MediaProcessor, form: MediumForm) -> Prepared | Failed:
-    """An item as it was to be prepared. Raises NonsenseError, and what wrong types lead to."""
+    """Reads the result of `item_answer`. Raises NonsenseError, and other errors for wrong types."""
     if values == _CHANGED:
         return CHANGED
     similarity = values["similarity"]

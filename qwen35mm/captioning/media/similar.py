@@ -1,12 +1,11 @@
-"""Pictures and videos that look the same to a person: re-encoded, resized or slightly cropped.
+"""Finds pictures and videos that look the same to a person: re-encoded, resized or slightly cropped.
 
 The hash is a pHash, the signs of the lowest frequencies of a picture's cosine transform (C. Zauner, "Implementation
-and Benchmarking of Perceptual Image Hash Functions", 2010), with two changes. Half of its bits are of colour: a hash of
-brightness alone, pHash or dHash, takes a red ball for a green one. And a coefficient counts as positive above half a
-grey level, not above the median: otherwise noise decides the bits of a picture with flat areas.
+and Benchmarking of Perceptual Image Hash Functions", 2010), with two changes. Half of its bits describe colour: a hash
+of brightness alone, pHash or dHash, confuses a red ball with a green one. And a coefficient counts as positive above
+half a grey level, not above the median: otherwise noise decides the bits of a picture with flat areas.
 
-It is a hash all the same. It can't see what is small in a picture: a word on a sign, who it is that stands far off, a
-circle that was a square.
+The hash misses small details: a word on a sign, a distant person, a circle instead of a square.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from qwen35mm_preprocess.patches import read_frame
 T = TypeVar("T")
 
 SUGGESTED_MAX_DISTANCE = 4
-"""Bits that may differ a frame; `tests/captioning/media/test_similar.py` holds what that finds and what it doesn't."""
+"""The most bits that differ per frame; `tests/captioning/media/test_similar.py` shows what this finds and misses."""
 
 _FRAME_BITS = 64
 _FRAME_MASK = (1 << _FRAME_BITS) - 1
@@ -32,9 +31,9 @@ _BRIGHTNESS_BITS, _COLOUR_BITS = 32, 16
 _MIN_COEFFICIENT = 0.5
 _INITIAL_CAPACITY = 1024
 
-# BT.601, as in JPEG: brightness, and how much bluer and redder than that a pixel is.
+# BT.601, as in JPEG: brightness and the two colour differences, blue and red.
 _RGB_TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.1687, -0.3313, 0.5], [0.5, -0.4187, -0.0813]])
-# From the lowest frequency on; none for the picture's mean, so that brightening it all changes nothing.
+# From the lowest frequency up. Without the mean, so that brightening the whole picture changes nothing.
 _FREQUENCIES = sorted(((i, j) for i in range(9) for j in range(9)), key=lambda at: (sum(at), at))[1:]
 _ROWS, _COLUMNS = np.array(_FREQUENCIES[:_BRIGHTNESS_BITS]).T
 # [frequency, pixel]: the cosine transform (DCT-II), scaled so that coefficients are in grey levels.
@@ -42,7 +41,7 @@ _COSINES = np.cos(np.pi * np.arange(9)[:, None] * (2 * np.arange(_SIDE) + 1) / (
 
 
 def perceptual_hash(pixels: np.ndarray) -> int:
-    """What a picture looks like, in 64 bits: 32 of brightness and 16 of each colour difference.
+    """A picture's look in 64 bits: 32 of brightness and 16 of each colour difference.
 
     Args:
         pixels: RGB, uint8 [H, W, 3].
@@ -61,10 +60,10 @@ def perceptual_hash(pixels: np.ndarray) -> int:
 
 
 def similarity(frames: Sequence[np.ndarray]) -> int:
-    """The hashes of a medium's frames as one number, which also tells how many they are.
+    """The hashes of a medium's frames as one number, which also contains their count.
 
     Args:
-        frames: each as `perceptual_hash` takes it.
+        frames: RGB, uint8 [H, W, 3] each.
     """
     packed = 1
     for frame in frames:
@@ -73,10 +72,10 @@ def similarity(frames: Sequence[np.ndarray]) -> int:
 
 
 def media_similarity(media: PreparedMedia, processing: ImageProcessing | VideoProcessing) -> int:
-    """`similarity` of an image, or of a video's first, middle and last frame, from what the model gets.
+    """`similarity` of an image, or of a video's first, middle and last frame, from the model's input.
 
     Args:
-        processing: the one that `media` was prepared with.
+        processing: the settings that prepared `media`.
     """
     grid_thw = media.plan.grid_thw
     places = [(0, 0)]
@@ -88,9 +87,8 @@ def media_similarity(media: PreparedMedia, processing: ImageProcessing | VideoPr
 class SimilarIndex(Generic[T]):
     """Finds the value of the medium that looks most like another one.
 
-    Two media are near-duplicates if they have as many frames and each frame's hash differs from its counterpart's in
-    `max_distance` bits at most. A search goes through all that were added: some two milliseconds for
-    100,000 images.
+    Two media are near-duplicates if they have equally many frames and each pair of frames differs in at most
+    `max_distance` bits. A search compares all added media: about two milliseconds for 100,000 images.
 
     Raises:
         ValueError: a distance below 0 or above 64.
@@ -100,7 +98,7 @@ class SimilarIndex(Generic[T]):
         if not 0 <= max_distance <= _FRAME_BITS:
             raise ValueError(f"max_distance must be 0 to {_FRAME_BITS} bits; got {max_distance}.")
         self._max_distance = max_distance
-        # By the number of frames: hashes [frame, medium] with room for more media, and the media's values.
+        # By number of frames: hashes uint64 [frames, capacity], and the media's values.
         self._media: dict[int, tuple[np.ndarray, list[T]]] = {}
 
     def add(self, similarity: int, value: T) -> None:
@@ -114,7 +112,7 @@ class SimilarIndex(Generic[T]):
         self._media[len(frames)] = hashes, values
 
     def find(self, similarity: int) -> T | None:
-        """The value of the near-duplicate with the fewest bits of difference, the first added of equals; or None."""
+        """The value of the near-duplicate with the fewest different bits, the first added if equal; or None."""
         frames = _unpacked(similarity)
         hashes, values = self._media.get(len(frames), (np.empty((len(frames), 0), np.uint64), []))
         near = np.arange(len(values))

@@ -1,4 +1,4 @@
-"""Media are read ahead of the model in child processes; see `qwen35mm.decoding`."""
+"""Reads media ahead of the model in child processes; see `qwen35mm.decoding`."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ T = TypeVar("T")
 
 # A run waits longer for a medium than a person does.
 _TIMEOUT_S = 120.0
-# A larger file is read from disk by its decoder, and once more afterwards for its digest.
+# The decoder reads a larger file from the disk itself; then it is read once more for its digest.
 _WHOLE_BYTES = 64 << 20
 
 
 def inspect(item: Item, processor: MediaProcessor, *, with_digest: bool, with_plan: bool) -> Inspected:
-    """What an item is, without decoding it.
+    """Digest and plan of an item, without decoding it.
 
     Args:
-        with_digest: whether its bytes are hashed; not where the digest is known.
-        with_plan: whether it is planned: its size, its length and what it costs.
+        with_digest: whether to hash its bytes.
+        with_plan: whether to plan it: its size, duration and tokens.
     """
     source = item.read(_WHOLE_BYTES if with_digest and with_plan else 0)
     digest = None
@@ -59,8 +59,8 @@ def prepare(
     """An item as a backend takes it.
 
     Args:
-        digest: of the bytes that its caption is for.
-        with_similarity: whether it is compared with other media.
+        digest: SHA-256 of the bytes in the caption's key.
+        with_similarity: whether to compute its perceptual hash.
     """
     source = item.read(_WHOLE_BYTES)
     if isinstance(source, bytes) and hashlib.sha256(source).digest() != digest:
@@ -72,7 +72,7 @@ def prepare(
         processing = processor.image_processing if item.kind == "image" else processor.video_processing
         similarity = media_similarity(medium, processing)
     if form != "pixels":
-        # Only for those that need it: a tenth of a second of their start.
+        # Imported only here: it takes a tenth of a second.
         from qwen35mm.backends.remote.media import encode_medium
         from qwen35mm.contract import Image, Video
 
@@ -93,13 +93,13 @@ def _prepare(item: Item, processor: MediaProcessor, how: dict[str, Any]) -> Answ
 class MediaWorkers:
     """Reads media in child processes, first come, first served.
 
-    A file on which a process dies, or doesn't end in time, is answered with `Failed`; the process is replaced, and no
-    other file notices.
+    If a process dies or exceeds its time, its file is `Failed`. The process is replaced, and other files aren't
+    affected.
 
     Args:
-        processor: what media are planned and decoded with.
+        processor: plans and decodes media.
         num_workers: processes.
-        timeout_s: the most that one medium may take; None goes by its kind and its bytes.
+        timeout_s: the most seconds per medium; None depends on its kind and size.
     """
 
     def __init__(self, processor: MediaProcessor, num_workers: int, *, timeout_s: float | None = None) -> None:
@@ -108,20 +108,20 @@ class MediaWorkers:
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="qwen35mm-media")
 
     async def inspect(self, item: Item, *, with_digest: bool, with_plan: bool) -> Inspected | Failed:
-        """See `inspect`; `Failed` where the item can't be read."""
+        """See `inspect`; `Failed` if the item can't be read."""
         how = {"with_digest": with_digest, "with_plan": with_plan}
         return await self._do(self._look, item, how)
 
     async def prepare(
         self, item: Item, digest: bytes, form: MediumForm, *, with_similarity: bool = False
     ) -> Prepared | Failed:
-        """See `prepare`; `Failed` where the item can't be read."""
+        """See `prepare`; `Failed` if the item can't be read."""
         how = {"digest": digest, "form": form, "with_similarity": with_similarity}
         read = partial(read_item, item=item, processor=self._processor, form=form)
         return await self._do(self._call, _prepare, item, how, read)
 
     def close(self) -> None:
-        """Ends the processes; what they are at is left, and what waits is not begun."""
+        """Ends the processes, their current work included, and drops waiting work."""
         self._decoders.close()
         self._threads.shutdown(cancel_futures=True)
 

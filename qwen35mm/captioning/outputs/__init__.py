@@ -1,4 +1,4 @@
-"""Where captions go. Each output writes an item once, whatever happens on the way."""
+"""Where captions go. Each output writes every item once, even after a crash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OutputSpec:
 
     @property
     def media_folder(self) -> Path | None:
-        """The folder in which it puts what a scan would take for sources; None where it doesn't."""
+        """The folder whose content a scan would take for sources; None if there is none."""
         return self.path if self.kind in ("dataset", "parquet", "webdataset") else None
 
 
@@ -74,11 +74,11 @@ def parse_output(text: str) -> OutputSpec:
 
 
 def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: OutputSettings) -> list[Output]:
-    """Opens the outputs, and mends what a killed run left in them.
+    """Opens the outputs and repairs what a killed run left in them.
 
     Raises:
-        CaptioningError: two outputs at one place, one that another run writes to, or, in the mode `skip`, a file that
-            another program wrote.
+        CaptioningError: two outputs share a place, another run writes to one, or, in the mode `skip`, another program
+            wrote the file.
         MissingExtraError: parquet without the extra `datasets`.
         OutputError: the disk is full, read-only or fails.
     """
@@ -101,7 +101,7 @@ def _open_parquet(manifest: Manifest, folder: Path, settings: OutputSettings) ->
     return ParquetShards(manifest, folder, settings)
 
 
-# How a person writes each kind, and what opens it.
+# For each kind: how a person writes it, and what opens it.
 _KINDS: dict[str, tuple[str, Callable[[Manifest, Any, OutputSettings], Output]]] = {
     "sidecar": ("sidecar, sidecar:.caption", Sidecars),
     "jsonl": ("jsonl:FILE", JsonLines),

@@ -1,4 +1,4 @@
-"""What every output can do, and what is said to all."""
+"""The interface of all outputs, and their settings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class OutputSettings:
     """How outputs are written.
 
     Attributes:
-        mode: what happens where somebody else's captions are: left alone, replaced (files of records are moved
-            aside), or kept after or before ours.
-        folder: where sidecars go, under their items' names; None puts them beside their media.
-        one_line: sidecars have one line: many trainers read no more.
-        separator: between a person's text and ours in a sidecar; None is a line end, or a space in one line.
-        link_media: dataset folders have links to media where the disk can, and no copies.
-        embed_media: parquet holds the pictures too.
+        mode: what happens to other people's captions. `skip` leaves them alone, `overwrite` replaces them (files of
+            records are moved aside), `append` and `prepend` put ours after or before them.
+        folder: the folder of sidecars, under their items' names; None puts them beside their media.
+        one_line: writes sidecars as one line, since many trainers read only one.
+        separator: between a person's text and ours in a sidecar; None for a line end, or a space with `one_line`.
+        link_media: dataset folders link to media instead of copying, if the disk can.
+        embed_media: parquet files contain the media.
         records_per_shard: of parquet files and tars.
+        compact: merges shards that aren't full at the run's end.
         judged: records may have judgements.
-        compact: shards that aren't full are merged at the run's end.
     """
 
     mode: Mode = "skip"
@@ -45,10 +45,9 @@ class OutputSettings:
 
 
 class Wants(Enum):
-    """What an output has for an item.
+    """What an output wants for an item.
 
-    CAPTION: the caption must be written. DONE: it is there as it should be. KEPT: somebody else's text stands there
-    and stays.
+    CAPTION: the caption must be written. DONE: it is already there. KEPT: another person's text is there and stays.
     """
 
     CAPTION = "caption"
@@ -57,14 +56,14 @@ class Wants(Enum):
 
 
 class Output(ABC):
-    """Something that captions are written to. One thread uses it at a time."""
+    """A place that captions are written to. One thread uses it at a time."""
 
     @abstractmethod
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """Whether the caption of this work must be written.
 
         Args:
-            key: None before the medium was read; then the answer is KEPT or CAPTION, as far as it can be known.
+            key: None before the medium was read; then the answer is KEPT or CAPTION, as far as known.
 
         Raises:
             OutputError: the disk fails, or the manifest can't be read.
@@ -72,33 +71,35 @@ class Output(ABC):
 
     @abstractmethod
     def write(self, record: Record) -> None:
-        """Writes a record whose result the manifest has. A record that is there already, or that isn't wanted, isn't
-        written again, so after a kill it may be called for everything once more.
+        """Writes a record whose caption the manifest has, unless it is already there or isn't wanted.
 
-        What was written is on the disk when it returns; shards, which are written whole, are so when they are full,
-        and until then a later run is asked for their records again.
+        So after a kill it may be called again for every record. When it returns, the record is on the disk. Only shards
+        wait until they are full; until then, a later run writes their records again.
 
         Raises:
-            OutputError: the disk is full, read-only or fails; what was there stays. The run should end with `close`.
-            CaptioningError: this item's caption can't be written: its medium has changed or gone, its name is too long
-                for the disk, its folder can't be written to, or its text file isn't UTF-8. Other items can.
+            OutputError: the disk is full, read-only or fails; the earlier content stays. The run should end with
+                `close`.
+            CaptioningError: only this item's caption can't be written: its medium was changed or deleted, its name is
+                too long for the disk, its folder isn't writable, or its text file isn't UTF-8.
         """
 
     @abstractmethod
     def gone(self) -> set[Path]:
-        """The files of media whose captions of ours are here, and which are there no more. Raises OutputError."""
+        """The deleted media files whose captions of ours are still here. Raises OutputError."""
 
     @abstractmethod
     def prune(self, media: Collection[Path]) -> None:
-        """Takes the captions of media out, unless somebody has changed them; the manifest keeps them. For media that
-        are `gone`, after `finish`; whatever ends it, it may be called again. Raises OutputError."""
+        """Removes the captions of `gone` media, unless a person has changed them; the manifest keeps them.
 
-    def finish(self) -> None:  # noqa: B027 - most have nothing that waits
-        """The run's end, also after Ctrl-C: writes what waits for it, and drops what was replaced. May be called once.
+        Call it after `finish`. It may be called again after any error. Raises OutputError.
+        """
+
+    def finish(self) -> None:  # noqa: B027 - most outputs have nothing to do
+        """Ends the run, also after Ctrl-C: writes pending records and drops replaced ones. May be called once.
 
         Raises:
             OutputError: as `write`.
         """
 
-    def close(self) -> None:  # noqa: B027 - nor files that are open
-        """Gives its files back. Without `finish` before, what waited is left to the next run."""
+    def close(self) -> None:  # noqa: B027 - most outputs have no open files
+        """Closes its files. Without an earlier `finish`, the next run writes the pending records."""

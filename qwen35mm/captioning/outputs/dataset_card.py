@@ -1,6 +1,6 @@
-"""The card of a dataset folder, `README.md`, as Hugging Face's Hub and `datasets` read it; somebody's own stays.
+"""The card of a dataset folder: a `README.md` for Hugging Face's Hub and `datasets`. A person's own card stays.
 
-A folder of parquet files gets none: pyarrow and pandas take every file in it for one of theirs.
+A folder of parquet files gets none: pyarrow and pandas would read it as a data file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def card(suffixes: Mapping[str, Collection[str]]) -> str:
     """A card.
 
     Args:
-        suffixes: of the media, with their dots, by "image" and "video"; those that are there. Of both, each has a file
-            of rows of its own.
+        suffixes: the media's suffixes, with dots, under "image", "video" or both. With both, each kind has its own
+            file of rows.
     """
     first, *others = kinds = sorted(suffixes)
     rows = rows_file(first) if others else "metadata.jsonl"
@@ -36,19 +36,19 @@ def card(suffixes: Mapping[str, Collection[str]]) -> str:
     text = f"{' and '.join(f'{each}s' for each in kinds).capitalize()} with captions: `text` in `metadata.jsonl`."
     loaded = f'{first}s = load_dataset("FOLDER")["train"]'
     for other in others:
-        # A dataset has one builder for all of its configurations.
+        # A dataset has one builder for all its configurations.
         told = f'metadata_filenames=["{rows_file(other)}"]'
         loaded += f'\n{other}s = load_dataset("{other}folder", data_dir="FOLDER", {told})["train"]'
     return f"---\n{head}---\n{_OURS}\n\n# Captions\n\n{text}\n\n{_LOADED.format(loaded)}\n"
 
 
 def rows_file(kind: str) -> str:
-    """Where a folder of images and videos has the rows of one kind."""
+    """The file with one kind's rows in a folder of images and videos."""
     return f"{kind}s.jsonl"
 
 
 def write_card(folder: Path, text: str) -> None:
-    """Writes a card where there is none, or an older one of ours. Raises OSError."""
+    """Writes a card, unless a person's own card is there. Raises OSError."""
     path = folder / CARD
     with contextlib.suppress(FileNotFoundError):
         old = path.read_text("utf-8", "replace")

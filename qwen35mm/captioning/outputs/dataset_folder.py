@@ -1,6 +1,6 @@
-"""A Hugging Face dataset folder: media, and beside them `metadata.jsonl` with `file_name` and `text`, and a card.
+"""A Hugging Face dataset folder: media, a `metadata.jsonl` with `file_name` and `text`, and a card.
 
-Hugging Face's `datasets` reads a folder of one kind of media. Where there are both, each has a copy of its rows.
+Hugging Face's `datasets` reads one kind of media per folder. With images and videos, each kind has a copy of its rows.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ from qwen35mm.captioning.records import Record, still_there
 _log = logging.getLogger(__name__)
 
 DATASET_METADATA = "metadata.jsonl"
-# What a record may lack, and a column may not.
+# A record may lack these, but a column needs a value in every row.
 _ALWAYS = {"data": "", "judged": "", "shared_from": ""}
-# Linux's request for a copy that takes no room until one of both is changed (linux/fs.h).
+# Linux's request for a copy that takes no space until either file changes (linux/fs.h).
 _FICLONE = 0x40049409
 
 
 class DatasetFolder(JsonLines):
-    """The folder `folder`. Media are copied, where the disk can without taking room, or linked where that is asked for.
+    """The folder `folder`. Media are copied, without taking space if the disk can, or linked on request.
 
-    One that somebody changed in the folder stays as it is.
-
-    Errors are those of `JsonLines`, for `metadata.jsonl`.
+    A medium that a person changed in the folder stays as it is. Errors are those of `JsonLines`, for `metadata.jsonl`.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
@@ -58,7 +56,7 @@ class DatasetFolder(JsonLines):
             remove_leftovers(found)
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
-        """See `Output`. A medium that was taken out of the folder is put there again."""
+        """See `Output`. A medium that was removed from the folder is put there again."""
         wants = super().wants(item, key)
         is_there = wants is Wants.CAPTION or (self._folder / self._file_name(item)).is_file()
         return wants if is_there else Wants.CAPTION
@@ -69,11 +67,11 @@ class DatasetFolder(JsonLines):
         super().write(record)
 
     def medium(self, item: Item) -> Path:
-        """See `JsonLines`: the folder's own, which somebody may have cropped."""
+        """See `JsonLines`: the folder's own file, which a person may have cropped."""
         return self._folder / self._file_name(item)
 
     def finish(self) -> None:
-        """See `Output`. Media that no line names any more are removed; one that somebody changed is moved aside."""
+        """See `Output`. Removes media that no line names any more; one that a person changed is moved aside."""
         super().finish()
         with disk_errors(self.label):
             self._describe()
@@ -99,12 +97,12 @@ class DatasetFolder(JsonLines):
         values = record.to_dict()
         values.pop("path", None)
         row = {"file_name": self._file_name(record.item), "text": values.pop("caption"), **_ALWAYS, **values}
-        # `datasets` wants one type of a column in every row: what a list or an object holds is JSON text.
+        # `datasets` wants one type per column, so lists and objects become JSON text.
         row = {name: json_text(value) if isinstance(value, list | dict) else value for name, value in row.items()}
         return json_text(row).encode() + b"\n"
 
     def _describe(self) -> None:
-        """Writes the card, and each kind's rows where there are two, unless it is newer than they. Raises OSError."""
+        """Writes the card, and each kind's rows if there are two, unless the card is newer. Raises OSError."""
         card_path = self._folder / CARD
         if not self._path.stat().st_size:
             return
@@ -124,7 +122,7 @@ class DatasetFolder(JsonLines):
             write_card(self._folder, card(suffixes))
 
     def _rows(self) -> Iterator[tuple[bytes, str, str]]:
-        """The lines that name a file, with its kind and its suffix; those of others may have any form."""
+        """The lines that name a file, with its kind and its suffix. Lines that we didn't write may have any form."""
         with self._path.open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError, RecursionError, AttributeError):
@@ -148,7 +146,7 @@ class DatasetFolder(JsonLines):
         )
 
     def _put_medium(self, record: Record, path: Path) -> None:
-        """Puts the medium at its place, whole and checked, unless somebody changed the one that is there."""
+        """Puts the medium at its place, complete and checked, unless a person changed the one that is there."""
         owner, found = owner_of(record.item, self._manifest), _digest(path)
         put = self._claims.put(owner) or self._put_once(owner)
         if found is not None and put and found not in put and found != record.content:
@@ -170,23 +168,23 @@ class DatasetFolder(JsonLines):
                     file.write(piece)
 
     def _put_once(self, owner: bytes) -> tuple[bytes, ...]:
-        """What was put for an owner before that was remembered with its name."""
+        """The SHA-256 of an owner's medium, from its entry; for folders that are older than the claims' `content`."""
         row = self._manifest.row("SELECT content FROM entries WHERE output = ? AND owner = ?", self._output, owner)
         return () if row is None else row
 
 
 def _digest(path: Path) -> bytes | None:
-    """The SHA-256 of the file at `path`; None where there is none, or it can't be read."""
+    """The SHA-256 of the file at `path`; None if there is none or it can't be read."""
     with contextlib.suppress(OSError):
         return Medium(path.name, path).digest()
     return None
 
 
 def _clone(source: Path, file: BinaryIO) -> bool:
-    """Makes an empty file a copy that shares its bytes on the disk; False where that can't be."""
+    """Turns an empty file into a copy that shares the source's blocks on the disk; False if that isn't possible."""
     if sys.platform != "linux":
         return False
-    import fcntl  # not everywhere
+    import fcntl  # not on Windows
 
     with contextlib.suppress(OSError), source.open("rb") as old:
         fcntl.ioctl(file.fileno(), _FICLONE, old.fileno())
@@ -195,7 +193,7 @@ def _clone(source: Path, file: BinaryIO) -> bool:
 
 
 def _link(source: Path, path: Path, content: bytes) -> bool:
-    """Links a medium, where the disk can; False where it must be copied."""
+    """Links a medium if the disk can; False if it must be copied."""
     temporary = temporary_for(path)
     temporary.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""Names that an output gives to items: inside its folder, never too long, and each to one item for good."""
+"""Names that an output gives to items: inside its folder, never too long, and permanently one per item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qwen35mm.captioning.manifest.files import is_gone
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 
-# What a file's name may have on every common disk.
+# The longest file name on every common disk.
 _MAX_NAME_BYTES = 255
 _DIGEST_DIGITS = 8
 _DIGEST_BYTES = 32
@@ -23,12 +23,12 @@ _RESERVED = frozenset({"con", "prn", "aux", "nul"}) | {f"{port}{n}" for port in 
 
 
 def fold(name: str) -> str:
-    """A name as a disk may see it that doesn't tell cases apart, nor Unicode's ways to write one letter."""
+    """A name as seen by a disk that ignores case and Unicode normalization."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def fit(stem: str, suffix: str) -> str:
-    """`stem + suffix`, shortened to what a disk takes; a digest of the whole stem then keeps it apart from others."""
+    """`stem + suffix`, shortened to the longest file name; then a digest of the whole stem keeps it unique."""
     room = _MAX_NAME_BYTES - len(os.fsencode(suffix))
     name = os.fsencode(stem)
     if len(name) <= room:
@@ -48,7 +48,7 @@ def parts_inside(name: str) -> list[str]:
 
 
 def portable(part: str) -> str:
-    """One part of a name as every system takes it: printable, and neither reserved nor hidden."""
+    """One part of a name as every system accepts it: printable, and neither reserved nor hidden."""
     kept = "".join("_" if c in _FORBIDDEN or not c.isprintable() else c for c in printable(part))
     kept = kept.rstrip(". ")
     if kept.startswith(".") or not kept or kept.split(".")[0].lower() in _RESERVED:
@@ -65,10 +65,10 @@ def numbered(stem: str, name: str, suffix: str) -> Iterator[str]:
 
 
 def portable_names(name: str, suffix: str, *, dots: bool = True) -> Iterator[str]:
-    """Paths for an item of this name in a folder that any system can read, the best first.
+    """Paths for an item of this name in a folder, readable on any system, the best first.
 
     Args:
-        dots: whether the last part may have any before the suffix.
+        dots: whether the last part may contain dots before the suffix.
     """
     *folders, last = [portable(part) for part in parts_inside(name)]
     stem = PurePosixPath(last).stem
@@ -79,21 +79,21 @@ def portable_names(name: str, suffix: str, *, dots: bool = True) -> Iterator[str
 
 
 def owner_of(item: Item, manifest: Manifest) -> bytes:
-    """What an item is known by in an output: its name, and its file, as two commands may give one name to two files."""
+    """Identifies an item in an output: its name and its file, since two commands may give one name to two files."""
     return os.fsencode(item.name) + (b"" if item.path is None else b"\0" + manifest.place(item.path))
 
 
 def place_in(owner: bytes, name: bytes) -> bytes | None:
-    """The place of the file in what `owner_of` made of an item of this name; None in a container."""
+    """The file's place in the result of `owner_of` for an item of this name; None for an item of a container."""
     return owner[len(name) + 1 :] or None
 
 
 class Claims:
-    """The names in one output. A name that an item got stays its own in all later runs.
+    """The names in one output. An item keeps its name in all later runs.
 
     Args:
         output: the output's name in the manifest.
-        durable: a name is on the disk when it is claimed; else with the manifest's next durable transaction.
+        durable: whether a claim is on the disk at once; otherwise with the manifest's next durable transaction.
     """
 
     def __init__(self, manifest: Manifest, output: bytes, *, durable: bool = False) -> None:
@@ -109,11 +109,11 @@ class Claims:
     def claim(
         self, owner: bytes, names: Iterable[str], *, is_free: Callable[[str], bool], medium: Path | None = None
     ) -> str:
-        """The name that `owner` has, or else the first of `names` that nobody has and that is free.
+        """The owner's name; if it has none, claims the first of `names` that is unclaimed and free.
 
         Args:
-            is_free: whether a name that nobody has may be used.
-            medium: the item's file; when it is gone, another item may take its name.
+            is_free: whether an unclaimed name may be used.
+            medium: the item's file; once it is deleted, another item may take its name.
         """
         found = self.find(owner)
         if found is not None:
@@ -123,7 +123,7 @@ class Claims:
             folded = os.fsencode(fold(name))
             row = self._manifest.row("SELECT medium FROM claims WHERE output = ? AND folded = ?", self._output, folded)
             if is_free(name) if row is None else self._is_gone(row[0]):
-                # In place of who had the name.
+                # Replaces the name's earlier owner, if any.
                 values = (self._output, owner, os.fsencode(name), folded, place)
                 statement = "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, NULL)"
                 self._manifest.change(statement, *values, durable=self._durable)
@@ -131,7 +131,7 @@ class Claims:
         raise AssertionError("the names to choose from have no end")
 
     def without_entry(self, output: bytes) -> list[tuple[bytes, str]]:
-        """The owners that have no entry in the output of records `output`, with their names."""
+        """The owners without an entry in `output`, an output of records, with their names."""
         query = (
             "SELECT owner, place FROM claims WHERE output = ? AND NOT EXISTS "
             "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)"
@@ -139,23 +139,23 @@ class Claims:
         return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self._output, output)]
 
     def of_files(self) -> list[tuple[bytes, bytes]]:
-        """The names that items with a file have, with the places of their files."""
+        """The names of items that have a file, with the places of their files."""
         query = "SELECT place, medium FROM claims WHERE output = ? AND medium IS NOT NULL"
         return self._manifest.rows(query, self._output)
 
     def put(self, owner: bytes) -> tuple[bytes, ...]:
-        """The SHA-256 of what is under the owner's name if nobody changed it; none where that isn't known."""
+        """The possible SHA-256 digests of the file under the owner's name if nobody changed it; empty if unknown."""
         row = self._manifest.row("SELECT content FROM claims WHERE output = ? AND owner = ?", self._output, owner)
         content = b"" if row is None else row[0] or b""
         return tuple(content[at : at + _DIGEST_BYTES] for at in range(0, len(content), _DIGEST_BYTES))
 
     def remember_put(self, owner: bytes, *contents: bytes) -> None:
-        """Remembers what may be there: what was put before, and what is put next."""
+        """Stores the digests of what may be there: the earlier content and the next."""
         statement = "UPDATE claims SET content = ? WHERE output = ? AND owner = ?"
         self._manifest.change(statement, b"".join(contents), self._output, owner)
 
     def release(self, owner: bytes) -> None:
-        """Gives a name back."""
+        """Frees a name."""
         self._manifest.change("DELETE FROM claims WHERE output = ? AND owner = ?", self._output, owner)
 
     def _is_gone(self, medium: bytes | None) -> bool:

@@ -1,9 +1,8 @@
-"""A file of records, one JSON object a line. Lines appear as captions are done.
+"""A file of records, one JSON object per line. Lines appear as captions finish.
 
-The manifest knows how many bytes of the file are ours, their CRC-32, and the line that comes next, recorded before it
-is written. So a line that a kill has torn is written again when the file is next opened, and a file that somebody else
-changed is seen; it is moved aside, and written anew from the manifest. What a person makes of a caption (`edit`) is in
-the manifest, too, so that no later run takes it for its own.
+The manifest stores how many bytes of the file are ours, their CRC-32, and the next line before it is written. So a line
+that a kill tore is written again when the file is next opened. A file that somebody else changed is detected, moved
+aside and written anew from the manifest. The manifest also stores a person's edits, so no later run overwrites them.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class JsonLines(RecordOutput):
         self._path = Path(os.path.realpath(path))
         self._file: BinaryIO | None = None
         self._length = self._crc = self._head_length = self._num_stale = 0
-        # The file's state when a line of ours was its last; None before.
+        # The file's state after our last line; None before the first.
         self._state: tuple[int, int, int] | None = None
-        # Where the file's copy is, and how many captions of persons are only there.
+        # The copy of the file, and how many edited captions are only there.
         self._copy: Path | None = None
         self._num_replaced = 0
         super().__init__(manifest, path.name, manifest.place(self._path), self._path, settings)
@@ -61,7 +60,7 @@ class JsonLines(RecordOutput):
     def write(self, record: Record) -> None:
         """See `Output`."""
         with disk_errors(self.label):
-            # Before the check: what an error left unwritten is written when the file is opened again.
+            # Opened before the check: reopening writes a line that an earlier error left unwritten.
             file = self._file or self._open()
             if self._wants(record.item, record.key) is not Wants.CAPTION:
                 return
@@ -77,14 +76,14 @@ class JsonLines(RecordOutput):
             self._add(file, shown, replaced is not None, put)
 
     def edit(self, owner: bytes, text: str | None) -> None:
-        """Puts a person's text in place of a record's caption, durably; None puts the caption there again.
+        """Replaces a record's caption with a person's text, durably; None restores the caption.
 
         Raises:
             ValueError, RecursionError: see `edited` of records.
             OutputError: as `write`.
         """
         with disk_errors(self.label):
-            # A person's page is open for long: what somebody else did to the file meanwhile is moved aside, too.
+            # The page is open for long. A file that somebody else changed meanwhile is moved aside, too.
             if self._file is not None and self._state != _state_of(self._path):
                 self._close_file()
             file = self._file or self._open()
@@ -96,21 +95,24 @@ class JsonLines(RecordOutput):
             self._add(file, shown, True, lambda connection: connection.execute(statement, (text, self._output, owner)))
 
     def theirs(self, owner: bytes) -> str | None:
-        """A person's text in place of a record's caption; None where there is none. Raises OutputError."""
+        """The person's text that replaces a record's caption; None if there is none. Raises OutputError."""
         row = self._manifest.row("SELECT edited FROM entries WHERE output = ? AND owner = ?", self._output, owner)
         return None if row is None else row[0]
 
     def medium(self, item: Item) -> Path | None:
-        """The file that a person sees an item in; None where it lies in a container."""
+        """The file that shows an item to a person; None if it lies in a container."""
         return item.path
 
     def accept(self, owner: bytes, digest: bytes | None) -> None:
-        """Remembers, durably, which text of a record's a person accepted; None is none. Raises OutputError."""
+        """Stores, durably, the digest of the text that a person accepted for a record; None for none.
+
+        Raises OutputError.
+        """
         statement = "UPDATE entries SET accepted = ? WHERE output = ? AND owner = ?"
         self._manifest.change(statement, digest, self._output, owner, durable=True)
 
     def entries(self) -> Iterator[tuple[bytes, Record, str | None, bytes | None]]:
-        """Every entry in order: its owner, its record as the model's, a person's text, the digest that was accepted."""
+        """Every entry in order: owner, record with the model's caption, a person's text, the accepted digest."""
         for _, owner, *row, theirs, accepted in self._rows_of_entries():
             yield owner, self._record(owner, *row), theirs, accepted
 
@@ -151,7 +153,7 @@ class JsonLines(RecordOutput):
     def _add(
         self, file: BinaryIO, record: Record, replaces: bool, change: Callable[[sqlite3.Connection], object]
     ) -> None:
-        """Tells the manifest of a record, and appends its line."""
+        """Stores a record's change in the manifest and appends its line."""
         line, num_stale = self._line(record), self._num_stale + replaces
         with self._manifest.writing() as connection:
             change(connection)
@@ -163,7 +165,7 @@ class JsonLines(RecordOutput):
         self._append(file, line)
 
     def _keep_edited(self, replaced: int | None) -> None:
-        """Copies the file before the first caption of a person is replaced."""
+        """Copies the file before the first edited caption is replaced."""
         row = self._manifest.row("SELECT edited FROM entries WHERE position = ?", replaced)
         if row is None or row[0] is None:
             return
@@ -192,7 +194,7 @@ class JsonLines(RecordOutput):
         self._open()
 
     def _adopt(self, mode: Mode) -> None:
-        """Begins with a file that this manifest doesn't know."""
+        """Takes over a file that this manifest doesn't know."""
         temporary_for(self._path).unlink(missing_ok=True)
         head_length, crc = 0, 0
         if os.path.lexists(self._path) and (not self._path.is_file() or self._path.stat().st_size > 0):
@@ -216,7 +218,7 @@ class JsonLines(RecordOutput):
         self._manifest.change(statement, self._output, head_length, crc, head_length, durable=True)
 
     def _open(self) -> BinaryIO:
-        """Opens the file as the manifest knows it, mended or written anew where it is otherwise."""
+        """Opens the file in the manifest's state; repairs it or writes it anew if it differs."""
         row = self._manifest.row(
             "SELECT length, crc, head_length, num_stale, intent FROM line_files WHERE place = ?", self._output
         )
@@ -244,7 +246,7 @@ class JsonLines(RecordOutput):
         return self._file
 
     def _end_rewrite(self) -> None:
-        """A file that was written anew and not yet renamed takes its place now; anything else is a leftover."""
+        """Renames a rewritten file that a kill left complete; any other temporary file is removed."""
         temporary = temporary_for(self._path)
         if self._num_stale == 0 and is_whole(temporary, self._length, self._crc):
             temporary.replace(self._path)
@@ -253,7 +255,7 @@ class JsonLines(RecordOutput):
             temporary.unlink(missing_ok=True)
 
     def _rewrite(self) -> None:
-        """Writes the whole file from the manifest, beside and renamed, after the lines that were there before us."""
+        """Writes the whole file anew: the lines from before us, then the manifest's records."""
         self._close_file()
         length, crc = 0, 0
 
@@ -280,7 +282,7 @@ class JsonLines(RecordOutput):
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """By which a file is known to have been left alone; None where there is none. Raises OSError."""
+    """See `file_state`; None if there is no file. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         return file_state(path.stat())
     return None

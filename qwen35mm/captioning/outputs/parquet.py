@@ -1,4 +1,4 @@
-"""Parquet shards: a row a record, with the same columns in every shard, and the pictures themselves where asked for."""
+"""Parquet shards: one row per record, the same columns in every shard, and the media themselves on request."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ try:
 except ImportError as error:
     raise MissingExtraError("Writing parquet", "datasets") from error
 
-# A row group: what is in memory at once.
+# The most of a row group, which is in memory at once.
 _ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 32 << 20
 _JSON_COLUMNS = ("data", "metadata")
-# A larger medium is left where it is, and named.
+# A larger medium isn't embedded.
 _MOST_EMBEDDED_BYTES = 256 << 20
 _VALUES = {pyarrow.string(): "string", pyarrow.int64(): "int64", pyarrow.float64(): "float64"}
 
@@ -31,9 +31,9 @@ _VALUES = {pyarrow.string(): "string", pyarrow.int64(): "int64", pyarrow.float64
 class ParquetShards(Shards):
     """The parquet files in `folder`; errors are those of `Shards`.
 
-    `data` and `metadata` hold JSON text; `judged` is there from the first run on that judges. With `embed_media`,
-    `image` or `video` hold a medium's bytes and name, as Hugging Face's `Image` and `Video` do; the schema's metadata
-    tell its `datasets`.
+    `data` and `metadata` contain JSON text. The column `judged` exists from the first judging run on. With
+    `embed_media`, `image` or `video` contain a medium's bytes and name, like Hugging Face's `Image` and `Video`. The
+    schema's metadata describe this for its `datasets`.
     """
 
     suffix = ".parquet"
@@ -49,7 +49,7 @@ class ParquetShards(Shards):
         return _schema(embed_media="image" in form.names, judged=True) if self._is_outdated(path) else form
 
     def _is_outdated(self, path: Path) -> bool:
-        # Whoever reads a folder wants the same columns in all of it.
+        # Readers of a folder want the same columns in every file.
         return "judged" in self._schema.names and "judged" not in pyarrow.parquet.read_schema(path).names
 
     def _start(self, file: BinaryIO, form: Any) -> None:
@@ -91,7 +91,7 @@ class ParquetShards(Shards):
         self._writer.close()
 
     def _drop(self) -> None:
-        # Else it would write the file's end when it is collected.
+        # Otherwise the writer would write a footer when it is garbage-collected.
         self._writer.is_open = False
 
     def _flush(self) -> None:
@@ -130,9 +130,9 @@ def _schema(*, embed_media: bool, judged: bool) -> Any:
 
 
 def _feature(kind: Any) -> Any:
-    """A column's type in the words of Hugging Face's `datasets`."""
+    """A column's type as Hugging Face's `datasets` describes it."""
     if pyarrow.types.is_list(kind):
-        # Read as a list of any version's.
+        # Every version of `datasets` reads this form as a list.
         return [_feature(kind.value_type)]
     if pyarrow.types.is_struct(kind):
         return {field.name: _feature(field.type) for field in kind}

@@ -1,6 +1,6 @@
-"""What files of records have in common: one run at a time, and which items' records are there.
+"""The common part of all files of records: a lock for one run, and the entries.
 
-The manifest has an entry for each, with all that the record says besides the caption.
+The manifest has one entry per record, with all its fields besides the caption.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qwen35mm.captioning.outputs.base import Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import owner_of, place_in
 from qwen35mm.captioning.records import Record, edited
 
-# All of an output's entries: their positions, what `RecordOutput._record` takes, and what a person made of them.
+# All entries of an output: position, the arguments of `RecordOutput._record`, and a person's edit and acceptance.
 ENTRIES = (
     "SELECT position, owner, name, entries.key, entries.content, path, metadata, caption, edited, accepted "
     "FROM entries JOIN results ON results.key = entries.key WHERE output = ?"
@@ -37,15 +37,15 @@ ENTRIES = (
 
 
 class RecordOutput(Output):
-    """A file or folder of records that the manifest knows as `output`; one entry an owner, see `owner_of`.
+    """A file or folder of records, `output` in the manifest; one entry per owner, see `owner_of`.
 
     Args:
         label: for messages, such as `captions.jsonl`.
-        locked: the file that only one run may write, or one that stands for a folder's.
+        locked: the file that only one run may write, or one that stands for the folder.
 
     Raises:
-        CaptioningError: another run writes there; or, in the mode `skip`, there is something that this run's manifest
-            doesn't know.
+        CaptioningError: another run writes there; or, in the mode `skip`, this run's manifest doesn't know what is
+            there.
         OutputError: the disk is full, read-only or fails.
     """
 
@@ -65,7 +65,7 @@ class RecordOutput(Output):
 
     @abstractmethod
     def _begin(self, mode: Mode) -> None:
-        """Mends what a killed run left, and decides about what is there and isn't ours. Raises OSError."""
+        """Repairs what a killed run left, and handles foreign content as `mode` says. Raises OSError."""
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`."""
@@ -85,11 +85,11 @@ class RecordOutput(Output):
         self.finish()
 
     def _drop_entries(self, connection: sqlite3.Connection, positions: Sequence[int]) -> None:
-        """Takes entries out, within a transaction; `finish` then takes their records out."""
+        """Removes entries, within a transaction; `finish` then removes their records."""
         connection.executemany("DELETE FROM entries WHERE position = ?", [(position,) for position in positions])
 
     def _of_files(self) -> Iterator[tuple[int, Path, bool]]:
-        """The entries of items with a file: where they are, the file, and whether a person has edited the caption."""
+        """The entries of items with a file: position, file, and whether a person has edited the caption."""
         query = (
             "SELECT position, owner, name, edited IS NOT NULL FROM entries "
             "WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
@@ -103,7 +103,7 @@ class RecordOutput(Output):
         self._run_lock.release()
 
     def _wants(self, item: Item, key: bytes | None) -> Wants:
-        """What the entry of this item says."""
+        """What the entry of this item wants."""
         query = (
             "SELECT edited IS NOT NULL, entries.key = ? AND entries.revision = results.revision FROM entries "
             "JOIN results ON results.key = entries.key WHERE output = ? AND owner = ?"
@@ -115,12 +115,13 @@ class RecordOutput(Output):
         return Wants.DONE if is_done else Wants.CAPTION
 
     def _replaced_by(self, record: Record, taken: Collection[int] = ()) -> int | None:
-        """The position of the entry whose place a record takes, if any: its own with another key, or that of a file
-        which was renamed to it, or which is gone and whose name it has now. What a person has edited is replaced by the
-        same caption only, with which the edit goes along.
+        """The position of the entry that a record replaces, if any.
+
+        That is the item's own entry with another key, the entry of a file that was renamed to this item, or the entry
+        of a deleted file with this name. An edited caption is only replaced by the same caption, which keeps the edit.
 
         Args:
-            taken: positions that records got which aren't put yet.
+            taken: positions that other records take which aren't stored yet.
         """
         own = owner_of(record.item, self._manifest)
         query = (
@@ -137,7 +138,7 @@ class RecordOutput(Output):
         return None
 
     def _reviewed(self, replaced: int | None) -> tuple[str | None, bytes | None]:
-        """What a person made of the entry at a position, which goes along with it: see `entries` in the manifest."""
+        """A person's text and accepted digest of the entry at a position; see `entries` in the manifest's tables."""
         row = self._manifest.row("SELECT edited, accepted FROM entries WHERE position = ?", replaced)
         theirs, accepted = row or (None, None)
         return None if self._mode == "overwrite" else theirs, accepted
@@ -154,7 +155,7 @@ class RecordOutput(Output):
         """Adds an entry, in place of the one at the position `replaced`. Within a transaction.
 
         Args:
-            reviewed: what a person made of it; nobody reviews shards.
+            reviewed: a person's text and accepted digest; shards have none.
         """
         item = record.item
         if replaced is not None:
@@ -179,13 +180,13 @@ class RecordOutput(Output):
         )
 
     def _records(self) -> Iterator[Record]:
-        """Every record as the output has it, in order; its item has no medium to read."""
+        """Every record of the output, in order; its item has no medium to read."""
         for _, *row, theirs, _ in self._rows_of_entries():
             record = self._record(*row)
             yield record if theirs is None else replace(record, caption=edited(record.caption, theirs))
 
     def _rows_of_entries(self) -> Iterator[tuple]:
-        """Of each entry, in order: its position, what `_record` takes, and what a person made of it."""
+        """The rows of `ENTRIES`, in order."""
         return self._manifest.many_rows(f"{ENTRIES} AND position > ? ORDER BY position LIMIT ?", self._output)
 
     def _record(
@@ -196,7 +197,7 @@ class RecordOutput(Output):
         return Record(Item(os.fsdecode(name), where or b"", made.kind, where, json.loads(metadata)), key, content, made)
 
     def _path_of(self, owner: bytes, name: bytes, path: Path) -> Path:
-        """An item's path as a person wrote it, unless the program was in another folder then."""
+        """An item's path as a person wrote it, or from its place if the working directory was another then."""
         place = place_in(owner, name)
         return path if place is None or self._manifest.place(path) == place else self._manifest.path_of(place)
 
@@ -205,7 +206,7 @@ class RecordOutput(Output):
         return place is not None and is_gone(self._manifest.path_of(place))
 
     def _move_aside(self, path: Path) -> str:
-        """Gives a file that isn't ours another name, which is returned. Raises OSError."""
+        """Renames a foreign file; returns its new name. Raises OSError."""
         aside = move_aside(path, time.strftime("%Y%m%d-%H%M%S"))
         sync_folder(path.parent)
         return aside.name

@@ -1,12 +1,11 @@
-"""Records in files of many, each written whole and once: a shard that has its name never changes again.
+"""Shards: files of many records, each written once. A shard with its final name never changes again.
 
-A shard is written under a temporary name. When it is full, or the run ends, the manifest takes its records in one
-transaction, and then it is renamed; a kill between the two is made good when the folder is next opened. So the manifest
-names exactly the records that are in shards; all others are asked for again, without work for the model.
+A shard is written under a temporary name. When it is full or the run ends, one transaction stores its records in the
+manifest, and then the shard is renamed. If a kill comes between the two, the folder's next opening renames it. So the
+manifest lists exactly the records in shards; all others are written again, without the model.
 
-Records move from shards to a new one where some of theirs were replaced, at the run's end, and where a person wants few
-large shards instead of many small ones. The transaction that gives them to the new shard takes them from the old ones,
-and a shard without records is removed.
+At a run's end, shards with replaced records are rewritten: the others move to a new shard. With `compact`, small shards
+are merged the same way. One transaction moves the records, and a shard without records is removed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class _OpenShard:
     """A shard that is being written.
 
     Attributes:
-        moved: the shard and the row that each of its first records comes from.
-        added: behind them, new records by owner, with the position of the entry that each replaces.
+        moved: the source shard and row of each of its first records.
+        added: the new records after those, by owner, each with the position of the entry that it replaces.
     """
 
     number: int
@@ -72,33 +71,33 @@ class Shards(RecordOutput):
         self._settings = settings
         self._open_shard: _OpenShard | None = None
         output = manifest.place(folder) + os.fsencode(f"/*{self.suffix}")
-        # One lock for the folder, whatever the shards' kind: leftovers of every kind are removed from it.
+        # One lock for all kinds of shards in the folder, since leftovers of every kind are removed.
         super().__init__(manifest, folder.name, output, folder / "shards", settings)
 
     def _start(self, file: BinaryIO, form: Any) -> None:
-        """Begins a shard of this form; None is that of this run's records. Raises OSError."""
+        """Begins a shard of this form; None for the form of this run's records. Raises OSError."""
 
     @abstractmethod
     def _add(self, file: BinaryIO, record: Record) -> None:
-        """Adds a record, or nothing of it after an exception. Raises OSError, CaptioningError."""
+        """Adds a record, all or nothing. Raises OSError, CaptioningError."""
 
     @abstractmethod
     def _copy(self, file: BinaryIO, path: Path, rows: Sequence[int]) -> None:
-        """Adds these rows, in rising order, of another shard of the same form. Raises OSError."""
+        """Copies these rows, in ascending order, from another shard of the same form. Raises OSError."""
 
     @abstractmethod
     def _end(self, file: BinaryIO) -> None:
-        """Writes what the format has at its end. Raises OSError."""
+        """Writes the end of the format. Raises OSError."""
 
     def _drop(self) -> None:
-        """The file will be closed and removed without an end."""
+        """Prepares for the file to be closed and removed without its end."""
 
     def _form(self, path: Path) -> Any:
-        """What shards have to have in common for rows of theirs to be in one."""
+        """The form of a shard; only shards of equal form can be merged."""
         return None
 
     def _is_outdated(self, path: Path) -> bool:
-        """Whether a shard's records are wanted in another form than theirs; `_form` gives it."""
+        """Whether a shard's records must be rewritten in another form, that of `_form`."""
         return False
 
     def write(self, record: Record) -> None:
@@ -111,7 +110,7 @@ class Shards(RecordOutput):
                 self._seal(self._open_shard)
             with self._abandoned_on_error():
                 shard = self._open_shard or self._new_shard()
-                # A record that isn't sealed yet has taken its place, too.
+                # Records that aren't sealed yet have taken their positions, too.
                 replaced = self._replaced_by(record, [taken for _, taken in shard.added.values() if taken is not None])
                 self._add(shard.file, record)
                 shard.added[owner] = (record, replaced)
@@ -129,7 +128,7 @@ class Shards(RecordOutput):
                     wanted.append((number, is_replaced))
             for form, group in groupby(wanted, key=lambda each: self._form(self._path(each[0]))):
                 shards = list(group)
-                # One that is only small would become itself.
+                # A single small shard would only be copied.
                 if len(shards) > 1 or shards[0][1]:
                     self._move([number for number, _ in shards], form)
 
@@ -146,7 +145,7 @@ class Shards(RecordOutput):
         return Wants.DONE if added[0].key == key else Wants.CAPTION
 
     def _abandon(self) -> None:
-        """Leaves the shard that was being written to a later run."""
+        """Drops the open shard; a later run writes its records again."""
         shard, self._open_shard = self._open_shard, None
         if shard is not None:
             self._drop()
@@ -157,7 +156,7 @@ class Shards(RecordOutput):
 
     @contextlib.contextmanager
     def _abandoned_on_error(self) -> Iterator[None]:
-        """After an error of the disk, though not of one item, `_abandon`."""
+        """Calls `_abandon` after an error, unless it is only one item's."""
         try:
             yield
         except BaseException as error:
@@ -194,7 +193,7 @@ class Shards(RecordOutput):
             self._seal(shard)
 
     def _seal(self, shard: _OpenShard) -> None:
-        """Ends a shard, gives its records to the manifest, and renames it."""
+        """Ends a shard, stores its records in the manifest, and renames it."""
         with self._abandoned_on_error():
             self._end(shard.file)
             sync(shard.file)
@@ -216,7 +215,7 @@ class Shards(RecordOutput):
         self._rename(self._path(shard.number))
 
     def _rename(self, path: Path) -> None:
-        """Gives a shard that the manifest has its name."""
+        """Gives a shard that the manifest knows its final name."""
         temporary_for(path).replace(path)
         sync_folder(self._folder)
 
@@ -248,7 +247,7 @@ class Shards(RecordOutput):
                 self._forget(number)
 
     def _known(self) -> list[tuple[int, int, int, int]]:
-        """Number, records, bytes, and records that weren't replaced, of the manifest's shards, by number."""
+        """The manifest's shards by number: number, records, bytes, and records that weren't replaced."""
         return self._manifest.rows(
             "SELECT number, num_records, num_bytes, "
             "(SELECT count(*) FROM entries WHERE entries.output = shards.output AND shard = number) "

@@ -1,8 +1,8 @@
 """Captions as text files beside their media.
 
-A new text is written under a temporary name; then the manifest takes what it will replace and what it is; then it is
-renamed. A temporary file that is still there tells that the rename was not done, so the manifest's word can be taken
-back. Every file is therefore known to be ours, or a person's, however the last run ended.
+A new text is written under a temporary name. Then the manifest stores the digests of the old and the new file, and the
+new file is renamed. A leftover temporary file shows that the rename didn't happen, so the manifest's entry is undone.
+So it is always known whether a file is ours or a person's, however the last run ended.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
 _log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
-# What the system says of one file or folder rather than of the disk.
+# Errors of one file or folder, not of the disk.
 _OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A text file as it stands, and what the manifest knows of it: see the table `sidecars`.
+    """A text file's content, and what the manifest knows of it: see the table `sidecars`.
 
     Attributes:
-        content: None where there is none.
-        written: the digest of what we wrote last; None where we never did.
-        keys_written: the captions of ours in that, the last one last.
+        content: None if there is no file.
+        written: the digest of our last write; None if we never wrote it.
+        keys_written: the keys of our captions in that write, the newest last.
         original: the person's text that was there before us.
     """
 
@@ -53,21 +53,21 @@ class _Text:
 
     @property
     def keys(self) -> tuple[bytes, ...] | None:
-        """The captions of ours in a file that is as we left it; None in a person's, and where there is none."""
+        """The keys of our captions in a file that nobody changed; None for a person's file and if there is none."""
         return self.keys_written if self.content is not None and _digest(self.content) == self.written else None
 
     @property
     def is_anybodys(self) -> bool:
-        """Whether a person wrote something of what is there."""
+        """Whether a person wrote some of the content."""
         if self.content is None or not self.content.strip():
             return False
         return self.keys is None or (self.original is not None and self.original.encode() in self.content)
 
 
 class Sidecars(Output):
-    """One text file an item, beside its medium or, under its name, in `settings.folder`.
+    """One text file per item, beside its medium or, under the item's name, in `settings.folder`.
 
-    `a.txt` for `a.jpg`; where another item has that, `a.png.txt`, and then numbered names.
+    `a.txt` for `a.jpg`; if another item has that, the full name, as in `a.png.txt`, and then numbered names.
     """
 
     def __init__(self, manifest: Manifest, suffix: str, settings: OutputSettings) -> None:
@@ -80,9 +80,9 @@ class Sidecars(Output):
         separator = settings.separator if settings.separator is not None else " " if settings.one_line else "\n"
         self._separator = separator.encode("utf-8", "backslashreplace")
         self._last: bytes | None = None
-        # Where texts of somebody went that were replaced.
+        # The copies of people's texts that were replaced.
         self._backups: list[Path] = []
-        # A text file whose name isn't the one that its medium would have alone, and the medium's.
+        # The first text file without its usual name, since another medium has that, and its medium.
         self._shared: tuple[str, str] | None = None
         place = b"" if self._folder is None else manifest.place(self._folder)
         self._claims = Claims(manifest, os.fsencode(f"sidecar:{suffix}:") + place)
@@ -90,15 +90,12 @@ class Sidecars(Output):
             self._mend(begun)
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
-        """See `Output`. Raises CaptioningError for an item of a container where there is no folder for it."""
+        """See `Output`. Raises CaptioningError for an item of a container without `settings.folder`."""
         text = self._text(item)
         return Wants.KEPT if text is None else self._wants(text, key)
 
     def original(self, item: Item) -> str | None:
-        """The person's own text for this item: what stood there before us, or what a person made of it since.
-
-        None where there is none, or no place for one.
-        """
+        """The person's own text for this item: the text before ours, or a later edit. None if there is none."""
         if self._folder is None and item.path is None:
             return None
         text = self._text(item)
@@ -132,16 +129,16 @@ class Sidecars(Output):
         if text.keys:
             if key in (text.keys if self._appends else text.keys[-1:]):
                 return Wants.DONE
-            # In a file that was appended to, a person's text stands as well.
+            # A file that we appended to has a person's text as well.
             return Wants.KEPT if self._mode == "skip" and text.is_anybodys else Wants.CAPTION
         if self._mode == "skip":
             return Wants.KEPT
-        # Ours was added to it once; whether a person left it there is the person's business.
+        # Ours was added once, and a person has changed the file since: what stays of ours is up to them.
         was_added = self._appends and text.keys is None and key in text.keys_written
         return Wants.KEPT if was_added else Wants.CAPTION
 
     def _compose(self, content: bytes | None, record: Record) -> bytes:
-        """The file's new bytes; a text file ends with a newline."""
+        """The file's new bytes, with a newline at the end."""
         own = self._shown(record.caption).encode("utf-8", "backslashreplace").rstrip(b"\n")
         if not self._appends or content is None or not content.strip():
             return own + b"\n"
@@ -168,7 +165,7 @@ class Sidecars(Output):
         }
 
     def prune(self, media: Collection[Path]) -> None:
-        """See `Output`. A text that somebody wrote or changed stays, and so does one that ours was added to."""
+        """See `Output`. A text that a person wrote or changed stays, and so does one that ours was added to."""
         for place, medium in self._claims.of_files():
             if self._manifest.path_of(medium) not in media:
                 continue
@@ -177,13 +174,13 @@ class Sidecars(Output):
                 text = self._known(path)
                 if text is None or not text.keys_written or (text.content is not None and text.is_anybodys):
                     continue
-                # Removed first: a kill leaves a row without a file, which counts as nothing.
+                # Removed first: after a kill, the row has no file, which counts as no caption.
                 path.unlink(missing_ok=True)
                 with self._manifest.writing() as connection:
                     connection.execute("DELETE FROM sidecars WHERE place = ?", (place,))
 
     def finish(self) -> None:
-        """See `Output`. Says where two media would have one text file by their names, and whose texts were replaced."""
+        """See `Output`. Warns of replaced texts, and of media whose names lead to the same text file."""
         if self._backups:
             _log.warning(
                 "%d text files that somebody wrote or changed were replaced. What they were is kept beside them, as in "
@@ -202,13 +199,13 @@ class Sidecars(Output):
             )
 
     def _shown(self, caption: Caption) -> str:
-        """A caption as its text file has it."""
+        """A caption as its text file contains it."""
         if not self._one_line:
             return caption.text
         return json_text(caption.data) if caption.data is not None else " ".join(caption.text.split())
 
     def _record(self, old: _Text, new: bytes, key: bytes) -> None:
-        """Tells the manifest what the new file replaces and what it is; on the disk before it is renamed."""
+        """Stores the digests of the old and the new file in the manifest, durably, before the rename."""
         before, keys_before = None, ()
         if old.content is not None:
             before = _digest(old.content)
@@ -232,7 +229,7 @@ class Sidecars(Output):
         return own.strip() or None
 
     def _text(self, item: Item) -> _Text | None:
-        """The item's sidecar; None where something stands that isn't a text file, or can't be read."""
+        """The item's sidecar; None if there is something else than a text file, or it can't be read."""
         return self._known(self._path(item))
 
     def _known(self, path: Path) -> _Text | None:
@@ -249,7 +246,7 @@ class Sidecars(Output):
         return _Text(path, content, written, split, original)
 
     def _path(self, item: Item) -> Path:
-        """Where the item's sidecar is, claimed for good."""
+        """The path of the item's sidecar, which is claimed permanently."""
         if self._folder is not None:
             owner, parts = owner_of(item, self._manifest), parts_inside(item.name)
             directory, name = self._folder.joinpath(*parts[:-1]), parts[-1]
@@ -274,7 +271,7 @@ class Sidecars(Output):
         return path
 
     def _begin(self, path: Path) -> None:
-        """Tells the manifest where a temporary file will be; the file before is certainly renamed."""
+        """Stores in the manifest where a temporary file will be. By now, the previous file is certainly renamed."""
         place = self._manifest.place(path)
         with self._manifest.writing(durable=False) as connection:
             connection.execute("UPDATE sidecars SET pending = 0 WHERE place = ?", (self._last,))
@@ -283,7 +280,7 @@ class Sidecars(Output):
         self._last = place
 
     def _mend(self, place: bytes) -> None:
-        """Takes back what was recorded of a file that was not renamed, and removes its temporary file."""
+        """Undoes the record of a file that was not renamed, and removes its temporary file."""
         temporary = temporary_for(_target(self._manifest.path_of(place)))
         if temporary.exists():
             with self._manifest.writing() as connection:
@@ -318,10 +315,10 @@ def _digest(content: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """A sidecar's bytes; None where nothing is there. Never waits for a pipe.
+    """A sidecar's bytes; None if there is nothing. Never waits for a pipe.
 
     Raises:
-        OSError: no text file stands there: a folder, a pipe, a link to nowhere, or a file that can't be read.
+        OSError: it isn't a text file but a folder, a pipe or a broken link, or it can't be read.
     """
     try:
         if stat.S_ISREG(path.stat().st_mode):
@@ -336,7 +333,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, content: bytes) -> Path:
-    """Gives a text file a second name, which says when it was last changed; where that is. Raises OSError."""
+    """Gives a text file a second name with the time of its last change; returns that path. Raises OSError."""
     when = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))
     number = 1
     while True:
@@ -348,14 +345,14 @@ def _keep(path: Path, content: bytes) -> Path:
                 with replacing(backup) as file:
                     file.write(content)
             return backup
-        # A run that was killed before it replaced the text has kept it.
+        # A run that was killed before the replacement has made this copy.
         if backup.is_file() and backup.read_bytes() == content:
             return backup
         number += 1
 
 
 def _is_medium(path: Path) -> bool:
-    """Whether a picture or a video is at `path`, whatever its name says. A text has no zero bytes."""
+    """Whether `path` is a picture or a video, whatever its name. A text has no zero bytes."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return False
@@ -367,5 +364,5 @@ def _is_medium(path: Path) -> bool:
 
 
 def _target(path: Path) -> Path:
-    """The file that is replaced: behind a link, the one that it leads to."""
+    """The file to replace: a link's target, or the path itself."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path

@@ -15,7 +15,7 @@ from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record, still_there
 
 _MEMBERS = 3
-# The longest suffix of a member, so that a key fits a disk's names with every one of them.
+# The longest suffix of a member: with it, a key is still a valid file name.
 _ROOM_FOR_SUFFIX = ".webm.json"
 
 
@@ -57,14 +57,14 @@ class TarShards(Shards):
         file.write(bytes(2 * tarfile.BLOCKSIZE))
 
     def _key(self, record: Record) -> str:
-        """The sample's key: its name, with no dot in the last part, where readers end the key."""
+        """The sample's key: its name without dots in the last part, since readers end the key at the first dot."""
         names = portable_names(record.item.name, _ROOM_FOR_SUFFIX, dots=False)
         keys = (name.removesuffix(_ROOM_FOR_SUFFIX) for name in names)
         return self._claims.claim(owner_of(record.item, self._manifest), keys, is_free=lambda _: True)
 
 
 def _samples(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Where each sample begins and ends in a shard that we wrote."""
+    """The begin and end of each sample in a shard that we wrote, in bytes."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         members = [(member.offset, member.offset_data + member.size) for member in tar]
     for at in range(0, len(members), _MEMBERS):

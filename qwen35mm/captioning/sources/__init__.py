@@ -1,1 +1,1 @@
-"""From what a person names to items."""
+"""Turns the sources that a person names into items."""

@@ -1,4 +1,4 @@
-"""What sources hold, and what becomes of it: an item by its first bytes, or why it can't be one. Nothing is decoded."""
+"""Candidates from sources: each becomes an item by its first bytes, or a reason why not. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qwen35mm_preprocess.media import check_num_bytes, read_format
 
 logger = logging.getLogger(__name__)
 
-# A file with one of these is meant to be a medium, whatever is in it.
+# A file with one of these suffixes should be a medium, whatever its content.
 MEDIA_SUFFIXES = (suffixes_of("image") | suffixes_of("video")) - AMBIGUOUS_SUFFIXES
 
 
 class SourceError(CaptioningError):
-    """A source, or one shard of it, ends here: what is wrong with it, and its `kind` in `failures.jsonl`."""
+    """A source, or one of its shards, can't be read further; `kind` is as in `failures.jsonl`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -34,11 +34,11 @@ class SourceError(CaptioningError):
 
 @dataclass(frozen=True)
 class Candidate(Medium):
-    """What may be an item. In a folder or a container, its name is the one that it has there.
+    """A possible item. Its name is the one in its folder or container.
 
     Attributes:
-        metadata: gives what its source says of it besides, as JSON values; asked only of what becomes an item.
-        is_expected: it should be a medium, whatever its name, as a dataset's row.
+        metadata: returns further values from its source, as JSON values; only called for items.
+        is_expected: whether it should be a medium, whatever its name, such as a dataset's row.
     """
 
     metadata: Callable[[], Mapping[str, Any]] = dict
@@ -47,7 +47,7 @@ class Candidate(Medium):
 
 @dataclass(frozen=True)
 class Container:
-    """A tar or a zip in a folder: what may be items are its members, as `NAME/MEMBER`."""
+    """A tar or a zip in a folder; its members are candidates, as `NAME/MEMBER`."""
 
     name: str
     path: Path
@@ -55,14 +55,14 @@ class Container:
 
 def looks_like_medium(name: str) -> bool:
     """Whether a name has the suffix of an image or a video."""
-    return os.path.splitext(name)[1].lower() in MEDIA_SUFFIXES  # noqa: PTH122 - asked of every file in a folder
+    return os.path.splitext(name)[1].lower() in MEDIA_SUFFIXES  # noqa: PTH122 - called for every file in a folder
 
 
 def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unreadable | None:
-    """The item of this name; None where nothing says that it should be one.
+    """The item of this name; None if nothing suggests that it is one.
 
-    Something that isn't a medium, or can't be opened, is Unreadable if it is expected to be one or has a medium's
-    suffix; a file that may not be read is Unreadable also without any suffix.
+    A candidate that isn't a medium, or can't be opened, is Unreadable if it is expected to be a medium or has a
+    medium's suffix. A file without a suffix is Unreadable if reading isn't permitted.
     """
     path = candidate.source if isinstance(candidate.source, Path) else None
     try:
@@ -74,7 +74,7 @@ def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unread
         return Unreadable(name, failure_kind(error), printable(str(error)), path)
     except (OutputError, SourceError):
         raise
-    # What a library makes of hostile bytes is this entry's alone: the next one is read all the same.
+    # A library's error about hostile bytes affects only this entry; the next one is still read.
     except Exception as error:
         logger.warning("%s could not be looked at.", printable(name), exc_info=True)
         message = f"'{printable(PurePosixPath(name).name)}' could not be looked at ({type(error).__name__}). Check it."
@@ -84,7 +84,7 @@ def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unread
 def _may_be_medium(candidate: Candidate) -> bool:
     source = candidate.source
     try:
-        # A named pipe or a device could block for ever.
+        # A named pipe or a device could block forever.
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             return False
         return candidate.sniff() is not None

@@ -1,6 +1,6 @@
-"""Parquet files and Hugging Face dataset folders: which shards there are, and the media in their rows.
+"""Parquet files and Hugging Face dataset folders: their shards, and the media in their rows.
 
-Shards are read through pyarrow, a few rows in memory at a time.
+pyarrow reads the shards, a few rows in memory at a time.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _OUTSIDE = "{} outside of the dataset, which is not read. Put {} into the datase
 
 @dataclass(frozen=True)
 class Dataset:
-    """Shards with one column of media among theirs.
+    """Shards with one column of media.
 
     Attributes:
-        root: the folder that the shards lie in; a shard by itself is its own root.
-        image_column: None where no shard's first rows could be read.
+        root: the folder of the shards; a single shard is its own root.
+        image_column: None if no shard's first rows could be read.
     """
 
     root: Path
@@ -52,18 +52,18 @@ class Dataset:
     image_column: str | None
 
     def rows(self, shard: Path) -> Iterator[Candidate | Unreadable]:
-        """The rows as `SHARD/000017`, and `000017` in a shard by itself; the last part of a medium's own path follows.
+        """The rows as `SHARD/000017`, or `000017` in a single shard, followed by the last part of a medium's path.
 
-        With a path `cats/a.png` that makes `SHARD/000017-a.png`.
+        With the path `cats/a.png`: `SHARD/000017-a.png`.
 
         Raises:
-            SourceError: the shard is damaged, after the rows before the damage.
+            SourceError: the shard is damaged. The rows before the damage come first.
         """
         folder = "" if shard == self.root else f"{shard.relative_to(self.root).as_posix()}/"
         with _open_shard(shard) as (schema, read_rows):
             image_column = self.image_column
             if image_column is None:
-                # No first rows could be read; reading them again says why.
+                # The first rows couldn't be read. Reading them again raises the reason.
                 next(read_rows(schema.names), None)
             if image_column is None or image_column not in schema.names:
                 message = f"'{shard.name}' has no column '{image_column}', as the first shard has."
@@ -87,21 +87,21 @@ class Dataset:
         if _ADDRESS.match(path):
             message = "The medium is an address, which is not opened here. Download it first, or put its bytes there."
             return Unreadable(name, "unsupported", message)
-        # Beside the shard, or, where the shards have a folder of their own, below the dataset.
+        # Beside the shard, or below the dataset's folder if the shards have their own folder.
         beside = shard.parent / path
         below = self.root / path
         source = below if _is_there(below) and not _is_there(beside) else beside
-        # Whoever made the dataset doesn't decide which of this machine's files are read.
+        # A dataset must not read other files of this machine.
         if not _is_within(self.root, source):
             return Unreadable(name, "unsupported", _OUTSIDE.format("The row names a file", "its bytes"))
         return Candidate(name, source, metadata, is_expected=True)
 
 
 def open_parquet(path: Path, image_column: str | None = None) -> Dataset:
-    """A parquet file by itself.
+    """A single parquet file.
 
     Raises:
-        CaptioningError: it has no column of media, or several, or none that is named `image_column`.
+        CaptioningError: it has no column of media, or several, or no column `image_column`.
         MissingExtraError: pyarrow isn't installed.
     """
     try:
@@ -119,23 +119,23 @@ def open_parquet(path: Path, image_column: str | None = None) -> Dataset:
 def open_dataset_folder(
     folder: Path, names: NameFilter, image_column: str | None = None, *, without: Collection[Path] = ()
 ) -> Dataset | None:
-    """The dataset that a folder is, or None for a folder of files.
+    """A folder as a dataset, or None for a folder of files.
 
-    A dataset was written by `save_to_disk` (a `state.json`, or a `dataset_dict.json` over one for each split, and
-    arrow shards), or has parquet files with media in their rows, at the top or in `data`, and no media beside them.
+    A dataset was written by `save_to_disk`: arrow shards with a `state.json`, or a `dataset_dict.json` with one for
+    each split. Or it has parquet files with media in their rows, at the top or in `data`, and no media beside them.
 
     Args:
-        without: folders whose parquet files aren't looked at.
+        without: folders whose parquet files are ignored.
 
     Raises:
-        CaptioningError: the column of media isn't known, or a shard would lie outside of the folder.
+        CaptioningError: the column of media isn't known, or a shard lies outside of the folder.
         MissingExtraError: pyarrow isn't installed.
     """
     saved = _saved_shards(folder)
     candidates = saved or [path for path in _parquet_shards(folder) if not is_one_of(path.parent, without)]
     shards = [path for path in candidates if names.enters(path.relative_to(folder).as_posix())]
     for shard in shards:
-        # One that can't be read is reported when its turn comes; the next may say what the columns are.
+        # An unreadable shard is reported when it is scanned; the next one may have the columns.
         with contextlib.suppress(SourceError):
             if (found := _find_image_column(shard, image_column)) is not None:
                 return Dataset(folder, shards, found)
@@ -143,7 +143,7 @@ def open_dataset_folder(
 
 
 def _saved_shards(folder: Path) -> list[Path]:
-    """The arrow shards of a saved dataset, in their order; none where it isn't one."""
+    """The arrow shards of a saved dataset, in order; empty if it isn't one."""
     splits = _read_json(folder / "dataset_dict.json").get("splits")
     parts = [folder / str(split) for split in splits] if isinstance(splits, list) else [folder]
     shards: list[Path] = []
@@ -169,7 +169,7 @@ def _parquet_shards(folder: Path) -> list[Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty where there is none."""
+    """A file's JSON object; empty if there is none."""
     try:
         value = read_json(path) if path.is_file() else {}
     except (OSError, ValueError):
@@ -178,14 +178,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_within(root: Path, path: Path) -> bool:
-    """Whether a path leads to something in a dataset, also through links; `root` is as in `Dataset`."""
+    """Whether a path, with its links resolved, lies in a dataset; `root` is as in `Dataset`."""
     base = Path(os.path.realpath(root if root.is_dir() else root.parent))
-    # In the Hugging Face cache a dataset's files are links to blobs beside its snapshots.
+    # In the Hugging Face cache, a dataset's files are links to blobs beside its snapshots.
     homes = [base, *(parent.parent / "blobs" for parent in base.parents if parent.name == "snapshots")]
     try:
         found = Path(os.path.realpath(path))
     except (OSError, ValueError):
-        # Too long, or not a path: opening it says so.
+        # Too long, or not a path: opening it reports that.
         return os.pardir not in path.parts and path.is_relative_to(root if root.is_dir() else root.parent)
     return any(found.is_relative_to(home) for home in homes)
 
@@ -194,18 +194,18 @@ def _is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        # Too long, or in a folder that may not be entered: that is said when it is probed.
+        # Too long, or in a folder that can't be entered: probing it reports that.
         return False
 
 
 def _find_image_column(shard: Path, wanted: str | None) -> str | None:
-    """The column that holds media: in its bytes, as `{"bytes", "path"}` or `bytes`; else as a path in a text.
+    """The column of media: as bytes or `{"bytes", "path"}`; if there is none, as a path in a text.
 
-    None where none of the first rows has a medium.
+    None if none of the first rows has a medium.
 
     Raises:
         SourceError: the shard can't be read.
-        CaptioningError: there is no column `wanted`, or several hold media and none is wanted.
+        CaptioningError: there is no column `wanted`, or several have media and none is wanted.
     """
     columns: list[str] = []
     first_rows: list[dict[str, Any]] = []
@@ -245,7 +245,7 @@ def _holds_path(value: Any) -> bool:
 
 
 def _is_heavy(kind: pyarrow.DataType) -> bool:
-    """Whether a column is bytes, or media as the `datasets` library keeps them."""
+    """Whether a column contains bytes, or media as the `datasets` library stores them."""
     import pyarrow.types as types
 
     if types.is_struct(kind):
@@ -254,7 +254,7 @@ def _is_heavy(kind: pyarrow.DataType) -> bool:
 
 
 def _json_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's values as JSON has them: bytes and empty values left out, what JSON doesn't know as text."""
+    """A row's values for JSON: without bytes and empty values, and with other types as text."""
     return {name: _json_value(value) for name, value in row.items() if value is not None and type(value) is not bytes}
 
 
@@ -275,12 +275,12 @@ _ReadRows = Callable[[Sequence[str]], Iterator[dict[str, Any]]]
 
 @contextlib.contextmanager
 def _open_shard(shard: Path) -> Iterator[tuple[pyarrow.Schema, _ReadRows]]:
-    """A shard's columns, and what reads its rows with some of them: an arrow stream by its suffix `.arrow`, or parquet.
+    """A shard's schema, and a function that reads the rows of some columns; arrow by its suffix `.arrow`, or parquet.
 
-    What is held is one record batch of an arrow stream, and one page of each column of a parquet file.
+    In memory is one record batch of an arrow stream, or one page of each column of a parquet file.
 
     Raises:
-        SourceError: it is damaged or cut off; also from within the rows.
+        SourceError: it is damaged or cut off; also while the rows are read.
         MissingExtraError: pyarrow isn't installed.
     """
     try:
@@ -290,13 +290,13 @@ def _open_shard(shard: Path) -> Iterator[tuple[pyarrow.Schema, _ReadRows]]:
         raise MissingExtraError("Reading parquet and dataset folders", "datasets") from None
     try:
         if shard.suffix == ".arrow":
-            # Not mapped into memory: a file that is shortened while it is read would end the process.
+            # Not memory-mapped: if the file were truncated meanwhile, the process would crash.
             with pyarrow.OSFile(str(shard)) as file:
                 with pyarrow.ipc.open_stream(file) as stream:
                     schema = stream.schema
                 yield schema, partial(_stream_rows, file, schema)
         else:
-            # With a buffer and without reading ahead, a row group isn't held as a whole.
+            # With a buffer and without reading ahead, a row group is never in memory as a whole.
             with pyarrow.parquet.ParquetFile(shard, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
                 yield file.schema_arrow, partial(_parquet_rows, file)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:

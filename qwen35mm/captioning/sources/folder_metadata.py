@@ -1,4 +1,4 @@
-"""`metadata.jsonl` and `metadata.csv` of a Hugging Face imagefolder: what a folder says of the media in it."""
+"""`metadata.jsonl` and `metadata.csv` of a Hugging Face imagefolder: a folder's metadata about its media."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _ROWS_AT_ONCE = 1000
 
 
 class FolderMetadata:
-    """The rows of a metadata file, found by their `file_name`, a path below the file's own folder.
+    """The rows of a metadata file by their `file_name`, a path below the file's own folder.
 
-    They lie in the manifest, where a file that was left alone since the last run is found as it was read then.
+    The manifest stores them, so a file that hasn't changed since the last run isn't read again.
 
     Attributes:
-        num_rows, num_bad_rows: those that name a file, and those that name none or aren't of the file's form.
+        num_rows: rows that name a file.
+        num_bad_rows: rows that name no file or have another form.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        """Raises SourceError where it can't be opened, or a CSV file's first line isn't one; OutputError."""
+        """Raises SourceError if it can't be opened or a CSV file's first line can't be read; OutputError."""
         self._path = path
         self._manifest = manifest
         self._place = manifest.place(path)
         try:
-            # A named pipe would block for ever.
+            # A named pipe would block forever.
             self.num_rows, self.num_bad_rows = self._read() if path.is_file() else (0, 0)
         except OSError:
             raise SourceError("unreadable", f"'{path.name}' could not be opened. Check its permissions.") from None
@@ -46,14 +47,14 @@ class FolderMetadata:
             raise SourceError("damaged", message) from None
 
     def row(self, path: Path) -> dict[str, Any]:
-        """What is said of a file, without its name; empty where it isn't in the metadata. Raises OutputError."""
+        """A file's row without its name; empty if it has none. Raises OutputError."""
         file_name = path.relative_to(self._path.parent).as_posix()
         query = "SELECT content FROM metadata_rows WHERE place = ? AND file_name = ?"
         found = self._manifest.row(query, self._place, _key(file_name))
         return {} if found is None else json.loads(found[0])
 
     def _read(self) -> tuple[int, int]:
-        """Reads the file into the manifest, where it isn't there yet; how many rows are good, and how many bad."""
+        """Reads the file into the manifest if it isn't there yet; returns the numbers of good and bad rows."""
         state = file_state(self._path.stat())
         query = (
             "SELECT num_rows, num_bad_rows FROM metadata_files "
@@ -68,7 +69,7 @@ class FolderMetadata:
         with self._manifest.writing(durable=False) as connection:
             for table in ("metadata_files", "metadata_rows"):
                 connection.execute(f"DELETE FROM {table} WHERE place = ?", (self._place,))
-        # A few at a time: the run keeps captions meanwhile.
+        # In batches, so that the run can store captions meanwhile.
         while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             good = [row for row in some if row is not None]
             num_rows, num_bad_rows = num_rows + len(good), num_bad_rows + len(some) - len(good)
@@ -88,13 +89,13 @@ def find_metadata_file(folder: Path, names: list[str]) -> Path | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, str] | None]:
-    """A file's rows as the manifest keeps them, name and content; None for a bad one.
+    """A file's rows for the manifest, name and content; None for a bad row.
 
     Raises:
         OSError: it can't be read.
-        csv.Error: a CSV file's first line can't be.
+        csv.Error: a CSV file's first line can't be read.
     """
-    # Only a line feed ends a line: a quoted field may hold other ends.
+    # Only a line feed ends a line: a quoted field may contain other line ends.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         lines = iter(lambda: file.readline(_MAX_LINE_CHARS), "")
         for row in _json_rows(lines) if path.suffix == ".jsonl" else _csv_rows(lines):
@@ -108,7 +109,7 @@ def _json_rows(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
     for line in lines:
         if line.strip():
             try:
-                row = load_json(line.encode())  # only text that is UTF-8 is JSON
+                row = load_json(line.encode())  # JSON must be UTF-8
             except ValueError:
                 row = None
             yield row if isinstance(row, dict) and isinstance(row.get(_KEY), str) and row[_KEY] else None
@@ -131,5 +132,5 @@ def _csv_rows(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
 
 
 def _key(file_name: str) -> bytes:
-    # JSON can spell halves of surrogate pairs, which no file's name has.
+    # JSON can contain half surrogate pairs, which no file name has.
     return file_name.replace("\\", "/").removeprefix("./").encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Folders: their files in a stable order, one folder's names in memory at a time."""
+"""Lists folders' files in a stable order, with one folder's names in memory at a time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _BAD_ROWS = (
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder on the way.
+    """A folder to list.
 
     Attributes:
-        name: below the root, with a slash at its end, or empty.
+        name: the path below the root with a slash at its end, or empty.
         metadata: its own, or that of a folder above.
-        is_shard: img2dataset wrote it, with each picture's `.json` beside the picture.
+        is_shard: whether img2dataset wrote it, with a `.json` beside each picture.
     """
 
     name: str
@@ -50,11 +50,11 @@ def walk(
 ) -> Iterator[Candidate | Container | Unreadable]:
     """The files of a folder that `names` takes, sorted by name, and then those of its folders, sorted by name.
 
-    Where tars and zips lie without any media beside them, they hold what the folder is for, unless a run wrote them.
+    In a folder without media of its own, tars and zips are containers, unless a run wrote the tars.
 
-    Names that begin with a dot are passed over. Links are followed; a folder that was reached under another name is
-    passed over, and so are the folders `without`. A folder that can't be listed is Unreadable. Metadata files are read
-    into the manifest, where there is one.
+    Skips names that begin with a dot, the folders `without`, and a folder that was already reached under another name.
+    Links are followed. A folder that can't be listed is Unreadable. Metadata files are read into the manifest, if there
+    is one.
     """
     visited: set[tuple[int, int]] = set()
     pending = [_Folder("", root)]
@@ -77,7 +77,7 @@ def walk(
         if manifest is not None and (path := find_metadata_file(folder.path, files)) is not None:
             try:
                 found = FolderMetadata(path, manifest)
-                # One that names no files is something else.
+                # A file without file names isn't metadata of media.
                 if found.num_rows:
                     metadata = found
                     if found.num_bad_rows:
@@ -121,7 +121,7 @@ def _json_beside(path: Path) -> dict[str, Any]:
 
 
 def _listed(path: Path) -> tuple[list[str], list[str]]:
-    """The names of a folder's files and of its folders, sorted. Raises OSError."""
+    """The names of a folder's files and of its subfolders, sorted. Raises OSError."""
     files: list[str] = []
     folders: list[str] = []
     with os.scandir(path) as entries:
@@ -135,5 +135,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        # A link that leads to itself, or through a folder that may not be entered.
+        # A link to itself, or through a folder that can't be entered.
         return False

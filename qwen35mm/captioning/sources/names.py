@@ -1,4 +1,4 @@
-"""Items' names: which are taken, each of them once over all sources of a run, and which shard one falls to."""
+"""Items' names: filtering, uniqueness over all sources of a run, and shards."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from qwen35mm.errors import CaptioningError
 
 
 class NameFilter:
-    """Names that match one of `include` (all, where there is none) and none of `exclude`.
+    """Takes names that match one of `include` (all if it is empty) and none of `exclude`.
 
-    A name is a path with forward slashes, and a pattern is one of `.gitignore`: `*`, `?` and `[...]` stay within one
-    part of it, `**` stands for any number of parts, also none. A pattern without a slash is looked for at any depth;
-    one with a slash, also in front, begins at the source. What matches takes along all that lies in it. Unlike there,
-    upper and lower case are alike, and `#` and `!` are letters.
+    A name is a path with forward slashes. A pattern is as in `.gitignore`: `*`, `?` and `[...]` stay within one part,
+    and `**` matches any number of parts, including none. A pattern without a slash matches at any depth; one with a
+    slash, even in front, begins at the source. A match includes everything below it. Unlike `.gitignore`, case is
+    ignored, and `#` and `!` are ordinary characters.
 
     Raises:
-        CaptioningError: a pattern has no meaning.
+        CaptioningError: a pattern isn't valid.
     """
 
     def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -40,7 +40,7 @@ class NameFilter:
         return all(self.enters("/".join(parts[:length])) for length in range(1, len(parts) + 1))
 
     def enters(self, name: str) -> bool:
-        """Whether a folder of this name, whose own parents are entered, can hold something that is wanted."""
+        """Whether a folder of this name can contain wanted items; its parent folders were entered."""
         return self._exclude is None or not self._exclude.match_file(_folded(name))
 
 
@@ -55,14 +55,14 @@ def _compiled(patterns: Sequence[str]) -> PathSpec:
 
 
 def _folded(name: str) -> str:
-    # A line end within a name is none for a pattern.
+    # To a pattern, a line end in a name is an ordinary character.
     return name.casefold().replace("\n", "\0")
 
 
 def shard_of(name: str, num_shards: int) -> int:
-    """The shard of an item, from 1 to `num_shards`: by its name without the last suffix, whatever its case.
+    """The shard of an item, from 1 to `num_shards`: by its name without the last suffix, ignoring case.
 
-    Media that could share a caption's file, such as `a.jpg`, `a.png` and `A.JPG`, fall to one shard.
+    So media that could share a caption's file, such as `a.jpg`, `a.png` and `A.JPG`, are in one shard.
     """
     path = PurePosixPath(name)
     stem = str(path.with_suffix("")) if path.suffix else name
@@ -70,19 +70,19 @@ def shard_of(name: str, num_shards: int) -> int:
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root, without `.` and `..`; links keep the names that a person knows them by."""
+    """The absolute path, without `.` and `..`; links aren't resolved, so names stay familiar."""
     return Path(os.path.normpath(path.absolute()))
 
 
 def is_one_of(folder: Path, folders: Collection[Path]) -> bool:
-    """Whether a folder is one of these, also by another name."""
+    """Whether a folder is one of these, with links resolved."""
     return bool(folders) and os.path.realpath(folder) in map(os.path.realpath, folders)
 
 
 class Names:
-    """What a run's sources have given so far. It holds up to 200 bytes for each claim.
+    """The files and names that a run's sources have given so far, with up to 200 bytes of memory per claim.
 
-    A single folder can't give a file or a name twice, so for one `is_needed` is False, and nothing is held.
+    A single folder can't give a file or a name twice. Then `is_needed` is False, and nothing is stored.
     """
 
     def __init__(self, *, is_needed: bool = True) -> None:
@@ -91,7 +91,7 @@ class Names:
         self._names: set[bytes] = set()
 
     def for_container(self) -> Names:
-        """What claims the names of a container's members, which may be there twice; all begin with its own name."""
+        """Claims for the members of a container, which may repeat names; all begin with the container's name."""
         return self if self._is_needed else Names()
 
     def claim_file(self, path: Path) -> bool:
@@ -101,14 +101,14 @@ class Names:
         try:
             folder = path.parent.stat()
         except OSError:
-            # It is gone; that is said when the file is probed.
+            # The folder is gone. Probing the file reports that.
             return _add(self._files, f"0 0 {path.name}")
         return _add(self._files, f"{folder.st_dev} {folder.st_ino} {path.name}")
 
     def claim(self, name: str, folder: Path) -> str:
-        """The name under which an item is known: `name`, if no other has it yet.
+        """An item's unique name: `name` if no other item has it yet.
 
-        Else the name of its source's own `folder` comes before it, and more of that folder's path until it is new.
+        Otherwise the name of its source's `folder` is put before it, and more of that folder's path until it is new.
         """
         if not self._is_needed:
             return name
@@ -120,7 +120,7 @@ def _candidates(name: str, folder: Path) -> Iterator[str]:
     for parent in reversed(absolute(folder).parts[1:]):
         name = f"{parent}/{name}"
         yield name
-    # Only where a source's own folders are named like the whole path of another.
+    # Only if a source's own folders are named like another's whole path.
     yield from (f"{number}/{name}" for number in itertools.count(2))
 
 

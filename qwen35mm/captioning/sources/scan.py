@@ -1,9 +1,9 @@
-"""From what a person names to items: files, folders, lists of files, datasets and tars, lazily and in a stable order.
+"""Scans sources for items: files, folders, lists of files, datasets, tars and zips, lazily and in a stable order.
 
 Names are paths below their source: a file's own name, a folder's files below the folder, a list's files below the
-folder that the list lies in, a container's rows or members below the container's file name. Where a name was given
-by an earlier source already, the later one gets the source's own folder name before it (`b/x.jpg`), and more of its
-path if that is taken too. So a further source never changes the names of those before it.
+list's folder, a container's rows or members below the container's file name. If an earlier source has given a name
+already, the later one gets its source's folder name in front (`b/x.jpg`), and more of its path if that is taken too. So
+another source never changes the names of those before it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """What of the sources is taken.
+    """Which items of the sources are taken.
 
     Attributes:
-        recursive: also the folders in a folder.
-        include, exclude: globs over the name below the source; see `NameFilter`. They don't hold for a file that is
-            named itself.
-        image_column: of parquet files and datasets; None where each has one only.
+        recursive: whether to enter subfolders.
+        include, exclude: globs over the name below the source; see `NameFilter`. They don't apply to a file that is a
+            source itself.
+        image_column: of parquet files and datasets; None if each has only one.
         limits: a medium with more bytes is Unreadable.
-        shard: (i, n), from 1: items that fall to shard i of n; see `shard_of`. A folder or a container that can't be
-            read is said in every shard.
-        without: folders that the run itself writes media to: passed over in a folder, and refused as sources.
+        shard: (i, n), from 1: takes the items of shard i of n; see `shard_of`. Every shard reports a folder or a
+            container that can't be read.
+        without: folders that the run itself writes media to: skipped inside a folder, refused as sources.
     """
 
     recursive: bool = True
@@ -70,26 +70,26 @@ class ScanOptions:
 def scan(
     sources: Sequence[Path | str], options: ScanOptions, manifest: Manifest | None = None
 ) -> Iterator[Item | Unreadable]:
-    """The items of all sources, in their order; folders are listed as the items are asked for.
+    """The items of all sources, in their order; folders are listed lazily.
 
-    A source is a file, a folder, a dataset folder, a parquet file or a tar; as text also `@LIST`, a file with one
-    path a line (`@-` is standard input), and `shard-{000..012}.tar`. A file that is reached a second time is passed
-    over. Files in a folder that neither are media nor have a medium's suffix are passed over in silence.
+    A source is a file, a folder, a dataset folder, a parquet file, a tar or a zip. As text it may also be `@LIST`, a
+    file with one path per line (`@-` is standard input), or `shard-{000..012}.tar`. A file that was already reached is
+    skipped. In a folder, files that neither are media nor have a medium's suffix are skipped silently.
 
     Args:
-        manifest: where folders' metadata files are kept; without one they aren't read.
+        manifest: stores folders' metadata files; without one they aren't read.
 
     Raises:
-        CaptioningError: before the first item: there is no such source, it is an output as well, or a dataset's image
+        CaptioningError: before the first item: there is no such source, it is also an output, or a dataset's image
             column isn't known.
-        MissingExtraError: before the first item: a dataset is read by pyarrow.
+        MissingExtraError: before the first item: a dataset needs pyarrow.
         OutputError: the manifest can't be written.
     """
     given = [path for source in sources for path in _expanded(source)]
     for source in given:
         _check_exists(source)
     scanned = _Scan(options, manifest, Names(is_needed=len(given) > 1 or not all(map(_has_unique_names, given))))
-    # Opened before the first item, so that what is wrong with a container's columns is said at once.
+    # Opened before the first item, so that wrong columns of a container are reported at once.
     opened = [
         scanned.open(Path(source), Path(source).name) if (files := _list_file(source)) is None else scanned.read(files)
         for source in given
@@ -98,7 +98,7 @@ def scan(
 
 
 class _Scan:
-    """One scan: its options, and what it has given so far."""
+    """One scan: its options and the names so far."""
 
     def __init__(self, options: ScanOptions, manifest: Manifest | None, names: Names) -> None:
         self._options = options
@@ -107,7 +107,11 @@ class _Scan:
         self._names = names
 
     def open(self, path: Path, name: str, below: str = "") -> Iterator[Item | Unreadable]:
-        """What `path` holds; `name` is a file's or a container's, and a folder's items have names `below` some other.
+        """The items in `path`.
+
+        Args:
+            name: of a file or a container.
+            below: a folder's items have names below this.
 
         Raises:
             CaptioningError, MissingExtraError: a dataset that can't be read, or a folder that the run writes to.
@@ -128,7 +132,7 @@ class _Scan:
                 self._items(dataset.rows(shard), below, path, _joined(below, shard.relative_to(path).as_posix()), shard)
                 for shard in new
             )
-        # Claimed before a folder is listed: a file that is named itself belongs to its own source.
+        # Claimed before any folder is listed: a file that is a source itself belongs to that source.
         if not self._names.claim_file(path):
             return iter(())
         head = _head(path)
@@ -142,7 +146,7 @@ class _Scan:
         return self._to_the_end(self._file(path, name), path.parent, name, path)
 
     def read(self, path: str) -> Iterator[Item | Unreadable]:
-        """What the lines of a file list name; `-` is standard input. A line that can't be used is Unreadable."""
+        """The items of a file list; `-` is standard input. A line that can't be used is Unreadable."""
         name = "standard input" if path == "-" else Path(path).name
         return self._to_the_end(self._lines(path), Path(path).parent, name, Path(path))
 
@@ -178,13 +182,13 @@ class _Scan:
         path: Path,
         names: Names | None = None,
     ) -> Iterator[Item | Unreadable]:
-        """The items among what a folder or a container holds.
+        """The items in a folder or a container.
 
         Args:
-            below: what comes before the candidates' own names.
-            folder: tells equal names apart.
-            name, path: of the source, for where it ends too early.
-            names: which of them are taken; None is those of the whole scan.
+            below: a prefix for the candidates' own names.
+            folder: makes equal names unique.
+            name, path: of the source, for an error that ends it.
+            names: the names that are taken; None for those of the whole scan.
         """
         claim = (names or self._names).claim
 
@@ -202,9 +206,9 @@ class _Scan:
         return self._to_the_end(found(), folder, name, path)
 
     def _contained(self, container: Container, below: str, folder: Path) -> Iterator[Item | Unreadable]:
-        """The items in a tar or a zip that a folder holds; patterns hold for `CONTAINER/MEMBER`."""
+        """The items in a tar or a zip in a folder; patterns apply to `CONTAINER/MEMBER`."""
         path = container.path
-        # A named pipe could block for ever.
+        # A named pipe could block forever.
         if not path.is_file() or not self._names.claim_file(path):
             return iter(())
         most_bytes = self._options.limits.max_bytes(None)
@@ -216,7 +220,7 @@ class _Scan:
     def _to_the_end(
         self, entries: Iterator[Item | Unreadable], folder: Path, name: str, path: Path
     ) -> Iterator[Item | Unreadable]:
-        """The entries of one source; whatever is wrong with it ends it, and not the run."""
+        """The entries of one source. An error ends the source, not the run."""
         try:
             yield from entries
             return
@@ -236,7 +240,7 @@ class _Scan:
         yield Unreadable(self._names.claim(name, folder), kind, message, path)
 
     def _is_new(self, candidate: Candidate) -> bool:
-        """Whether it is the first with its file. Rows may share one, and each is an item all the same."""
+        """Whether a candidate is the first with its file. Rows may share a file, and each is an item."""
         source = candidate.source
         return candidate.is_expected or not isinstance(source, Path) or self._names.claim_file(source)
 
@@ -246,7 +250,7 @@ class _Scan:
 
 
 def _expanded(source: Path | str) -> list[Path | str]:
-    """`{a..b}` in a text as every number from a to b, as wide as a is; a file of that very name goes first."""
+    """Replaces `{a..b}` in a text by every number from a to b, as wide as a; an existing file of that name wins."""
     found = _BRACES.search(source) if isinstance(source, str) else None
     if found is None or Path(source).exists():
         return [source]
@@ -260,12 +264,12 @@ def _expanded(source: Path | str) -> list[Path | str]:
 
 
 def _list_file(source: Path | str) -> str | None:
-    """The file that `@LIST` names; None for another source."""
+    """The file of a source `@LIST`; None for another source."""
     return source[1:] if isinstance(source, str) and source.startswith("@") else None
 
 
 def _has_unique_names(source: Path | str) -> bool:
-    """Whether a source can't give a name or a file twice by itself."""
+    """Whether a source alone can't give a name or a file twice."""
     return _list_file(source) is None and (Path(source).is_dir() or Path(source).suffix.lower() == ".parquet")
 
 
@@ -286,9 +290,9 @@ def _check_exists(source: Path | str) -> None:
 
 
 def _head(path: Path) -> bytes:
-    """A file's first bytes; none where it isn't a file or can't be read, which is said when it is probed."""
+    """A file's first bytes; empty if it isn't a file or can't be read. Probing it reports that."""
     try:
-        # A named pipe or a device could block for ever.
+        # A named pipe or a device could block forever.
         if not path.is_file():
             return b""
         with path.open("rb") as file:
@@ -298,7 +302,7 @@ def _head(path: Path) -> bytes:
 
 
 def _lines(path: str) -> Iterator[str]:
-    """The paths in a file list; bytes that aren't UTF-8 stay what they are in a file's name."""
+    """The paths in a file list; bytes that aren't UTF-8 stay as in file names."""
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
         for number, line in enumerate(file):
             text = line.removeprefix(codecs.BOM_UTF8 if number == 0 else b"").rstrip(b"\r\n")

@@ -1,4 +1,4 @@
-"""WebDataset tars: the media in them by offset, without a copy, and what lies beside them under the same key."""
+"""WebDataset tars: their media by offset, without a copy, with the texts of the same key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.candidates import Candidate, SourceError
 from qwen35mm.outside_json import load_json
 
-# A longer text is no caption, and is not held in memory.
+# A longer text isn't a caption, and isn't read into memory.
 MAX_TEXT_BYTES = 2**20
 _MAGIC_AT, _MAGIC = 257, b"ustar"
 
@@ -23,20 +23,20 @@ def is_tar(head: bytes) -> bool:
 
 
 def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
-    """The members of a tar that may be media, with the names that they have in it, in its order.
+    """The members of a tar that may be media, with their names, in order.
 
-    Neighbours with one key (the name up to the first dot of its last part) are a sample: its `.json` is the metadata
-    of its media (under `json` where it is no object), its `.txt` is in their metadata as `txt`. Members that begin
-    with a dot, links and folders are passed over.
+    Neighbours with the same key (the name up to the first dot of its last part) are a sample. Its `.json` is the
+    metadata of its media (under `json` if it isn't an object), and its `.txt` is in their metadata as `txt`. Links,
+    folders and names that begin with a dot are skipped.
 
     Raises:
-        SourceError: it is no tar or is damaged, after what is whole in it.
+        SourceError: it isn't a tar, or is damaged. The complete members come first.
         OSError: it can't be read.
     """
     key, media, metadata = "", list[Candidate](), dict[str, Any]()
     num_bytes = path.stat().st_size
     try:
-        # "r:" is without compression.
+        # "r:" allows no compression.
         with tarfile.open(path, "r:", errors="surrogateescape") as tar:
             for member in _members(tar, path):
                 if member.size < 0 or member.offset_data + member.size > num_bytes:
@@ -55,7 +55,7 @@ def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
                     message = f"'{last}' is stored with holes, which is not read here. Make the tar without them."
                     yield Unreadable(name, "unsupported", message)
                 else:
-                    # All of a sample's media share one dict, which is filled until the sample ends.
+                    # All media of a sample share one dict, which is filled until the sample ends.
                     media.append(Candidate(name, FileSlice(path, member.offset_data, member.size), metadata.copy))
     except tarfile.TarError:
         yield from media
@@ -65,15 +65,15 @@ def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
 
 
 def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-    """The members in their order. Raises TarError where the tar is damaged."""
+    """The members in order. Raises TarError if the tar is damaged."""
     try:
         while (member := tar.next()) is not None:
-            # The library keeps every member that it has seen; of a large tar that would be gigabytes.
+            # The library keeps every member: gigabytes of memory for a large tar.
             tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
             yield member
-    except (ValueError, IndexError):  # where a map of holes is damaged
+    except (ValueError, IndexError):  # a damaged map of a sparse file
         raise tarfile.TarError from None
-    # The library ends in silence at a header that is damaged or cut off; a whole tar ends with a block of zeros.
+    # The library ends silently at a damaged or truncated header. A complete tar ends with a block of zeros.
     with path.open("rb") as file:
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -88,7 +88,7 @@ def _beside(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> dict[
 
 
 def text_beside(data: bytes, suffix: str) -> dict[str, Any]:
-    """What a medium's `.txt` or `.json` says, as its metadata; nothing of JSON that is damaged."""
+    """A medium's `.txt` or `.json` as its metadata; empty for damaged JSON."""
     text = data.decode("utf-8", "replace")
     if suffix == "txt":
         return {"txt": text.removesuffix("\n")}
@@ -107,5 +107,5 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def clean(name: str) -> str:
-    """A member's name below the tar, whatever it says: without a root, `.` and `..`."""
+    """A member's name below the tar: without a root, `.` and `..`."""
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))

@@ -1,4 +1,4 @@
-"""Zip files: the media in them, and what lies beside them under the same name."""
+"""Zip files: their media, with the texts of the same name."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ _ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, IndexError, str
 
 
 def is_zip(name: str, head: bytes = _MAGIC) -> bool:
-    """Whether a file of this name that starts with `head` is a zip that is meant to hold files."""
+    """Whether a file of this name that starts with `head` is a zip of files, not a document or a program."""
     return head.startswith(_MAGIC) and name.lower().endswith(_SUFFIXES)
 
 
 def zip_members(path: Path, most_bytes: int) -> Iterator[Candidate | Unreadable]:
-    """The members that may be media, with the names that they have in it, sorted by name.
+    """The members that may be media, with their names, sorted by name.
 
-    One that isn't compressed is read where it lies, any other when it is given. What differs from a medium's name in
-    its suffix `.json` or `.txt` alone is its metadata, as in `tar_members`. Members that begin with a dot, and folders,
-    are passed over.
+    An uncompressed member is read in place; any other is unpacked when its turn comes. A `.json` or `.txt` with a
+    medium's name is its metadata, as in `tar_members`. Folders and names that begin with a dot are skipped.
 
     Args:
         most_bytes: a compressed medium that would be larger isn't unpacked, and is Unreadable.
 
     Raises:
-        SourceError: it is no zip or is damaged.
+        SourceError: it isn't a zip, or is damaged.
         OSError: it can't be read.
     """
     try:
@@ -86,7 +85,7 @@ def _is_medium(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
 
 
 def _offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin. Raises struct.error, OSError."""
+    """The offset of a member's bytes. Raises struct.error, OSError."""
     with path.open("rb") as file:
         file.seek(member.header_offset)
         sizes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
@@ -94,7 +93,7 @@ def _offset(path: Path, member: zipfile.ZipInfo) -> int:
 
 
 def _beside(archive: zipfile.ZipFile, found: list[tuple[str, zipfile.ZipInfo]]) -> dict[str, Any]:
-    """What a sample's texts say; asked for while the archive is open."""
+    """The metadata from a sample's texts; called while the archive is open."""
     metadata: dict[str, Any] = {}
     for suffix, member in found:
         if member.file_size <= MAX_TEXT_BYTES:

@@ -1,1 +1,1 @@
-"""What the model is asked, and what becomes of its words."""
+"""Prompts for the model, and the way from its replies to captions."""

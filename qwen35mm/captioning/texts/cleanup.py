@@ -1,6 +1,6 @@
-"""From a model's reply to a caption: what is around it, what is said again and again and what was cut off goes.
+"""Cleans a model's reply into a caption: removes text around it, loops, and a cut-off end.
 
-Only what clearly isn't the caption is taken away. Lead-ins are known in English and Chinese.
+Removes only text that clearly isn't the caption. Knows lead-ins in English and Chinese.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ REPETITION_REMOVED = "repetition removed"
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A caption and what a person should know of it.
+    """A caption and its flags.
 
     Attributes:
-        text: may be empty: a reply that is nothing but thinking or a lead-in has no caption.
-        flags: `TRUNCATED` where the reply met its limit, `REPETITION_REMOVED` where it said the same again and again.
+        text: empty if the reply contains only thinking or a lead-in.
+        flags: `TRUNCATED` if the reply reached its token limit, `REPETITION_REMOVED` if it looped.
     """
 
     text: str
@@ -28,21 +28,21 @@ class Cleaned:
 
 
 def clean(text: str, *, finished: bool, keep_unfinished: bool = False, one_line: bool = False) -> Cleaned:
-    """A reply without what a model writes around a caption.
+    """A reply without the text that a model writes around a caption.
 
-    That is thinking, a code fence or quotation marks around the whole, a lead-in such as `Here is a caption:`, and a
-    loop at the end, of which one round stays. A clean caption stays as it is: `clean` of its own result, as a finished
-    reply, changes nothing. Its time grows linearly with the text.
+    Removes thinking, a code fence or quotation marks around the whole, a lead-in such as `Here is a caption:`, and all
+    but one round of a loop at the end. `clean` of its own result, as a finished reply, changes nothing. Takes time
+    linear in the text's length.
 
     Args:
-        finished: the model ended the reply itself; otherwise it met its limit.
-        keep_unfinished: keep the last sentence of a reply that met its limit. Without it the text is cut back to its
-            last whole sentence or line, in a list of tags to the last comma; where there is none, it stays.
-        one_line: make each run of white space a single space.
+        finished: whether the model ended the reply itself; otherwise it reached its token limit.
+        keep_unfinished: whether to keep the last sentence of an unfinished reply. Otherwise the text is cut back to its
+            last complete sentence or line, or in a list of tags to the last comma. Without such an end, it stays.
+        one_line: whether to replace each run of white space with a single space.
     """
     text = _unwrapped(text, finished=finished)
     looped = without_loop(text) is not None
-    # Before the loop is cut: its last whole round then ends where a sentence, a line or a tag does.
+    # Before the loop is cut: then its last complete round ends with a sentence, a line or a tag.
     if not finished and not keep_unfinished:
         text = cut_back(text)
     if one_line:
@@ -60,23 +60,23 @@ def clean(text: str, *, finished: bool, keep_unfinished: bool = False, one_line:
 
 
 def wrap(text: str, *, prefix: str = "", suffix: str = "", trigger: str = "") -> str:
-    """A caption with what a training set wants around it.
+    """A caption with prefix, suffix and trigger word for a training set.
 
-    Prefix and suffix are joined as they are, with the spaces that they bring. The trigger word comes before all else,
-    with a comma, unless it is among the words already.
+    Prefix and suffix are joined without further spaces. The trigger word comes first, with a comma, unless the text
+    contains it already.
     """
     wrapped = f"{prefix}{text}{suffix}"
     return f"{trigger}, {wrapped}" if trigger and not contains(wrapped, trigger) else wrapped
 
 
 def unwrap(text: str, *, prefix: str = "", suffix: str = "", trigger: str = "") -> str:
-    """A caption without what `wrap` put around it."""
+    """A caption without the additions of `wrap`."""
     text = text.removeprefix(f"{trigger}, ") if trigger else text
     return text.removeprefix(prefix).removesuffix(suffix)
 
 
 def _unwrapped(text: str, *, finished: bool) -> str:
-    """Take away what is around the caption until nothing more comes off."""
+    """Removes the text around a caption, layer by layer."""
     while True:
         before = text
         text = _without_thinking(text.replace("\r\n", "\n")).strip()
@@ -92,7 +92,7 @@ _END_OF_THINKING = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 
 
 def _without_thinking(text: str) -> str:
-    # A closing tag by itself ends thinking that the prompt has opened.
+    # A closing tag alone ends thinking that the prompt opened.
     return _END_OF_THINKING.split(_THINKING.sub("", text))[-1]
 
 
@@ -135,7 +135,7 @@ _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
 
 
 def _without_quotes(text: str, *, finished: bool) -> str:
-    """Without quotation marks around the whole; a reply that met its limit may lack the closing one."""
+    """Removes quotation marks around the whole text; an unfinished reply may lack the closing one."""
     opening = text[:1]
     closing = _QUOTES.get(opening)
     if closing is None or len(text) < 2:
@@ -148,21 +148,21 @@ def _without_quotes(text: str, *, finished: bool) -> str:
     return inner.strip()
 
 
-# Loops: the end of the reply is the same again and again.
+# Loops: the end of the reply repeats.
 _MIN_ROUNDS = 4
 _MIN_CHARS = 48
-# Leader dots, ruled lines and rows of zeros belong to a text that was read off a picture.
+# Dot leaders, ruled lines and rows of zeros may belong to text that was read from a picture.
 _MIN_CHARS_WITHOUT_LETTERS = 200
-# What stands between two rounds is missing after the last one: `, ` or an empty line.
+# The last round lacks the separator between two rounds: `, ` or an empty line.
 _SEPARATOR_CHARS = 2
 _SEPARATORS = ",，、;；"
 
 
 def without_loop(text: str) -> str | None:
-    """The text with one round of the loop at its end, or None where it doesn't end in one.
+    """The text with only one round of the loop at its end, or None if there is no loop.
 
-    A loop is at least 4 rounds of the same characters, 48 characters in all; 200 where they have no letter. The last
-    round may be cut off anywhere. Its time grows linearly with the text.
+    A loop has at least 4 rounds of the same characters, and at least 48 characters, or 200 without letters. The last
+    round may be cut off anywhere. Takes time linear in the text's length.
     """
     if len(text) < _MIN_CHARS:
         return None
@@ -177,10 +177,10 @@ def without_loop(text: str) -> str | None:
 
 
 def _one_round(text: str, start: int, period: int) -> str:
-    """Cut after the first whole round.
+    """Cuts after the first complete round.
 
-    The run may begin in the middle of a round, where what stands before the loop happens to end like it. So the cut
-    is where a line, a sentence, a tag or a word ends, within the round that follows.
+    The text before the loop may happen to end like a round, so the run may begin in the middle of one. So the cut is at
+    the end of a line, a sentence, a tag or a word within the next round.
     """
     first = start + period
     window = range(first, min(first + period, len(text) - 1) + 1)
@@ -202,7 +202,7 @@ def _without_space(text: str, at: int) -> int:
 
 
 def _prefix_lengths(text: str) -> list[int]:
-    """For each offset, how many characters from there on are the same as from the beginning (the Z function)."""
+    """For each offset, how many characters from there equal those from the beginning (the Z function)."""
     lengths = [0] * len(text)
     left = right = 0
     for at in range(1, len(text)):
@@ -215,12 +215,12 @@ def _prefix_lengths(text: str) -> list[int]:
     return lengths
 
 
-# Where sentences, lines and tags end, as far as punctuation tells.
+# The ends of sentences, lines and tags, judged by punctuation.
 _CLOSERS = "\"'”’“‘»)\\]}」』）】*_`"
 _END = re.compile(rf"(?:[.!?…؟۔।]+[{_CLOSERS}]*(?=\s|\Z))|(?:[。！？｡]+[{_CLOSERS}]*)")
 _SEPARATOR = re.compile(f"[{_SEPARATORS}]")
 
-# They end in a full stop in the middle of a sentence. Single letters do so too, as in `J. Smith`, `e.g.` and `z. B.`
+# Their full stop doesn't end a sentence. Single letters are the same, as in `J. Smith`, `e.g.` and `z. B.`
 _ABBREVIATIONS = frozenset(
     (
         *("mr", "mrs", "ms", "dr", "prof", "st", "mt", "ft", "vs", "fig", "vol", "approx", "cf"),
@@ -239,18 +239,18 @@ _MAX_CHARS_OF_A_TAG = 30
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Offsets after each sentence's last character, closing quotation marks and brackets included.
+    """Offsets after each sentence's last character, including closing quotation marks and brackets.
 
-    A full stop after an abbreviation, an initial or a list's number is no end. Chinese and Japanese stops need no space
-    behind them.
+    A full stop after an abbreviation, an initial or a list number is not an end. Chinese and Japanese stops need no
+    space after them.
     """
     return [match.end() for match in _END.finditer(text) if not _stays_open(text, match)]
 
 
 def cut_back(text: str) -> str:
-    """A text that was cut off, up to the end of its last whole sentence or line; a list of tags, up to its last comma.
+    """A cut-off text up to the end of its last complete sentence or line, or a list of tags up to its last comma.
 
-    A line that ends in a colon announces what is missing, and goes too. Where there is no such end the text stays.
+    A line that ends in a colon announces the missing part, and is removed too. Without such an end, the text stays.
     """
     ends = sentence_ends(text)
     if ends and ends[-1] == len(text):
@@ -276,7 +276,7 @@ def _stays_open(text: str, match: re.Match[str]) -> bool:
 
 
 def _end_of_last_line(text: str) -> int:
-    """Where the last line that is whole and announces nothing ends; 0 if there is none."""
+    """The end of the last complete line without a colon at its end; 0 if there is none."""
     end = text.rfind("\n")
     while end > 0:
         start = text.rfind("\n", 0, end)
@@ -288,7 +288,7 @@ def _end_of_last_line(text: str) -> int:
 
 
 def is_list_of_tags(text: str) -> bool:
-    """Whether a text looks like tags with commas between them: four or more short ones."""
+    """Whether a text looks like four or more short tags with commas between them."""
     tags = _SEPARATOR.split(text)
     return len(tags) >= _MIN_TAGS and all(
         len(tag.split()) <= _MAX_WORDS_OF_A_TAG and len(tag.strip()) <= _MAX_CHARS_OF_A_TAG for tag in tags
@@ -296,6 +296,6 @@ def is_list_of_tags(text: str) -> bool:
 
 
 def tags_of(text: str) -> list[str]:
-    """The tags of a list, in its order, each once."""
+    """The tags of a list in order, without duplicates."""
     tags = (tag.strip().rstrip(".。") for tag in re.split(rf"[{_SEPARATORS}\n]", text))
     return list(dict.fromkeys(tag for tag in tags if tag))

@@ -1,7 +1,7 @@
-"""Captions that are data: the JSON schema that they satisfy, read from a file and checked on every caption.
+"""JSON captions: reads their JSON schema from a file and checks every caption against it.
 
-What holds the model to it while it writes is the engine's grammar; this is the oracle, the library `jsonschema`, and
-both come with the extra `schema`.
+The engine's constrained decoding follows the schema; this checks the result independently, with the library
+`jsonschema`. Both come with the extra `schema`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from qwen35mm.errors import CaptioningError, MissingExtraError
 
-# The oldest drafts mean other things by the same words.
+# The oldest drafts use the same keywords with other meanings.
 _UNKNOWN_DRAFTS = ("draft-03",)
 
 
@@ -34,7 +34,7 @@ class JsonSchema:
         """Reads a schema from a file, or from its JSON text.
 
         Raises:
-            CaptioningError: the file can't be read, or what it holds isn't a JSON schema.
+            CaptioningError: the file can't be read, or doesn't contain a JSON schema.
             MissingExtraError: jsonschema isn't installed.
         """
         name = source.name if isinstance(source, Path) else "The JSON schema"
@@ -53,11 +53,11 @@ class JsonSchema:
         return cls(compact)
 
     def parse(self, text: str) -> Any:
-        """The value that a reply's text stands for.
+        """The value of a reply's JSON text.
 
         Raises:
-            CaptioningError: it isn't JSON, doesn't satisfy the schema, or can't be written again: a number beyond all
-                bounds, or half of a surrogate pair.
+            CaptioningError: it isn't JSON, doesn't satisfy the schema, or can't be stored: an infinite number, or half
+                a surrogate pair.
         """
         from jsonschema.exceptions import best_match
         from referencing.exceptions import Unresolvable
@@ -83,7 +83,7 @@ def _validator(text: str) -> Any:
     from referencing import Registry
 
     schema = json.loads(text)
-    # A registry of its own: nothing is ever fetched for a reference.
+    # An empty registry: references never fetch anything.
     return validator_for(schema)(schema, registry=Registry())
 
 

@@ -1,4 +1,4 @@
-"""Prompts that are ready to use, each in a wording for images and one for videos."""
+"""Ready-made prompts, each with a wording for images and one for videos."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ PRESETS: Mapping[str, Question] = MappingProxyType(
         ),
     }
 )
-"""By name, in the order in which help shows them."""
+"""By name, in the order of the help text."""
 
 
 def preset_question(name: str, weight: float = 1.0) -> Question:
-    """A preset, to be chosen so often relative to a run's other questions.
+    """A preset, with its weight relative to a run's other questions.
 
     Raises:
         CaptioningError: there is no such preset.

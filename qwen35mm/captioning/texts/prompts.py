@@ -1,4 +1,4 @@
-"""What the model is asked about each medium: one of several questions, its placeholders filled."""
+"""Prompts: one of several questions for each medium, with its placeholders filled."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 
 PLACEHOLDERS = ("name", "stem", "folder", "width", "height", "duration", "sidecar", "metadata")
-"""What braces can name in a prompt; `metadata` takes a key, as in `{metadata.title}`."""
+"""The placeholders of prompts; `metadata` takes a key, as in `{metadata.title}`."""
 
 FACTS = frozenset({"width", "height", "duration", "sidecar"})
-"""The placeholders that only a look at the medium or at its sidecar can fill."""
+"""The placeholders that need a look at the medium or its sidecar."""
 
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _WEIGHT = re.compile(r"weight\s*:(.*)", re.IGNORECASE)
@@ -31,11 +31,11 @@ class Question:
     """A prompt, perhaps with placeholders.
 
     Attributes:
-        text: what is asked of an image, and of a video too where `video_text` is None.
+        text: the question about an image, and about a video if `video_text` is None.
         weight: how often it is chosen, relative to the other questions of a run.
-        video_text: what is asked of a video.
-        verbatim: whether the answer is text that was read, of which nothing is cleaned away.
-        lines: whether the answer's lines mean something.
+        video_text: the question about a video.
+        verbatim: whether the answer is text that was read from the medium, and isn't cleaned.
+        lines: whether the answer's line breaks matter.
 
     Raises:
         CaptioningError: an empty text, or a weight that isn't a finite number above 0.
@@ -54,13 +54,13 @@ class Question:
             raise CaptioningError(f"A prompt's weight must be a number above 0; got {self.weight}.")
 
     def wording(self, kind: MediaKind) -> str:
-        """What is asked of a medium of this kind."""
+        """The question about a medium of this kind."""
         return self.text if kind == "image" or self.video_text is None else self.video_text
 
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """`written` is a name of `PLACEHOLDERS`, `metadata` with its key."""
+    """`written` is a name of `PLACEHOLDERS`; `metadata` includes its key."""
 
     written: str
     default: str | None
@@ -70,13 +70,13 @@ class PromptSet:
     """The questions of a run and its system prompt.
 
     `{name}`, `{stem}`, `{folder}`, `{width}`, `{height}`, `{duration}` (in seconds, such as 12.4), `{sidecar}` and
-    `{metadata.KEY}` stand for what the item has; KEY may lead into nested objects with dots. In `{sidecar|DEFAULT}` the
-    default stands in for what is missing or empty; without one, what is missing fails the item. `{{` and `}}` are
-    braces. Values are put in as they are: braces in them mean nothing.
+    `{metadata.KEY}` stand for the item's values; dots in KEY lead into nested objects. In `{sidecar|DEFAULT}`, the
+    default replaces a missing or empty value. Without a default, a missing value fails the item. `{{` and `}}` are
+    braces. Values are inserted as they are, and their braces have no meaning.
 
     Args:
         questions: at least one.
-        system: the system prompt; placeholders work there too. Empty for none.
+        system: the system prompt, which may have placeholders too; empty for none.
         seed: decides which item gets which question.
 
     Raises:
@@ -93,9 +93,9 @@ class PromptSet:
         self._templates = {text: _parse(text) for text in texts}
 
     def needs(self) -> frozenset[str]:
-        """Which of `PLACEHOLDERS` occur in any question or in the system prompt.
+        """The `PLACEHOLDERS` in any question or in the system prompt.
 
-        A run can spare itself the look at every medium where none of `FACTS` is among them.
+        Without any of `FACTS` among them, a run needn't look at every medium.
         """
         parts = [part for template in self._templates.values() for part in template]
         return frozenset(part.written.partition(".")[0] for part in parts if isinstance(part, _Placeholder))
@@ -103,9 +103,9 @@ class PromptSet:
     def choose(self, content: bytes) -> Question:
         """A medium's question; the same for the same content in every run with this seed.
 
-        Each question draws a number from seed, content and its own place in the list, and the best draw for its weight
-        wins (weighted rendezvous hashing). So a question that is put at the end takes its share from the others and
-        moves nothing else, and a changed wording is new work only for the items that had it.
+        Each question draws a number from the seed, the content and its index, and the best draw for its weight wins
+        (weighted rendezvous hashing). So a question that is added at the end takes its share from the others and moves
+        nothing else, and a changed wording is new work only for its own items.
 
         Args:
             content: the digest of the medium's bytes.
@@ -121,14 +121,14 @@ class PromptSet:
         return self.questions[min(range(len(self.questions)), key=draw)]
 
     def fill(self, question: Question, item: Item, facts: Mapping[str, Any] | None = None) -> str:
-        """The text of a question for this item, in the wording for its kind.
+        """A question's text for this item, in the wording for its kind.
 
         Args:
-            facts: JSON values of `FACTS`: width and height in pixels, as the medium is shown; None for what it lacks.
-                None for all of them where `needs()` has none of them.
+            facts: JSON values of `FACTS`, such as width and height in pixels, as displayed; a missing value is None.
+                `facts` may be None if `needs()` contains none of them.
 
         Raises:
-            CaptioningError: the item lacks what a placeholder without a default names.
+            CaptioningError: the item lacks the value of a placeholder without a default.
         """
         return self._fill(question.wording(item.kind), item, facts)
 
@@ -148,8 +148,8 @@ class PromptSet:
 def read_prompt_file(path: Path) -> list[Question]:
     """The questions in a file of UTF-8 text.
 
-    Lines `---` part several questions; without one, the file is a single question. A first line such as `weight: 2`
-    gives a question its weight.
+    Lines `---` separate questions; without one, the file is a single question. A first line such as `weight: 2` sets a
+    question's weight.
 
     Raises:
         CaptioningError: the file can't be read, isn't UTF-8, has an empty question or a weight that isn't a number
@@ -226,7 +226,7 @@ def _value(placeholder: _Placeholder, item: Item, values: Mapping[str, Any]) -> 
 
 
 def _look_up(values: Mapping[str, Any], key: str) -> Any:
-    """The value under a key that may itself have dots, or lead into nested objects with them; None if there is none."""
+    """The value of a key whose dots belong to it or lead into nested objects; None if there is none."""
     if key in values:
         return values[key]
     head, _, rest = key.partition(".")
@@ -235,7 +235,7 @@ def _look_up(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    """A JSON value as a person would write it: a list of texts and numbers with commas, an object as JSON."""
+    """A JSON value as a person would write it: a flat list with commas, any other list or object as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and not any(isinstance(part, list | tuple | Mapping | None) for part in value):

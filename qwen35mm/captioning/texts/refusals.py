@@ -1,4 +1,4 @@
-"""Replies in which a model says that it won't answer, in the languages that these models refuse in."""
+"""Detects refusals, in the languages in which these models refuse."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ _REFUSAL = re.compile(rf"\W*(?:{'|'.join(_REFUSALS)})", re.IGNORECASE)
 
 
 def is_refusal(text: str) -> bool:
-    """Whether a reply begins by refusing. One that quotes such words, or says them later, doesn't."""
-    # What stands in quotation marks is read off the picture.
+    """Whether a reply begins with a refusal. Such words in quotation marks, or later, don't count."""
+    # Text in quotation marks was read from the picture.
     return text[:1] not in "\"'“„«「『" and _REFUSAL.match(text) is not None

@@ -1,7 +1,7 @@
-"""What trainers of image and video models read as captions: which file, how much of it, and how many tokens.
+"""How trainers of image and video models read captions: from which file, and how many tokens.
 
-From each one's own code, see `tests/captioning/texts/test_trainers.py`; what is a person's choice there (a suffix, a
-model) is what its default or its examples are.
+Taken from each trainer's code, see `tests/captioning/texts/test_trainers.py`. Where a trainer leaves the choice to a
+person (a suffix, a model), this is its default or its examples' choice.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _TAG_ENDS = re.compile(r"\s*[,，、;；]")
 
 @dataclass(frozen=True)
 class Trainer:
-    """How a trainer reads captions; each reads text files that lie beside their media.
+    """How a trainer reads captions, from text files beside their media.
 
     Attributes:
         suffix: of its text files.
-        encoder: the text encoder whose tokens are counted, by its id on the Hub.
-        max_tokens: that it takes of a caption; what is behind them it drops.
-        separator: between what a file had and what is added to it.
+        encoder: the text encoder that counts the tokens, by its id on the Hub.
+        max_tokens: the most tokens of a caption; the trainer drops the rest.
+        separator: between a file's text and text that is added.
     """
 
     suffix: str
@@ -46,9 +46,9 @@ _CLIP, _T5, _UMT5 = "openai/clip-vit-large-patch14", "google/t5-v1_1-xxl", "goog
 _LLAMA = "hunyuanvideo-community/HunyuanVideo"
 TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
-        # One chunk of CLIP; --max_token_length is empty by default.
+        # One chunk of CLIP, since --max_token_length is empty by default.
         "sd-scripts": Trainer(".caption", _CLIP, 75, ", "),
-        # Its interface's suffix and length.
+        # The defaults of its interface.
         "kohya-sdxl": Trainer(".txt", _CLIP, 225, ", "),
         "flux": Trainer(".txt", _T5, 512, " "),
         "wan": Trainer(".txt", _UMT5, 512, " "),
@@ -57,7 +57,7 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "onetrainer": Trainer(".txt", _CLIP, 75, ", "),
     }
 )
-"""By the name that `--for` takes."""
+"""By the names of `--for`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Length:
     """The most tokens of a caption.
 
     Attributes:
-        encoder: whose, by its id on the Hub; None where its tokenizer isn't on this machine: they are estimated then.
+        encoder: the text encoder's id on the Hub; None estimates the tokens, since its tokenizer isn't on this machine.
     """
 
     max_tokens: int
@@ -73,16 +73,16 @@ class Length:
 
     @classmethod
     def of(cls, trainer: Trainer, max_tokens: int | None = None) -> Length:
-        """A trainer's, or another number of its tokens. Nothing is downloaded."""
+        """A trainer's limit, or `max_tokens` of its tokens. Downloads nothing."""
         known = _tokenizer(trainer.encoder) is not None
         return cls(max_tokens or trainer.max_tokens, trainer.encoder if known else None)
 
     def takes(self, text: str) -> bool:
-        """Whether a text has no more."""
+        """Whether a text is within the limit."""
         return self.count(text) <= self.max_tokens
 
     def count(self, text: str) -> int:
-        """A text's tokens, those that an encoder puts around each text not counted; an estimate is rather too high."""
+        """A text's tokens, without the special tokens around it. Estimates are rather too high."""
         if self.encoder is None:
             return sum(_estimate(piece) for piece in _PIECES.findall(text))
         tokenizer = _tokenizer(self.encoder)
@@ -92,27 +92,27 @@ class Length:
 
 
 def trainer_named(name: str) -> Trainer:
-    """Raises CaptioningError: there is none of this name."""
+    """Raises CaptioningError: there is no trainer of this name."""
     if name not in TRAINERS:
         raise CaptioningError(f"--for takes {', '.join(TRAINERS)}; got {name!r}.")
     return TRAINERS[name]
 
 
 def shorter_texts(text: str) -> list[str]:
-    """A caption without its last sentences, or without the last tags of a list: the longest first."""
+    """A caption without its last sentences, or a list without its last tags, the longest first."""
     ends = [match.start() for match in _TAG_ENDS.finditer(text)] if is_list_of_tags(text) else sentence_ends(text)
     return [text[:end] for end in reversed(ends) if end < len(text)]
 
 
 def _estimate(piece: str) -> int:
-    # Encoders that were trained on English have few tokens of other scripts than bytes.
+    # Encoders that were trained on English split other scripts mostly into bytes.
     letters = len(piece) if piece.isascii() else _LETTERS_PER_TOKEN * len(piece.encode("utf-8", "replace")) // 2
     return 1 + (letters - 1) // _LETTERS_PER_TOKEN
 
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer(encoder: str) -> Tokenizer | None:
-    """The tokenizer of a model in the Hub's cache; None where it isn't there as `tokenizer.json`."""
+    """The tokenizer of a model from the Hub's cache; None if its `tokenizer.json` isn't there."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("tokenizer.json", "tokenizer/tokenizer.json"):

@@ -1,4 +1,4 @@
-"""Words that a caption must have and words that it mustn't."""
+"""Required and forbidden words of captions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qwen35mm.errors import CaptioningError
 
 _PATTERN = "re:"
 
-# Scripts that put no space between words, and Korean, whose particles stick to them.
+# Scripts without spaces between words, and Korean, whose particles are attached to words.
 _UNSPACED = (
     ("\u0e00", "\u0eff"),  # Thai, Lao
     ("\u1000", "\u109f"),  # Burmese
@@ -27,15 +27,15 @@ _UNSPACED = (
 
 @dataclass(frozen=True)
 class Words:
-    """What a caption is checked for.
+    """The words that a caption is checked for.
 
-    A word or phrase is found whole, whatever its case: `cat` is in `Cat!` and not in `category`. Chinese, Japanese,
-    Korean, Thai and other scripts without spaces between words are searched anywhere. `re:PATTERN` is a regular
-    expression that is searched, whatever the case. It is trusted: one that backtracks without end stops the run, so
-    a pattern from somebody else has no place here.
+    A word or phrase matches whole words and ignores case: `cat` is in `Cat!` but not in `category`. In Chinese,
+    Japanese, Korean, Thai and other scripts without spaces, it matches anywhere. `re:PATTERN` searches for a regular
+    expression and ignores case. Patterns are trusted: one that backtracks endlessly stops the run, so don't use other
+    people's patterns.
 
     Raises:
-        CaptioningError: an empty word, a pattern that is none, or a word that is both required and forbidden.
+        CaptioningError: an empty word, an invalid pattern, or a word that is both required and forbidden.
     """
 
     required: tuple[str, ...] = ()
@@ -54,17 +54,17 @@ class Words:
             raise CaptioningError(f"{both[0]!r} is both required and forbidden. Leave it out of one of them.")
 
     def problems(self, text: str) -> tuple[str, ...]:
-        """What is wrong with a caption: `missing: WORD` and `forbidden: WORD`, with the words as they were given."""
+        """A caption's problems: `missing: WORD` and `forbidden: WORD`, with the words as given."""
         missing = [f"missing: {word}" for word in self.required if not contains(text, word)]
         present = [f"forbidden: {word}" for word in self.forbidden if contains(text, word)]
         return (*missing, *present)
 
 
 def contains(text: str, word: str) -> bool:
-    """Whether a text has a word, as `Words` finds it.
+    """Whether a text contains a word, as in `Words`.
 
     Raises:
-        CaptioningError: a pattern that is none.
+        CaptioningError: an invalid pattern.
     """
     if word.startswith(_PATTERN):
         return _compiled(word).search(unicodedata.normalize("NFC", text)) is not None
@@ -87,7 +87,7 @@ def _compiled(word: str) -> re.Pattern[str]:
 
 
 def _folded(text: str) -> str:
-    """Without differences of case, of encoding, of apostrophes and of white space."""
+    """Removes differences of case, Unicode form, apostrophes and white space."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(folded.replace("’", "'").split())
 
@@ -101,7 +101,7 @@ def _parts(text: str, at: int) -> bool:
 
 
 def _is_of_a_word(char: str) -> bool:
-    # Marks too: in many scripts a vowel is one.
+    # Marks too: in many scripts, vowels are marks.
     return char == "_" or unicodedata.category(char)[0] in "LMN"
 
 

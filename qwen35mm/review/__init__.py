@@ -1,1 +1,1 @@
-"""The page on which a person goes through captions."""
+"""The web page for reviewing captions."""

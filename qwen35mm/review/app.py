@@ -1,4 +1,4 @@
-"""The page's routes: its requests, and the media."""
+"""The review page's routes: its requests and its media."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from qwen35mm.review.collection import Collection, Search
 from qwen35mm.review.similar import SMALL_SIDE
 from qwen35mm_preprocess.say import said_of
 
-# A caption as JSON, every character of which may be escaped.
+# A caption as JSON, where every character may be escaped.
 _MAX_BODY_BYTES = 8 * MAX_TEXT_BYTES
 _MAX_ITEMS = 200
-# What is at an address with its version never changes.
+# The content of an address with its current version never changes.
 _KEPT = {"cache-control": "private, max-age=31536000, immutable"}
 
 Number = Annotated[int, Field(ge=0)]
@@ -43,7 +43,7 @@ Words = Annotated[str, Field(max_length=MAX_TEXT_BYTES)]
 
 
 def create_app(reviewed: Collection[Any], asker: Asker, *, token: PageToken) -> Starlette:
-    """The application; it closes the asker at its end."""
+    """The application; it closes the asker when it shuts down."""
     page, owner = _Page(reviewed, asker), Owner(token)
 
     @contextlib.asynccontextmanager
@@ -88,7 +88,7 @@ class _Page:
 
     @request
     async def look(self) -> Any:
-        """What there is, without opening a file."""
+        """Lists the media, without opening a file."""
         numbers = await SEARCH.run(self._reviewed.look)
         counts = self._reviewed.counts()
         title = printable(self._reviewed.title)
@@ -125,7 +125,7 @@ class _Page:
 
     @request
     async def ask(self, number: Number, asker: Waiting, prompt: Words = "", preset: str = "") -> Any:
-        """Another caption by the model; it stops where nobody waits any more, since this is cancelled then."""
+        """Another caption by the model; cancelled when the page stops waiting."""
         entry, path = await REQUESTS.run(self._reviewed.medium, number)
         text = (await REQUESTS.run(self._reviewed.describe, [number]))[0]["text"]
         question = preset_question(preset) if preset else Question(prompt)
@@ -133,7 +133,7 @@ class _Page:
         return {"text": caption.text, "flags": [printable(flag) for flag in caption.flags]}
 
     async def media(self, request: Request) -> Response:
-        """A medium as browsers show it, upright."""
+        """A medium in a form that browsers can show, upright."""
         number, headers = self._named(request)
         entry, path = await REQUESTS.run(self._reviewed.medium, number)
         if entry.kind == "image":

@@ -1,4 +1,4 @@
-"""Asking a model for another caption: it is loaded when it is first needed, and stays."""
+"""Asks a model for another caption. The model is loaded on first use and stays loaded."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class _Opened:
 
 
 class Asker:
-    """What asks. All of it in one event loop.
+    """Asks the model for captions. Use it in one event loop.
 
     Args:
-        open_job: what a person named about sampling and style, which is imported with the model.
+        open_job: makes the job with a person's sampling and style; called when the model is loaded: its imports are
+            slow.
         open_captioner: loads the model, or connects to a server.
     """
 
@@ -49,10 +50,10 @@ class Asker:
         self._num_asked = 0
 
     async def ask(self, name: str, path: Path, question: Question, text: str) -> Caption:
-        """A caption, which isn't written anywhere. Asked twice, the model samples anew.
+        """A new caption, which isn't stored. Each call samples anew.
 
         Args:
-            text: the caption that is there, for `{sidecar}`.
+            text: the present caption, for `{sidecar}`.
 
         Raises:
             Qwen35mmError: the model can't be loaded, the prompt can't be used, or there is no caption.
@@ -78,7 +79,7 @@ class Asker:
         return _there(await captioner.caption(request, prepared))
 
     async def close(self) -> None:
-        """Gives the model back."""
+        """Closes the model."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -87,7 +88,7 @@ class Asker:
     async def _open(self) -> _Opened:
         if self._opening is None or (self._opening.done() and not _is_usable(self._opening)):
             self._opening = asyncio.create_task(self._load())
-        # Who asked may go; the model is loaded all the same.
+        # If the caller is cancelled, the model is loaded anyway.
         return await asyncio.shield(self._opening)
 
     async def _load(self) -> _Opened:

@@ -1,7 +1,7 @@
-"""What a person changes of captions: saved, accepted, and taken back, wherever they are.
+"""A person's changes of captions: save, accept and undo, wherever the captions are.
 
-Each change names the digest of the text that it is a change of, so that what somebody else wrote meanwhile is shown and
-never replaced; and each is on the disk when it is answered.
+Each change names the digest of the text that it changes. So another person's newer text is shown and never replaced.
+Each change is on the disk before it is confirmed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from qwen35mm.errors import StorageError
 from qwen35mm_preprocess.say import Said, say, size
 
 MAX_TEXT_BYTES = 1 << 20
-# Of the texts that `undo` can put back: the oldest go first.
+# The most bytes of texts that `undo` can restore; the oldest are dropped first.
 MAX_UNDO_BYTES = 64 << 20
 
 Place = TypeVar("Place")
 
 
 class ChangedError(StorageError):
-    """A text isn't the one any more that was to be changed."""
+    """The text to change was changed meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Text:
     """A caption as it is on the disk.
 
     Attributes:
-        text: empty where there is none.
-        digest: SHA-256 of its bytes in hexadecimal digits; empty where there is none.
-        problem: why it can't be shown and changed here; None where it can.
-        content: its bytes; a text file's own.
+        text: empty if there is none.
+        digest: SHA-256 of its bytes in hexadecimal digits; empty if there is none.
+        problem: why it can't be shown and changed here; None if it can.
+        content: its bytes, as in the text file.
     """
 
     text: str = ""
@@ -44,13 +44,13 @@ class Text:
 
 @dataclass(frozen=True)
 class _Change(Generic[Place]):
-    """What `undo` takes back.
+    """A change that `undo` can revert.
 
     Attributes:
-        before: the bytes that were there; None where there were none.
-        digest: of what was written; None where the text wasn't changed.
-        accepted: whether that text was accepted.
-        editing: the page's name for a text that is being written on.
+        before: the bytes before the change; None if there were none.
+        digest: of the text after the change; None if the text wasn't changed.
+        accepted: whether the text before the change was accepted.
+        editing: the page's name for an edit in progress.
     """
 
     place: Place
@@ -61,12 +61,12 @@ class _Change(Generic[Place]):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes, about."""
+        """Its approximate size in memory."""
         return 500 + len(self.before or b"")
 
 
 class Changes(ABC, Generic[Place]):
-    """Captions that a person changes, each at its place. Usable by one thread at a time."""
+    """Captions that a person changes, each at its place. One thread may use it at a time."""
 
     def __init__(self) -> None:
         self._changes: deque[_Change[Place]] = deque()
@@ -74,7 +74,7 @@ class Changes(ABC, Generic[Place]):
 
     @property
     def num_changes(self) -> int:
-        """How many changes can be taken back."""
+        """How many changes can be undone."""
         return len(self._changes)
 
     @abstractmethod
@@ -83,15 +83,15 @@ class Changes(ABC, Generic[Place]):
 
     @abstractmethod
     def accepted_digest(self, place: Place) -> str | None:
-        """The digest of the text that was accepted there."""
+        """The digest of the accepted text there."""
 
     @abstractmethod
     def _name(self, place: Place) -> str:
-        """What holds the caption, in messages."""
+        """The name of the caption's file, for messages."""
 
     @abstractmethod
     def _content(self, text: str) -> bytes:
-        """The bytes of a text that a person wrote."""
+        """The bytes of a person's text."""
 
     @abstractmethod
     def _write(self, place: Place, content: bytes) -> Text:
@@ -99,22 +99,22 @@ class Changes(ABC, Generic[Place]):
 
     @abstractmethod
     def _remove(self, place: Place) -> None:
-        """Leaves no caption there. Raises OutputError."""
+        """Removes the caption. Raises OutputError."""
 
     @abstractmethod
     def _remember(self, place: Place, digest: str | None) -> None:
-        """Remembers, durably, which text is accepted. Raises OutputError."""
+        """Stores, durably, which text is accepted. Raises OutputError."""
 
     def save(self, place: Place, text: str, digest: str, editing: str = "") -> None:
         """Writes a text, durably.
 
         Args:
-            digest: of the text that it takes the place of.
-            editing: what is saved under one such name, one after the other, is one change for `undo`.
+            digest: of the text that it replaces.
+            editing: consecutive saves under the same name are one change for `undo`.
 
         Raises:
             ChangedError: another text is there.
-            StorageError: it is no text that can be changed, or can't be one.
+            StorageError: the present text can't be changed, or the new one isn't allowed.
             OutputError: the disk is full, read-only or fails.
         """
         old = self._current(place, digest)
@@ -136,7 +136,7 @@ class Changes(ABC, Generic[Place]):
         self._push(_Change(place, before, new.digest, was_accepted, editing))
 
     def accept(self, place: Place, digest: str, accepted: bool) -> None:
-        """Remembers, durably, whether a text is as it should be. Raises as `save`."""
+        """Stores, durably, whether a text is accepted. Raises as `save`."""
         text = self._current(place, digest)
         if not text.digest:
             raise StorageError(say("There is no caption to accept."))
@@ -146,14 +146,14 @@ class Changes(ABC, Generic[Place]):
             self._push(_Change(place, None, None, was_accepted))
 
     def is_accepted(self, place: Place, text: Text) -> bool:
-        """Whether this very text was accepted."""
+        """Whether exactly this text was accepted."""
         return bool(text.digest) and self.accepted_digest(place) == text.digest
 
     def undo(self) -> Place | None:
-        """Takes the last change back; where it was, None where there is none.
+        """Undoes the last change; returns its place, or None if there is none.
 
         Raises:
-            ChangedError: somebody has changed the text since; then the change before it is the last one.
+            ChangedError: somebody has changed the text since. The change is dropped; the one before it is next.
             OutputError: as `save`.
         """
         if not self._changes:
@@ -184,7 +184,7 @@ class Changes(ABC, Generic[Place]):
         return change
 
     def _current(self, place: Place, digest: str) -> Text:
-        """The text at `place`, which has to be this one."""
+        """The text at `place`, which must have this digest."""
         text = self.read(place)
         if text.problem is not None:
             raise StorageError(text.problem)

@@ -1,6 +1,4 @@
-"""Media with their captions as a person goes through them, wherever the captions are: all of them at once, those that
-fit a search, and one of them with all that is known of it.
-"""
+"""Media and captions under review, wherever the captions are: the list, searches, and the details of one."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ class Entry:
     """One medium.
 
     Attributes:
-        number: its own for as long as the program runs.
+        number: permanent while the program runs.
         name: its path below its source.
-        path: its file; empty where it lies in a container.
-        text: as it was read last.
-        state: by which it is known whether that is still so; None where it wasn't read.
+        path: its file; empty if it lies in a container.
+        text: as last read.
+        state: the state of the text's file then, to see changes; None if it wasn't read yet.
     """
 
     number: int
@@ -43,12 +41,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Search:
-    """What is looked for: all of it has to hold.
+    """A search; all conditions must hold.
 
     Attributes:
-        words: each occurs in the caption or in the name, whatever their case.
-        show: those with a caption that nobody accepted, that somebody did, without one, near-duplicates side by side.
-        flag: one of the caption's.
+        words: each occurs in the caption or the name, ignoring case.
+        show: `open` has a caption that isn't accepted, `accepted` an accepted one, `empty` none; `similar` shows groups
+            of near-duplicates.
+        flag: a flag of the caption.
         min_chars, max_chars: of the caption.
     """
 
@@ -63,8 +62,8 @@ class Collection(ABC, Generic[Place]):
     """Media and captions. Usable from all threads.
 
     Args:
-        title: what a person calls it.
-        changes: the captions; one thread at a time uses them, under `_lock`.
+        title: its name on the page.
+        changes: the captions; only used under `_lock`.
     """
 
     def __init__(self, title: str, changes: Changes[Place]) -> None:
@@ -76,20 +75,20 @@ class Collection(ABC, Generic[Place]):
         self._similar = Similar()
 
     def close(self) -> None:
-        """Lets others go through it."""
+        """Lets other programs review it."""
         self._similar.stop()
 
     @abstractmethod
     def look(self) -> list[int]:
-        """Lists it anew; the numbers of what is there, in its order. Raises CaptioningError."""
+        """Lists the media again; returns their numbers, in order. Raises CaptioningError."""
 
     @abstractmethod
     def _place(self, entry: Entry) -> Place:
-        """Where an entry's caption is."""
+        """The place of an entry's caption."""
 
     @abstractmethod
     def _number(self, place: Place) -> int:
-        """The entry whose caption is there."""
+        """The number of the entry whose caption is there."""
 
     @abstractmethod
     def _file(self, entry: Entry) -> Path:
@@ -101,15 +100,15 @@ class Collection(ABC, Generic[Place]):
 
     @abstractmethod
     def _flags(self, entry: Entry) -> Sequence[str]:
-        """The flags of a text that was read; `edited` where a person has changed what a model wrote."""
+        """The flags of a text that was read; `edited` if a person has changed the model's text."""
 
     @abstractmethod
     def _made(self, entry: Entry) -> tuple[str, str] | None:
-        """The prompt and the model that a caption is of, as far as that is known."""
+        """The prompt and the model of a caption; None if unknown."""
 
     @abstractmethod
     def _holder(self, entry: Entry) -> str:
-        """The name of the file that has an entry's caption."""
+        """The name of the file with an entry's caption."""
 
     def entry(self, number: int) -> Entry:
         """Raises NotFoundError."""
@@ -119,8 +118,7 @@ class Collection(ABC, Generic[Place]):
             return self._entries[number]
 
     def version(self, number: int) -> str:
-        """What a browser may keep a medium under: another file, or the same one changed, has another. Empty where it
-        is gone."""
+        """A medium's version for browser caches; a changed or different file has another. Empty if it is gone."""
         path = self.entry(number).path
         try:
             status = os.stat(path)  # noqa: PTH116 - a hundred thousand paths are strings
@@ -133,7 +131,7 @@ class Collection(ABC, Generic[Place]):
         """An entry, and the file that may be read for it.
 
         Raises:
-            NotFoundError: there is none any more.
+            NotFoundError: the file doesn't exist any more.
             StorageError: it may not be read, or is too large.
         """
         entry = self.entry(number)
@@ -145,13 +143,16 @@ class Collection(ABC, Generic[Place]):
         return entry, path
 
     def describe(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
-        """All that is known of some, as JSON values; captions as they are on the disk now."""
+        """The details of some entries, as JSON values; captions as they are on the disk now."""
         with self._lock:
             return [self._described(self._read(self.entry(number))) for number in numbers]
 
     def find(self, search: Search) -> dict[str, Any]:
-        """The `numbers` of what fits, in the listing's order or, near-duplicates, side by side; how many items there
-        are for each of the `flags`, and how many pictures `unread` still have to be compared."""
+        """Runs a search.
+
+        `numbers` are the matches, in the list's order or in groups of near-duplicates. `flags` counts the entries of
+        each flag. `unread` counts the pictures that have yet to be compared. `counts` is as in `counts`.
+        """
         words = search.words.casefold().split()
         with self._lock:
             entries = [self._entries[number] for number in self._order]
@@ -162,7 +163,7 @@ class Collection(ABC, Generic[Place]):
         flags: dict[str, int] = {}
         numbers: list[int] = []
         for entry in entries:
-            # Not for all of them at once: others ask for what they see meanwhile.
+            # Locked per entry, so that other requests can run meanwhile.
             with self._lock:
                 self._read(entry)
                 for flag in self._flags(entry):
@@ -172,7 +173,7 @@ class Collection(ABC, Generic[Place]):
         return {"numbers": numbers, "flags": flags, "unread": unread, "counts": self.counts()}
 
     def counts(self) -> dict[str, int]:
-        """How many there are, how many of them were accepted, and how many changes can be taken back."""
+        """How many entries there are, how many are accepted, and how many changes can be undone."""
         with self._lock:
             accepted = sum(self._is_accepted(self._entries[number]) for number in self._order)
             return {"all": len(self._order), "accepted": accepted, "changes": self._changes.num_changes}
@@ -198,7 +199,7 @@ class Collection(ABC, Generic[Place]):
             return None if place is None else self._number(place)
 
     def _is_accepted(self, entry: Entry) -> bool:
-        """Of a text that wasn't read yet, what was remembered holds."""
+        """Whether an entry's text is accepted. For a text that wasn't read yet, the stored state counts."""
         digest = self._changes.accepted_digest(self._place(entry))
         return digest is not None and (entry.state is None or digest == entry.text.digest)
 

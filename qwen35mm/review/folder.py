@@ -1,6 +1,6 @@
-"""A folder's media with the text files of their captions.
+"""A folder's media with their captions in text files.
 
-A listing opens no file. Captions are read when a search or a page asks for them, and kept until their file changes.
+Listing opens no file. Captions are read when a search or a page needs them, and cached until their file changes.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _CLIPS = suffixes_of("video")
 
 @dataclass(frozen=True)
 class _Written:
-    """What the manifest knows of a text file: the digest of what was written to it, and the caption as JSON."""
+    """The manifest's data about a text file: the digest of the captioner's text, and the caption as JSON."""
 
     digest: str
     caption: str
 
 
 class Folder(Collection[TextPlace]):
-    """The media of a folder, told by their names.
+    """The media of a folder, recognized by their names.
 
     Args:
-        texts: the folder of the captions, under their media's names; None where they lie beside them.
-        state: the folder of the captioner's manifests, which need not be there, and of what was accepted; None for
-            the one in `texts` or in the folder.
+        texts: the folder of the captions, under their media's names; None if they lie beside the media.
+        state: the folder of the captioner's manifests (which may be missing) and of the accepted texts; None for the
+            default in `texts` or in the folder.
 
     Raises:
-        CaptioningError: there is no such folder, somebody else goes through it, or it can't be written to.
+        CaptioningError: there is no such folder, another program reviews it, or it can't be written to.
     """
 
     def __init__(self, path: Path, *, suffix: str, texts: Path | None = None, state: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class Folder(Collection[TextPlace]):
         self._texts_folder = None if texts is None else absolute(texts)
         self._state = state or (texts or path) / STATE_FOLDER
         self._numbers: dict[str, int] = {}
-        # Where each entry's caption is, or would be.
+        # The path of each entry's caption, even if it doesn't exist.
         self._caption_paths: list[str] = []
         self._written: dict[str, _Written] = {}
         self._texts = Texts(self.root if texts is None else Path(os.path.realpath(texts)), self._state)
@@ -88,7 +88,7 @@ class Folder(Collection[TextPlace]):
             return list(self._order)
 
     def _known(self, found: Sequence[tuple[str, str]]) -> tuple[list[str], dict[str, _Written]]:
-        """Where the captions of media are, and what the manifests know of them; each shard of a run has its own."""
+        """The paths of the media's captions, and the manifests' data about them; each shard has its own manifest."""
         folder = self._texts_folder
         claims: dict[str, str] = {}
         written: dict[str, _Written] = {}
@@ -111,7 +111,7 @@ class Folder(Collection[TextPlace]):
         return list(self._places(found, claims)), written
 
     def _places(self, found: Sequence[tuple[str, str]], claims: dict[str, str]) -> Iterator[str]:
-        """Where the captioner would write each caption: see `Sidecars`."""
+        """The paths where the captioner would write the captions: see `Sidecars`."""
         taken = set(map(fold, claims.values()))
         for name, path in found:
             if name in claims:
@@ -170,8 +170,10 @@ def _suffix(name: str) -> str:
 
 
 def _media(root: str) -> Iterator[tuple[str, str]]:
-    """The names and the paths of what has a medium's suffix below a folder, in the order of `walk`: by strings alone,
-    which takes a fraction of its time."""
+    """The names and paths of files with a medium's suffix below a folder, in the order of `walk`.
+
+    Uses only strings, which takes a fraction of the time.
+    """
     visited: set[tuple[int, int]] = set()
     pending = [""]
     while pending:
@@ -186,7 +188,7 @@ def _media(root: str) -> Iterator[tuple[str, str]]:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                # A link may lead to itself.
+                # For a link to itself, `entry.is_dir` would raise.
                 if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):  # noqa: PTH112
                     folders.append(f"{folder}{entry.name}/")
                 elif _suffix(entry.name) in MEDIA_SUFFIXES:

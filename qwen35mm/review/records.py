@@ -1,8 +1,7 @@
 """The records of a file that the captioner wrote: JSONL, or a dataset folder's rows.
 
-The manifest that it was written with is held meanwhile, as a run holds it: the file's lines are the manifest's, and
-what a person makes of one is kept there first. So a run at the same time is refused, and a later one finds what was
-edited.
+Locks the file's manifest like a run, since the file's lines come from it and edits are stored in it first. So a run at
+the same time is refused, and a later one finds the edits.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from qwen35mm.review.changes import Changes, Text
 from qwen35mm.review.collection import Collection, Entry
 from qwen35mm_preprocess.say import say
 
-# Of so many records the media's folders are looked through for the manifest.
+# The first records whose media's folders are searched for the manifest.
 _LOOKED_AT = 200
-# Of the folders that were looked into, so many are named.
+# The most searched folders that a message names.
 _NAMED = 4
 _READ = (0, 0, 0)
 
 
 @dataclass
 class _Known:
-    """A record: the model's caption, a person's text in its place, and the digest of the text that was accepted."""
+    """A record: the model's caption, a person's text in its place, and the digest of the accepted text."""
 
     number: int
     caption: Caption
@@ -51,7 +50,7 @@ class _Known:
 
 
 class _Lines(Changes[bytes]):
-    """The captions in the lines of a file, by their items' owners. While it is open nobody else writes them."""
+    """The captions in the lines of a file, by their items' owners. While it is open, nobody else writes them."""
 
     def __init__(self, output: JsonLines, known: dict[bytes, _Known]) -> None:
         super().__init__()
@@ -72,13 +71,13 @@ class _Lines(Changes[bytes]):
 
     def _write(self, place: bytes, content: bytes) -> Text:
         known, text = self._known[place], content.decode()
-        # The model's own words are nobody's edit.
+        # The model's own text isn't an edit.
         try:
             self._output.edit(place, None if text == known.caption.text else text)
         except (ValueError, RecursionError):
             raise StorageError(say("This caption is JSON, and has to stay JSON: it was not saved.")) from None
         finally:
-            # After an error of the disk the manifest may have it, and then the file will.
+            # After a disk error, the manifest may have the edit, and the file will get it later.
             known.theirs = self._output.theirs(place)
         return known.text
 
@@ -91,16 +90,15 @@ class _Lines(Changes[bytes]):
 
 
 class RecordsFile(Collection[bytes]):
-    """The records of the file at `path`, of whatever sources, in its order. `close` writes it without the lines that
-    were replaced.
+    """The records of the file at `path`, in its order. `close` writes the file without replaced lines.
 
     Args:
-        state: the folder of the manifest that the file was written with.
-        near: without it, folders in which the manifest's may be; it is also looked for beside the file, and in the
-            folders above its media.
+        state: the folder of the file's manifest.
+        near: without `state`, folders that may contain the manifest's folder. It is also searched for beside the file,
+            and in the folders above its media.
 
     Raises:
-        CaptioningError: no manifest knows the file, a run or another page has it, or it can't be written to.
+        CaptioningError: no manifest knows the file, a run or another page uses it, or it can't be written to.
         OutputError: the disk fails.
     """
 
@@ -121,13 +119,13 @@ class RecordsFile(Collection[bytes]):
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """See `Collection`. Raises OutputError: then the next run, or page, writes the file anew."""
+        """See `Collection`. Raises OutputError: then the next run or page writes the file anew."""
         super().close()
         with self._opened:
             self._output.finish()
 
     def look(self) -> list[int]:
-        """See `Collection`. Nobody else changes what is there."""
+        """See `Collection`. Nobody else changes the records meanwhile."""
         with self._lock:
             return list(self._order)
 
@@ -169,7 +167,7 @@ class RecordsFile(Collection[bytes]):
 
 
 def _manifest_of(path: Path, folders: Iterable[Path]) -> tuple[Path, bool]:
-    """The manifest that knows a file of lines, and whether that is a dataset folder's. Raises CaptioningError."""
+    """The manifest that knows a JSONL file, and whether the file is a dataset folder's. Raises CaptioningError."""
     looked: dict[Path, None] = {}
     for folder in folders:
         for found in sorted(folder.glob("captions*.sqlite")) if folder not in looked else ():
@@ -187,7 +185,7 @@ def _manifest_of(path: Path, folders: Iterable[Path]) -> tuple[Path, bool]:
 
 
 def _folders_near(path: Path, near: Sequence[Path]) -> Iterator[Path]:
-    """Where the manifest of a run that wrote a file may be, the likeliest first. Raises OutputError."""
+    """The folders where a file's manifest may be, the likeliest first. Raises OutputError."""
     yield from (folder / STATE_FOLDER for folder in (*near, path.parent))
     try:
         with path.open("rb") as file:

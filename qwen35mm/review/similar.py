@@ -1,4 +1,4 @@
-"""Which of a folder's media look the same."""
+"""Finds near-duplicates among the media under review."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qwen35mm_preprocess import MediaError
 if TYPE_CHECKING:
     from qwen35mm.review.collection import Entry
 
-# A thumbnail is decoded for a list, and for what it looks like.
+# The longer side of thumbnails in pixels, both for lists and for comparison.
 SMALL_SIDE = 160
 
 
 class Similar:
-    """What a folder's media look like, found out in a thread; near-duplicates have one group."""
+    """Compares media in a thread; near-duplicates share a group."""
 
     def __init__(self) -> None:
         self._index = SimilarIndex[int](SUGGESTED_MAX_DISTANCE)
@@ -34,7 +34,7 @@ class Similar:
         self._stopped = threading.Event()
 
     def begin(self, entries: Sequence[Entry], path_of: Callable[[int], Path]) -> None:
-        """Looks at what wasn't looked at yet."""
+        """Starts comparing the new entries."""
         if self._thread is None or not self._thread.is_alive():
             missing = [entry for entry in entries if entry.number not in self._groups]
             self._thread = threading.Thread(target=self._look, args=(missing, path_of), daemon=True)
@@ -47,7 +47,7 @@ class Similar:
             self._thread.join()
 
     def among(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-        """Those that have a near-duplicate among them, group by group, and how many weren't looked at yet."""
+        """The entries with a near-duplicate among them, group by group, and how many aren't compared yet."""
         seen = [entry for entry in entries if entry.number in self._groups]
 
         def group(entry: Entry) -> int:
@@ -65,7 +65,7 @@ class Similar:
                 with Image.open(io.BytesIO(make_thumbnail(path_of(entry.number), SMALL_SIDE))) as picture:
                     looks = similarity([np.asarray(picture)])
             except (MediaError, StorageError, OSError):
-                # It is shown with what is wrong with it.
+                # The page shows what is wrong with it.
                 self._groups[entry.number] = entry.number
                 continue
             found = self._index.find(looks)

@@ -1,7 +1,6 @@
-"""Captions in text files as a person goes through them: read, changed, and what was accepted of them.
+"""Captions in text files under review: reads them, writes them, and stores which are accepted.
 
-The file on the disk is what counts. A later run of `qwen35mm caption` sees by the file's digest that a person was at
-it.
+The file on the disk counts. A later run of `qwen35mm caption` sees by the file's digest that a person has changed it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from qwen35mm_preprocess.say import said_of, say, size
 
 
 class TextPlace(NamedTuple):
-    """Where a caption is: the name of its medium, and its file."""
+    """The place of a caption: its medium's name, and its file."""
 
     name: str
     path: Path
@@ -32,10 +31,10 @@ def inside(path: Path, root: Path) -> Path:
     """The file that a path leads to.
 
     Args:
-        root: the folder that it must lie in, without links in its own path.
+        root: the folder that must contain it, without links in its own path.
 
     Raises:
-        StorageError: it lies elsewhere, or can't be followed.
+        StorageError: it lies elsewhere.
     """
     try:
         real = Path(os.path.realpath(path))
@@ -69,14 +68,14 @@ def read_text(path: Path, root: Path) -> Text:
 
 
 class Texts(Changes[TextPlace]):
-    """The captions below a folder, in text files. `close` gives the folder back.
+    """The captions below a folder, in text files. `close` unlocks the folder.
 
     Args:
         root: the folder of the text files, without links in its path.
-        state: the folder that remembers what was accepted; it is made.
+        state: the folder that stores which texts are accepted; it is created.
 
     Raises:
-        CaptioningError: somebody else goes through them at this moment, or the folder can't be written to.
+        CaptioningError: another program reviews them, or the folder can't be written to.
         OutputError: the disk fails.
     """
 
@@ -94,7 +93,7 @@ class Texts(Changes[TextPlace]):
             raise
 
     def close(self) -> None:
-        """Lets others go through the folder."""
+        """Lets other programs review the folder."""
         self._lock.release()
 
     def accepted_digest(self, place: TextPlace) -> str | None:
@@ -109,7 +108,7 @@ class Texts(Changes[TextPlace]):
         return place.path.name
 
     def _content(self, text: str) -> bytes:
-        # Line ends as the captioner writes them, one at the end.
+        # Line ends as the captioner writes them, with one at the end.
         return text.replace("\r\n", "\n").rstrip("\n").encode("utf-8", "backslashreplace") + b"\n"
 
     def _write(self, place: TextPlace, content: bytes) -> Text:
@@ -125,7 +124,7 @@ class Texts(Changes[TextPlace]):
             inside(place.path, self._root).unlink()
 
     def _load(self) -> dict[str, str]:
-        """What was accepted; the file is written anew where a line was torn, or most are no longer true."""
+        """The accepted digests by name. Rewrites the file if a line is torn or most lines are outdated."""
         accepted: dict[str, str] = {}
         num_lines, is_whole = 0, True
         with disk_errors(self._path.name):
@@ -174,7 +173,7 @@ def _line(name: str, digest: str | None) -> bytes:
 
 
 def _row(line: bytes) -> tuple[str, str | None] | None:
-    """A line's name and digest; None where it isn't one, or is torn."""
+    """A line's name and digest; None if it is torn or has another form."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
         name, digest = row["name"], row["accepted"]  # pyright: ignore[reportOptionalSubscript]

@@ -148,7 +148,7 @@ class DatasetFolder(JsonLines):
     def _put_medium(self, record: Record, path: Path) -> None:
         """Puts the medium at its place, complete and checked, unless a person changed the one that is there."""
         owner, found = owner_of(record.item, self._manifest), _digest(path)
-        put = self._claims.put(owner) or self._put_once(owner)
+        put = self._claims.put(owner)
         if found is not None and put and found not in put and found != record.content:
             self._num_changed += 1
             return
@@ -166,11 +166,6 @@ class DatasetFolder(JsonLines):
             for piece in record.pieces():
                 if not is_clone:
                     file.write(piece)
-
-    def _put_once(self, owner: bytes) -> tuple[bytes, ...]:
-        """The SHA-256 of an owner's medium, from its entry; for folders that are older than the claims' `content`."""
-        row = self._manifest.row("SELECT content FROM entries WHERE output = ? AND owner = ?", self._output, owner)
-        return () if row is None else row
 
 
 def _digest(path: Path) -> bytes | None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError
@@ -125,14 +123,9 @@ def test_a_disk_that_can_share_bytes_does(tmp_path: Path, out: Path, monkeypatch
     assert not (out / "b.png").exists()
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_crop_in_the_folder_stays_whatever_comes(tmp_path: Path, out: Path, is_old: bool) -> None:
-    """Also in a folder of a version that didn't remember what it put."""
+def test_a_crop_in_the_folder_stays_whatever_comes(tmp_path: Path, out: Path) -> None:
     item = put(tmp_path, "a.png", 1)
     run(tmp_path, [record(item, "one")], f"dataset:{out}")
-    if is_old:
-        with closing(Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")) as manifest:
-            manifest.change("UPDATE claims SET content = NULL")
     (out / "a.png").write_bytes(b"a crop")
     # Another caption, another picture under this name, and its end.
     run(tmp_path, [record(item, "two")], f"dataset:{out}")

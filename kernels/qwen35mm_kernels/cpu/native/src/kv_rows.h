@@ -9,16 +9,16 @@
 #include "tiles.h"
 
 // The formats of kv_formats.py in the order of their numbers; `qwen_kv_formats` checks that they agree.
-#define KV_FORMATS(FORMAT) \
-    FORMAT(KV_FLOAT32, float32) \
-    FORMAT(KV_BF16, bf16) \
-    FORMAT(KV_F16, f16) \
-    FORMAT(KV_FP8, fp8) \
+#define KV_FORMATS(FORMAT)        \
+    FORMAT(KV_FLOAT32, float32)   \
+    FORMAT(KV_BF16, bf16)         \
+    FORMAT(KV_F16, f16)           \
+    FORMAT(KV_FP8, fp8)           \
     FORMAT(KV_FP8_E5M2, fp8_e5m2) \
-    FORMAT(KV_INT8, int8) \
-    FORMAT(KV_INT4, int4) \
-    FORMAT(KV_INT4R, int4r) \
-    FORMAT(KV_TQ4, tq4) \
+    FORMAT(KV_INT8, int8)         \
+    FORMAT(KV_INT4, int4)         \
+    FORMAT(KV_INT4R, int4r)       \
+    FORMAT(KV_TQ4, tq4)           \
     FORMAT(KV_TQ3, tq3)
 #define KV_NUMBER(number, name) number,
 enum KVFormat : long { KV_FORMATS(KV_NUMBER) };

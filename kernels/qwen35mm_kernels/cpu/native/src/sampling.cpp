@@ -10,18 +10,18 @@
 namespace {
 
 // The columns of SamplingRows (reference/sampling.py), in its order; `qwen_sample_reads` checks that they agree.
-#define COLUMNS(COLUMN) \
-    COLUMN(float, temperature) \
-    COLUMN(int32_t, top_k) \
-    COLUMN(float, top_p) \
-    COLUMN(float, min_p) \
-    COLUMN(float, typical_p) \
-    COLUMN(float, top_n_sigma) \
+#define COLUMNS(COLUMN)               \
+    COLUMN(float, temperature)        \
+    COLUMN(int32_t, top_k)            \
+    COLUMN(float, top_p)              \
+    COLUMN(float, min_p)              \
+    COLUMN(float, typical_p)          \
+    COLUMN(float, top_n_sigma)        \
     COLUMN(float, repetition_penalty) \
-    COLUMN(float, presence_penalty) \
-    COLUMN(float, frequency_penalty) \
-    COLUMN(int64_t, seeds) \
-    COLUMN(int64_t, steps) \
+    COLUMN(float, presence_penalty)   \
+    COLUMN(float, frequency_penalty)  \
+    COLUMN(int64_t, seeds)            \
+    COLUMN(int64_t, steps)            \
     COLUMN(int64_t, slots)
 #define AS_POINTER(type, name) const type *name;
 #define AS_TEXT(type, name) #type " " #name "\n"

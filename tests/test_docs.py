@@ -20,6 +20,20 @@ def test_files_that_are_named_exist(path: Path) -> None:
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 
 
+def test_the_walkthrough_names_what_its_files_define() -> None:
+    text = (ROOT / "docs/walkthrough.md").read_text("utf-8")
+    named = re.findall(r"`([\w.]+)`\s+\(`([\w./]+)`", text)
+    assert len(named) > 40
+    assert [(name, file) for name, file in named if not defines((ROOT / file).read_text("utf-8"), name)] == []
+
+
+def defines(source: str, name: str) -> bool:
+    """Whether a file of Python, JavaScript or C++ defines `name`, or `Class.name`."""
+    *owner, name = name.split(".")
+    of_owner = all(re.search(rf"\bclass {each}\b", source) for each in owner)
+    return of_owner and re.search(rf"^\s*(?!return|await)([\w ]+ )?{name}( = |\(|\b.*:$)", source, re.M) is not None
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)

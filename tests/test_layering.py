@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,13 @@ def test_an_upward_import_is_found() -> None:
     assert violations("qwen35mm.prompt.build", "from qwen35mm.checkpoints import names") != []
     assert violations("qwen35mm.engine.engine", "from qwen35mm.model import load") == []
     assert violations("qwen35mm.engine.engine", "from qwen35mm.engine.batch import Batch") == []
+
+
+def test_the_document_has_these_layers() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    lines = text.split("## Layers", 1)[1].split("```text\n", 1)[1].split("```", 1)[0].splitlines()
+    documented = [sorted(re.split(r"[,;] ", line)) for line in lines]
+    assert documented == [sorted(name.removeprefix("qwen35mm.") for name in names) for names in LAYERS]
 
 
 @pytest.mark.parametrize("folder", ["kernels", "preprocess"])

@@ -105,7 +105,7 @@ def main() -> None:
             page.attach(SAMPLES / "three-shapes.png", SAMPLES / "moves-up.mp4")
             page.box.fill("What do you see in the picture, and what happens in the clip?")
             page.open_settings()
-            expect(page.page.locator(".room")).to_contain_text("room for")
+            expect(page.page.locator(".room")).to_contain_text("available")
             shoot(page, "before-sending.png")
             page = ChatPage(browser, server.address, color_scheme="dark", **DESKTOP)
             chat(page, "three-shapes.png", ["What do you see?", "How many shapes are there?"])

@@ -35,6 +35,11 @@ def defines(source: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_lines_have_120_columns_at_most(path: Path) -> None:
+    assert [line for line in path.read_text("utf-8").splitlines() if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text)

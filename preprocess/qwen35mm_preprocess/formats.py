@@ -142,7 +142,12 @@ EXTRAS = {HEIC.name: "heif", JPEG_XL.name: "jxl"}
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
 HAS_HEIF = importlib.util.find_spec("pi_heif") is not None
 HAS_JXL = importlib.util.find_spec("pillow_jxl") is not None
-_IS_INSTALLED = {AVIF.name: HAS_AVIF, HEIC.name: HAS_HEIF, JPEG_XL.name: HAS_JXL}
+
+
+def _is_installed(found: MediaFormat) -> bool:
+    return {AVIF.name: HAS_AVIF, HEIC.name: HAS_HEIF, JPEG_XL.name: HAS_JXL}.get(found.name, True)
+
+
 # Supported formats, the only list of formats and suffixes.
 FORMATS = (
     *(JPEG, PNG, WEBP, GIF, BMP, TIFF, JPEG_2000, PNM, TGA, AVIF, HEIC, JPEG_XL),
@@ -160,12 +165,7 @@ def suffixes_of(kind: MediaKind) -> frozenset[str]:
 
 
 def _names(kind: MediaKind) -> list[str]:
-    return [
-        name
-        for each in FORMATS
-        if each.kind == kind and _IS_INSTALLED.get(each.name, True)
-        for name in each.name.split("/")
-    ]
+    return [name for each in FORMATS if each.kind == kind and _is_installed(each) for name in each.name.split("/")]
 
 
 SUPPORTED_IMAGES = ", ".join(_names("image"))
@@ -176,7 +176,7 @@ def sniff(head: bytes) -> MediaFormat | None:
     """The format of a file that starts with `head` (HEAD_BYTES of it are enough), or None."""
     for found in (*_NOT_READ, *FORMATS):
         if head.startswith(found.magic):
-            return found if _IS_INSTALLED.get(found.name, True) else replace(found, pillow=None)
+            return _readable(found)
     # Every stream begins on the first pages. Most Ogg files are music.
     if head.startswith(b"OggS"):
         return _OGG if b"theora" in head else None
@@ -261,12 +261,17 @@ def _sniff_ftyp(head: bytes) -> MediaFormat | None:
     brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))]
     is_heif = brands[0] in _HEIF_BRANDS
     if brands[0] in _AVIF_BRANDS or (is_heif and any(brand in _AVIF_BRANDS for brand in brands)):
-        return AVIF if HAS_AVIF else replace(AVIF, pillow=None)
+        return _readable(AVIF)
     if brands[0] in _NOT_READ_BRANDS:
         return _NOT_READ_BRANDS[brands[0]]
     if not is_heif:
         return MP4
-    return HEIC if HAS_HEIF else replace(HEIC, pillow=None)
+    return _readable(HEIC)
+
+
+def _readable(found: MediaFormat) -> MediaFormat:
+    """The format, without a reader if its library is missing."""
+    return found if _is_installed(found) else replace(found, pillow=None)
 
 
 def may_be_animated(found: MediaFormat, head: bytes) -> bool:

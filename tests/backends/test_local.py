@@ -141,7 +141,7 @@ def oracle_inputs(backend: LocalBackend, messages: list[Message]) -> dict[str, t
 async def test_top_n_sigma_of_almost_nothing_leaves_the_likeliest(backend: LocalBackend) -> None:
     hot = SamplingParams(temperature=50.0, seed=1, max_tokens=12)
     greedy, kept, free = [
-        result_of(await collect(backend.stream([Message("user", "Hello")], params))).token_ids
+        result_of(await collect(backend.stream(GenerationRequest([Message("user", "Hello")], params)))).token_ids
         for params in (replace(hot, temperature=0.0), replace(hot, top_n_sigma=1e-6), hot)
     ]
     assert greedy == kept != free

@@ -54,7 +54,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     pytest.importorskip("ray.serve")
     from ray import cloudpickle, serve
 
-    from qwen35mm.server import replicas
+    from qwen35mm.server.cluster import replicas
 
     made: list[Any] = []
 

@@ -180,8 +180,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.model_library.plan import forecast
-from qwen35mm.prompt import Message, Text
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.contract import GenerationRequest, Message, SamplingParams, Text
 from qwen35mm_preprocess import MediaBudget
 import torch
 
@@ -205,7 +204,8 @@ async def talk():
     messages = []
     for _ in range(num_turns):
         messages.append(Message("user", (Text(turn),)))
-        async for event in backend.stream(messages, SamplingParams(temperature=0.0, max_tokens=4)):
+        request = GenerationRequest(messages, SamplingParams(temperature=0.0, max_tokens=4))
+        async for event in backend.stream(request):
             pass
         messages.append(Message("assistant", (Text(event.result.text or "yes"),)))
         backend.wait_idle()

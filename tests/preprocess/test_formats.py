@@ -18,7 +18,7 @@ from qwen35mm_preprocess.formats import (
     suffixes_of,
 )
 
-COMPOSER = Path(__file__).parents[2] / "assets" / "web" / "composer.js"
+COMPOSER = Path(__file__).parents[2] / "assets" / "web" / "compose" / "composer.js"
 # The first bytes of formats that no fixed beginning tells.
 HEADS = {
     "WebP": b"RIFF\0\0\0\0WEBPVP8 ",

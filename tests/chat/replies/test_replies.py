@@ -272,7 +272,7 @@ async def test_two_pages_watch_one_reply(kit: ChatKit, monkeypatch: pytest.Monke
     timers = Timers(monkeypatch)
     _, reply_id = await kit.send("phases")
     pages = [asyncio.create_task(kit.watch(reply_id)) for _ in range(2)]
-    await kit.watch(reply_id, until=lambda view: "line" in work_label(view))
+    await kit.watch(reply_id, until=lambda view: "queue" in work_label(view))
     assert timers.live == 0
     for _ in range(4):
         kit.backend.next_phase()

@@ -109,7 +109,7 @@ def main() -> None:
             shoot(page, "before-sending.png")
             page = ChatPage(browser, server.address, color_scheme="dark", **DESKTOP)
             chat(page, "three-shapes.png", ["What do you see?", "How many shapes are there?"])
-            page.tool(page.answers.last, "Answer again").click()
+            page.tool(page.answers.last, "Regenerate").click()
             expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
             page.wait_answered(2)
             shoot(page, "chat-dark.png")

@@ -78,7 +78,7 @@ KEPT: list[tuple[SamplingParams, Callable[[torch.Tensor], torch.Tensor]]] = [
     ),
     (
         SamplingParams(temperature=2.0, typical_p=0.3),
-        lambda logits: TypicalLogitsWarper(0.3)(torch.tensor([[]]), logits[None] / 2.0)[0] > -torch.inf,
+        lambda logits: TypicalLogitsWarper(0.3)(torch.LongTensor([[]]), logits[None] / 2.0)[0] > -torch.inf,
     ),
 ]
 

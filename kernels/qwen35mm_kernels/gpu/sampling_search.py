@@ -56,8 +56,8 @@ def lowest_within_sigmas(moments_ptr, num_blocks, highest, num_sigmas, BLOCKS_PA
     blocks = tl.arange(0, BLOCKS_PADDED)
     is_block = blocks < num_blocks
     count = tl.sum(tl.load(moments_ptr + blocks * 3, mask=is_block, other=0.0))
-    mean = tl.sum(tl.load(moments_ptr + blocks * 3 + 1, mask=is_block, other=0.0)) / count
-    square = tl.sum(tl.load(moments_ptr + blocks * 3 + 2, mask=is_block, other=0.0)) / count
+    mean = tl.sum(tl.load(moments_ptr + blocks * 3 + 1, mask=is_block, other=0.0)) / count  # pyright: ignore
+    square = tl.sum(tl.load(moments_ptr + blocks * 3 + 2, mask=is_block, other=0.0)) / count  # pyright: ignore
     sigma = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
     return (highest.to(tl.float64) - num_sigmas.to(tl.float64) * sigma).to(tl.float32)
 

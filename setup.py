@@ -3,7 +3,7 @@
 They are plain C functions on pointers, so pip's isolated build needs a C++ compiler but not PyTorch. A library that the
 compiler can't build, for want of an instruction set or of a compiler, is left out, and torch does its work. A wheel has
 the libraries of all instruction sets. A build inside the source folder (`pip install -e .` or `build_ext --inplace`)
-makes only the one that this processor would load; QWEN35MM_INSTRUCTION_SETS=all makes them all.
+makes the best one that this processor can run and the compiler can build; QWEN35MM_INSTRUCTION_SETS=all makes them all.
 Everything else about the package is in pyproject.toml.
 """
 
@@ -39,20 +39,19 @@ INSTRUCTION_SETS = {
 INSTRUCTION_SETS |= {"AMD64": INSTRUCTION_SETS["x86_64"], "arm64": INSTRUCTION_SETS["aarch64"]}
 
 
-def sets_of_this_processor() -> list[str]:
-    """The instruction set whose library this processor would load; all if the system doesn't list the processor's."""
-    names = list(INSTRUCTION_SETS.get(platform.machine(), {}))
+def sets_of_this_processor() -> list[str] | None:
+    """The instruction sets that this processor runs, the best first; None if the system doesn't list them."""
     if platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists():
-        return names
+        return None
     # Linux writes avx512_vnni; the compiler's option is -mavx512vnni.
     words = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     if not _may_use_amx():
         words.discard("amxtile")
     return [
         name
-        for name, flags in INSTRUCTION_SETS["x86_64"].items()
+        for name, flags in reversed(INSTRUCTION_SETS["x86_64"].items())
         if words.issuperset(flag[2:].replace("-", "") for flag in flags)
-    ][-1:]
+    ]
 
 
 def _may_use_amx() -> bool:
@@ -67,17 +66,29 @@ def compile_in_threads(compiler: Any, sources: list[str], **options: Any) -> lis
     return [path for paths in made for path in paths]
 
 
+def set_of(ext: Extension) -> str:
+    """The name of a library's instruction set."""
+    return ext.name.rpartition(".")[2]
+
+
 class BuildLibraries(build_ext):
+    built: list[str]
+    one_is_enough: bool
+
     def run(self) -> None:
-        if self.inplace and os.environ.get("QWEN35MM_INSTRUCTION_SETS") != "all":
+        is_inplace, self.built = self.inplace, []
+        wanted = None
+        if is_inplace and os.environ.get("QWEN35MM_INSTRUCTION_SETS") != "all":
             wanted = sets_of_this_processor()
-            for ext in list(self.extensions):
-                name = ext.name.rpartition(".")[2]
-                if name not in wanted:
-                    self.extensions.remove(ext)
-                    # It may exist, built from older sources.
-                    (NATIVE / f"{name}.so").unlink(missing_ok=True)
+        self.one_is_enough = wanted is not None
+        if wanted is not None:
+            by_name = {set_of(ext): ext for ext in self.extensions}
+            self.extensions = [by_name[name] for name in wanted]
         super().run()
+        if is_inplace:
+            # What was not built now may exist, made of older sources.
+            for name in INSTRUCTION_SETS.get(platform.machine(), {}).keys() - set(self.built):
+                (NATIVE / f"{name}.so").unlink(missing_ok=True)
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []  # loaded with ctypes: there is no PyInit to export
@@ -87,12 +98,15 @@ class BuildLibraries(build_ext):
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
+        if self.one_is_enough and self.built:
+            return
         # The libraries share their sources, so each needs its own object files.
         one = copy.copy(self)
-        one.build_temp = str(Path(self.build_temp) / ext.name.rpartition(".")[2])
+        one.build_temp = str(Path(self.build_temp) / set_of(ext))
         one.compiler = copy.copy(self.compiler)
         one.compiler.compile = functools.partial(compile_in_threads, self.compiler)
         super(BuildLibraries, one).build_extension(ext)
+        self.built.append(set_of(ext))
 
 
 class PlatformWheel(bdist_wheel):

@@ -66,8 +66,8 @@ class ModelOptions:
     weights: Annotated[
         str,
         _model(
-            help="Format of the weights: auto, bf16, int8 or int4. int8 takes half the memory and int4 a quarter. auto "
-            "keeps the checkpoint's format; on a processor it takes int8, then int4, if that doesn't fit."
+            help="Format of the weights: auto, bf16, int8 or int4. int8 takes a little over half the memory, int4 less "
+            "than half. auto keeps the checkpoint's format; on a processor it takes int8, then int4, if it doesn't fit."
         ),
     ] = "auto"
     device: Annotated[
@@ -400,10 +400,13 @@ class HttpOptions:
     ] = None
     base_path: Annotated[str | None, _http(metavar="PATH", help="Path under which a proxy serves it: /chat.")] = None
     tls_cert: Annotated[
-        Path | None, _folder(rich_help_panel="Network", help="Certificate (chain) in PEM: serve HTTPS.")
+        Path | None, _folder(metavar="FILE", rich_help_panel="Network", help="Certificate (chain) in PEM: serve HTTPS.")
     ] = None
     tls_key: Annotated[
-        Path | None, _folder(rich_help_panel="Network", help="The certificate's private key, if it is in another file.")
+        Path | None,
+        _folder(
+            metavar="FILE", rich_help_panel="Network", help="The certificate's private key, if it is in another file."
+        ),
     ] = None
 
     def settings(self) -> HttpSettings:

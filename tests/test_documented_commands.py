@@ -23,10 +23,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* found in sys.modules:RuntimeW
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # It tells of commands that there were once.
-HISTORY = {"log.md", "decisions.md"}
+HISTORY = {"decisions.md"}
 CURRENT = [path for path in DOCUMENTS if path.name not in HISTORY]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
-SOURCES = [path for folder in ("benchmarks", "training", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
 # Of other programs: pytest's, CMake's, setuptools' and servers'.
 FOREIGN = {"--embeddings", "--hypothesis-profile", "--inplace", "--target"}
 # Typer has a copy of Click's classes in newer versions: this is `click.UsageError` in all of them.
@@ -68,7 +68,7 @@ def check(words: list[str], *, whole: bool) -> None:
     elif words[0] == "pytest" or words[1:3] == ["-m", "pytest"]:
         assert [word for word in words if word.startswith("tests/") and not (ROOT / word.split("::")[0]).exists()] == []
     elif words[1] == "-m":
-        if words[2].split(".")[0] in ("benchmarks", "training"):
+        if words[2].split(".")[0] == "benchmarks":
             parse_module(words[2], words[3:], whole=whole)
     else:
         assert (ROOT / words[1]).exists()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
+import platform
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -171,9 +174,49 @@ def test_a_checkout_compiles_the_library_that_its_processor_loads(best: str, mon
     program = runpy.run_path(str(ROOT / "setup.py"))
     functions = program["sets_of_this_processor"].__globals__
     monkeypatch.setitem(functions, "_may_use_amx", lambda: True)
-    assert program["sets_of_this_processor"]() == [best]
+    assert program["sets_of_this_processor"]()[0] == best
     monkeypatch.setitem(functions, "_may_use_amx", lambda: False)
-    assert program["sets_of_this_processor"]() == ["avx512_bf16" if best == "amx" else best]
+    assert program["sets_of_this_processor"]()[0] == ("avx512_bf16" if best == "amx" else best)
+
+
+COMPILER = """#!/bin/sh
+# Builds nothing, and knows no AMX.
+for word; do case $word in -mamx*) exit 1;; esac; done
+while [ $# -gt 0 ]; do [ "$1" = -o ] && echo new > "$2"; shift; done
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="needs /proc/cpuinfo")
+def test_a_set_that_cannot_be_built_leaves_the_next_one_and_nothing_old(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", "77")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    native = tmp_path / "kernels/qwen35mm_kernels/cpu/native"
+    shutil.copytree(ROOT / "kernels/qwen35mm_kernels/cpu/native/src", native / "src")
+    (native.parents[1] / "__init__.py").touch()
+    for name in ("amx", "avx512", "avx2"):
+        (native / f"{name}.so").write_text("old")
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    program = "import runpy, sys; sys.argv = ['setup.py', 'build_ext', '--inplace']\n" + (
+        "import setuptools, pathlib; read = pathlib.Path.read_text\n"
+        "flags = 'avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8'\n"
+        "pathlib.Path.read_text = lambda at, *a, **o: flags if str(at) == '/proc/cpuinfo' else read(at, *a, **o)\n"
+        "import ctypes; ctypes.CDLL = lambda _: __import__('types').SimpleNamespace(syscall=lambda *_: 0)\n"
+        "runpy.run_path('setup.py', run_name='__main__')\n"
+    )
+    tools = {"CC": str(compiler), "CXX": str(compiler), "LDSHARED": str(compiler), "LDCXXSHARED": str(compiler)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **tools, "QWEN35MM_INSTRUCTION_SETS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_text() for path in native.glob("*.so")} == {"avx512_bf16.so": "new\n"}
 
 
 def names(lines: list[str]) -> set[str]:

@@ -34,7 +34,7 @@ import { said, t, useLanguage } from "./shared/words.js";
 const LOOK_AFTER_MEMORY_MS = 60000;
 
 /** The page: makes its parts, and tells each of them what happens to the others. @implements {View} */
-export class Page {
+class Page {
   /** The conversation that the address stands for. @type {string | null} */
   #address = null;
   /** What had the focus before the settings were opened. @type {Element | null} */

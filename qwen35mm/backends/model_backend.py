@@ -129,8 +129,8 @@ class ModelBackend(PlainPrompts):
                 requested before, "nothing" keeps nothing. All tenants share the system message.
 
         Yields:
-            Progress, one MediaPlanned if there are media, TextDelta, and finally Finished. Leaving the iterator cancels
-            the work within one step.
+            Progress, one MediaPlanned if there are media, Prefilled, TextDelta, and finally Finished. Leaving the
+            iterator cancels the work within one step.
 
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.

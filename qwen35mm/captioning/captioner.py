@@ -101,10 +101,8 @@ class Captioner:
 
     def describe(self) -> dict[str, Any]:
         """Identifies the model and how it reads media, as JSON values."""
-        budget = asdict(self.processor.budget)
-        if budget["color"] == "srgb":
-            # Keeps the keys of captions that are older than this setting.
-            del budget["color"]
+        defaults = asdict(MediaBudget())
+        budget = {name: value for name, value in asdict(self.processor.budget).items() if value != defaults[name]}
         return {"model": self.identity, "budget": budget}
 
     def on_any_device(self: C, asked: Collection[str]) -> C:

@@ -18,7 +18,7 @@ from qwen35mm.contract.sampling import changed
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaPlan
 
-# Raise it when captions are made from replies in another way: then all keys change.
+# Raise it when captions are made from replies in another way, or a default changes: then all keys change.
 _FORM = 1
 _ASKED_BYTES = 8
 

@@ -32,7 +32,7 @@ _reply = functools.partial(typer.Option, rich_help_panel="Reply")
 _caption = functools.partial(typer.Option, rich_help_panel="Caption")
 _output = functools.partial(typer.Option, rich_help_panel="Output")
 _run = functools.partial(typer.Option, rich_help_panel="Run")
-_remote = functools.partial(typer.Option, rich_help_panel="Another server")
+_remote = functools.partial(typer.Option, rich_help_panel="A model on a server")
 _ray = functools.partial(typer.Option, rich_help_panel="Ray cluster")
 
 Many = list[str] | None

@@ -36,32 +36,32 @@ def evaluate(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")
+        str | None, typer.Option(help="A checkpoint's folder or Hugging Face id; by default the bundled demo.")
     ] = None,
     reference: Annotated[str, typer.Option(help="What they are compared with: bf16, or float32.")] = "bf16",
     text: Annotated[
         Path | None,
-        typer.Option(help="A text file to foretell; without it the demo's right answers, or a text of the project's."),
+        typer.Option(help="Text file to measure on; by default the demo's right answers, or a bundled text."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Most tokens of the text.", min=2)] = 8192,
     context: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens of the text that are read in one go; 2,048 without it. What comes deeper is told.", min=2
-        ),
+        typer.Option(help="Tokens that are read in one go; by default 2,048. Losses are also shown by depth.", min=2),
     ] = None,
     questions: Annotated[
         int | None,
-        typer.Option(help="Questions of each skill of the bundled model; 20 without it, none for others.", min=0),
+        typer.Option(help="Questions of each skill; by default 20 for the bundled model, none for others.", min=0),
     ] = None,
     device: Annotated[str, typer.Option(help="Integers are for cpu alone.")] = "cpu",
     rope_scaling: Annotated[
         str | None, typer.Option(metavar="yarn,factor=N", help="As for chat: N times as many positions.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads on the processor; one a core without it.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads on the processor; by default one per core.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell what formats of weights, and of keys and values, cost: in distributions, perplexity and right answers."""
+    """Measure what formats of weights and KV cost, in KL divergence, perplexity and right answers."""
     if weights is None:
         weights = "" if kv_dtype else "int8,int4"
     words = None if text is None else _read(text)

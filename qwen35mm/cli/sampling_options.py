@@ -20,7 +20,7 @@ class _Chosen:
 def _option(number: Number) -> Any:
     kind = int if number.is_whole else float
     # Typer has no exclusive limits: SamplingParams checks the values.
-    option = typer.Option(help=f"{number.help} The checkpoint's default without it.", rich_help_panel="Sampling")
+    option = typer.Option(help=f"{number.help} By default the checkpoint's.", rich_help_panel="Sampling")
     return Annotated[kind | None, option]
 
 

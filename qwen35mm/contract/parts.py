@@ -54,6 +54,9 @@ class _Medium:
         _check_source(self.source, self.kind)
         if not isinstance(self.plan, MediaPlan | None):
             raise PromptError(f"The {self.kind}'s plan must be a MediaPlan, or None; got {type(self.plan).__name__}.")
+        if not isinstance(self.budget, MediaBudget | None):
+            came = type(self.budget).__name__
+            raise PromptError(f"The {self.kind}'s budget must be a MediaBudget, or None; got {came}.")
         if isinstance(self.source, PreparedMedia | EncodedMedium):
             object.__setattr__(self, "plan", self.source.plan)
 

@@ -53,7 +53,8 @@ async def num_tokens(request: GenerationRequest, backend: ServedBackend) -> int:
     Raises:
         PromptError, MediaError: the request can't become a prompt.
     """
-    count = functools.partial(
-        backend.count_tokens, enable_thinking=request.enable_thinking, tools=request.shown_tools or None
-    )
+    # As the backend decides it.
+    never_thinks = request.params is not None and request.params.thinking_budget == 0
+    thinking = False if never_thinks else request.enable_thinking
+    count = functools.partial(backend.count_tokens, enable_thinking=thinking, tools=request.shown_tools or None)
     return await PROMPTS.run(count, request.messages)

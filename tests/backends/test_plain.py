@@ -230,6 +230,7 @@ async def test_scores_and_embeddings_of_a_borrowed_gpu(
         (lambda b: b.acomplete(None), PromptError, "must be a string, or token ids; got NoneType"),
         (lambda b: b.acomplete(["hi", None]), BatchError, "the first is number 2: .* got NoneType"),
         (lambda b: b.acomplete("hi", thinking=True), ConfigError, "thinking is for conversations"),
+        (lambda b: b.acomplete("hi", {"thinking": True}), ConfigError, "thinking is for conversations"),
         (lambda b: b.acomplete("hi", control_tokens=1), ConfigError, "control_tokens must be True or False"),
         (lambda b: b.acomplete("a\ud83d"), PromptError, "half of a surrogate pair"),
         (lambda b: b.acomplete([1] * 1024), ContextTooLongError, "has 1,024 tokens; the context holds 1,024, reply"),

@@ -162,6 +162,30 @@ def test_every_filter_short_of_candidates(case: str, triton_backend: Backend, mo
     check(triton_backend, case)
 
 
+@pytest.mark.parametrize("left_out", ["grammar", "top-nσ"])
+def test_what_is_left_out_takes_no_candidates_place(
+    left_out: str, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searching the whole row for a few survivors would be some 200 times slower."""
+    if triton_backend.device.type == "cuda":
+        pytest.skip("compiled kernels can't be watched")
+    from qwen35mm_kernels.gpu import sampling
+
+    def searched(*_: object) -> None:
+        raise AssertionError("the whole row was searched")
+
+    monkeypatch.setattr(sampling, "threshold_in_row", searched)
+    cut(monkeypatch, 32, 4)
+    few = torch.tensor([0, 40, 80])
+    rows = make_rows(1, top_k=[20], top_n_sigma=[0.01 if left_out == "top-nσ" else 0.0])
+    logits = torch.full((1, VOCAB), -5.0)
+    logits[:, few] = 5.0
+    banned = torch.full((1, VOCAB), left_out == "grammar")
+    banned[:, few] = False
+    seen = torch.zeros(1, VOCAB, dtype=torch.bool), torch.zeros(1, VOCAB, dtype=torch.uint8)
+    assert triton_backend.run("sample", logits, rows, *seen, banned) in few
+
+
 def cut(monkeypatch: pytest.MonkeyPatch, block: int, capacity: int) -> None:
     """Cuts the kernels' vocabulary into blocks, of which so many candidates are kept."""
     from qwen35mm_kernels.gpu import sampling

@@ -38,7 +38,7 @@ async function tokens() {
  * The events of a stream that is sent, as they come.
  * @param {ReadableStream<Uint8Array>} body
  */
-export async function* eventsOf(body) {
+async function* eventsOf(body) {
   const reader = body.getReader();
   const decoder = new TextDecoder();
   let text = "";

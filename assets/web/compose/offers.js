@@ -21,14 +21,9 @@ export class Offers {
   drawCost(/** @type {Cost | null} */ cost) {
     if (!cost || cost.fits) return this.drawTrouble("", []);
     const { all, context, reserve } = cost.tokens;
-    const [a, c, r] = [number(all), number(context), number(reserve)];
     const words = t(
-      "This doesn't fit: it takes {a} tokens. The context holds {c}, and {r} are reserved for the " + "answer.",
-      {
-        a,
-        c,
-        r,
-      },
+      "This doesn't fit: it takes {a} tokens. The context holds {c}, and {r} are reserved for the answer.",
+      { a: number(all), c: number(context), r: number(reserve) },
     );
     this.drawTrouble(words, cost.offers);
   }

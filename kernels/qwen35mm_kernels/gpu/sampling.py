@@ -138,7 +138,8 @@ def _candidates_kernel(
         tl.store(dropped_ptr + place, LOWEST_KEY)
         tl.store(masses_ptr + place, tl.zeros((), tl.int64))
     else:
-        keys = as_keys(scores, valid)
+        # What is left out already takes no candidate's place: else the search of the whole row would follow.
+        keys = as_keys(scores, valid & (scores > -float("inf")))
         # The highest key left out, with its equals. All keys above it fit.
         dropped = count_threshold(keys, CAPACITY + 1)
         kept = keys > dropped
@@ -178,7 +179,8 @@ def _draw_kernel(
         valid = places % CAPACITY < count
         scores = tl.load(candidates_ptr + first_place * CAPACITY + places, mask=valid, other=0.0)
         ids = tl.load(candidate_ids_ptr + first_place * CAPACITY + places, mask=valid, other=0)
-        keys = as_keys(scores, valid)
+        # What is left out already takes no candidate's place: else the search of the whole row would follow.
+        keys = as_keys(scores, valid & (scores > -float("inf")))
         masses = as_masses(scores, highest, valid)
         total = tl.sum(tl.load(masses_ptr + first_place + blocks, mask=is_block, other=0))
         lowest_kept = tl.full((), LOWEST_KEY + 1, tl.int32)

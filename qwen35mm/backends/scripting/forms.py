@@ -68,8 +68,7 @@ def request_of(base: GenerationRequest, params: Params | None, options: Mapping[
     """
     if not isinstance(params, SamplingParams | Mapping | None):
         raise ConfigError(f"params must be SamplingParams, or a dict of their names and values; got {params!r}.")
-    named = dict(options) if not isinstance(params, Mapping) else {**params, **options}
-    given = {name: value for name, value in named.items() if value is not None}
+    given = named_options(params, options)
     how = {name: given.pop(name) for name in _STREAM_OPTIONS if name in given}
     if "schema" in given:
         given["json_schema"] = given.pop("schema")
@@ -81,8 +80,16 @@ def request_of(base: GenerationRequest, params: Params | None, options: Mapping[
     own, schema = (params, None) if isinstance(params, SamplingParams) else (base.params, base.schema)
     if given:
         own = (own or SamplingParams()).with_overrides(**given)
-    schema = given.get("json_schema") or schema or (own.json_schema if own else None)
+    schema = given.get("json_schema", schema)
+    if schema is None and own is not None:
+        schema = own.json_schema
     return replace(base, params=own, schema=schema, **how)
+
+
+def named_options(params: Params | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for by name; an option goes before one of the same name in `params`."""
+    sources = (params if isinstance(params, Mapping) else {}, options)
+    return {name: value for source in sources for name, value in source.items() if value is not None}
 
 
 def conversation_of(prompt: Prompt) -> list[Message]:

@@ -23,7 +23,7 @@ from qwen35mm.backends.scripting.forms import (
 )
 from qwen35mm.backends.scripting.replies import InOrder
 from qwen35mm.contract import Event, Finished, GenerationRequest, MediaPlanned, Message, Result, Retain, SamplingParams
-from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError
+from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError, RequestTimeoutError
 from qwen35mm_preprocess import MediaPlan
 
 if TYPE_CHECKING:
@@ -217,6 +217,10 @@ class ScriptedModel(ABC):
             asked_s = time.monotonic()
             while True:
                 left_s = timeout_s if timeout_s is None else timeout_s - (time.monotonic() - asked_s)
+                if left_s is not None and left_s <= 0:
+                    raise RequestTimeoutError(
+                        f"The request's turn did not come within {timeout_s:g} s. Allow more time."
+                    )
                 try:
                     async with contextlib.aclosing(stream(left_s)) as events:
                         async for event in events:

@@ -17,6 +17,7 @@ from qwen35mm.backends.scripting.forms import (
     Tools,
     checked_bool,
     checked_names,
+    named_options,
     tools_of,
 )
 from qwen35mm.backends.scripting.model import Batch, OnError, ScriptedModel
@@ -201,8 +202,9 @@ class TextModel(ScriptedModel):
         n: int | None,
         on_error: OnError,
     ) -> Batch:
+        given = named_options(params, options)
         for name in ("tools", "tool_choice", "parallel_tool_calls", "thinking"):
-            if options.get(name) is not None:
+            if name in given:
                 raise ConfigError(f"{name} is for conversations: complete puts no template around a text.")
         checked_bool("control_tokens", control_tokens)
 

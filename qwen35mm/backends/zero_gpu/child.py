@@ -57,7 +57,8 @@ class Job:
             return replace(message, content=tuple(parts))
 
         if request is not None:
-            request = replace(request, messages=[with_pixels(message) for message in request.messages])
+            # A class may be a schema, and classes of functions don't pickle.
+            request = replace(request, messages=[with_pixels(message) for message in request.messages], schema=None)
         return cls(replace(work, media=()), request, duration_s, commits)
 
 

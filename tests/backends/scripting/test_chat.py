@@ -82,6 +82,16 @@ def test_a_stream_gives_the_text_and_then_the_result(model: LocalBackend) -> Non
     assert next(answer, None) is None
 
 
+def test_what_params_name_holds_for_the_chat_and_an_empty_schema_is_one() -> None:
+    model = FakeModel(lambda _: ["{}"])
+    chat = model.chat(params={"tools": [TOOL], "thinking": True})
+    chat.ask("Hello.")
+    assert (model.asked[0]["tools"], model.asked[0]["enable_thinking"]) == ((TOOL,), True)
+    strict = model.chat(params={"schema": {"type": "object", "required": ["a"]}})
+    strict.ask("Hello.", schema={})
+    assert (model.asked[1]["schema"], model.asked[1]["params"].json_schema) == ({}, "{}")
+
+
 def test_an_error_leaves_a_chat_as_it_was(model: LocalBackend, tmp_path: Path) -> None:
     chat = model.chat(params=GREEDY)
     chat.ask("Hello.")

@@ -49,6 +49,10 @@ class _ThreadsRecording(threading.local):
 noted = _ThreadsRecording()
 
 
+# Functions that a library of older sources lacks.
+_NEWEST = ("qwen_kv_formats", "qwen_sample_reads")
+
+
 class Library:
     """A loaded shared library.
 
@@ -65,6 +69,8 @@ class Library:
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._library = ctypes.CDLL(str(path))
         self._functions: dict[str, Any] = {}
+        if missing := [name for name in _NEWEST if not hasattr(self._library, name)]:
+            raise OSError(f"{path.name} is older than this program: it lacks {missing[0]}. Install qwen35mm again")
         if not self("qwen_prepare", _team_runner()):
             raise OSError(f"{path.name}: the system keeps these instructions from this process")
 

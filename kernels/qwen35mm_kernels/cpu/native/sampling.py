@@ -62,5 +62,6 @@ def _check_columns(library: Library) -> None:
     if not library("qwen_sample_reads", _EXPECTED.encode()):
         raise RuntimeError(
             f"{library.name}.so reads other columns of SamplingRows than sampling.cpp should have: "
-            f"{', '.join(COLUMNS)}. Change COLUMNS in sampling.cpp, and build it again: pip install -e ."
+            f"{', '.join(COLUMNS)}. Change COLUMNS in sampling.cpp, and build it again: "
+            "QWEN35MM_INSTRUCTION_SETS=all pip install -e ."
         )

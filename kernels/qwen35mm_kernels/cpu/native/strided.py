@@ -42,7 +42,8 @@ def _check_formats(library: Library) -> None:
     if not library("qwen_kv_formats", "".join(f"{name}\n" for name in FORMATS).encode()):
         raise RuntimeError(
             f"{library.name}.so knows other formats of keys and values than kv_formats.py: {', '.join(FORMATS)}. "
-            "Change KV_FORMATS in kv_rows.h, with a KVRow for each, and build it again: pip install -e ."
+            "Change KV_FORMATS in kv_rows.h, with a KVRow for each, and build it again: "
+            "QWEN35MM_INSTRUCTION_SETS=all pip install -e ."
         )
 
 

@@ -40,7 +40,7 @@ def counting(patch: pytest.MonkeyPatch) -> None:
     watch(PrefixCache, "_state_evicted", lambda *_: "dropped a state")
     watch(SequenceCache, "_copy_last", lambda *_: "copied a shared block")
     watch(Engine, "_wait_for_room", lambda *_: "waited for room")
-    watch(Decoder, "_suspend", lambda *_: "swapped a reply out")
+    watch(Decoder, "_preempt", lambda *_: "swapped a reply out")
 
     def given_up(self: Engine, reply: Any) -> str | None:
         return None if self._commits.begun or not self._prefilling else "began again"

@@ -198,7 +198,7 @@ def test_replies_make_room_for_each_other_and_lose_nothing(
         assert found[request.id].token_ids == alone(loaded, request)
 
 
-def test_a_suspended_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]]) -> None:
+def test_a_preempted_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]]) -> None:
     engine, requests = crowded
     victim = engine._decoder.preempted[0].request
     engine.cancel(victim.id)

@@ -61,7 +61,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(Decoder, "_suspend")
+    watch(Decoder, "_preempt")
     watch(Engine, "_give_way_to")
     watch(Engine, "_wait_for_room")
     return happened
@@ -100,7 +100,7 @@ def test_replies_that_made_room_for_others_equal_cold(loaded: LoadedModel, chat:
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
     requests = [ask(chat, words(name, count=8), Image(picture(seed)), max_tokens=50) for seed, name in enumerate("abc")]
     assert_all_cold(engine, chat, *requests)
-    assert happened["_suspend"] >= 2
+    assert happened["_preempt"] >= 2
 
 
 def test_a_prompt_that_has_to_begin_again_equals_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
@@ -138,7 +138,7 @@ def test_a_commit_gives_its_blocks_to_a_reply(loaded: LoadedModel, chat: Chat, h
     half_a_commit(engine, chat, 8)
     requests = [ask(chat, words(name, count=2), max_tokens=30) for name in "ab"]
     assert_all_cold(engine, chat, *requests)
-    assert happened["_suspend"] == 0
+    assert happened["_preempt"] == 0
 
 
 def test_a_full_pool_of_cached_segments_is_no_obstacle(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:

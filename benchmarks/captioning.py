@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ CONTEXT_LENGTH = 4096
 _TOKEN_SIDE = 32
 
 
-class Rounds:
+class Rounds(ABC):
     """Rounds of an engine: each captions new pictures, the same for every engine."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -65,8 +66,9 @@ class Rounds:
             raise SystemExit(f"{len(texts)} captions of {count}: the comparison would not be fair")
         return {**sample, "texts": texts}
 
+    @abstractmethod
     def run(self, pictures: Path, out: Path) -> Sample:
-        raise NotImplementedError
+        """Captions the pictures into `out`."""
 
 
 class Pipeline(Rounds):

@@ -1,7 +1,7 @@
 // The page: its parts, and what passes between them.
 
-/** @import { Chat, Message, ModelChange, News, Offer } from "./shared/types.d.ts" */
-/** @import { Preferences, Settings, Start, Tone } from "./shared/types.d.ts" */
+/** @import { Chat, Message, ModelChange, News, Offer } from "./common/types.d.ts" */
+/** @import { Preferences, Settings, Start, Tone } from "./common/types.d.ts" */
 /** @import { MessageDesk } from "./chat/message.js" */
 /** @import { View } from "./chat/state.js" */
 /** @import { MediaDesk } from "./media/viewer.js" */
@@ -19,17 +19,17 @@ import { Sidebar } from "./chat/sidebar.js";
 import { PageState } from "./chat/state.js";
 import { Transcript } from "./chat/transcript.js";
 import { temporaryWords, welcome } from "./chat/welcome.js";
+import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./common/api.js";
+import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./common/dom.js";
+import { beginSession } from "./common/session.js";
+import { Toasts } from "./common/toasts.js";
+import { said, t, useLanguage } from "./common/words.js";
 import { Composer, takeDrops } from "./compose/composer.js";
 import { TEMPORARY } from "./compose/drafts.js";
 import { holdingAfter } from "./compose/once.js";
 import { Player } from "./media/player.js";
 import { Models } from "./model/models.js";
 import { DemoBanner, Switcher } from "./model/switcher.js";
-import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./shared/api.js";
-import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./shared/dom.js";
-import { beginSession } from "./shared/session.js";
-import { Toasts } from "./shared/toasts.js";
-import { said, t, useLanguage } from "./shared/words.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
 

@@ -10,11 +10,11 @@ import pytest
 from tests.contributing.copies import Copy
 from tests.web import test_languages
 
-WORDS = "assets/web/shared/words.js"
+WORDS = "assets/web/common/words.js"
 TRIAL = """
 import { readFileSync } from "node:fs";
 globalThis.fetch = async (url) => ({ json: async () => JSON.parse(readFileSync(url, "utf-8")) });
-const { LANGUAGES, t, useLanguage } = await import("./assets/web/shared/words.js");
+const { LANGUAGES, t, useLanguage } = await import("./assets/web/common/words.js");
 console.log(LANGUAGES.it, await useLanguage("it"), t("Close"));
 """
 

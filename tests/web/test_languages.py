@@ -180,7 +180,7 @@ def read_table(path: Path) -> dict[str, str]:
 
 
 def test_the_page_offers_the_languages_there_are() -> None:
-    listed = re.search(r"LANGUAGES = \{(.*?)\}", (WEB / "shared/words.js").read_text("utf-8"))
+    listed = re.search(r"LANGUAGES = \{(.*?)\}", (WEB / "common/words.js").read_text("utf-8"))
     assert listed
     assert sorted(re.findall(r"(\w+):", listed[1])) == sorted(["en", *(path.stem for path in TABLES)])
 

@@ -1,4 +1,4 @@
-"""What the page's scripts take the program's requests for (assets/web/shared/types.d.ts) against those there are."""
+"""What the page's scripts take the program's requests for (assets/web/common/types.d.ts) against those there are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qwen35mm.web.serving.texts import Texts
 
 def test_the_page_declares_the_requests_there_are() -> None:
     declared = (
-        asset_path("web/shared/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
+        asset_path("web/common/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
     )
     there_are = requests_of(Api, Models, Previews, Texts, Files, EndsTemporary)
     assert sorted(re.findall(r"^  (\w+)\(", declared, re.MULTILINE)) == sorted(there_are)

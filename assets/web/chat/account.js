@@ -1,12 +1,12 @@
 // Who is logged in: log out, another password, and what the browser keeps of people.
 
-/** @import { Account } from "../shared/types.d.ts" */
+/** @import { Account } from "../common/types.d.ts" */
 
+import { Problem, postTo } from "../common/api.js";
+import { ask, h, iconButton } from "../common/dom.js";
+import { endSession, GUEST, keepSession, otherTabs, PERSON, SESSION } from "../common/session.js";
+import { t } from "../common/words.js";
 import { browserStorage } from "../compose/drafts.js";
-import { Problem, postTo } from "../shared/api.js";
-import { ask, h, iconButton } from "../shared/dom.js";
-import { endSession, GUEST, keepSession, otherTabs, PERSON, SESSION } from "../shared/session.js";
-import { t } from "../shared/words.js";
 import { askToLogIn } from "./login.js";
 
 const KEPT = "qwen35mm-";

@@ -1,10 +1,10 @@
 // The blocks of an answer as the program rendered them, and what can be done with code and tables.
 
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
-import { button, copyText, h, icon, iconButton } from "../shared/dom.js";
-import { cellsOf, codeFileName, csvOf, save, tableFileName } from "../shared/files.js";
-import { t } from "../shared/words.js";
+import { button, copyText, h, icon, iconButton } from "../common/dom.js";
+import { cellsOf, codeFileName, csvOf, save, tableFileName } from "../common/files.js";
+import { t } from "../common/words.js";
 import { Preview, previewKind } from "./preview.js";
 
 const COPIED_MS = 1200;

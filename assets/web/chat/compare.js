@@ -1,17 +1,17 @@
 // Answers to the same question beside each other: of two models, or with other settings. They are branches of the
 // conversation, so a comparison is there whenever it is opened again.
 
-/** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings } from "../shared/types.d.ts" */
+/** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings } from "../common/types.d.ts" */
 /** @import { Models } from "../model/models.js" */
 /** @import { MessageDesk } from "./message.js" */
 /** @import { Presets } from "./presets.js" */
 /** @import { Needs } from "./settings.js" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
+import { ask, button, cancel, h, icon, iconButton, redraw, select, showDialog } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 import { changeTo, modelOptions } from "../model/models.js";
 import { allow, Plan } from "../model/plan.js";
-import { ask, button, cancel, h, icon, iconButton, redraw, select, showDialog } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
 import { copy } from "./blocks.js";
 import { AnswerRow } from "./message.js";
 import { SettingsPanel } from "./settings.js";

@@ -1,8 +1,8 @@
 // Whether the program can be reached, and lets this page in; it is asked again and again until it does. Draws nothing.
 
-/** @import { Post, Start } from "../shared/types.d.ts" */
+/** @import { Post, Start } from "../common/types.d.ts" */
 
-import { Problem } from "../shared/api.js";
+import { Problem } from "../common/api.js";
 
 // Short at first, for a network that hiccups; long for a program that has ended.
 export const PAUSES_MS = [1000, 2000, 4000, 8000, 16000, 30000];

@@ -1,11 +1,11 @@
 // How much of the context is taken, and by what.
 
-/** @import { Requests } from "../shared/api.js" */
-/** @import { App, Chat, Cost } from "../shared/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
+/** @import { App, Chat, Cost } from "../common/types.d.ts" */
 
+import { h, redraw } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 import { estimated } from "../model/servers.js";
-import { h, redraw } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
 
 // Of the context; from here on it warns.
 const NEARLY_FULL = 0.85;

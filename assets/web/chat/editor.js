@@ -1,11 +1,11 @@
 // The box that takes an answer's place while a person changes its words.
 
-/** @import { Answer } from "../shared/types.d.ts" */
+/** @import { Answer } from "../common/types.d.ts" */
 /** @import { PageState } from "./state.js" */
 
+import { button, h, isComposing } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { browserStorage } from "../compose/drafts.js";
-import { button, h, isComposing } from "../shared/dom.js";
-import { t } from "../shared/words.js";
 
 const KEPT = "qwen35mm-edit:";
 const MOST_OF_SCREEN = 0.6;

@@ -1,10 +1,10 @@
 // The page's link with the program: what happens when it is lost or back, and the line that shows it.
 
-/** @import { News, Start } from "../shared/types.d.ts" */
+/** @import { News, Start } from "../common/types.d.ts" */
 
-import { post } from "../shared/api.js";
-import { button, h } from "../shared/dom.js";
-import { said, t } from "../shared/words.js";
+import { post } from "../common/api.js";
+import { button, h } from "../common/dom.js";
+import { said, t } from "../common/words.js";
 import { personKept } from "./account.js";
 import { Connection } from "./connection.js";
 import { askToLogIn } from "./login.js";

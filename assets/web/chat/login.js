@@ -1,8 +1,8 @@
 // The login, where the program asks for one.
 
-import { h, redraw, showDialog } from "../shared/dom.js";
-import { logInAs } from "../shared/session.js";
-import { said, t, useLanguage } from "../shared/words.js";
+import { h, redraw, showDialog } from "../common/dom.js";
+import { logInAs } from "../common/session.js";
+import { said, t, useLanguage } from "../common/words.js";
 
 const LOGIN = new URL("../../../login", import.meta.url);
 

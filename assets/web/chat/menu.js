@@ -1,8 +1,8 @@
 // A menu behind three dots.
 
-/** @import { Drawing } from "../shared/dom.js" */
+/** @import { Drawing } from "../common/dom.js" */
 
-import { h, icon } from "../shared/dom.js";
+import { h, icon } from "../common/dom.js";
 
 /**
  * Only one menu is open at a time.

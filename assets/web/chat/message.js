@@ -1,19 +1,19 @@
 // A message of the conversation: what was asked or answered, and what can be done with it.
 
-/** @import { Answer, AnswerView, App, Attachment, Child, Message, Question, Said, Work } from "../shared/types.d.ts" */
+/** @import { Answer, AnswerView, App, Attachment, Child, Message, Question, Said, Work } from "../common/types.d.ts" */
 /** @import { MediaDesk } from "../media/viewer.js" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 /** @import { PageState } from "./state.js" */
 /** @import { Player } from "../media/player.js" */
 
+import { button, h, icon, iconButton, redraw, setProgress } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 import { Groundings } from "../media/grounding.js";
 import { itemOf } from "../media/items.js";
 import { withTools } from "../media/medium.js";
 import { ShownStrip } from "../media/strip.js";
 import { textCard } from "../media/texts.js";
 import { lookAt, sentFiles } from "../media/viewer.js";
-import { button, h, icon, iconButton, redraw, setProgress } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
 import { Blocks, copy } from "./blocks.js";
 import { answerEditor, isEdited } from "./editor.js";
 

@@ -1,10 +1,10 @@
 // Settings as values, and those that are kept by a name.
 
-/** @import { Requests } from "../shared/api.js" */
-/** @import { Settings } from "../shared/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
+/** @import { Settings } from "../common/types.d.ts" */
 
-import { askText } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { askText } from "../common/dom.js";
+import { t } from "../common/words.js";
 
 /**
  * Settings with one of them changed: a default isn't kept, and neither is nothing.

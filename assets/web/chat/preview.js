@@ -1,10 +1,10 @@
 // HTML, SVG and Mermaid of an answer, drawn in a frame without an origin, which reaches neither page nor network.
 
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
-import { Problem, previewUrl } from "../shared/api.js";
-import { h, iconButton, redraw } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { Problem, previewUrl } from "../common/api.js";
+import { h, iconButton, redraw } from "../common/dom.js";
+import { t } from "../common/words.js";
 
 const [MIN_PX, MAX_PX] = [60, 560];
 

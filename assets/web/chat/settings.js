@@ -1,11 +1,11 @@
 // What can be set: how to answer, what media may cost, language and colours.
 
-/** @import { App, Child, Field, Preferences, Settings } from "../shared/types.d.ts" */
+/** @import { App, Child, Field, Preferences, Settings } from "../common/types.d.ts" */
 /** @import { Models } from "../model/models.js" */
 /** @import { Presets } from "./presets.js" */
 
-import { button, h, iconButton, redraw, select } from "../shared/dom.js";
-import { LANGUAGES, said, t } from "../shared/words.js";
+import { button, h, iconButton, redraw, select } from "../common/dom.js";
+import { LANGUAGES, said, t } from "../common/words.js";
 import { copy } from "./blocks.js";
 import { withSetting } from "./presets.js";
 

@@ -1,13 +1,13 @@
 // The chats: search, rename, delete, export and import.
 
 /** @import { Drafts } from "../compose/drafts.js" */
-/** @import { Toasts } from "../shared/toasts.js" */
-/** @import { Account, ChatLine, Listing } from "../shared/types.d.ts" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Toasts } from "../common/toasts.js" */
+/** @import { Account, ChatLine, Listing } from "../common/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
 
-import { debounce, exportUrl, takeIn } from "../shared/api.js";
-import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../shared/dom.js";
-import { month, t } from "../shared/words.js";
+import { debounce, exportUrl, takeIn } from "../common/api.js";
+import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../common/dom.js";
+import { month, t } from "../common/words.js";
 import { accountButton } from "./account.js";
 import { menu } from "./menu.js";
 

@@ -1,11 +1,11 @@
 // What the page knows and does: the conversation that is shown, its settings, the answers in progress. Draws nothing.
 
-/** @import { Arguments, Change, Chat, News, Offer, Preferences, Settings, Start } from "../shared/types.d.ts" */
-/** @import { Message, ModelChange, Outgoing } from "../shared/types.d.ts" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Arguments, Change, Chat, News, Offer, Preferences, Settings, Start } from "../common/types.d.ts" */
+/** @import { Message, ModelChange, Outgoing } from "../common/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
 
-import { debounce, newId, Problem } from "../shared/api.js";
-import { said, t } from "../shared/words.js";
+import { debounce, newId, Problem } from "../common/api.js";
+import { said, t } from "../common/words.js";
 import { isAway } from "./connection.js";
 
 // An answer that says nothing for this long has lost its connection: it is asked for again.

@@ -1,9 +1,9 @@
 // The stream of answers in progress. On ZeroGPU it goes through Gradio's queue, by which a Space counts GPU time.
 
-/** @import { News } from "../shared/types.d.ts" */
+/** @import { News } from "../common/types.d.ts" */
 
-import { inTurn } from "../shared/api.js";
-import { sessionHeaders } from "../shared/session.js";
+import { inTurn } from "../common/api.js";
+import { sessionHeaders } from "../common/session.js";
 
 const TIMEOUT_MS = 30000;
 const WATCH = new URL("../../watch", import.meta.url);

@@ -1,10 +1,10 @@
 // The conversation: its messages in their order, and which part of them is seen.
 
-/** @import { Chat, Message, News } from "../shared/types.d.ts" */
+/** @import { Chat, Message, News } from "../common/types.d.ts" */
 /** @import { Row } from "./message.js" */
 
-import { h } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { h } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { AnswerRow } from "./message.js";
 
 // Nearer to the end than this, the view follows what is written.

@@ -1,9 +1,9 @@
 // What an empty conversation shows.
 
-/** @import { Example } from "../shared/types.d.ts" */
+/** @import { Example } from "../common/types.d.ts" */
 
-import { h } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { h } from "../common/dom.js";
+import { t } from "../common/words.js";
 
 export const temporaryWords = () =>
   t("This chat isn't saved. It ends when you close or reload the page, or start or open another chat.");

@@ -1,7 +1,7 @@
 // A photo or a clip from the machine's camera.
 
-import { button, h, showDialog } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { button, h, showDialog } from "../common/dom.js";
+import { t } from "../common/words.js";
 
 const CLIP_TYPES = ["video/mp4", "video/webm;codecs=vp9", "video/webm"];
 

@@ -1,20 +1,20 @@
 // Where the message is written: draws the draft, and tells it what the person does.
 
-/** @import { App, Cost, Offer, Question, Settings, Tone } from "../shared/types.d.ts" */
+/** @import { App, Cost, Offer, Question, Settings, Tone } from "../common/types.d.ts" */
 /** @import { Desk, DraftFile, Waiting } from "./draft.js" */
 /** @import { Link } from "../chat/link.js" */
 /** @import { PageState } from "../chat/state.js" */
 /** @import { Presets } from "../chat/presets.js" */
 /** @import { MediaDesk } from "../media/viewer.js" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
+import { inEncoding, pdfPages, thumbnailUrl } from "../common/api.js";
+import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 import { ClipEditor } from "../media/strip.js";
 import { textTools } from "../media/texts.js";
 import { lookAt } from "../media/viewer.js";
 import { estimated } from "../model/servers.js";
-import { inEncoding, pdfPages, thumbnailUrl } from "../shared/api.js";
-import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
 import { takePicture } from "./camera.js";
 import { Draft } from "./draft.js";
 import { Offers } from "./offers.js";

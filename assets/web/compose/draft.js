@@ -1,13 +1,13 @@
 // The message that is being written: its text, its files, and what it will cost. Draws nothing.
 
-/** @import { Changed, Clip, Cost, Kind, Offer, Outgoing, Question } from "../shared/types.d.ts" */
-/** @import { Tone, Upload } from "../shared/types.d.ts" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Changed, Clip, Cost, Kind, Offer, Outgoing, Question } from "../common/types.d.ts" */
+/** @import { Tone, Upload } from "../common/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
 /** @import { Writing } from "./drafts.js" */
 
 import { isAway } from "../chat/connection.js";
-import { debounce, Problem, upload } from "../shared/api.js";
-import { said, t } from "../shared/words.js";
+import { debounce, Problem, upload } from "../common/api.js";
+import { said, t } from "../common/words.js";
 import { browserStorage, Drafts, outgoing, Sheet } from "./drafts.js";
 import { LIMITS_OF } from "./limits.js";
 

@@ -1,6 +1,6 @@
 // What is written for each conversation and not sent yet; the browser keeps it, so that a reload finds it again.
 
-/** @import { Attachment, Clip, Crop, Kind, Offer, Outgoing, Question, Said } from "../shared/types.d.ts" */
+/** @import { Attachment, Clip, Crop, Kind, Offer, Outgoing, Question, Said } from "../common/types.d.ts" */
 /** @import { Begun } from "./draft.js" */
 
 import { onceOf } from "./once.js";

@@ -1,10 +1,10 @@
 // Offers that make a message fit, and those that were taken for this message only.
 
-/** @import { Cost, Offer } from "../shared/types.d.ts" */
+/** @import { Cost, Offer } from "../common/types.d.ts" */
 /** @import { Composer } from "./composer.js" */
 
-import { button, h, iconButton, redraw } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
+import { button, h, iconButton, redraw } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 
 export class Offers {
   /** What the trouble says and offers; drawn anew, an alert is read out anew. */

@@ -1,6 +1,6 @@
 // The offers that were taken for one message only: at most one of each kind.
 
-/** @import { Offer, Once, Settings } from "../shared/types.d.ts" */
+/** @import { Offer, Once, Settings } from "../common/types.d.ts" */
 
 /** The limits of media that an offer sets. @returns {Settings} */
 const limitsOf = (/** @type {Offer | undefined} */ offer) => (offer?.kind === "media" ? offer.settings : {});

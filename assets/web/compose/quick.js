@@ -1,13 +1,13 @@
 // Answer options beside the message: thinking, the system prompt, a preset.
 
-/** @import { App, Settings } from "../shared/types.d.ts" */
+/** @import { App, Settings } from "../common/types.d.ts" */
 /** @import { Presets } from "../chat/presets.js" */
 /** @import { PageState } from "../chat/state.js" */
 
 import { withSetting } from "../chat/presets.js";
-import { button, h, iconButton, redraw, select } from "../shared/dom.js";
-import { opensAt, popover } from "../shared/popover.js";
-import { t } from "../shared/words.js";
+import { button, h, iconButton, redraw, select } from "../common/dom.js";
+import { opensAt, popover } from "../common/popover.js";
+import { t } from "../common/words.js";
 
 // On a narrow page the row is a menu.
 const IS_NARROW = matchMedia("(max-width: 760px)");

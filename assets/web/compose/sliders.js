@@ -1,10 +1,10 @@
 // Sliders for media limits, which open from a file's cost.
 
 /** @import { Composer } from "./composer.js" */
-/** @import { Kind } from "../shared/types.d.ts" */
+/** @import { Kind } from "../common/types.d.ts" */
 
-import { h, redraw } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
+import { h, redraw } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 import { amountAt, LIMITS_OF, NUM_POSITIONS, positionOf } from "./limits.js";
 import { onceOf, withoutLimit } from "./once.js";
 

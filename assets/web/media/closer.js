@@ -1,13 +1,13 @@
 // A part of a picture or of a video's frame, drawn on it in the viewer, and asked about.
 
-/** @import { Attachment } from "../shared/types.d.ts" */
+/** @import { Attachment } from "../common/types.d.ts" */
 /** @import { Item } from "./items.js" */
 /** @import { Grip, Rectangle } from "./rectangle.js" */
 /** @import { MediaDesk, Viewer } from "./viewer.js" */
 /** @import { Point } from "./viewport.js" */
 
-import { button, h, iconButton, isComposing } from "../shared/dom.js";
-import { number, t } from "../shared/words.js";
+import { button, h, iconButton, isComposing } from "../common/dom.js";
+import { number, t } from "../common/words.js";
 import { between, gripAt, moved, pulled } from "./rectangle.js";
 
 /** Questions that were written and not sent, by the files that they are about. @type {Map<string, string>} */

@@ -3,8 +3,8 @@
 /** @import { Item } from "./items.js" */
 /** @import { MediaDesk } from "./viewer.js" */
 
-import { ask, h } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { ask, h } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { cutOut } from "./closer.js";
 
 /** Qwen's own prompts, in the language that it was trained on. @type {Record<string, (what: string) => string>} */

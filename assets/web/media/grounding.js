@@ -1,12 +1,12 @@
 // What an answer points at, drawn on its pictures, beside lists of it.
 
-/** @import { Grounding, Unit } from "../shared/types.d.ts" */
+/** @import { Grounding, Unit } from "../common/types.d.ts" */
 /** @import { Item } from "./items.js" */
 /** @import { MediaDesk } from "./viewer.js" */
 
-import { button, h, icon, redraw, select } from "../shared/dom.js";
-import { save } from "../shared/files.js";
-import { number, t } from "../shared/words.js";
+import { button, h, icon, redraw, select } from "../common/dom.js";
+import { save } from "../common/files.js";
+import { number, t } from "../common/words.js";
 import { pictureOf, titleOf } from "./items.js";
 import { Marks } from "./marks.js";
 import { colourOf, saved, shares, unitsOf } from "./shapes.js";

@@ -1,8 +1,8 @@
 // What can be looked at on the whole screen.
 
-/** @import { Attachment, Grounding, Kind, Unit } from "../shared/types.d.ts" */
+/** @import { Attachment, Grounding, Kind, Unit } from "../common/types.d.ts" */
 
-import { frameUrl, mediaUrl, pictureUrl, thumbnailUrl } from "../shared/api.js";
+import { frameUrl, mediaUrl, pictureUrl, thumbnailUrl } from "../common/api.js";
 import { timeOf } from "./times.js";
 
 /**

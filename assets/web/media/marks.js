@@ -1,9 +1,9 @@
 // Marks on a picture, and the list of them beside it.
 
-/** @import { Grounding, Mark, Unit } from "../shared/types.d.ts" */
+/** @import { Grounding, Mark, Unit } from "../common/types.d.ts" */
 
-import { h, redraw } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { h, redraw } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { colourOf, shares } from "./shapes.js";
 
 // With more of them only those that are looked at have their words on the picture.

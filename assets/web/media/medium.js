@@ -1,10 +1,10 @@
 // The tools of a picture or a video in a message, and where it was cut out.
 
-/** @import { Attachment, Crop, Grounding } from "../shared/types.d.ts" */
+/** @import { Attachment, Crop, Grounding } from "../common/types.d.ts" */
 /** @import { MediaDesk } from "./viewer.js" */
 
-import { h, iconButton } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { h, iconButton } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { canCut } from "./closer.js";
 import { askToFind } from "./find.js";
 import { itemOf, pictureOf } from "./items.js";

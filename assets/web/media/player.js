@@ -1,11 +1,11 @@
 // Times in answers that play the video they are about: in its place or, out of sight, in a player above the page.
 
-/** @import { Attachment } from "../shared/types.d.ts" */
+/** @import { Attachment } from "../common/types.d.ts" */
 /** @import { MediaDesk } from "./viewer.js" */
 
-import { mediaUrl, thumbnailUrl } from "../shared/api.js";
-import { h, iconButton } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { mediaUrl, thumbnailUrl } from "../common/api.js";
+import { h, iconButton } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { ANIMATED, pictureOf } from "./items.js";
 import { findTimes, meantAt, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";

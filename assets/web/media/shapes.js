@@ -1,6 +1,6 @@
 // Where marks lie, and what is saved of them. Draws nothing.
 
-/** @import { Grounding, Mark, Unit } from "../shared/types.d.ts" */
+/** @import { Grounding, Mark, Unit } from "../common/types.d.ts" */
 
 /**
  * The sides of the picture in a unit, [width, height]; null where they aren't known.

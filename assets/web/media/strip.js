@@ -1,14 +1,14 @@
 // What the model sees of a video: its sampled frames, each with its time, and what a person chooses of them.
 
-/** @import { Requests } from "../shared/api.js" */
-/** @import { Attachment, Clip, Strip } from "../shared/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
+/** @import { Attachment, Clip, Strip } from "../common/types.d.ts" */
 /** @import { Draft, DraftFile } from "../compose/draft.js" */
 /** @import { MediaDesk } from "./viewer.js" */
 
+import { debounce, Problem } from "../common/api.js";
+import { button, h, redraw } from "../common/dom.js";
+import { number, t } from "../common/words.js";
 import { amountAt, NUM_POSITIONS, positionOf } from "../compose/limits.js";
-import { debounce, Problem } from "../shared/api.js";
-import { button, h, redraw } from "../shared/dom.js";
-import { number, t } from "../shared/words.js";
 import { pictureOf } from "./items.js";
 import { secondsOf, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";

@@ -1,13 +1,13 @@
 // Text files: their encodings, and what they begin with.
 
-/** @import { Attachment } from "../shared/types.d.ts" */
+/** @import { Attachment } from "../common/types.d.ts" */
 /** @import { DraftFile } from "../compose/draft.js" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
-import { mediaUrl } from "../shared/api.js";
-import { button, h, icon, redraw, select } from "../shared/dom.js";
-import { popover } from "../shared/popover.js";
-import { t } from "../shared/words.js";
+import { mediaUrl } from "../common/api.js";
+import { button, h, icon, redraw, select } from "../common/dom.js";
+import { popover } from "../common/popover.js";
+import { t } from "../common/words.js";
 
 /**
  * What is shown with an attached text: its encoding, which can be changed, and a preview.

@@ -1,6 +1,6 @@
 // Times of a video: as they are written here, and as a person writes them.
 
-import { number } from "../shared/words.js";
+import { number } from "../common/words.js";
 
 /** A time in a video, such as "1:02:03.4"; without tenths where there are none to tell. */
 export function timeOf(/** @type {number} */ seconds, digits = 1) {

@@ -1,12 +1,12 @@
 // Pictures, videos and their frames on the whole screen, one after the other, with zoom.
 
 /** @import { DraftFile } from "../compose/draft.js" */
-/** @import { Attachment, CropArguments, Message } from "../shared/types.d.ts" */
+/** @import { Attachment, CropArguments, Message } from "../common/types.d.ts" */
 /** @import { Item } from "./items.js" */
 /** @import { Point } from "./viewport.js" */
 
-import { h, icon, iconButton, redraw, showDialog } from "../shared/dom.js";
-import { number, t } from "../shared/words.js";
+import { h, icon, iconButton, redraw, showDialog } from "../common/dom.js";
+import { number, t } from "../common/words.js";
 import { Closer, canCut } from "./closer.js";
 import { askToFind } from "./find.js";
 import { itemOf, pictureOf } from "./items.js";

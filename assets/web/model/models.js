@@ -1,10 +1,10 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
-/** @import { App, ChangeState, ModelChange, ModelsFound, Said } from "../shared/types.d.ts" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { App, ChangeState, ModelChange, ModelsFound, Said } from "../common/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
 
-import { askText, button, h, redraw, select, setProgress, showDialog } from "../shared/dom.js";
-import { said, t } from "../shared/words.js";
+import { askText, button, h, redraw, select, setProgress, showDialog } from "../common/dom.js";
+import { said, t } from "../common/words.js";
 import { askSettings } from "./plan.js";
 import { addServer, serverNotes } from "./servers.js";
 

@@ -1,11 +1,11 @@
 // How much memory a model will take, shown before it is loaded, and the settings that decide it.
 
 /** @import { Choice, ModelChange, PlanFound } from "./library.d.ts" */
-/** @import { Requests } from "../shared/api.js" */
-/** @import { Child } from "../shared/types.d.ts" */
+/** @import { Requests } from "../common/api.js" */
+/** @import { Child } from "../common/types.d.ts" */
 
-import { ask, button, cancel, h, redraw, select } from "../shared/dom.js";
-import { number, said, t } from "../shared/words.js";
+import { ask, button, cancel, h, redraw, select } from "../common/dom.js";
+import { number, said, t } from "../common/words.js";
 
 const WAIT_MS = 300;
 // Fewer tokens hold no conversation.

@@ -1,10 +1,10 @@
 // Servers whose models can be chosen: listed, added by an address and a key, forgotten.
 
 /** @import { ModelChange, Server, ServerInfo } from "./library.d.ts" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
-import { askToDelete, button, h, iconButton, redraw, showDialog } from "../shared/dom.js";
-import { said, t } from "../shared/words.js";
+import { askToDelete, button, h, iconButton, redraw, showDialog } from "../common/dom.js";
+import { said, t } from "../common/words.js";
 
 /**
  * Asks for a server until there is one that answers, and has its model answer.

@@ -1,13 +1,13 @@
 // The model's name, which opens the list of models: on this machine, on servers, and available to download.
 
 /** @import { Server } from "./library.d.ts" */
-/** @import { App, Child, Download, Model, ModelsFound } from "../shared/types.d.ts" */
+/** @import { App, Child, Download, Model, ModelsFound } from "../common/types.d.ts" */
 /** @import { Models } from "./models.js" */
-/** @import { Requests } from "../shared/api.js" */
+/** @import { Requests } from "../common/api.js" */
 
-import { button, h, icon, iconButton, redraw } from "../shared/dom.js";
-import { popover } from "../shared/popover.js";
-import { said, t } from "../shared/words.js";
+import { button, h, icon, iconButton, redraw } from "../common/dom.js";
+import { popover } from "../common/popover.js";
+import { said, t } from "../common/words.js";
 import { removeButton } from "./servers.js";
 
 export class Switcher {

@@ -2,8 +2,8 @@
 
 /** @import { Item } from "./review.d.ts" */
 
-import { sessionHeaders, withTicket } from "../shared/session.js";
-import { said, t } from "../shared/words.js";
+import { sessionHeaders, withTicket } from "../common/session.js";
+import { said, t } from "../common/words.js";
 
 /** What was refused; with the item as it is now where somebody else has changed it. */
 export class Refused extends Error {

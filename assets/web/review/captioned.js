@@ -2,8 +2,8 @@
 
 /** @import { Item, Proposal } from "./review.d.ts" */
 
-import { button, h, isComposing, redraw } from "../shared/dom.js";
-import { said, t } from "../shared/words.js";
+import { button, h, isComposing, redraw } from "../common/dom.js";
+import { said, t } from "../common/words.js";
 import { fileUrl } from "./calls.js";
 
 const SAVE_AFTER_MS = 600;

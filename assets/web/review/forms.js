@@ -2,8 +2,8 @@
 
 /** @import { Search } from "./review.d.ts" */
 
-import { ask, button, h, iconButton, isComposing, select } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { ask, button, h, iconButton, isComposing, select } from "../common/dom.js";
+import { t } from "../common/words.js";
 
 const OWN_WORDS = "";
 const SIDECAR = "{sidecar}";

@@ -2,8 +2,8 @@
 
 /** @import { Item } from "./review.d.ts" */
 
-import { arrange, button, h, icon, redraw } from "../shared/dom.js";
-import { t } from "../shared/words.js";
+import { arrange, button, h, icon, redraw } from "../common/dom.js";
+import { t } from "../common/words.js";
 import { fileUrl } from "./calls.js";
 
 // As in review.css.

@@ -1,6 +1,6 @@
 // What the page of `qwen35mm review` and the program tell each other: see qwen35mm/review/app.py.
 
-import type { Said } from "../shared/types.d.ts";
+import type { Said } from "../common/types.d.ts";
 
 /** A picture or a clip with its caption. */
 export interface Item {

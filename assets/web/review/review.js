@@ -2,10 +2,10 @@
 
 /** @import { Changed, Counts, Found, Item, Looked, Proposal, Search } from "./review.d.ts" */
 
-import { button, h, icon, isComposing, redraw, select } from "../shared/dom.js";
-import { beginSession } from "../shared/session.js";
-import { Toasts } from "../shared/toasts.js";
-import { number, t, useLanguage } from "../shared/words.js";
+import { button, h, icon, isComposing, redraw, select } from "../common/dom.js";
+import { beginSession } from "../common/session.js";
+import { Toasts } from "../common/toasts.js";
+import { number, t, useLanguage } from "../common/words.js";
 import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { askForm, searchForm, showKeys } from "./forms.js";

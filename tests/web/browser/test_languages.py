@@ -35,7 +35,7 @@ WORDS = [
 def write(page: ChatPage, words: Any) -> str:
     """What the page's `said` makes of it."""
     script = (
-        "async (words) => (await import(new URL('./qwen35mm/web/shared/words.js', document.baseURI).href)).said(words)"
+        "async (words) => (await import(new URL('./qwen35mm/web/common/words.js', document.baseURI).href)).said(words)"
     )
     return page.page.evaluate(script, words)
 

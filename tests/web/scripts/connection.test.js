@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 import { Connection, PAUSES_MS } from "../../../assets/web/chat/connection.js";
-import { Problem } from "../../../assets/web/shared/api.js";
+import { Problem } from "../../../assets/web/common/api.js";
 import { idle } from "./helpers.js";
 
 const lost = new Problem({ message: "gone", kind: "lost" });

@@ -6,7 +6,7 @@ import { holdingAfter, onceOf, withOffer, withoutLimit } from "../../../assets/w
 import { DraftBench, idle, makeMessage, picture } from "./helpers.js";
 
 /** @import { Draft } from "../../../assets/web/compose/draft.js" */
-/** @import { Offer } from "../../../assets/web/shared/types.d.ts" */
+/** @import { Offer } from "../../../assets/web/common/types.d.ts" */
 
 /** @type {DraftBench} */
 let bench;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { previewKind } from "../../../assets/web/chat/preview.js";
-import { codeFileName, csvOf, tableFileName } from "../../../assets/web/shared/files.js";
+import { codeFileName, csvOf, tableFileName } from "../../../assets/web/common/files.js";
 
 test("code is called as its first comment says, else by its first words", () => {
   /** @type {[string, string, string][]} */

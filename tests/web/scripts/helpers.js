@@ -1,10 +1,10 @@
 // Stand-ins for the program and for what draws.
 
 import { PageState } from "../../../assets/web/chat/state.js";
+import { Problem, Requests } from "../../../assets/web/common/api.js";
 import { Draft } from "../../../assets/web/compose/draft.js";
-import { Problem, Requests } from "../../../assets/web/shared/api.js";
 
-/** @import { Attachment, Chat, Message } from "../../../assets/web/shared/types.d.ts" */
+/** @import { Attachment, Chat, Message } from "../../../assets/web/common/types.d.ts" */
 /** @import { Desk } from "../../../assets/web/compose/draft.js" */
 /** @import { View } from "../../../assets/web/chat/state.js" */
 

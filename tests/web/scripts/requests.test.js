@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 
-import { debounce, inTurn, Problem } from "../../../assets/web/shared/api.js";
+import { debounce, inTurn, Problem } from "../../../assets/web/common/api.js";
 import { FakeProgram, idle } from "./helpers.js";
 
 test("an answer is dropped once something newer was asked for on its topic", async () => {

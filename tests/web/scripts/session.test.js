@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { logInAs, otherTabs, PERSON } from "../../../assets/web/shared/session.js";
+import { logInAs, otherTabs, PERSON } from "../../../assets/web/common/session.js";
 
 test("a page that stays doesn't hear of its own login, and other tabs do", async () => {
   let heard = 0;

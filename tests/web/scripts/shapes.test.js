@@ -3,7 +3,7 @@ import { suite, test } from "node:test";
 
 import { colourOf, saved, shares, unitsOf } from "../../../assets/web/media/shapes.js";
 
-/** @import { Grounding } from "../../../assets/web/shared/types.d.ts" */
+/** @import { Grounding } from "../../../assets/web/common/types.d.ts" */
 
 /** @type {Grounding} */
 const GROUNDING = {

@@ -4,10 +4,10 @@ import { afterEach, mock, suite, test } from "node:test";
 
 import { endingOf } from "../../../assets/web/chat/message.js";
 import { isWithin } from "../../../assets/web/chat/settings.js";
-import { categoriesOf, LANGUAGES, said, t, useLanguage } from "../../../assets/web/shared/words.js";
+import { categoriesOf, LANGUAGES, said, t, useLanguage } from "../../../assets/web/common/words.js";
 import { makeNews } from "./helpers.js";
 
-/** @import { Field, Said } from "../../../assets/web/shared/types.d.ts" */
+/** @import { Field, Said } from "../../../assets/web/common/types.d.ts" */
 
 afterEach(() => {
   mock.restoreAll();

@@ -35,7 +35,7 @@ class Number:
         in_row: whether it is a column of `SamplingRows`, which the kernels read.
         is_for_draws: whether greedy decoding ignores it.
         on_page: whether the chat's settings offer it.
-        off: another value that requests may send for the neutral one, as in vLLM or llama.cpp.
+        off: requests may send from this value up to `low` for the neutral one, as in vLLM or llama.cpp.
         help: help text of its command-line option; without it there is no option.
     """
 
@@ -48,6 +48,10 @@ class Number:
     on_page: bool = False
     off: float | None = None
     help: str = ""
+
+    def is_off(self, value: float) -> bool:
+        """Whether a request means the neutral value by this one."""
+        return self.off is not None and self.off <= value < self.low
 
     def check(self, name: str, value: Any) -> None:
         """Raises ConfigError if the parameter can't have this value."""

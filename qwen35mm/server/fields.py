@@ -72,7 +72,7 @@ class TemplateOptions(BaseModel):
 
 
 def _field_of(number: SamplingNumber) -> Any:
-    low = number.low if number.off is None else min(number.low, number.off)
+    low = number.low if number.off is None else number.off
     limits = {"exclusiveMinimum" if number.is_open else "minimum": low}
     if number.high is not None:
         limits["maximum"] = number.high
@@ -132,7 +132,7 @@ class RequestFields(_NumberFields):
         """
         changes: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
         for name, number in _NUMBERS.items():
-            if number.off is not None and changes[name] == number.off:
+            if changes[name] is not None and number.is_off(changes[name]):
                 changes[name] = getattr(_NEUTRAL, name)
         if changes["thinking_budget"] is None:
             changes["thinking_budget"] = _EFFORTS[effort or "high"]

@@ -118,4 +118,5 @@ def test_every_parameter_can_be_asked_for_by_its_name(name: str, demo: LoadedMod
 def test_what_others_send_for_the_neutral_value_is_understood(demo: LoadedModel) -> None:
     for name, number in NUMBERS.items():
         if number.off is not None:
-            assert getattr(params_of(demo, {name: number.off}), name) == getattr(SamplingParams(), name)
+            for value in {number.off, number.off if number.is_whole else number.off / 2}:
+                assert getattr(params_of(demo, {name: value}), name) == getattr(SamplingParams(), name)

@@ -225,7 +225,7 @@ def _generation(params: object) -> SamplingParams | None:
     given: dict[str, Any] = {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in found.items()
-        if isinstance(value, int | float) and value != numbers[name].off
+        if isinstance(value, int | float) and not numbers[name].is_off(value)
     }
     try:
         return SamplingParams(**given) if given else None

@@ -103,7 +103,7 @@ async def open_captioner(
     server = RemoteBackend(
         options.backend,
         model=model.model,
-        api_key=options.api_key,
+        api_key=options.backend_key,
         limits=model.limits,
         max_concurrent=job.run.slots,
         video=options.remote_video,

@@ -157,7 +157,9 @@ class CaptionOptions:
     ] = None
 
     backend: Annotated[str | None, _remote(help="Address of an OpenAI-compatible server.", metavar="URL")] = None
-    api_key: Annotated[str | None, _remote(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
+    backend_key: Annotated[str | None, _remote(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = (
+        None
+    )
     remote_video: Annotated[Literal["frames", "video_url"], _remote(help="Send videos as images, or whole.")] = "frames"
 
     ray: Annotated[

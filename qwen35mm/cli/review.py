@@ -53,7 +53,9 @@ class ReviewOptions:
     backend: Annotated[
         str | None, _again(help="Address of an OpenAI-compatible server that answers.", metavar="URL")
     ] = None
-    api_key: Annotated[str | None, _again(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
+    backend_key: Annotated[str | None, _again(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = (
+        None
+    )
 
 
 @with_options
@@ -90,7 +92,7 @@ def review(
         trigger=options.trigger,
         one_line=options.one_line,
         backend=options.backend,
-        api_key=options.api_key,
+        backend_key=options.backend_key,
         output_dir=options.output_dir,
         state_dir=options.state_dir,
     )

@@ -155,21 +155,22 @@ class Collection(ABC, Generic[Place]):
         """
         words = search.words.casefold().split()
         with self._lock:
-            entries = [self._entries[number] for number in self._order]
+            listed = list(self._order)
         unread = 0
         if search.show == "similar":
-            self._similar.begin(entries, lambda number: self.medium(number)[1])
-            entries, unread = self._similar.among(entries)
+            self._similar.begin(listed, lambda number: self.medium(number)[1])
+            listed, unread = self._similar.among(listed)
         flags: dict[str, int] = {}
         numbers: list[int] = []
-        for entry in entries:
+        for number in listed:
             # Locked per entry, so that other requests can run meanwhile.
             with self._lock:
+                entry = self._entries[number]
                 self._read(entry)
                 for flag in self._flags(entry):
                     flags[flag] = flags.get(flag, 0) + 1
                 if self._fits(entry, search, words):
-                    numbers.append(entry.number)
+                    numbers.append(number)
         return {"numbers": numbers, "flags": flags, "unread": unread, "counts": self.counts()}
 
     def counts(self) -> dict[str, int]:

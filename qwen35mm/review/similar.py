@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -16,9 +15,6 @@ from qwen35mm.captioning.media.similar import SUGGESTED_MAX_DISTANCE, SimilarInd
 from qwen35mm.chat.media.thumbnails import make_thumbnail
 from qwen35mm.errors import StorageError
 from qwen35mm_preprocess import MediaError
-
-if TYPE_CHECKING:
-    from qwen35mm.review.collection import Entry
 
 # The longer side of thumbnails in pixels, both for lists and for comparison.
 SMALL_SIDE = 160
@@ -33,10 +29,10 @@ class Similar:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def begin(self, entries: Sequence[Entry], path_of: Callable[[int], Path]) -> None:
-        """Starts comparing the new entries."""
+    def begin(self, numbers: Sequence[int], path_of: Callable[[int], Path]) -> None:
+        """Starts comparing the new ones of these entries, by their numbers."""
         if self._thread is None or not self._thread.is_alive():
-            missing = [entry for entry in entries if entry.number not in self._groups]
+            missing = [number for number in numbers if number not in self._groups]
             self._thread = threading.Thread(target=self._look, args=(missing, path_of), daemon=True)
             self._thread.start()
 
@@ -46,28 +42,25 @@ class Similar:
         if self._thread is not None:
             self._thread.join()
 
-    def among(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-        """The entries with a near-duplicate among them, group by group, and how many aren't compared yet."""
-        seen = [entry for entry in entries if entry.number in self._groups]
-
-        def group(entry: Entry) -> int:
-            return self._groups[entry.number]
-
+    def among(self, numbers: Sequence[int]) -> tuple[list[int], int]:
+        """The numbers with a near-duplicate among them, group by group, and how many aren't compared yet."""
+        seen = [number for number in numbers if number in self._groups]
+        group = self._groups.__getitem__
         groups = [list(members) for _, members in groupby(sorted(seen, key=group), group)]
-        near = [entry for members in groups if len(members) > 1 for entry in members]
-        return near, len(entries) - len(seen)
+        near = [number for members in groups if len(members) > 1 for number in members]
+        return near, len(numbers) - len(seen)
 
-    def _look(self, entries: Sequence[Entry], path_of: Callable[[int], Path]) -> None:
-        for entry in entries:
+    def _look(self, numbers: Sequence[int], path_of: Callable[[int], Path]) -> None:
+        for number in numbers:
             if self._stopped.is_set():
                 return
             try:
-                with Image.open(io.BytesIO(make_thumbnail(path_of(entry.number), SMALL_SIDE))) as picture:
+                with Image.open(io.BytesIO(make_thumbnail(path_of(number), SMALL_SIDE))) as picture:
                     looks = similarity([np.asarray(picture)])
             except (MediaError, StorageError, OSError):
                 # The page shows what is wrong with it.
-                self._groups[entry.number] = entry.number
+                self._groups[number] = number
                 continue
             found = self._index.find(looks)
-            self._groups[entry.number] = entry.number if found is None else self._groups[found]
-            self._index.add(looks, entry.number)
+            self._groups[number] = number if found is None else self._groups[found]
+            self._index.add(looks, number)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from typing import Annotated, Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -17,11 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from qwen35mm.contract import Event, GenerationRequest
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings
-from qwen35mm.http.streams import event_stream, frame, streaming, while_connected
+from qwen35mm.http.streams import frame
 from qwen35mm.pools import PROMPTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server.anthropic import messages
@@ -29,10 +26,9 @@ from qwen35mm.server.body import read_body
 from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend, num_tokens
-from qwen35mm.server.keys import Caller, Keys
-from qwen35mm.server.metrics import Metrics
+from qwen35mm.server.keys import Keys
 from qwen35mm.server.openai import chat_completions
-from qwen35mm.server.openai.choices import OfChoice, events_of_choices
+from qwen35mm.server.openai.choices import events_of_choices
 from qwen35mm.server.openai.completion import Completion
 from qwen35mm.server.openai.responses.kept import KeptResponses
 from qwen35mm.server.openai.responses.routes import ResponsesRoutes
@@ -41,14 +37,9 @@ from qwen35mm.server.openapi import Handler, Route, add_routes
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.queue import FairQueue
 from qwen35mm.server.reply import ReplyReader
-from qwen35mm.server.streams import first_of, read_ahead
+from qwen35mm.server.service import Service
 
 _NUMBERS_AT_ONCE = 10_000
-# For one request that asks for several replies; other requests wait in the queue, too.
-_STREAMS_AT_ONCE = 4
-# An event of one reply, or of one of several replies.
-E = TypeVar("E", Event, OfChoice)
-E_contra = TypeVar("E_contra", contravariant=True)
 
 
 class TokenizeRequest(BaseModel):
@@ -118,12 +109,6 @@ def create_app(
     return app
 
 
-class Reader(Protocol[E_contra]):
-    """Reads the events of a reply."""
-
-    def take(self, event: E_contra, /) -> Iterable[object]: ...
-
-
 def limits(
     settings: HttpSettings | None, only_this_machine: bool, max_body_bytes: int, max_held_bytes: int
 ) -> list[Middleware]:
@@ -132,18 +117,8 @@ def limits(
     return [*found, Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
 
 
-class Api:
+class Api(Service):
     """The routes of one backend."""
-
-    def __init__(
-        self, backend: ServedBackend, keys: Keys, sources: Sources, line: FairQueue, names: Sequence[str] = ()
-    ) -> None:
-        self._backend = backend
-        self._keys = keys
-        self._sources = sources
-        self._line = line
-        self._names = names
-        self._metrics = Metrics(backend, line)
 
     def routes(self) -> list[Route]:
         """The routes to add to the application."""
@@ -194,105 +169,6 @@ class Api:
         self.check_model(body.model)
         asked = await messages.asked_of(body, caller, self._backend, self._sources)
         return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
-
-    async def finish(self, request: Request, caller: Caller, asked: GenerationRequest, reader: Reader[Event]) -> None:
-        """Reads a reply to its end.
-
-        Raises:
-            ClientDisconnect: the client hung up.
-        """
-
-        await self.read(request, [(self.answer(caller, asked), reader)])
-
-    async def read(self, request: Request, streams: Sequence[tuple[AsyncGenerator[E, None], Reader[E]]]) -> None:
-        """Reads streams to their end, a few at a time.
-
-        Raises:
-            ClientDisconnect: the client hung up.
-        """
-        turns = asyncio.Semaphore(_STREAMS_AT_ONCE)
-
-        async def read_one(stream: AsyncGenerator[E, None], reader: Reader[E]) -> None:
-            async with turns, contextlib.aclosing(stream) as events:
-                async for event in events:
-                    for _ in reader.take(event):
-                        pass
-
-        async def read_all() -> None:
-            tasks = [asyncio.ensure_future(read_one(*each)) for each in streams]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-        await while_connected(request, read_all())
-
-    async def stream(
-        self,
-        request: Request,
-        caller: Caller,
-        asked: GenerationRequest,
-        frames: Callable[[AsyncGenerator[Event, None]], AsyncIterator[bytes]],
-        failed: Callable[[ApiError], bytes],
-    ) -> Response:
-        """Streams a reply as frames. Raises what refuses the request before the first frame.
-
-        Raises:
-            ClientDisconnect: the client hung up before its turn.
-        """
-        return await self.stream_events(request, self.answer(caller, asked), frames, failed)
-
-    async def stream_events(
-        self,
-        request: Request,
-        events: AsyncGenerator[E, None],
-        frames: Callable[[AsyncGenerator[E, None]], AsyncIterator[bytes]],
-        failed: Callable[[ApiError], bytes],
-    ) -> Response:
-        """Like `stream`, for events that exist already."""
-        events = read_ahead(events)
-        try:
-            begun = await while_connected(request, first_of(events))
-        except BaseException:
-            await events.aclose()
-            raise
-        return streaming(self._sent(request, events, frames(begun), failed))
-
-    async def _sent(
-        self,
-        request: Request,
-        events: AsyncGenerator[E, None],
-        frames: AsyncIterator[bytes],
-        failed: Callable[[ApiError], bytes],
-    ) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream. Closes `events` however the stream ends."""
-        async with contextlib.aclosing(events):
-            stream = event_stream(request.scope, frames, lambda error: failed(api_error(error)))
-            async with contextlib.aclosing(stream):
-                async for data in stream:
-                    yield data
-
-    async def answer(
-        self, caller: Caller, asked: GenerationRequest, is_more: bool = False
-    ) -> AsyncGenerator[Event, None]:
-        """The events of a reply, once it is the caller's turn. `is_more`: not the first reply of its request."""
-        answering = self.in_turn(caller, lambda: self._backend.stream(asked), is_more=is_more)
-        async with contextlib.aclosing(answering) as events:
-            async for event in events:
-                yield event
-
-    async def in_turn(
-        self, caller: Caller, begin: Callable[[], AsyncGenerator[Event, None]], *, is_more: bool = False
-    ) -> AsyncGenerator[Event, None]:
-        """Calls `begin` when it is the caller's turn and yields its events."""
-        async with self._line.place(caller.name, may_be_refused=not is_more):
-            with self._metrics.request() as counted:
-                async with contextlib.aclosing(begin()) as events:
-                    async for event in events:
-                        counted.take(event)
-                        yield event
 
     async def models(self, request: Request) -> Response:
         """List the names of the model."""
@@ -354,7 +230,7 @@ class Api:
     async def ready(self, request: Request) -> Response:
         """Whether the server takes requests, and how many are waiting."""
         self.caller(request)
-        return JSONResponse({"status": "ready", "waiting": self._line.num_waiting})
+        return JSONResponse({"status": "ready", "waiting": self._queue.num_waiting})
 
     async def metrics(self, request: Request) -> Response:
         """Counters and gauges, in Prometheus' format."""
@@ -365,15 +241,6 @@ class Api:
         """The OpenAPI document."""
         self.caller(request)
         return JSONResponse(request.app.openapi())
-
-    def caller(self, request: Request) -> Caller:
-        return self._keys.caller_of(request)
-
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 if `name` isn't a name of this model."""
-        own = self._backend.loaded.name
-        if name not in (None, "", "default", own, *self._names):
-            raise ApiError(404, f"There is no model {name[:200]!r} here; {own!r} is.", "model", "model_not_found")
 
 
 DOCUMENT = "/openapi.json"

@@ -21,7 +21,7 @@ class Metrics:
         registry: this server's own, separate from others of the process.
     """
 
-    def __init__(self, backend: ServedBackend, line: FairQueue) -> None:
+    def __init__(self, backend: ServedBackend, queue: FairQueue) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter("qwen35mm_requests", "Requests by their end.", ["end"], registry=registry)
         self._prompt = Counter("qwen35mm_prompt_tokens", "Tokens of prompts.", ["source"], registry=registry)
@@ -30,8 +30,8 @@ class Metrics:
             "qwen35mm_time_to_first_token_seconds", "From a request's turn on.", buckets=_SECONDS, registry=registry
         )
         self._running = Gauge("qwen35mm_requests_running", "Requests with the engine.", registry=registry)
-        waiting = Gauge("qwen35mm_requests_waiting", "Requests in line.", registry=registry)
-        waiting.set_function(lambda: line.num_waiting)
+        waiting = Gauge("qwen35mm_requests_waiting", "Requests in the queue.", registry=registry)
+        waiting.set_function(lambda: queue.num_waiting)
         memory = Gauge("qwen35mm_cache_bytes", "What the cache holds.", ["part"], registry=registry)
         for part in ("kv", "states", "vision"):
             memory.labels(part).set_function(lambda part=part: backend.memory()[f"{part}_bytes"])

@@ -1,15 +1,7 @@
 // What the program and the page tell each other (qwen35mm/web says it in Python). Only for tsc.
 
 import type { ChangeState, ModelChange, ModelsFound, PlanFound, ServerInfo } from "../model/library.d.ts";
-
-/** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
-export type Said =
-  | string
-  | number
-  | { text: string; values: Record<string, Said> }
-  | { number: number; digits: number | null }
-  | { share: number }
-  | { bytes: number };
+import type { Said, Work } from "./said.d.ts";
 
 export type Kind = "image" | "video" | "text";
 
@@ -61,13 +53,6 @@ export interface Taken extends Attachment {
   /** Of a text; `raw` is the file itself, which may be in another one. */
   encoding?: string;
   raw?: string | null;
-}
-
-export interface Work {
-  label: Said;
-  share: number | null;
-  /** What is known of an answer's tokens while it is written. */
-  pace?: Said[];
 }
 
 export type Status = "running" | "finished" | "length" | "stopped" | "interrupted" | "failed";
@@ -377,3 +362,4 @@ export type Tone = "bad" | "note" | "good";
 
 export type { ChangeState, Choice, Download, Model, ModelChange, ModelsFound, PlanFound } from "../model/library.d.ts";
 export type { Attributes, Child, ElementOf } from "./elements.d.ts";
+export type { Said, Work } from "./said.d.ts";

@@ -1,6 +1,6 @@
 // What is told of models. Only for tsc.
 
-import type { Said, Work } from "../common/types.d.ts";
+import type { Said, Work } from "../common/said.d.ts";
 
 export interface Model {
   name: string;

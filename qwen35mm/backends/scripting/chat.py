@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qwen35mm.backends.scripting import loop
 from qwen35mm.backends.scripting.forms import (
@@ -22,7 +22,7 @@ from qwen35mm.backends.scripting.forms import (
     result_text,
 )
 from qwen35mm.backends.scripting.replies import ReplyStream
-from qwen35mm.contract import GenerationRequest, Message, Result, Retain, Text, pin_plans
+from qwen35mm.contract import Event, GenerationRequest, Message, Result, Retain, SamplingParams, Text, pin_plans
 from qwen35mm.contract.messages import Content
 from qwen35mm.errors import ConfigError, PromptError, RequestError
 from qwen35mm_preprocess import MediaPlan
@@ -30,7 +30,16 @@ from qwen35mm_preprocess import MediaPlan
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from qwen35mm.backends.scripting.model import ScriptedModel
+
+class Answering(Protocol):
+    """The part of `ScriptedModel` that a chat uses."""
+
+    @property
+    def default_params(self) -> SamplingParams | None: ...
+
+    async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan, ...] | None]: ...
+
+    def events(self, request: GenerationRequest) -> AsyncGenerator[Event, None]: ...
 
 
 class Chat:
@@ -54,7 +63,7 @@ class Chat:
 
     def __init__(
         self,
-        model: ScriptedModel,
+        model: Answering,
         *,
         messages: Sequence[Message] = (),
         tools: Tools | None = None,

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
@@ -29,9 +29,7 @@ from qwen35mm.server.openai.responses.request import Question, head_of, question
 from qwen35mm.server.openapi import Route
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.reply import ReplyReader
-
-if TYPE_CHECKING:
-    from qwen35mm.server.app import Api
+from qwen35mm.server.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +65,8 @@ class ItemsQuery(BaseModel):
 class ResponsesRoutes:
     """Creates responses, and serves kept ones."""
 
-    def __init__(self, api: Api, backend: ServedBackend, sources: Sources, kept: KeptResponses) -> None:
-        self._api = api
+    def __init__(self, service: Service, backend: ServedBackend, sources: Sources, kept: KeptResponses) -> None:
+        self._service = service
         self._backend = backend
         self._sources = sources
         self._kept = kept
@@ -86,9 +84,9 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation, in the form of OpenAI's responses."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         body = await read_body(request, ResponsesRequest, known_fields)
-        self._api.check_model(body.model)
+        self._service.check_model(body.model)
         past = await self._past(caller, body)
         question = await self._question(caller, body, past)
         asked, node = question.asked, new_id()
@@ -99,35 +97,35 @@ class ResponsesRoutes:
         answer = Answer(head, reader, node=node, summarizes=summarizes, keep=keep)
         with _named_input():
             if body.stream:
-                return await self._api.stream(request, caller, asked, answer.frames, answer.failed)
-            await self._api.finish(request, caller, asked, answer)
+                return await self._service.stream(request, caller, asked, answer.frames, answer.failed)
+            await self._service.finish(request, caller, asked, answer)
         return JSONResponse(await answer.whole())
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation, in the form of OpenAI's responses."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         body = await read_body(request, CountRequest, known_fields)
-        self._api.check_model(body.model)
+        self._service.check_model(body.model)
         question = await self._question(caller, body, await self._past(caller, body))
         counted = await num_tokens(question.asked, self._backend)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
     async def retrieve(self, request: Request) -> Response:
         """Get a kept response."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         _query(request, ResponseQuery)
         kept = await self._found(request, self._kept.find, caller)
         return JSONResponse(kept.response)
 
     async def delete(self, request: Request) -> Response:
         """Delete a kept response."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         await self._found(request, self._kept.delete, caller)
         return JSONResponse({"id": request.path_params["id"], "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         """List the input of a response, a page at a time."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         query = _query(request, ItemsQuery)
         turn = (await self._found(request, self._kept.find, caller)).turn
         items = list(turn.items if query.order == "asc" else reversed(turn.items))
@@ -158,7 +156,7 @@ class ResponsesRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """Refused: no response runs in the background."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         await self._found(request, self._kept.find, caller)
         message = "Only a response in the background can be cancelled, and there are none here: hang up to end one."
         raise ApiError(400, message, code="unsupported_field")

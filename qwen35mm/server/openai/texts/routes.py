@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,9 +28,7 @@ from qwen35mm.server.openai.texts.completions import (
 from qwen35mm.server.openai.texts.embeddings import EmbeddingRequest, VectorReader, check_dimensions
 from qwen35mm.server.openai.texts.inputs import inputs_of
 from qwen35mm.server.openapi import Route
-
-if TYPE_CHECKING:
-    from qwen35mm.server.app import Api
+from qwen35mm.server.service import Service
 
 
 class TextBackend(Protocol):
@@ -46,8 +44,8 @@ class TextBackend(Protocol):
 class TextRoutes:
     """Answers completions and embeddings with one backend."""
 
-    def __init__(self, api: Api, backend: ServedBackend) -> None:
-        self._api = api
+    def __init__(self, service: Service, backend: ServedBackend) -> None:
+        self._service = service
         self._backend = backend
 
     def routes(self) -> list[Route]:
@@ -59,30 +57,30 @@ class TextRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Continue texts, without a template; `echo` and `logprobs` give the log-probabilities of the prompt."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         body = await read_body(request, CompletionRequest, known_fields)
-        self._api.check_model(body.model)
+        self._service.check_model(body.model)
         loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
         readers = [ChoiceReader(choice, loaded.tokenizer) for choice in choices_of(body, loaded)]
         streams = [self._completion(caller, reader.choice, tenant) for reader in readers]
         usage = body.stream_options is not None and body.stream_options.include_usage
         reply = Completions(loaded.name, readers, includes_usage=usage)
         if body.stream:
-            return await self._api.stream_events(request, _chained(streams), reply.frames, lambda e: frame(e.body))
-        await self._api.read(request, list(zip(streams, readers, strict=True)))
+            return await self._service.stream_events(request, _chained(streams), reply.frames, lambda e: frame(e.body))
+        await self._service.read(request, list(zip(streams, readers, strict=True)))
         return JSONResponse(reply.whole())
 
     async def embeddings(self, request: Request) -> Response:
         """Embed texts: final hidden states of a chat model, which wasn't trained for embeddings."""
-        caller = self._api.caller(request)
+        caller = self._service.caller(request)
         body = await read_body(request, EmbeddingRequest, embeddings.known_fields)
-        self._api.check_model(body.model)
+        self._service.check_model(body.model)
         loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
         check_dimensions(body.dimensions, loaded.config.text.hidden_size)
         inputs = inputs_of(body.input, "input")
         readers = [VectorReader() for _ in inputs]
         streams = [self._embedding(caller, given, tenant, is_more=at > 0) for at, given in enumerate(inputs)]
-        await self._api.read(request, list(zip(streams, readers, strict=True)))
+        await self._service.read(request, list(zip(streams, readers, strict=True)))
         return JSONResponse(embeddings.whole(loaded.name, readers, body.encoding_format))
 
     def _completion(self, caller: Caller, choice: Choice, tenant: str | None) -> AsyncGenerator[Event, None]:
@@ -95,7 +93,7 @@ class TextRoutes:
                 how |= {"prompt_logprobs": choice.num_top, "retain": "shared"}
             return self._texts.stream_prompt(choice.prompt, choice.params, finds_thinking=False, **how)
 
-        return _about("prompt", self._api.in_turn(caller, begin, is_more=choice.index > 0))
+        return _about("prompt", self._service.in_turn(caller, begin, is_more=choice.index > 0))
 
     def _embedding(
         self, caller: Caller, given: Any, tenant: str | None, *, is_more: bool
@@ -103,7 +101,7 @@ class TextRoutes:
         def begin() -> AsyncGenerator[Event, None]:
             return self._texts.stream_embedding(given, tenant=tenant)
 
-        return _about("input", self._api.in_turn(caller, begin, is_more=is_more))
+        return _about("input", self._service.in_turn(caller, begin, is_more=is_more))
 
     @property
     def _texts(self) -> TextBackend:

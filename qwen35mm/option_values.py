@@ -50,7 +50,7 @@ def parse_logins(text: str) -> Logins:
         name, colon, password = entry.strip().partition(":")
         if not (name and colon and password):
             raise typer.BadParameter(
-                f"expected name:password pairs, separated by lines or commas; pair {len(pairs) + 1} is none. "
+                f"expected name:password pairs, separated by lines or commas; pair {len(pairs) + 1} isn't one. "
                 "A password may contain colons, but no commas."
             )
         pairs.append((name, password))

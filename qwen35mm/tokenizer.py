@@ -247,7 +247,7 @@ def _check_parts(data: Any) -> None:
     if model.get("type", "BPE") != "BPE" or any(foreign) or model.get("unk_token") not in known:
         raise ValueError("no BPE of bytes")
     if not all(type(token_id) is int and 0 <= token_id < _MAX_ID for token_id in ids):
-        raise ValueError("an id of no embedding")
+        raise ValueError("an id without an embedding")
     for name, (kinds, members) in _PARTS.items():
         parts = [data.get(name)]
         while parts:
@@ -268,7 +268,9 @@ def _panics_in_words() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise CheckpointError("tokenizer.json: its parts don't fit, and the library fails with it.") from error
+        raise CheckpointError(
+            "tokenizer.json: its parts don't fit together, and the tokenizer library fails."
+        ) from error
 
 
 def _add_configured_tokens(full: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:

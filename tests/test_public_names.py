@@ -1,4 +1,4 @@
-"""The public names are the ones that are promised, and each can be had."""
+"""The public names are the ones that are promised, and each are allowed at most."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class PlainPrompts(ABC):
         else:
             raise PromptError(f"An answer must be a string; got {type(text).__name__}.")
         if source.start >= len(source.prompt.token_ids):
-            raise PromptError("There is nothing to score: the text has no token that others stand before.")
+            raise PromptError("There is nothing to score: no token of the text has another before it.")
         reading = Reading("logprobs", source.start, num_top)
         async with contextlib.aclosing(self._read(source, reading, arrival_s, retain, tenant, timeout_s)) as events:
             async for event in events:

@@ -26,7 +26,7 @@ def kv_formats_of(text: str, dtype: torch.dtype) -> KVFormats:
     known = {AUTO: PLAIN[dtype], **FORMATS}
     if set(names) != {"k", "v"} or len(parts) > 2 or not set(names.values()) <= known.keys():
         raise ConfigError(
-            f"Keys and values can be kept as {', '.join(known)}, or apart, as in k=int8,v=int4; got {text!r}."
+            f"Keys and values can be kept as {', '.join(known)}, or separately, as in k=int8,v=int4; got {text!r}."
         )
     return known[names["k"]], known[names["v"]]
 
@@ -54,6 +54,6 @@ def check_kv_formats(formats: KVFormats, text: TextConfig, devices: Sequence[tor
         if not format.on_cards and any(device.type != "cpu" for device in devices):
             known = ", ".join(name for name, each in FORMATS.items() if each.on_cards)
             raise ConfigError(
-                f"{format.name} is for processors alone: on a GPU keys and values can be kept as {known}. Take one of "
+                f"{format.name} works only on a CPU. On a GPU keys and values can be kept as {known}. Take one of "
                 "these, or --device cpu."
             )

@@ -259,15 +259,15 @@ def plan_memory(
     in_file = settings.kv_directory is not None
     if settings.kv_directory is not None:
         if not on_cpu:
-            raise ConfigError(f"Keys and values can lie in a file on a processor alone, and the device is {name}.")
+            raise ConfigError(f"Keys and values can be kept in a file only on a CPU; the device is {name}.")
         if num_slots > 1:
             # A preempted reply would have to move to memory, where it doesn't fit.
             raise ConfigError(
-                f"Keys and values in a file are of one reply at a time, and {num_slots} were asked for: --slots 1."
+                f"A KV cache in a file serves one reply at a time; {num_slots} were asked for: --slots 1."
             )
         if kv_bytes > (room := file_room(settings.kv_directory)):
             raise ConfigError(
-                f"Memory doesn't hold the keys and values, and neither does the disk: {context}, and a file in "
+                f"The keys and values fit neither in memory nor on the disk: {context}, and a file in "
                 f"'{settings.kv_directory}' may take {mib(room)}. Ask for a shorter context, or with --cache-dir for a "
                 "folder on another disk."
             )
@@ -295,7 +295,7 @@ def plan_memory(
             f"The cache doesn't fit into the memory of {name}: KV takes {mib(memory_kv_bytes)} ({context}), the states "
             f"of {num_slots} slots and one commit take {mib(slot_bytes)}{more}, and there are {mib(most_bytes)}. Ask "
             "for a shorter context, fewer slots or a smaller cache."
-            + ("" if on_cpu else " Only on a processor can a conversation's keys and values lie in a file.")
+            + ("" if on_cpu else " Only a CPU can keep keys and values in a file.")
         )
     chosen_host_kv_bytes = device_state_bytes = 0
     if not on_cpu:

@@ -172,7 +172,7 @@ class _State:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise ValueError("has a quant_state that can't be read") from None
         if not all(type(each) is int and each > 0 for each in (out, width, *runs)) or not math.isfinite(offset):
-            raise ValueError(f"has a quant_state that can't be: {values}")
+            raise ValueError(f"has an impossible quant_state: {values}")
         return cls((out, width), *runs, offset)
 
 

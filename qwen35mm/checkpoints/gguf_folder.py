@@ -65,7 +65,7 @@ def _place(path: Path) -> tuple[Path, list[Path]]:
     key = hashlib.sha256(json.dumps([_FORMAT, looks]).encode()).hexdigest()[:16]
     cache = user_folder("cache")
     if cache is None:
-        raise CheckpointError("A GGUF file needs a folder for what is made of its header: set HOME.")
+        raise CheckpointError("A GGUF file needs a folder for the files made from its header: set HOME.")
     return cache / "gguf" / f"{re.sub(r'[^A-Za-z0-9._-]', '-', gguf_stem(texts[0]))}-{key}", paths
 
 
@@ -133,7 +133,7 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
     sizes |= experts if is_moe else {"intermediate_size": "feed_forward_length"}
     values: dict[str, Any] = {ours: _whole(text, theirs) for ours, theirs in sizes.items()}
     if _whole(text, "attention.value_length") != values["head_dim"]:
-        raise CheckpointError(f"{text.path.name}: keys and values of another width each aren't Qwen3.5's.")
+        raise CheckpointError(f"{text.path.name}: its keys and values differ in width, which Qwen3.5's don't.")
     num_layers = _whole(text, "block_count") - text.value(int, text.own("nextn_predict_layers"), 0)
     sections = text.values(int, text.own("rope.dimension_sections"))[:3]
     rope = {
@@ -225,7 +225,7 @@ def _layer_types(text: GgufFile, num_layers: int) -> list[str]:
     interval = text.value(int, text.own("full_attention_interval"), 4)
     if interval < 1 or not 0 < num_layers <= 1024:
         raise CheckpointError(
-            f"{text.path.name}: {num_layers} layers with attention in each {interval}th can't be. Download it again."
+            f"{text.path.name}: {num_layers} layers with attention in each {interval}th can't exist. Download it again."
         )
     by_interval = [bool((index + 1) % interval) for index in range(num_layers)]
     recurrent = text.values(bool, text.own("attention.recurrent_layers"), by_interval)[:num_layers]
@@ -257,7 +257,9 @@ def _tokenizer(text: GgufFile, tokens: list[str]) -> dict[str, Any]:
     merges = [merge.split(" ", 1) for merge in text.values(str, "tokenizer.ggml.merges")]
     known = set(tokens)
     if len(known) != len(tokens) or not all(len(pair) == 2 and known.issuperset(pair) for pair in merges):
-        raise CheckpointError(f"{text.path.name}: a token comes twice, or a merge is of none. Download it again.")
+        raise CheckpointError(
+            f"{text.path.name}: a token is listed twice, or a merge names an unknown token. Download it again."
+        )
     return {
         "version": "1.0",
         "truncation": None,

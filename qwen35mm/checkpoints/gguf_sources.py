@@ -120,7 +120,7 @@ class GgufSource(Source):
             part = slice(start, start + at_once)
             rows = grouped_rows(self.kind, stored[part if self.row_order is None else self.row_order[part]])
             if not all(x is None or bool((x * 256).isfinite().all()) for x in (rows.scales, rows.minima)):
-                raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+                raise damaged(self.name, self.stored, "holds values that are not finite")
             if self.column_order is not None:
                 minima = None if rows.minima is None else rows.minima[:, order]
                 rows = GroupedRows(rows.integers[:, self.column_order], rows.scales[:, order], minima)
@@ -153,7 +153,7 @@ class GgufSource(Source):
             found = torch.from_numpy(np.array(dequantize(stored, self.tensors[0].kind), dtype=np.float32))
         found = found if self.change is None else self.change(found)
         if not bool(found.isfinite().all()):
-            raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+            raise damaged(self.name, self.stored, "holds values that are not finite")
         return found if self.column_order is None else found[:, self.column_order]
 
 

@@ -220,7 +220,7 @@ class QuantisedSource(Source):
             stop = min(start + at_once, self.shape[0])
             if isinstance(groups, Blocks):
                 if not bool(found.rows(start, stop).isfinite().all()):
-                    raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+                    raise damaged(self.name, self.stored, "holds values that are not finite")
                 yield GroupedRows(found.codes[start:stop], found.scales[start:stop])
                 continue
             try:
@@ -229,7 +229,7 @@ class QuantisedSource(Source):
                 raise damaged(self.name, self.stored, str(error)) from None
             # The largest product with any integer.
             if not bool((rows.scales * 256).isfinite().all()):
-                raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+                raise damaged(self.name, self.stored, "holds values that are not finite")
             yield rows
 
     def read(self) -> Grouped:
@@ -239,7 +239,7 @@ class QuantisedSource(Source):
         except ValueError as error:
             raise damaged(self.name, self.stored, str(error)) from None
         if not bool(found.scales.isfinite().all()):
-            raise damaged(self.name, self.stored, "has scales that are no finite numbers")
+            raise damaged(self.name, self.stored, "has scales that are not finite")
         return found
 
     def rows(self, width: int, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -250,7 +250,7 @@ class QuantisedSource(Source):
         for start in range(0, num_rows, at_once):
             rows = found.rows(start, min(start + at_once, num_rows))
             if not bool(rows.isfinite().all()):
-                raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+                raise damaged(self.name, self.stored, "holds values that are not finite")
             yield rows
 
 

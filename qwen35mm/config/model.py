@@ -98,7 +98,7 @@ class ModelConfig:
         for key in () if is_text else ("rope_scaling", "rope_parameters"):
             rope = top.data.get(key)
             if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type", "default")) != "default":
-                raise top.error(key, "must stand in text_config: where it is, transformers doesn't read it.")
+                raise top.error(key, "must be in text_config; transformers ignores it here.")
         is_moe = model_type.startswith("qwen3_5_moe")
         text = read_text(text_section, is_moe=is_moe, rope_scaling=rope_scaling)
         tower = None if is_text else _read_vision(top, text)
@@ -182,7 +182,7 @@ def _read_quantization(*sections: Section) -> Mapping[str, Any] | None:
                     f"{', '.join(QUANTIZATION_METHODS)} can. Use one of those, or the bf16 checkpoint."
                 )
             if found not in (None, quantization):
-                raise section.error("quantization_config", "is there twice, and each says something else.")
+                raise section.error("quantization_config", "is there twice, with different values.")
             found = quantization
     return found
 

@@ -265,7 +265,7 @@ def _read_yarn(inner: Section, num_positions: int) -> YarnConfig:
 def _factor(inner: Section) -> float:
     factor = inner.number("factor")
     if factor < 1:
-        raise inner.error("factor", f"is {factor:g}, which would leave fewer positions than there are; 1 is the least.")
+        raise inner.error("factor", f"is {factor:g}, which would shrink the context; 1 is the smallest.")
     return factor
 
 

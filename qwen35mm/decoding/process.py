@@ -91,7 +91,7 @@ class Process:
                     say("Reading {name} took too long, and was ended. Check the file, or leave it out.", name=work.name)
                 ) from None
             if isinstance(error, NonsenseError):
-                logger.warning("A decoder's answer is none: %s", error)
+                logger.warning("A decoder sent a bad answer: %s", error)
             raise DecoderCrashError(
                 say("The decoder broke down over {name}: it is damaged, or hostile. Leave it out.", name=work.name)
             ) from None

@@ -69,10 +69,10 @@ async def constrained_calls(
         raise RequestError("tool_choice is required, and there are no tools to call.")
     form = form_of(loaded.template.source)
     if form is None:
-        raise RequestError("This model's chat template knows no tools, so that a reply can't be held to calls.")
+        raise RequestError("This model's chat template has no tools, so a reply can't be constrained to calls.")
     if params.moves_end:
         names = ", ".join(params.moves_end)
-        raise RequestError(f"{names} must be left out: a reply whose calls are held ends where they do.")
+        raise RequestError(f"{names} must be left out: a reply of constrained calls ends where they end.")
     chosen = tools if choice in ("auto", "required") else tuple(named[:1])
     work = functools.partial(
         grammar_of_calls,
@@ -140,7 +140,9 @@ def grammar_of_calls(
 
 def _check_num_chars(num_chars: int) -> None:
     if num_chars > MAX_CHARS:
-        raise RequestError(f"Replies can't be held to tools of so many words: {MAX_CHARS:,} characters are the most.")
+        raise RequestError(
+            f"Replies can't be constrained to tools of this length: {MAX_CHARS:,} characters are the most."
+        )
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ def _xml_function(rule: str, function: _Function) -> list[str]:
     if function.strict and (left := schema.keys() - _TOP - _NOTES):
         named = ", ".join(sorted(left))
         raise RequestError(
-            f"The tool {function.name!r} can't be strict here: {named} of its parameters can't be held, only what is "
-            "said of each. Leave that out, or strict."
+            f"The tool {function.name!r} can't be strict: {named} of its parameters can't be enforced, only "
+            "the schema of each one. Leave that out, or strict."
         )
     lines, parts = [], []
     for at, name in enumerate(dict.fromkeys([*properties, *required])):
@@ -209,7 +211,7 @@ def _xml_function(rule: str, function: _Function) -> list[str]:
         _check_name(name, place)
         if properties.get(name) is False:
             if name in required:
-                raise RequestError(f"{place} is required, and its schema is one that nothing follows.")
+                raise RequestError(f"{place} is required, but no value satisfies its schema.")
             continue
         lines.append(
             f"{rule}p{at}: {_quoted(f'<parameter={name}>')} {_xml_value(properties.get(name), function, place)}"
@@ -235,7 +237,7 @@ def _xml_value(given: Any, function: _Function, place: str) -> str:
         return f'"\\n" {_nested(given, function, place)} "\\n{_END}\\n"'
     if function.strict and (left := _said_of_texts(schema, function.schema)):
         raise RequestError(
-            f"{place} can't be strict here: {', '.join(left)} can't be held of a text. Leave that out, or strict."
+            f"{place} can't be strict: {', '.join(left)} can't be enforced for a string. Leave that out, or strict."
         )
     if function.strict and isinstance(given, Mapping):
         _nested(given, function, place)  # raises if it is no schema

@@ -194,7 +194,7 @@ class Decoder:
         return slot
 
     def _preempt(self, reply: Reply) -> None:
-        logger.info("request %s makes room for others; it goes on later", reply.request.id)
+        logger.info("request %s is preempted; it resumes later", reply.request.id)
         reply.prefill.unpin()
         self._known += self._drain()
         reply.preempt(self._pools)

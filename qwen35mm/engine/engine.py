@@ -337,7 +337,7 @@ class Engine:
         if self._prefilling:
             self._requeue(self._prefilling[-1])
             return []
-        logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
+        logger.error("a single reply of %s does not fit; the memory plan is wrong", reply.request.id)
         return self._fail(EngineError(say("The cache is full. Start a new chat, or use a larger cache.")), reply)
 
     def _requeue(self, reply: Reply) -> None:

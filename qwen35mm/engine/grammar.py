@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 MAX_COMPILED = 16
 # The beginning of a schema's refusal.
-REFUSAL = "Replies can't be held to this JSON schema"
+REFUSAL = "Replies can't be constrained to this JSON schema"
 
 _SCRIPT = Path(grammar_check.__file__)
 # Windows can't limit a child's processor time or memory.
@@ -87,7 +87,7 @@ def refusal(reason: str) -> RequestError:
 
 def refusal_of_tools(reason: str) -> RequestError:
     """The error for tools that can't constrain replies."""
-    return RequestError(f"Replies can't be held to these tools: {reason}. Take fewer, or simpler ones.")
+    return RequestError(f"Replies can't be constrained to these tools: {reason}. Use fewer or simpler ones.")
 
 
 def embedded(schema: Mapping[str, Any], *, lenient: bool) -> str:
@@ -292,7 +292,7 @@ class Matcher:
     def _check(self) -> None:
         if self._state.is_error():
             raise RequestError(
-                "This reply can't be held to its JSON schema, or to its tools, any further "
+                "This reply can no longer follow its JSON schema or its tools "
                 f"({_first_line(self._state.get_error())}). Take fewer properties and choices, and simpler patterns."
             )
 

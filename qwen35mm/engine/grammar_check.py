@@ -153,7 +153,7 @@ def check(kind: Kind, text: str, *, follows: bool) -> None:
         schema = json.loads(text)
         _check_values(schema)
         if not any_reply_ends(schema):
-            raise RefusalError("each value that it asks for holds another one, without an end")
+            raise RefusalError("each value contains another one, without end")
     if follows:
         _follow(_compiled(grammar))
 

@@ -188,7 +188,7 @@ def damage(checkpoint: Path, quantization: Mapping[str, Any] | None) -> Said:
             name=checkpoint.name,
             weights=some(damaged, 3),
         )
-    return say("Its weights are numbers: this prompt is beyond what it can compute. Ask in other words.")
+    return say("Its weights are finite, but this prompt overflows. Ask in other words.")
 
 
 def failed_on(error: Exception) -> Said:

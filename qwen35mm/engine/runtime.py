@@ -153,8 +153,8 @@ class Runtime:
         """
         # Ten times as fast as a check of each value.
         if not float(logits.sum()) < math.inf:
-            logger.error("the model's logits are no numbers; its checkpoint: %s", english(self._damage))
-            raise EngineError(say("The model computed values that are no numbers. {damage}", damage=self._damage))
+            logger.error("the model's logits are not finite; its checkpoint: %s", english(self._damage))
+            raise EngineError(say("The model computed values that are not finite. {damage}", damage=self._damage))
 
     @functools.cached_property
     def _damage(self) -> Said:

@@ -125,7 +125,7 @@ def _check_media_ids(config: ModelConfig, tokenizer: Tokenizer) -> None:
             has = "has no such token" if own is None else f"has {own:,} for it"
             raise CheckpointError(
                 f"config.json: {name} is {named:,}, which stands for {token}, and the tokenizer {has}. One of the two "
-                "files is another model's: download both again."
+                "files belongs to another model: download both again."
             )
 
 

@@ -120,7 +120,7 @@ def check_integers(integers: str | None, devices: Sequence[torch.device]) -> Non
     for kind in {device.type for device in devices if device.type != "cpu"}:
         if integers in INTEGER_FORMATS and (why := why_not_triton(kind)) is not None:
             raise ConfigError(
-                f"{integers} weights need Triton's kernels on {kind}. {why}. Take --device cpu, or --weights bf16."
+                f"{integers} weights need Triton's kernels on {kind}. {why}. Use --device cpu or --weights bf16."
             )
 
 

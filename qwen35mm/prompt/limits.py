@@ -324,7 +324,7 @@ def _check_filter(meter: Meter, name: str, value: Any, args: tuple[Any, ...], kw
     elif name == "round" and any(isinstance(each, int) and abs(each) > _MAX_DIGITS for each in given):
         raise TooMuchError("rounds to more digits than there are")
     elif name == "sum" and not all(isinstance(each, str | int | float | None) for each in given):
-        raise TooMuchError("adds up what is no number")
+        raise TooMuchError("adds something that isn't a number")
     elif name in ("batch", "slice"):
         _widths(meter, given, _EACH)
     return value

@@ -95,9 +95,7 @@ def invalid(error: ValidationError) -> ApiError:
     # Names in < > are tags of the alternative that pydantic tried, not part of the body.
     place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("<"))
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            400, f"{place} isn't known here, so it would change nothing. Leave it out.", place, "unknown_field"
-        )
+        return ApiError(400, f"{place} isn't a known field. Leave it out.", place, "unknown_field")
     if not place:
         return ApiError(400, f"The body must be a JSON object: {first['msg']}.")
     return ApiError(400, f"{place} can't be used: {first['msg']}.", place)

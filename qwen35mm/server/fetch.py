@@ -108,7 +108,7 @@ def _is_of_the_internet(address: ipaddress.IPv4Address | ipaddress.IPv6Address) 
 
 async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise _RefusedError("its server packed it")
+        raise _RefusedError("its server compressed it")
     body = bytearray()
     async for piece in answer.aiter_raw():
         body += piece

@@ -175,7 +175,7 @@ def known_fields(body: dict[str, Any], nothing: dict[str, tuple[Any, ...]]) -> d
         value = body.pop(name, None)
         # In Python, True == 1.
         if value is not None and not any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
-            raise ApiError(400, f"{name} can't be had here: leave it out.", name, "unsupported_field")
+            raise ApiError(400, f"{name} isn't supported here. Leave it out.", name, "unsupported_field")
     return {name: value for name, value in body.items() if value is not None}
 
 

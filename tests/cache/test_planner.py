@@ -236,7 +236,9 @@ def test_a_smaller_type_of_keys_and_values_holds_more_tokens() -> None:
 
 @pytest.mark.parametrize("text", ["int3", "", "k=int8", "k=int8,v=int4,k=int8", "int8,int4", "v=int8,v=int8", None])
 def test_a_type_of_keys_and_values_that_there_is_not_is_told(text: Any) -> None:
-    with pytest.raises(ConfigError, match=r"fp8_e5m2, int8, int4, int4r, tq4, tq3, or apart, as in k=int8,v=int4; got"):
+    with pytest.raises(
+        ConfigError, match=r"fp8_e5m2, int8, int4, int4r, tq4, tq3, or separately, as in k=int8,v=int4; got"
+    ):
         CacheSettings(kv_dtype=text)
 
 
@@ -271,14 +273,14 @@ def test_keys_and_values_in_a_file_take_no_memory(monkeypatch: pytest.MonkeyPatc
     assert mapped.total_bytes == mapped.slot_bytes + mapped.state_bytes + mapped.vision_bytes + GIB * 3 // 2
     assert f"12,288.0 MiB in a file in {tmp_path} (one context" in mapped.describe()
     for changes, told in (
-        ({"context_length": (1 << 20) + 1}, r"neither does the disk: .*needs 12,288\.8 MiB .*may take 12,288\.0 MiB"),
+        ({"context_length": (1 << 20) + 1}, r"nor on the disk: .*needs 12,288\.8 MiB .*may take 12,288\.0 MiB"),
         ({"num_slots": 2}, "one reply at a time, and 2 were asked for: --slots 1"),
         ({"device": CUDA, "available_bytes": 64 * GIB}, "on a processor alone, and the device is cuda:0"),
         ({"weights_bytes": 3 * GIB}, "doesn't fit into the memory"),
     ):
         with pytest.raises(ConfigError, match=told):
             plan(**{**how, **changes}, settings=CacheSettings(kv_directory=tmp_path))
-    with pytest.raises(ConfigError, match="Only on a processor can a conversation's keys and values lie in a file"):
+    with pytest.raises(ConfigError, match="Only a CPU can keep keys and values in a file"):
         plan(device=CUDA, context_length=1 << 20, available_bytes=8 * GIB)
     with pytest.raises(ConfigError, match="kv_directory must be a folder"):
         CacheSettings(kv_directory=7)  # pyright: ignore[reportArgumentType]

@@ -255,7 +255,7 @@ def broken(kind: str, made: packers.Packed) -> tuple[Tensors, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("method", "kind", "said"),
     [
-        *((method, kind, "scales that are no finite numbers") for method in ("gptq-order", "awq", "packed")
+        *((method, kind, "scales that are not finite") for method in ("gptq-order", "awq", "packed")
           for kind in ("nan", "inf")),
         *((method, "no scale", r"lacks its scales?") for method in ("gptq-order", "awq", "packed")),
         *((method, "another shape", "fit") for method in ("gptq-order", "awq", "packed")),

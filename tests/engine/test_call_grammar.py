@@ -220,16 +220,16 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "no object": ([{"function": {"name": "f", "parameters": {"type": "string"}}}], "required", "schema of an object"),
     "no properties": ([{"function": {"name": "f", "parameters": {"properties": [1]}}}], "required", "of an object"),
     "a value with the mark": (strict(enum=["</parameter>"]), "auto", "no call can hold the value"),
-    "a text's pattern": (strict(type="string", pattern="^a"), "auto", "pattern can't be held of a text"),
+    "a text's pattern": (strict(type="string", pattern="^a"), "auto", "pattern can't be enforced for a string"),
     "a choice's length": (strict(anyOf=[{"type": "null"}, {"type": "string", "maxLength": 3}]), "auto", "maxLength"),
     "unique items": (strict(type="array", uniqueItems=True), "auto", "parameter 'a' of the tool 'f': .*uniqueItems"),
     "no choices": (strict(anyOf=5), "auto", "parameter 'a' of the tool 'f': .*anyOf"),
-    "nothing": ([tool("f", {"a": False}, ["a"])], "required", "one that nothing follows"),
-    "no end": ([tool("f", {"a": ENDLESS}, ["a"])], "required", "without an end"),
+    "nothing": ([tool("f", {"a": False}, ["a"])], "required", "no value satisfies its schema"),
+    "no end": ([tool("f", {"a": ENDLESS}, ["a"])], "required", "without end"),
     "a choice of objects": (
         [{"function": {"name": "f", "strict": True, "parameters": {"type": "object", "anyOf": [{"required": ["a"]}]}}}],
         "auto",
-        "can't be strict here: anyOf",
+        "can't be strict: anyOf",
     ),
 }
 
@@ -286,7 +286,7 @@ def test_a_random_model_calls_after_its_thinking(loaded: LoadedModel, chat: Chat
 
 def test_large_schemas_are_refused_before_they_are_looked_at(loaded: LoadedModel) -> None:
     large = [tool(f"f{at}", {"a": {"enum": ["x" * 40_000]}}, ["a"]) for at in range(20)]
-    with pytest.raises(RequestError, match="tools of so many words"):
+    with pytest.raises(RequestError, match="tools of this length"):
         constrained_calls(large, "required", SamplingParams(), loaded)
     with pytest.raises(RequestError, match="The tool 'f': its schema may have 65,536 characters; it has"):
         constrained_calls([tool("f", {"a": {"enum": ["x" * 70_000]}}, ["a"])], "required", SamplingParams(), loaded)

@@ -70,12 +70,12 @@ def test_damaged_weights_are_named(weights: str, tmp_path: Path) -> None:
     (event,) = [output.event for _ in range(4) for output in engine.step() if isinstance(output.event, Exception)]
     assert isinstance(event, EngineError)
     assert str(event) == (
-        f"The model computed values that are no numbers. Weights of damaged are damaged: {stored.name}. "
+        f"The model computed values that are not finite. Weights of damaged are damaged: {stored.name}. "
         "Download it again."
     )
     engine.check_integrity()
 
 
 def test_a_checkpoint_that_is_whole_or_gone_is_not_called_damaged(tmp_path: Path) -> None:
-    assert "Its weights are numbers" in english(damage(demo_model_path(), None))
+    assert "Its weights are finite" in english(damage(demo_model_path(), None))
     assert "can't be read" in english(damage(tmp_path, None))

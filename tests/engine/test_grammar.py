@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a pattern": ({"type": "string", "pattern": "[a"}, "regex"),
     "a control character": ({"const": {"a": ["b\x00"]}}, r"const .*U\+0000"),
     "a choice with one": ({"items": {"anyOf": [{"type": "null"}, {"enum": ["b", "\x1bc"]}]}}, r"enum .*U\+001B"),
-    "itself": ({"$ref": "#"}, "without an end"),
+    "itself": ({"$ref": "#"}, "without end"),
     "two that ask for each other": (
         {
             "$defs": {
@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             },
             "$ref": "#/$defs/b",
         },
-        "without an end",
+        "without end",
     ),
 }
 # What looks like them, and can be followed.
@@ -84,7 +84,7 @@ TAKEN: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_schema_that_cannot_be_enforced_is_refused_in_words(name: str, loaded: LoadedModel, chat: Chat) -> None:
     schema, named = REFUSED[name]
-    message = rf"(?s)^Replies can't be held to this JSON schema: .*{named}.*leave that part out\.$"
+    message = rf"(?s)^Replies can't be constrained to this JSON schema: .*{named}.*leave that part out\.$"
     with pytest.raises(RequestError, match=message):
         check_json_schema(json.dumps(schema))
     engine = engine_of(loaded)
@@ -155,7 +155,7 @@ def test_what_passes_the_check_and_goes_beyond_the_limits_is_said_in_words(
     matcher = grammars(loaded).matcher(json.dumps(schema))
     (brace,) = loaded.tokenizer.encode_plain("{")
     assert matcher.allowed()[brace]
-    with pytest.raises(RequestError, match=r"can't be held to its JSON schema.* any further"):
+    with pytest.raises(RequestError, match=r"can no longer follow its JSON schema"):
         matcher.accept(brace)
 
 

@@ -177,6 +177,6 @@ def test_a_schema_that_cannot_be_followed_to_its_end_ends_its_own_request(
     engine.add(good)
     outputs = [output for _ in range(60) for output in engine.step()]
     (error,) = [output.event for output in outputs if isinstance(output.event, RequestError)]
-    assert "can't be held to its JSON schema" in str(error)
+    assert "can no longer follow its JSON schema" in str(error)
     assert any(output.request_id == good.id for output in outputs)
     engine.check_integrity()

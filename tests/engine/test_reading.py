@@ -228,7 +228,7 @@ def test_values_that_are_no_numbers_are_told(monkeypatch: pytest.MonkeyPatch) ->
     request = reading("logprobs", plain_prompt(loaded, "nan", count=40))
     *_, last = [output.event for output in run(engine_of(loaded), request)]
     assert isinstance(last, EngineError)
-    assert "values that are no numbers" in str(last)
+    assert "values that are not finite" in str(last)
 
 
 def test_a_conversations_ids_are_answered_as_the_conversation() -> None:

@@ -184,6 +184,6 @@ def test_without_kernels_integers_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "why_not_triton", lambda kind: "Triton isn't installed: `pip install triton`")
     check_integers("int8", [CPU])
     check_integers(None, [CARD])
-    said = r"int8 weights need Triton's kernels on cuda. Triton isn't installed.*--device cpu, or --weights bf16\."
+    said = r"int8 weights need Triton's kernels on cuda. Triton isn't installed.*--device cpu or --weights bf16\."
     with pytest.raises(ConfigError, match=said):
         check_integers("int8", [CPU, CARD])

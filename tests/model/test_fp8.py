@@ -155,9 +155,9 @@ def test_scales_of_rows_and_of_a_whole_matrix(kind: str, tiny: TinyCheckpoints, 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        (SCALE, torch.nan, "scales that are no finite numbers"),
-        (SCALE, torch.inf, "scales that are no finite numbers"),
-        (MATRIX, torch.nan, "values that are no finite numbers"),
+        (SCALE, torch.nan, "scales that are not finite"),
+        (SCALE, torch.inf, "scales that are not finite"),
+        (MATRIX, torch.nan, "values that are not finite"),
     ],
 )
 def test_what_is_no_number_is_refused(

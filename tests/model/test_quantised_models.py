@@ -158,15 +158,15 @@ SCALE = f"{MATRIX}_scale_inv"
     ("change", "said"),
     [
         (lambda x: x.pop(SCALE), rf"wrong dtype .*{MATRIX} in model.safetensors is F8_E4M3"),
-        (lambda x: x.pop(MATRIX), rf"{MATRIX} in model.safetensors .*no format"),
+        (lambda x: x.pop(MATRIX), rf"{MATRIX} in model.safetensors .*an unknown format"),
         (
             lambda x: x.update({SCALE: x[SCALE][:1]}),
             rf"{MATRIX}.*scale of \[1, 8\].*doesn't fit \[64, 128\] in blocks of 16",
         ),
-        (lambda x: x[SCALE].fill_(torch.nan), rf"{MATRIX} .*scales that are no finite numbers"),
-        (lambda x: x[SCALE].fill_(torch.inf), rf"{MATRIX} .*scales that are no finite numbers"),
-        (lambda x: x[MATRIX].view(torch.uint8).fill_(0x7F), rf"{MATRIX} .*values that are no finite numbers"),
-        (lambda x: x.update({MATRIX: x[MATRIX].float()}), rf"{MATRIX} .*codes \(F32\).*no format"),
+        (lambda x: x[SCALE].fill_(torch.nan), rf"{MATRIX} .*scales that are not finite"),
+        (lambda x: x[SCALE].fill_(torch.inf), rf"{MATRIX} .*scales that are not finite"),
+        (lambda x: x[MATRIX].view(torch.uint8).fill_(0x7F), rf"{MATRIX} .*values that are not finite"),
+        (lambda x: x.update({MATRIX: x[MATRIX].float()}), rf"{MATRIX} .*codes \(F32\).*an unknown format"),
     ],
     ids=["no scale", "no codes", "other blocks", "nan scale", "infinite scale", "nan code", "codes are floats"],
 )

@@ -276,4 +276,4 @@ def test_a_context_that_memory_doesnt_hold_lies_in_a_file_where_it_was_asked_for
     assert "4 were asked for: --slots 1" in caplog.text
     monkeypatch.setattr("qwen35mm.cache.planner.file_room", lambda folder: MIB)
     assert fitted(options, short).cache.kv_directory is None
-    assert "neither does the disk" in caplog.text
+    assert "nor on the disk" in caplog.text

@@ -30,9 +30,7 @@ def reply_fields(request: GenerationRequest, program: Program = UNKNOWN) -> dict
     if request.shown_tools:
         choice = _choice(request)
         if choice and not program.chooses_tools:
-            raise RequestError(
-                say("This server leaves it to the model which tools are called: leave tool_choice at auto.")
-            )
+            raise RequestError(say("On this server the model decides which tools to call: leave tool_choice at auto."))
         sent |= {"tools": list(request.shown_tools), **choice}
     if request.continue_reply:
         if not program.continues:

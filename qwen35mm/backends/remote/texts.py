@@ -76,7 +76,9 @@ class RemoteTexts(TextModel):
                     fields["logprobs"] = fields.pop("top_logprobs", 0)
                 # No server's completions take the chat's form of it.
                 if "response_format" in fields:
-                    raise RequestError("A server holds answers to a schema, not what follows a text: use generate.")
+                    raise RequestError(
+                        "A server constrains answers to a schema, but not completions of a text: use generate."
+                    )
                 about = self._model.spare({**fields, **program.stream_fields})
                 body = self._body(prompt=given, stream=True, **about)
                 begin = functools.partial(Reply, asked_s, finds_thinking=False)
@@ -119,13 +121,13 @@ class RemoteTexts(TextModel):
             start = sum(end <= len(before) for end in ends) if by_text else len(before)
         told = tuple(tokens[max(start, 1) :])
         if not told:
-            raise PromptError("There is nothing to score: the text has no token that others stand before.")
+            raise PromptError("There is nothing to score: no token of the text has another before it.")
         cached = min(cached, num_tokens) if is_count(cached) else 0
         return Score(told, num_tokens, CacheReport(num_cached_tokens=cached, num_prefilled_tokens=num_tokens - cached))
 
     async def _embedded(self, given: Plain | Conversation, options: Mapping[str, Any]) -> np.ndarray:
         if options.get("pooling") is not None:
-            raise RequestError("How a server's embeddings are pooled is the server's: leave pooling out.")
+            raise RequestError("The server decides how its embeddings are pooled: leave pooling out.")
         told = _sent(given, options.get("control_tokens", False))
         found = await self._told("embeddings", options, input=told, encoding_format="float")
         with _in_its_form():
@@ -160,9 +162,7 @@ def _sent(given: object, control_tokens: bool) -> str | list[int]:
     if not isinstance(given, str):
         return [int(each) for each in given]
     if not control_tokens and (found := _CONTROL_TOKEN.search(given)):
-        raise RequestError(
-            f"A server takes {found[0]} for the control token: say control_tokens=True where it is that."
-        )
+        raise RequestError(f"A server takes {found[0]} as the control token: set control_tokens=True if you mean that.")
     return given
 
 

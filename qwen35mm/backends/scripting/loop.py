@@ -136,7 +136,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
         if _running is None:
             _running = LoopThread()
     if threading.current_thread() is _running.thread:
-        raise RuntimeError("What an answer itself calls can't wait for another one.")
+        raise RuntimeError("Code that runs inside an answer can't wait for another answer.")
     return _running.loop
 
 

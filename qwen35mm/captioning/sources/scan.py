@@ -259,7 +259,7 @@ def _expanded(source: Path | str) -> list[Path | str]:
     before, after = found.string[: found.start()], found.string[found.end() :]
     expanded = [path for number in numbers for path in _expanded(f"{before}{number}{after}")]
     if not expanded:
-        raise CaptioningError(f"'{source}' stands for no file: expected a range that rises, as in {{000..012}}.")
+        raise CaptioningError(f"'{source}' matches no file: expected an ascending range, as in {{000..012}}.")
     return expanded
 
 

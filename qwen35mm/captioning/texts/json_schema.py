@@ -108,7 +108,7 @@ def _load(text: str) -> Any:
     def finite(digits: str) -> float:
         value = float(digits)
         if not math.isfinite(value):
-            raise ValueError(f"the number {digits[:40]} is beyond all bounds")
+            raise ValueError(f"the number {digits[:40]} is out of range")
         return value
 
     def constant(word: str) -> float:

@@ -207,9 +207,7 @@ def _placeholder(inner: str) -> _Placeholder:
     name, dot, key = written.partition(".")
     if name not in PLACEHOLDERS or bool(dot) != (name == "metadata") or (dot and not key):
         known = ", ".join("{metadata.KEY}" if known == "metadata" else f"{{{known}}}" for known in PLACEHOLDERS)
-        raise CaptioningError(
-            f"Unknown placeholder {{{written}}}. Known are {known}; write braces that are meant as such twice."
-        )
+        raise CaptioningError(f"Unknown placeholder {{{written}}}. Known are {known}; write literal braces twice.")
     return _Placeholder(written, default if bar else None)
 
 

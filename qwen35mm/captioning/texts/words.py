@@ -83,7 +83,7 @@ def _compiled(word: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise CaptioningError(f"{pattern!r} is no regular expression: {error}.") from error
+        raise CaptioningError(f"{pattern!r} isn't a valid regular expression: {error}.") from error
 
 
 def _folded(text: str) -> str:

@@ -204,7 +204,7 @@ async def _messages(values: dict[str, Any], place: str, parts: Parts) -> list[Me
                 pass
             case _:
                 kind = block.get("type")
-                raise ApiError(400, f"{where}: a block of type {kind!r} can't be used here as it is.", where)
+                raise ApiError(400, f"{where}: a block of type {kind!r} isn't supported here.", where)
     if role == "assistant":
         return [Message("assistant", tuple(own), reasoning="".join(thoughts) or None, tool_calls=tuple(calls))]
     return [*results, *([Message("user", tuple(own))] if own or not results else [])]

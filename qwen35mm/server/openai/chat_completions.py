@@ -129,7 +129,7 @@ def tools_of(request: ChatCompletionRequest) -> tuple[dict[str, Any], ...]:
 
 def _num_logprobs(request: ChatCompletionRequest) -> int | None:
     if request.top_logprobs and not request.logprobs:
-        raise ApiError(400, "top_logprobs are told beside logprobs: ask for these, too.", "top_logprobs")
+        raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
     return request.top_logprobs if request.logprobs else None
 
 

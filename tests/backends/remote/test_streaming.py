@@ -222,7 +222,7 @@ async def test_which_tools_are_called_may_be_chosen(server: ModelServer, asker: 
         await events_of(backend, tools=[WEATHER], tool_choice="rain")
     server.pages["/openapi.json"] = {"paths": {"/load_model": {}, "/v1/chat/completions": {}}}
     await backend.connect()
-    with pytest.raises(RequestError, match="leaves it to the model which tools are called"):
+    with pytest.raises(RequestError, match="the model decides which tools to call"):
         await events_of(backend, tools=[WEATHER], tool_choice="required")
 
 

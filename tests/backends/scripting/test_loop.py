@@ -70,7 +70,7 @@ def test_what_was_cancelled_before_it_began_never_runs() -> None:
 
 def test_what_runs_on_it_can_t_wait_for_it() -> None:
     async def ask() -> None:
-        with pytest.raises(RuntimeError, match="can't wait for another one"):
+        with pytest.raises(RuntimeError, match="can't wait for another answer"):
             loop.run(inner)
 
     inner = where()

@@ -157,7 +157,7 @@ def test_a_source_that_is_missing_is_said_first(tmp_path: Path) -> None:
     for missing in (tmp_path / "nothing", f"@{tmp_path}/list.txt", f"@{tmp_path}", f"{tmp_path}/{{0..1}}.tar"):
         with pytest.raises(CaptioningError, match="There is no"):
             scan([tmp_path, missing], ALL)
-    with pytest.raises(CaptioningError, match="a range that rises"):
+    with pytest.raises(CaptioningError, match="an ascending range"):
         scan([f"{tmp_path}/{{3..1}}.tar"], ALL)
 
 

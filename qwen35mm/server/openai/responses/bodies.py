@@ -141,7 +141,7 @@ def known_fields(body: dict[str, Any]) -> dict[str, Any]:
             kind = each.get("type")
             if kind is not None and kind not in known:
                 place = f"{name}.{at}.type"
-                message = f"{place}: {kind!r} can't be had here; these can: {', '.join(known)}."
+                message = f"{place}: {kind!r} isn't supported here; these are: {', '.join(known)}."
                 raise ApiError(400, message, place, "unsupported_field")
     return {name: _without_nulls(value) if name == "input" else value for name, value in body.items()}
 

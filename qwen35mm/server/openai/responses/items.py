@@ -92,7 +92,7 @@ async def _read_item(value: dict[str, Any], place: str, parts: Parts, media: lis
     content = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     read = await _read_parts(content, f"{place}.content", parts, media)
     if role != "user" and _media_parts({"content": read}):
-        raise ApiError(400, f"{place}: a {role} message can't hold media; put them into a user's.", place)
+        raise ApiError(400, f"{place}: a {role} message can't hold media; put them into a user message.", place)
     return {"type": kind, "role": role, "status": "completed", "content": read}
 
 
@@ -173,7 +173,7 @@ def messages_of(turns: Sequence[Turn], instructions: str | None) -> list[Message
             elif item["role"] == "user":
                 messages.append(Message("user", _content(item["content"], turn.media)))
             elif messages:
-                raise ApiError(400, f"{place}: a {item['role']} message must stand before all others.", place)
+                raise ApiError(400, f"{place}: a {item['role']} message must come before all others.", place)
             else:
                 system.append("".join(part["text"] for part in item["content"]))
         messages += reply.end()

@@ -82,9 +82,11 @@ def choices_of(request: CompletionRequest, loaded: LoadedModel) -> list[Choice]:
     """
     prompts = inputs_of(request.prompt, "prompt")
     if len(prompts) * request.n > MAX_CHOICES:
-        raise ApiError(400, f"prompt and n ask for {len(prompts) * request.n:,} texts; {MAX_CHOICES} can be had.", "n")
+        raise ApiError(
+            400, f"prompt and n ask for {len(prompts) * request.n:,} texts; {MAX_CHOICES} are allowed at most.", "n"
+        )
     if not (request.max_tokens or request.echo):
-        raise ApiError(400, "max_tokens must be 1 or more, but with echo.", "max_tokens")
+        raise ApiError(400, "max_tokens must be 1 or more, unless echo is true.", "max_tokens")
     params = request.params(
         loaded, max_tokens=request.max_tokens or 1, effort=None, json_schema=None, logprobs=request.logprobs
     )

@@ -107,7 +107,7 @@ class TextRoutes:
     def _texts(self) -> TextBackend:
         backend: Any = self._backend
         if not hasattr(backend, "stream_prompt"):
-            raise ApiError(501, "The model that answers here takes conversations only.", code="unsupported")
+            raise ApiError(501, "This model takes only conversations.", code="unsupported")
         return backend
 
 

@@ -250,7 +250,7 @@ def test_where_a_type_of_keys_and_values_cannot_be_is_told() -> None:
     check("bf16", [CUDA], head_dim=48)
     check("k=fp8,v=int8", [CPU, CUDA])
     check("tq3", [CPU])
-    with pytest.raises(ConfigError, match=r"tq3 is for processors alone: on a GPU .* as .*bf16, f16, fp8, .*int4\. "):
+    with pytest.raises(ConfigError, match=r"tq3 works only on a CPU. On a GPU .* as .*bf16, f16, fp8, .*int4\. "):
         check("k=bf16,v=tq3", [CPU, CUDA])
     with pytest.raises(ConfigError, match="groups of 32, and this model's heads have 48 dimensions"):
         check("int4", [CPU], head_dim=48)
@@ -274,7 +274,7 @@ def test_keys_and_values_in_a_file_take_no_memory(monkeypatch: pytest.MonkeyPatc
     assert f"12,288.0 MiB in a file in {tmp_path} (one context" in mapped.describe()
     for changes, told in (
         ({"context_length": (1 << 20) + 1}, r"nor on the disk: .*needs 12,288\.8 MiB .*may take 12,288\.0 MiB"),
-        ({"num_slots": 2}, "one reply at a time, and 2 were asked for: --slots 1"),
+        ({"num_slots": 2}, "one reply at a time; 2 were asked for: --slots 1"),
         ({"device": CUDA, "available_bytes": 64 * GIB}, "on a processor alone, and the device is cuda:0"),
         ({"weights_bytes": 3 * GIB}, "doesn't fit into the memory"),
     ):

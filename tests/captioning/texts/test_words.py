@@ -72,7 +72,7 @@ def test_problems_name_the_words_as_they_were_given() -> None:
         (("",), (), "empty"),
         ((), (" \n",), "empty"),
         (("re:",), (), "empty"),
-        (("re:(",), (), r"'\(' is no regular expression"),
+        (("re:(",), (), r"'\(' isn't a valid regular expression"),
         (("a", "Cat"), ("cAT",), "'Cat' is both"),
     ],
 )

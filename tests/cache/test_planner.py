@@ -275,7 +275,7 @@ def test_keys_and_values_in_a_file_take_no_memory(monkeypatch: pytest.MonkeyPatc
     for changes, told in (
         ({"context_length": (1 << 20) + 1}, r"nor on the disk: .*needs 12,288\.8 MiB .*may take 12,288\.0 MiB"),
         ({"num_slots": 2}, "one reply at a time; 2 were asked for: --slots 1"),
-        ({"device": CUDA, "available_bytes": 64 * GIB}, "on a processor alone, and the device is cuda:0"),
+        ({"device": CUDA, "available_bytes": 64 * GIB}, "only on a CPU; the device is cuda:0"),
         ({"weights_bytes": 3 * GIB}, "doesn't fit into the memory"),
     ):
         with pytest.raises(ConfigError, match=told):

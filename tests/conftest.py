@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import settings
 # Before transformers is imported: a test that reaches for the network must fail, not wait.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# Each client of HTTP would read the authorities that this machine trusts, for 30 milliseconds. This folder has none.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 # Before triton is imported: without a card its kernels run in its interpreter; `make test-gpu` says 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # Before torch is imported: models this small gain nothing from threads, which burn a core while they wait for each

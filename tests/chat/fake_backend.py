@@ -2,7 +2,7 @@
 
 "echo TEXT"      TEXT, word by word
 "think TEXT"     a thought, then TEXT
-"slow"           words without an end, by a clock of its own
+"slow"           words without an end, by a clock of its own; "slow WORD" has them be WORD
 "phases"         a pause in each phase of progress, until `next_phase()`, then an answer
 "refuse TEXT"    a RequestError that says TEXT
 "break"          an error that is a bug; "break late" after some words
@@ -141,7 +141,7 @@ class FakeBackend:
         if command == "slow":
             yield Prefilled(3, 0.25, None, CacheReport())
             for number in itertools.count(1):
-                yield TextDelta("word ", "answer", number, number / TOKENS_PER_S)
+                yield TextDelta(f"{rest or 'word'} ", "answer", number, number / TOKENS_PER_S)
                 await asyncio.sleep(0.002)
         if command == "phases":
             for progress in PHASES:

@@ -16,6 +16,10 @@ from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
 from tests.chat.helpers import full_disk
 
 
+# It is answered in words that fill a page of the database at once.
+FAST = "slow " + "long" * 2000
+
+
 class Gate:
     """Holds the store's first `update` until the block ends, or `open`; the first `fails` go as on a full disk."""
 
@@ -121,7 +125,8 @@ async def test_what_a_full_disk_cut_off_goes_on_being_shown_and_is_stored_later(
     kit: ChatKit, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
     timers = Timers(monkeypatch)
-    conversation, reply_id = await kit.send("slow")
+    kit.backend.context_length = 10**6
+    conversation, reply_id = await kit.send(FAST)
     with full_disk(kit.store):
         watching = asyncio.create_task(kit.watch(reply_id))
         await kit.watch(reply_id, until=lambda view: "disk is full" in english(view["unsaved"] or ""))
@@ -159,7 +164,7 @@ async def test_what_could_not_be_stored_and_was_deleted_is_forgotten(
     kit: ChatKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = Timers(monkeypatch)
-    conversation, reply_id = await kit.send("slow")
+    conversation, reply_id = await kit.send(FAST)
     with full_disk(kit.store):
         await kit.watch(reply_id, until=lambda view: view["unsaved"])
         await kit.api.stop(ME, reply_id)
@@ -181,7 +186,7 @@ async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: 
         for _ in range(2):
             stopping.append(asyncio.ensure_future(kit.api.stop(ME, reply_id)))
             # Turns enough for the end to be written first, were it not in line.
-            for _ in range(2000):
+            for _ in range(300):
                 await asyncio.to_thread(lambda: None)
             assert kit.backend.active == 0
             assert not any(task.done() for task in stopping)

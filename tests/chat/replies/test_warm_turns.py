@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing, closing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +12,11 @@ from unittest import mock
 
 import pytest
 
-from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.cache import CacheSettings
 from qwen35mm.chat.replies.titles import Titles
 from qwen35mm.chat.replies.turns import Person
 from qwen35mm.contract import Event, GenerationRequest, Image, Message, Text, TextDelta
+from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, PICTURE, Asked, ChatKit
@@ -28,10 +27,9 @@ MIN_SEGMENT = 8
 
 
 @pytest.fixture
-def backend() -> Iterator[LocalBackend]:
-    backend = LocalBackend.load(demo_model_path(), min_segment=MIN_SEGMENT)
-    yield backend
-    backend.close()
+def backend(demo: LoadedModel) -> Iterator[LocalBackend]:
+    with LocalBackend(demo, min_segment=MIN_SEGMENT) as backend:
+        yield backend
 
 
 @pytest.fixture
@@ -120,11 +118,11 @@ async def test_a_title_between_two_turns_costs_the_second_nothing(
 
 
 @pytest.mark.parametrize("retain", ["memory", "conversation"])
-async def test_what_is_kept_in_memory_alone_is_warm_and_never_on_the_disk(tmp_path: Path, retain: Any) -> None:
-    cache = CacheSettings(directory=tmp_path)
-    backend = LocalBackend.load(demo_model_path(), min_segment=MIN_SEGMENT, cache=cache)
-    params = backend.loaded.generation.with_overrides(temperature=0.0, max_tokens=16)
-    with closing(backend):
+async def test_what_is_kept_in_memory_alone_is_warm_and_never_on_the_disk(
+    demo: LoadedModel, tmp_path: Path, retain: Any
+) -> None:
+    params = demo.generation.with_overrides(temperature=0.0, max_tokens=16)
+    with LocalBackend(demo, min_segment=MIN_SEGMENT, cache=tmp_path) as backend:
         messages = [Message("user", (Image(PICTURE), Text(QUESTIONS[0])))]
         how: dict[str, Any] = {"retain": retain, "conversation": "one", "tenant": "one", "enable_thinking": False}
         for question in (QUESTIONS[1], None):
@@ -173,14 +171,15 @@ async def test_another_answer_to_the_same_question_reads_nothing_again(kit: Warm
     assert spies.decode.call_count == 1
 
 
-@pytest.mark.parametrize("how", ["edited question", "new chat"])
-async def test_a_known_picture_is_not_encoded_again(kit: WarmKit, spies: SimpleNamespace, how: str) -> None:
+async def test_a_known_picture_is_not_encoded_again(kit: WarmKit, spies: SimpleNamespace) -> None:
     asked = await kit.say(QUESTIONS[0], **kit.picture())
-    edited = asked.conversation if how == "edited question" else None
-    again = await kit.ask(QUESTIONS[1], edited, settings={"temperature": 0, "thinking": False}, **kit.picture())
-    assert kit.stats(again)["num_cached_tokens"] > 0
-    assert kit.stats(again)["num_encoded_units"] == 0
-    assert spies.decode.call_count == (1 if edited else 2)
+    # As an edited question, and in a new chat.
+    for conversation, num_decoded in ((asked.conversation, 1), (None, 2)):
+        how = {"temperature": 0, "thinking": False}
+        again = await kit.ask(QUESTIONS[1], conversation, settings=how, **kit.picture())
+        assert kit.stats(again)["num_cached_tokens"] > 0
+        assert kit.stats(again)["num_encoded_units"] == 0
+        assert spies.decode.call_count == num_decoded
 
 
 async def test_on_a_shared_server_nobody_finds_another_one_s_picture(kit: WarmKit) -> None:

@@ -95,7 +95,7 @@ def fork(folder: Path) -> None:
 
     threads = ThreadPoolExecutor(2)
     writing = [threads.submit(write) for _ in range(2)]
-    for _ in range(10):
+    for _ in range(4):
         child = os.fork()
         if child == 0:
             signal.alarm(_HANG_S)
@@ -112,7 +112,7 @@ def fork(folder: Path) -> None:
     stop.set()
     for each in writing:
         each.result()
-    assert len(store.search(ME, "child")) == len(idle.search(ME, "child")) == 10
+    assert len(store.search(ME, "child")) == len(idle.search(ME, "child")) == 4
     assert set(added) <= set(store.read(ME, conversation.id)[1].nodes)
     assert len(added) > 0
     with store._database.reading() as connection:

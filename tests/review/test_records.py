@@ -319,7 +319,7 @@ async def test_killed_and_full_at_every_step(folder: Path, path: Path, stride: i
     await captioned(folder)
     sessions = Sessions(folder, path)
     for stopped in (killed_at, full_at):
-        for step, torn_bytes in stops(min(stride, 3)):
+        for step, torn_bytes in stops(min(stride, 7)):
             sessions.reset()
             was_stopped = (
                 killed_at(step, sessions.go, torn_bytes=torn_bytes)

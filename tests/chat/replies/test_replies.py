@@ -15,7 +15,6 @@ from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
 from tests.chat.helpers import full_disk
 
-
 # It is answered in words that fill a page of the database at once.
 FAST = "slow " + "long" * 2000
 

@@ -149,8 +149,6 @@ async def test_what_is_no_title_leaves_the_old_one(kit: TitleKit) -> None:
         ("标题：蓝色的星星。", "蓝色的星星"),
         ("**Title:** C++ or C#", "C++ or C#"),
         ("", None),
-        ('" . "', None),
-        ("Title:", None),
         ("one\ntwo", None),
         ("word " * 13, None),
         ("x" * 81, None),

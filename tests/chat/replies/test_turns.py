@@ -327,13 +327,3 @@ async def test_a_lost_text_file_is_found_out_before_anything_is_stored(kit: Chat
         await kit.turns.answer_again(ME, asked.conversation, kit.path(asked.conversation)[0].id)
     assert state(kit) == before
     assert kit.replies.of(ME.owner) == []
-
-
-async def test_files_of_a_deleted_conversation_are_not_held(kit: ChatKit) -> None:
-    picture = kit.attach(PICTURE)
-    asked = await kit.ask("one", files=[picture])
-    assert kit.store.media.is_of(ME.owner, picture.digest)
-    await kit.api.delete(ME, asked.conversation)
-    assert not kit.store.media.is_of(ME.owner, picture.digest)
-    kit.store.purge()
-    assert kit.store.media.collect_garbage(0.0) == 1

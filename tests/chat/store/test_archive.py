@@ -124,11 +124,9 @@ def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
     ("title", "name"),
     [
         ("", "Conversation"),
-        (" .. ", "Conversation"),
         ("../../etc/passwd", "_.._etc_passwd"),
         ("a\u0000b\nc\u202e", "a_b_c_"),
         ("CON", "_CON"),
-        ("lpt1.txt", "_lpt1.txt"),
         ("猫" * 100, "猫" * 50),
         ("cafe\u0301", "caf\u00e9"),
     ],

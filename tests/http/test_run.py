@@ -147,7 +147,7 @@ def test_silent_connections_make_room_for_those_that_ask(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("before", [b"", b"GET /who HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"], ids=["alone", "pipelined"])
 def test_a_body_that_stalls_ends_its_connection(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SENDING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "SENDING_TIMEOUT_S", 0.05)
     with served() as (thread, _), contextlib.ExitStack() as stack:
         port = httpx.URL(thread.url).port or 0
         client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))

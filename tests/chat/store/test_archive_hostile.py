@@ -162,6 +162,22 @@ def test_more_than_is_declared(store: ConversationStore, tmp_path: Path, name: s
     import_zip(store, OTHER, io.BytesIO(bytes(data)), max_bytes=ROOM)
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "[" + "0," * 1_000_000 + "0]",
+        "[" + "[]," * 500_000 + "0]",
+        "[" + '{"":0},' * 500_000 + "0]",
+        "[" * 150 + "]" * 150,
+    ],
+    ids=["numbers", "lists", "objects", "depth"],
+)
+def test_more_values_than_bytes_should_hold(store: ConversationStore, tmp_path: Path, bomb: str) -> None:
+    """A small archive, which would be gigabytes as Python's values."""
+    text = json.dumps(conversation(settings={"a": "BOMB"})).replace('"BOMB"', bomb)
+    refused(store, tmp_path, packed({FILE: text, PICTURE: b"picture"}), "has too many values")
+
+
 def test_one_piece_listed_many_times(store: ConversationStore, tmp_path: Path) -> None:
     """Entries that overlap: a small file that is large when unpacked, with true sizes."""
     data = packed({"a.md": bytes(1 << 20)})

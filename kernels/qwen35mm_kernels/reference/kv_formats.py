@@ -26,25 +26,29 @@ def quantise(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
 
 def dequantise(format: KVFormat, row: torch.Tensor) -> torch.Tensor:
     """A row [row_width] -> values [D] float32."""
-    if not format.bits:
-        return row.float()
-    size = len(row) if format.has_levels else 2 + GROUP * format.bits // 8
-    values = torch.tensor([value for block in row.split(size) for value in _values(format, block)])
-    return _hadamard(values) * _signs(len(values)) if format.is_rotated else values
+    return dequantise_all(format, row[None, None])[0, 0]
 
 
 def dequantise_all(format: KVFormat, rows: torch.Tensor) -> torch.Tensor:
     """Rows of all tokens and heads [N, Hkv, row_width] -> values [N, Hkv, D] float32."""
-    return torch.stack([torch.stack([dequantise(format, head) for head in token]) for token in rows])
+    if not format.bits:
+        return rows.float()
+    size = rows.shape[-1] if format.has_levels else 2 + GROUP * format.bits // 8
+
+    def values_of(head: torch.Tensor) -> list[float]:
+        return [value for block in head.split(size) for value in _values(format, block)]
+
+    values = torch.tensor([[values_of(head) for head in token] for token in rows])
+    return _hadamard(values) * _signs(values.shape[-1]) if format.is_rotated else values
 
 
 def _hadamard(x: torch.Tensor) -> torch.Tensor:
-    """x [D] times the Hadamard matrix over sqrt(D): sums and differences of halves, then of their halves."""
-    width = len(x)
+    """x [..., D] times the Hadamard matrix over sqrt(D): sums and differences of halves, then of their halves."""
+    shape, width = x.shape, x.shape[-1]
     while width > 1:
         first, second = x.view(-1, 2, width // 2).unbind(1)
-        x, width = torch.stack([first + second, first - second], dim=1).flatten(), width // 2
-    return x * len(x) ** -0.5
+        x, width = torch.stack([first + second, first - second], dim=1), width // 2
+    return x.view(shape) * shape[-1] ** -0.5
 
 
 @functools.cache

@@ -13,6 +13,18 @@ from qwen35mm_kernels.cpu.native.products import GroupedRows
 # Odd lengths around a chunk, more than one block of every kernel, and last more than one of torch.
 LENGTHS = (1, 63, 64, 65, 130, 257)
 DTYPES = (torch.float32, torch.bfloat16)
+# Each length in one of the types. `make test` interprets the first and the last.
+LENGTHS_AND_DTYPES = (
+    (65, torch.float32),
+    (1, torch.bfloat16),
+    (64, torch.float32),
+    (63, torch.bfloat16),
+    (257, torch.bfloat16),
+    (1, torch.float32),
+    (130, torch.bfloat16),
+)
+# What compiled libraries leave to torch.
+UNCOMPILED = ("fp8_linear", "integer_linear", "moe_experts", "moe_route", "mrope_cos_sin", "norm_linear")
 # Triton's interpreter cuts bfloat16 off where a card rounds, except where a kernel goes through `arithmetic.round_to`.
 _CUT_OFF_INTERPRETED = {
     "rms_norm",

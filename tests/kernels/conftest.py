@@ -74,6 +74,12 @@ def backend(request: pytest.FixtureRequest, make_backend: Callable[[str], Backen
     return make_backend(request.param)
 
 
+@pytest.fixture(params=["cpu", *TRITON])
+def uncompiled_backend(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> Backend:
+    """For `UNCOMPILED`, which are torch's in every compiled library."""
+    return make_backend(request.param)
+
+
 @pytest.fixture(params=[*NATIVE, *EMULATED, *TRITON])
 def kernel_backend(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> Backend:
     """All but torch: those whose rows have the same bits in any company."""
@@ -81,9 +87,14 @@ def kernel_backend(request: pytest.FixtureRequest, make_backend: Callable[[str],
 
 
 @pytest.fixture(params=[*NATIVE, *EMULATED])
-def native_library(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> library.Library:
+def compiled_backend(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> Backend:
     """Every compiled library."""
-    make_backend(request.param)
+    return make_backend(request.param)
+
+
+@pytest.fixture
+def native_library(compiled_backend: Backend) -> library.Library:
+    """Every compiled library, as it is called."""
     return library.loaded_library()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from tests.kernels.compare import DTYPES, LENGTHS, Backend, assert_close, sliced
+from tests.kernels.compare import DTYPES, LENGTHS_AND_DTYPES, Backend, assert_close, sliced
 
 # One block of a kernel and a part of the next.
 CHANNELS = 160
@@ -20,8 +20,9 @@ def make(
     return sliced(num_tokens, channels, dtype=dtype), weight, sliced(channels, width - 1, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [*LENGTHS, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype"), [*LENGTHS_AND_DTYPES, (2, torch.float32), (3, torch.bfloat16), (4, torch.float32)]
+)
 def test_every_length(num_tokens: int, dtype: torch.dtype, backend: Backend) -> None:
     out, final_state = backend.check("causal_conv1d", *make(num_tokens, dtype))
     assert out.is_contiguous()
@@ -57,7 +58,7 @@ def test_equals_transformers(backend: Backend) -> None:
     assert torch.equal(final_state, their_state[0])
 
 
-@pytest.mark.parametrize("cut", [1, 2, 32, 64, 99])
+@pytest.mark.parametrize("cut", [1, 2, 64, 99])
 def test_two_pieces_equal_one(cut: int, backend: Backend) -> None:
     """In Triton to the bit: every number is computed by itself, in one order."""
     x, weight, state = make(100, torch.float32)

@@ -11,7 +11,15 @@ from tests.kernels.compare import DTYPES, Backend, assert_close, sliced
 pytestmark = pytest.mark.usefixtures("_fp8_card")
 
 # A row alone, vectors, and the three sizes of a tile, full and not.
-ROWS = (1, 3, 4, 5, 16, 17, 257)
+ROWS = (17, 1, 3, 4, 5, 16, 257)
+# Blocks of a matrix, whole and with rests.
+SHAPES = ((128, 128), (200, 272), (24, 64), (129, 656))
+
+
+@pytest.fixture
+def backend(uncompiled_backend: Backend) -> Backend:
+    """Compiled libraries leave it to torch."""
+    return uncompiled_backend
 
 
 def limit(dtype: torch.dtype, backend: Backend) -> float | None:
@@ -27,9 +35,14 @@ def make(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tuple[
     return x, values, scales / num_in**0.5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_out", "num_in"), [(128, 128), (200, 272), (24, 64), (129, 656)])
-@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize(
+    ("num_rows", "num_out", "num_in", "dtype"),
+    [
+        (rows, *SHAPES[(index + turn) % 4], dtype)
+        for index, rows in enumerate(ROWS)
+        for turn, dtype in enumerate(DTYPES)
+    ],
+)
 def test_every_number_of_rows(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype, backend: Backend) -> None:
     backend.check("fp8_linear", *make(num_rows, num_out, num_in, dtype), limit=limit(dtype, backend))
 
@@ -86,7 +99,7 @@ def test_zeros_and_no_rows(backend: Backend) -> None:
     assert backend.run("fp8_linear", x[:0], values, scales).shape == (0, 24)
 
 
-@pytest.mark.parametrize(("num_rows", "places"), [(4, (0, 1, 3)), (16, (0, 9)), (200, (0, 77, 199))])
+@pytest.mark.parametrize(("num_rows", "places"), [(4, (0, 3)), (16, (0, 9)), (200, (0, 77, 199))])
 def test_a_row_has_the_same_bits_whatever_the_others_hold(
     num_rows: int, places: tuple[int, ...], triton_backend: Backend
 ) -> None:

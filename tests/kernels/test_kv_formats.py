@@ -19,8 +19,10 @@ from tests.kernels.test_attention import SCALE, queries
 
 PACKED = [name for name, format in FORMATS.items() if format.bits]
 # Every format once as K and once as V, and beside another one.
-PAIRS = [("int8", "int4"), ("int4", "fp8"), ("fp8", "fp8_e5m2"), ("fp8_e5m2", "f16"), ("f16", "bf16"), ("bf16", "int8")]
+PAIRS = [("int8", "int4"), ("int4", "fp8"), ("f16", "bf16"), ("bf16", "int8"), ("fp8_e5m2", "f16"), ("fp8", "fp8_e5m2")]
 PAIRS += [("int4r", "tq3"), ("tq3", "tq4"), ("tq4", "int4r")]
+# Each in one type of queries, so that every format is read beside both.
+PAIRS_AND_DTYPES = [(pair, (torch.float32, torch.bfloat16)[index % 2]) for index, pair in enumerate(PAIRS)]
 ROTATED = [name for name, format in FORMATS.items() if format.is_rotated]
 Pair = tuple[KVFormat, KVFormat]
 
@@ -66,12 +68,15 @@ def test_the_option_names_every_format() -> None:
     assert FORMATS.keys() - {"float32"} <= set(re.findall(r"\w+", help))
 
 
-@pytest.fixture(params=PAIRS, ids="-".join)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    on_triton = "interpreted" in request.node.name or "cuda" in request.node.name
-    if on_triton and not all(FORMATS[name].on_cards for name in request.param):
+def formats_of(names: tuple[str, str], backend: Backend) -> Pair:
+    if backend.is_triton and not all(FORMATS[name].on_cards for name in names):
         pytest.skip("Triton's kernels don't know it")
-    return FORMATS[request.param[0]], FORMATS[request.param[1]]
+    return FORMATS[names[0]], FORMATS[names[1]]
+
+
+@pytest.fixture(params=PAIRS, ids="-".join)
+def pair(request: pytest.FixtureRequest, backend: Backend) -> Pair:
+    return formats_of(request.param, backend)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -219,9 +224,10 @@ def quantised(pool: Pool, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
     return pair[0].quantise(pool.k_cache), pair[1].quantise(pool.v_cache)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decode(pair: Pair, dtype: torch.dtype, backend: Backend) -> None:
-    pool = Pool([70, 0, 130], num_kv_heads=2, head_dim=64, dtype=dtype, max_blocks=5)
+@pytest.mark.parametrize(("names", "dtype"), PAIRS_AND_DTYPES)
+def test_decode(names: tuple[str, str], dtype: torch.dtype, backend: Backend) -> None:
+    pair = formats_of(names, backend)
+    pool = Pool([130, 0, 3], num_kv_heads=2, head_dim=64, dtype=dtype, max_blocks=5)
     q, gate = queries(3, 6, 64, dtype)
     past = *quantised(pool, pair), pool.block_table, pool.lengths
     # Torch takes them in the queries' type.
@@ -230,12 +236,13 @@ def test_decode(pair: Pair, dtype: torch.dtype, backend: Backend) -> None:
     backend.check("paged_attention_decode", q, gate, *past, limit=limit, **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [32, 256])
-def test_prefill(pair: Pair, head_dim: int, dtype: torch.dtype, backend: Backend) -> None:
-    pool = Pool([150], num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+@pytest.mark.parametrize(("names", "dtype"), PAIRS_AND_DTYPES)
+def test_prefill(names: tuple[str, str], head_dim: int, dtype: torch.dtype, backend: Backend) -> None:
+    pair = formats_of(names, backend)
+    pool = Pool([100], num_kv_heads=1, head_dim=head_dim, dtype=dtype)
     q, gate = queries(20, 4, head_dim, dtype)
-    past = *quantised(pool, pair), pool.block_table[0], 150
+    past = *quantised(pool, pair), pool.block_table[0], 100
     limit = 1e-2 if dtype == torch.bfloat16 else None
     options = {"block_size": BLOCK_SIZE, "scale": SCALE, "formats": pair}
     backend.check("paged_attention_prefill", q, gate, *past, limit=limit, **options)

@@ -24,7 +24,6 @@ ONE_IMAGE: Layout = [7, ("image", 4, 6), 20]
 IMAGES: Layout = [5, ("image", 2, 8), ("image", 6, 4), 30, ("image", 10, 2), 9]
 VIDEO: Layout = [6, ("video", 3, 4, 6), 11]
 FOUR_TURNS: Layout = [12, ("image", 4, 4), 25, ("video", 2, 4, 2), 40, 31, ("image", 2, 6), ("video", 3, 2, 2), 8]
-ALL_LAYOUTS = {"text": TEXT, "one image": ONE_IMAGE, "images": IMAGES, "video": VIDEO, "four turns": FOUR_TURNS}
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from tests.tiny import DENSE, MOE, REAL_HEADS, SHALLOW, TinySpec
 
 Loader = Callable[..., Any]
 TOLERANCE = 1e-5
-SPECS = pytest.mark.parametrize("spec", [DENSE, MOE, REAL_HEADS], ids=lambda spec: spec.name)
+SPECS = pytest.mark.parametrize("spec", [MOE, REAL_HEADS], ids=lambda spec: spec.name)
 
 # FOUR_TURNS has its first image at places 13 to 16; 64 is the chunk length of the delta rule.
-CUTS = [[1], [2, 3, 4, 5], [14], [64], [63, 65, 129], [100], list(range(16, 160, 16))]
+CUTS = [[1], [2, 3, 4, 5], [14], [63, 65, 129], list(range(16, 160, 16))]
 
 
 @SPECS

@@ -153,33 +153,35 @@ def write(made: Any) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("kind", [name for name in TYPES if name not in ("F32", "F16", "BF16")])
-def test_quantised_rows_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+def test_quantised_rows_are_those_of_the_library(tmp_path: Path) -> None:
     numbers, path = np.random.default_rng(0), tmp_path / "model.gguf"
-    made = writer(path, ggufs.FOLDER / "dense.gguf")
-    block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    rows = 2 * 2 * 32 + 4 * 32
-    # Any bytes are numbers, but scales of float16 and e4m3 may be infinite, or none: these are small.
-    stored = numbers.integers(0, 0x38, (rows, 256 // block * num_bytes), dtype=np.uint8)
-    made.add_tensor("blk.0.attn_qkv.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+    made, rows, stored = writer(path, ggufs.FOLDER / "dense.gguf"), 2 * 2 * 32 + 4 * 32, {}
+    for layer, kind in enumerate(name for name in TYPES if name not in ("F32", "F16", "BF16")):
+        block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        # Any bytes are numbers, but scales of float16 and e4m3 may be infinite, or none: these are small.
+        stored[kind] = numbers.integers(0, 0x38, (rows, 256 // block * num_bytes), dtype=np.uint8)
+        raw_dtype = gguf.GGMLQuantizationType[kind]
+        made.add_tensor(f"blk.{layer}.attn_qkv.weight", stored[kind], raw_dtype=raw_dtype)
     write(made)
-    source = gguf_sources([GgufFile(path)])["model.language_model.layers.0.linear_attn.in_proj_qkv.weight"]
-    found = torch.cat([part.clone() for part in source.rows(256, new_buffer())]).numpy()
-    expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind])
-    order = ValueHeads(2, 4, 32, 32).order(32, 128)
-    assert source.shape == (rows, 256)
-    assert np.array_equal(found, expected[order])
-    if (groups := source.groups) is None:
-        assert kind in ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "MXFP4", "NVFP4")
-        return
-    assert isinstance(groups, Groups)
-    held = torch.cat([dequantised(part, groups.width) for part in source.grouped_rows()]).numpy()
-    assert np.array_equal(held, expected[order])
+    sources = gguf_sources([GgufFile(path)])
+    order, floats = ValueHeads(2, 4, 32, 32).order(32, 128), set()
+    for layer, (kind, raw) in enumerate(stored.items()):
+        source = sources[f"model.language_model.layers.{layer}.linear_attn.in_proj_qkv.weight"]
+        found = torch.cat([part.clone() for part in source.rows(256, new_buffer())]).numpy()
+        expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+        assert source.shape == (rows, 256), kind
+        assert np.array_equal(found, expected[order]), kind
+        if (groups := source.groups) is None:
+            floats.add(kind)
+            continue
+        assert isinstance(groups, Groups)
+        held = torch.cat([dequantised(part, groups.width) for part in source.grouped_rows()]).numpy()
+        assert np.array_equal(held, expected[order]), kind
+    assert floats == {"IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "MXFP4", "NVFP4"}
 
 
-@pytest.mark.parametrize("name", ["dense", "moe"])
-@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 9), ("Q4_1", 6)])
-def test_a_quantised_model_stays_as_its_file_has_it(kind: str, bits: int, name: str, dense: Path) -> None:
+@pytest.mark.parametrize(("name", "kind", "bits"), [("dense", "Q8_0", 9), ("moe", "Q4_1", 6)])
+def test_a_quantised_model_stays_as_its_file_has_it(name: str, kind: str, bits: int, dense: Path) -> None:
     if find_library() is None:
         pytest.skip("there is no compiled part for this processor")
     path, type = dense.with_name(f"{name}-{kind}.gguf"), gguf.GGMLQuantizationType[kind]
@@ -340,7 +342,7 @@ def test_whatever_a_header_says_only_clear_errors_come(name: str, tmp_path: Path
     whole = ggufs.RawHeader.read(ggufs.FOLDER / f"{name}.gguf", num_tokens=64)
     data_bytes = (ggufs.FOLDER / f"{name}.gguf").stat().st_size - len(whole.encode())
     num_good = 0
-    for turn in range(1000):
+    for turn in range(240):
         raw = bytearray((whole.damaged(chance) if turn % 4 else whole).encode())
         if turn % 4 == 0:
             for _ in range(turn % 3):
@@ -362,7 +364,7 @@ def test_whatever_a_header_says_only_clear_errors_come(name: str, tmp_path: Path
         ends = [start + found[file, start].num_bytes for file, start in sorted(found)]
         starts = [start for _, start in sorted(found)]
         assert all(end <= start for end, start in zip(ends, [*starts[1:], path.stat().st_size], strict=True))
-    assert 50 < num_good < 500
+    assert 12 < num_good < 120
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from tests.tiny import ALL_SPECS, DENSE, MOE, REAL_HEADS, TinySpec
 Loader = Callable[..., Any]
 # Far beyond rounding: the mutation itself is seen, not noise.
 NOTICED = 100 * FP32_TOLERANCE
-SPECS = pytest.mark.parametrize("spec", [DENSE, MOE, REAL_HEADS], ids=lambda spec: spec.name)
+SPECS = pytest.mark.parametrize("spec", [MOE, REAL_HEADS], ids=lambda spec: spec.name)
 
 
 def zero_recurrent_states(model: Qwen35Model, cache: SequenceCache) -> None:
@@ -72,17 +72,15 @@ def broken_greedy(
 
 
 @SPECS
-@pytest.mark.parametrize("break_cache", [zero_recurrent_states, drop_conv_states, forget_rope_delta])
-def test_a_broken_cache_changes_logits(
-    spec: TinySpec, break_cache: Callable[..., None], ours: Loader, theirs: Loader
-) -> None:
+def test_a_broken_cache_changes_logits(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
     prompt = make_prompt(FOUR_TURNS, seed=3)
     positions, delta = their_positions(theirs(spec), prompt)
     _, expected = their_greedy(theirs(spec), prompt, 4)
     _, right = our_greedy(ours(spec), prompt, positions, delta, 4)
-    _, broken = broken_greedy(ours(spec), prompt, positions, delta, break_cache, 4)
     assert relative_error(right, expected) <= FP32_TOLERANCE
-    assert relative_error(broken, expected) > NOTICED
+    for break_cache in (zero_recurrent_states, drop_conv_states, forget_rope_delta):
+        _, broken = broken_greedy(ours(spec), prompt, positions, delta, break_cache, 4)
+        assert relative_error(broken, expected) > NOTICED, break_cache
 
 
 @pytest.mark.parametrize("spec", ALL_SPECS, ids=lambda spec: spec.name)
@@ -90,26 +88,25 @@ def test_zeroed_states_change_greedy_tokens(spec: TinySpec, ours: Loader, theirs
     """transformers' own initialisation fails this one: nothing of the past is left in its states."""
     prompt = make_prompt(FOUR_TURNS, seed=3)
     positions, delta = their_positions(theirs(spec), prompt)
-    right, _ = our_greedy(ours(spec), prompt, positions, delta, 12)
-    broken, _ = broken_greedy(ours(spec), prompt, positions, delta, zero_recurrent_states, 12)
+    right, _ = our_greedy(ours(spec), prompt, positions, delta, 8)
+    broken, _ = broken_greedy(ours(spec), prompt, positions, delta, zero_recurrent_states, 8)
     assert right != broken
 
 
 @SPECS
-@pytest.mark.parametrize("break_cache", [zero_recurrent_states, drop_conv_states])
-def test_a_state_lost_between_pieces_changes_logits(
-    spec: TinySpec, break_cache: Callable[..., None], ours: Loader, theirs: Loader
-) -> None:
+def test_a_state_lost_between_pieces_changes_logits(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
     prompt = make_prompt(FOUR_TURNS, seed=3)
     positions, _ = their_positions(theirs(spec), prompt)
     model = ours(spec)
     # The placeholders' own rows stand for the media here: both runs have the same.
-    embeds, cache = model.embed_tokens(prompt.token_ids), new_cache(model)
+    embeds = model.embed_tokens(prompt.token_ids)
     whole = model.logits(our_prefill_of(model, embeds, positions, new_cache(model)))[70:]
-    our_prefill_of(model, embeds[:70], positions[:, :70], cache)
-    break_cache(model, cache)
-    broken = model.logits(our_prefill_of(model, embeds[70:], positions[:, 70:], cache))
-    assert relative_error(broken, whole) > NOTICED
+    for break_cache in (zero_recurrent_states, drop_conv_states):
+        cache = new_cache(model)
+        our_prefill_of(model, embeds[:70], positions[:, :70], cache)
+        break_cache(model, cache)
+        broken = model.logits(our_prefill_of(model, embeds[70:], positions[:, 70:], cache))
+        assert relative_error(broken, whole) > NOTICED, break_cache
 
 
 @SPECS

@@ -17,7 +17,6 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.weights import load_model
 from tests.model.layouts import (
-    ALL_LAYOUTS,
     FOUR_TURNS,
     IMAGES,
     ONE_IMAGE,
@@ -40,10 +39,13 @@ FP32_TOLERANCE = 1e-5
 BF16_TOLERANCE = 2e-2
 
 
-@pytest.mark.parametrize("layout", ALL_LAYOUTS)
-@pytest.mark.parametrize("spec", ALL_SPECS, ids=lambda spec: spec.name)
-def test_logits_equal_transformers(spec: TinySpec, layout: str, ours: Loader, theirs: Loader) -> None:
-    prompt = make_prompt(ALL_LAYOUTS[layout])
+@pytest.mark.parametrize(
+    ("spec", "layout"),
+    [(spec, FOUR_TURNS) for spec in ALL_SPECS]
+    + [(SHALLOW, TEXT), (MOE_TIED, ONE_IMAGE), (DENSE, IMAGES), (MOE, VIDEO)],
+)
+def test_logits_equal_transformers(spec: TinySpec, layout: Layout, ours: Loader, theirs: Loader) -> None:
+    prompt = make_prompt(layout)
     positions, _ = their_positions(theirs(spec), prompt)
     model: Qwen35Model = ours(spec)
     actual = our_prefill(model, prompt, positions, new_cache(model))
@@ -58,8 +60,8 @@ def test_logits_equal_transformers(spec: TinySpec, layout: str, ours: Loader, th
 def test_greedy_tokens_equal_transformers(spec: TinySpec, layout: Layout, ours: Loader, theirs: Loader) -> None:
     prompt = make_prompt(layout, seed=1)
     positions, rope_delta = their_positions(theirs(spec), prompt)
-    tokens, logits = our_greedy(ours(spec), prompt, positions, rope_delta, 32)
-    expected_tokens, expected_logits = their_greedy(theirs(spec), prompt, 32)
+    tokens, logits = our_greedy(ours(spec), prompt, positions, rope_delta, 20)
+    expected_tokens, expected_logits = their_greedy(theirs(spec), prompt, 20)
     assert tokens == expected_tokens
     assert relative_error(logits, expected_logits) <= FP32_TOLERANCE
     # A near tie would make the choice a matter of rounding.
@@ -85,8 +87,9 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
-@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize(
+    ("rope", "key"), [(rope, ("rope_parameters", "rope_scaling")[index % 2]) for index, rope in enumerate(ROPES)]
+)
 def test_more_positions_equal_transformers(rope: str, key: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
     """Images and a video lie beyond the original positions; `rope_scaling` stands beside `rope_parameters`."""
     folder = shutil.copytree(tiny.folder(SHALLOW), tmp_path / "model")
@@ -116,7 +119,7 @@ def test_bfloat16_is_close(spec: TinySpec, ours: Loader, theirs: Loader) -> None
     assert relative_error(actual, expected) <= BF16_TOLERANCE
 
 
-@pytest.mark.parametrize("spec", [DENSE, DEEP, MOE, MOE_TIED], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [DEEP, MOE], ids=lambda spec: spec.name)
 def test_bfloat16_is_as_close_as_transformers(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
     """Where depth or routing multiplies rounding beyond that, for transformers as well as for us."""
     actual, expected = run_bfloat16(spec, ours, theirs)

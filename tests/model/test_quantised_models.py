@@ -204,7 +204,7 @@ def test_whatever_a_header_says_only_clear_errors_come(fp8_folder: Path, tmp_pat
     endings = [".qweight", ".qzeros", ".scales", ".weight_packed", ".weight_scale", ".weight.absmax", ".SCB", ""]
     methods = [{"quant_method": m} for m in ("fp8", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes")]
     path, buffer = tmp_path / "model.safetensors", new_buffer()
-    for turn in range(2000):
+    for turn in range(500):
         changed = json.loads(json.dumps(header))
         for name in chance.sample(names, chance.randint(1, 2)):
             entry = changed.pop(name)
@@ -255,10 +255,10 @@ def test_damage_never_runs_as_another_model(method: str, tiny: TinyCheckpoints, 
     config, path = ModelConfig.from_pretrained(folder), folder / "model.safetensors"
     raw = path.read_bytes()
     header_bytes = 8 + int.from_bytes(raw[:8], "little")
-    for turn in range(230):
+    for turn in range(120):
         changed = bytearray(raw)
-        if turn < 30:
-            del changed[chance.randrange(header_bytes if turn < 15 else len(raw)) :]
+        if turn < 20:
+            del changed[chance.randrange(header_bytes if turn < 10 else len(raw)) :]
         else:
             at = chance.randrange(header_bytes)
             changed[at] ^= chance.randrange(1, 256) if turn % 2 else 1 << chance.randrange(8)

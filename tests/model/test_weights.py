@@ -71,16 +71,6 @@ def test_shards_equal_a_single_file(spec: TinySpec, tmp_path: Path, ours: Loader
     assert same_parameters(load(tmp_path), ours(spec))
 
 
-def test_merged_rows_lie_in_order(tiny: TinyCheckpoints, ours: Loader) -> None:
-    stored = load_file(tiny.folder(DENSE) / "model.safetensors")
-    prefix = "model.language_model.layers.0."
-    parts = [stored[f"{prefix}linear_attn.in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")]
-    layer = ours(DENSE).layers[0]
-    assert torch.equal(values(layer.linear_attn.in_proj.weight), torch.cat(parts))
-    gate_up = torch.cat([stored[f"{prefix}mlp.gate_proj.weight"], stored[f"{prefix}mlp.up_proj.weight"]])
-    assert torch.equal(values(layer.mlp.gate_up_proj.weight), gate_up)
-
-
 def test_fused_experts_equal_one_tensor_per_expert(edited: Callable[..., Path], ours: Loader) -> None:
     """save_pretrained writes each expert's matrices apart, the official checkpoints hold them fused."""
 

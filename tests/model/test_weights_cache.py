@@ -70,9 +70,7 @@ def files(directory: Path) -> list[Path]:
     return sorted((directory / "packed").iterdir())
 
 
-@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
-@pytest.mark.parametrize("integers", ["int8", "int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("spec", "integers", "dtype"), [(DENSE, "int8", torch.float32), (MOE, "int4", torch.bfloat16)])
 def test_the_second_start_has_the_same_bits(
     spec: TinySpec, integers: str, dtype: torch.dtype, tiny: TinyCheckpoints, tmp_path: Path, made: list[str]
 ) -> None:

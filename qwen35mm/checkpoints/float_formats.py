@@ -39,13 +39,15 @@ class Fp8(Format):
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
         codes, scale = needed(parts, "codes", "scale")
+        if self._is_in_blocks(codes.shape, scale.shape):
+            return codes.shape
         if len(codes.shape) == 2 and (self.block is None or _is_for_rows(scale.shape, codes.shape[0])):
             check_groups(scale, *pair(codes))
         elif self.block is None or len(codes.shape) not in (2, 3):
             raise ValueError(
                 f"is {list(codes.shape)} with a scale of {list(scale.shape)}, and no size of blocks is known"
             )
-        elif scale.shape != (*codes.shape[:-2], *self._blocks(codes.shape)):
+        else:
             raise ValueError(
                 f"has a scale of {list(scale.shape)}, which doesn't fit {list(codes.shape)} in blocks of "
                 f"{self.block[0]} x {self.block[1]}"
@@ -54,7 +56,7 @@ class Fp8(Format):
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
         codes, scale = parts["codes"].view(-1, shape[-1]), _powers(parts["scale"])
-        if self.block is None or (len(shape) == 2 and _is_for_rows(tuple(scale.shape), shape[0])):
+        if self.block is None or not self._is_in_blocks(shape, tuple(scale.shape)):
             scales = spread(scale, len(codes))
             return Grouped(codes, scales, -(-shape[-1] // scales.shape[1]))
         scales = scale.repeat_interleave(self.block[0], dim=-2)[..., : shape[-2], :]
@@ -62,14 +64,16 @@ class Fp8(Format):
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Blocks | None:
         scale = parts["scale"].shape
-        if self.block is not None and not _is_for_rows(scale, shape[0]):
+        if self._is_in_blocks(shape, scale):
             return Blocks(GROUP) if self.block == (GROUP, GROUP) else None
         num_groups = max(1, math.prod(scale) // shape[0])
         return Blocks(1, num_groups == 1) if num_groups in (1, shape[1] / GROUP) else None
 
-    def _blocks(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        assert self.block is not None
-        return -(-shape[-2] // self.block[0]), -(-shape[-1] // self.block[1])
+    def _is_in_blocks(self, shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
+        """Whether there is a scale for each block; the last ones of a row or column may be narrower."""
+        if self.block is None or len(shape) not in (2, 3):
+            return False
+        return scale == (*shape[:-2], -(-shape[-2] // self.block[0]), -(-shape[-1] // self.block[1]))
 
 
 @dataclass(frozen=True)

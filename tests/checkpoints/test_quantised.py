@@ -217,6 +217,13 @@ def test_numbers_are_those_that_the_format_defines(method: str, data: st.DataObj
         assert torch.equal(numbers(source), made.expected)
 
 
+@pytest.mark.parametrize("width", [6, 7])
+def test_blocks_of_one_row_are_no_wider_at_the_edge(width: int, tmp_path: Path) -> None:
+    made = packers.fp8(packers.Chance(0), 3, width, block=(1, 4))
+    source = source_of(tmp_path, {f"a.{part}": x for part, x in made.tensors.items()}, made.quantization)
+    assert torch.equal(numbers(source), made.expected)
+
+
 def test_modelopt_has_one_scale_for_a_matrix_in_fp8(tmp_path: Path) -> None:
     codes = torch.randn(8, 48, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     scale = torch.tensor(0.25)

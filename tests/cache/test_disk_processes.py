@@ -79,8 +79,8 @@ def test_a_killed_writer_leaves_nothing_wrong(tmp_path: Path, num_kills: int) ->
 @needs_fork
 def test_two_processes_that_write_stay_within_the_budget(tmp_path: Path) -> None:
     budget = budget_for(5)
-    for rounds in range(3):
-        writers = [start_writer(tmp_path, f"{rounds}.{n}", budget=budget, size=48, count=40) for n in range(2)]
+    for rounds in range(2):
+        writers = [start_writer(tmp_path, f"{rounds}.{n}", budget=budget, size=48, count=25) for n in range(2)]
         assert [writer.wait() for writer in writers] == [0, 0]
         assert 3 * file_bytes() < bytes_in(tmp_path) <= budget
     store = DiskStore(tmp_path, max_bytes=budget)
@@ -129,7 +129,7 @@ def test_a_store_that_opens_waits_for_a_writer_and_takes_nothing_from_it(tmp_pat
         writer._unfinished.write_bytes(b"half")
         opening = threading.Thread(target=DiskStore, args=(tmp_path,), kwargs={"max_bytes": 1 << 20})
         opening.start()
-        opening.join(0.2)
+        opening.join(0.1)
         assert opening.is_alive()
         assert writer._unfinished.read_bytes() == b"half"
     opening.join()

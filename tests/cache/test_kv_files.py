@@ -6,7 +6,6 @@ import gc
 import mmap
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,18 +18,10 @@ from qwen35mm.cache import kv_files
 from qwen35mm.cache.kv_files import file_room, map_tensors, mapped_bytes
 from qwen35mm.errors import ConfigError
 from qwen35mm.model_library.memory import resident_bytes
+from tests.forked import ForkedProcess
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPES = [((100, 2, 24), torch.bfloat16), ((3, 5), torch.uint8), ((64, 4, 8), torch.float32)]
-MAPPED = """
-import sys, torch
-from pathlib import Path
-from qwen35mm.cache.kv_files import map_tensors
-tensors = map_tensors(Path(sys.argv[1]), [((1 << 20,), torch.uint8)])
-tensors[0].fill_(7)
-print("written", flush=True)
-sys.stdin.read()
-"""
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="by Linux' own lists")
 
@@ -87,16 +78,13 @@ def test_a_folder_that_cant_hold_it_is_told_with_its_size(tmp_path: Path) -> Non
 
 @linux
 def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAPPED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        names = [each.path for each in psutil.Process(process.pid).memory_maps(grouped=False)]
-        assert any(name.startswith(f"{tmp_path / kv_files.PREFIX}") for name in names)
-        assert list(tmp_path.iterdir()) == []
-        process.kill()
+    process = ForkedProcess("tests.cache.test_kv_files", tmp_path)
+    assert process.stdout.readline() == "written\n"
+    names = [each.path for each in psutil.Process(process.pid).memory_maps(grouped=False)]
+    assert any(name.startswith(f"{tmp_path / kv_files.PREFIX}") for name in names)
+    assert list(tmp_path.iterdir()) == []
+    process.kill()
+    assert process.wait() == -9
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,10 +105,17 @@ def test_its_pages_are_no_memory_of_ours(tmp_path: Path) -> None:
     gc.collect()
     others = mapped_bytes()
     before, rss = resident_bytes(), psutil.Process().memory_info().rss
-    (tensor,) = map_tensors(tmp_path, [((64 * MIB,), torch.uint8)])
+    (tensor,) = map_tensors(tmp_path, [((32 * MIB,), torch.uint8)])
     tensor.fill_(1)
-    assert mapped_bytes() - others == 64 * MIB
-    assert psutil.Process().memory_info().rss - rss > 60 * MIB
+    assert mapped_bytes() - others == 32 * MIB
+    assert psutil.Process().memory_info().rss - rss > 28 * MIB
     assert resident_bytes() - before < 8 * MIB
     del tensor
     assert mapped_bytes() == others
+
+
+if __name__ == "__main__":
+    (mapped,) = map_tensors(Path(sys.argv[1]), [((MIB,), torch.uint8)])
+    mapped.fill_(7)
+    print("written", flush=True)
+    sys.stdin.read()

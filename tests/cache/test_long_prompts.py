@@ -111,7 +111,7 @@ def lives(num_segments: int) -> dict[str, int]:
     }
 
 
-def test_2048_segments_cost_four_times_as_much_as_512(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_1024_segments_cost_four_times_as_much_as_256(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.engine.settings.CPU_DEEP_TOKENS", 10**9)  # pieces of one length
-    short, long = lives(512), lives(2048)
+    short, long = lives(256), lives(1024)
     assert {name: long[name] for name in short if long[name] > 4.5 * short[name]} == {}, f"{short}; {long}"

@@ -242,12 +242,6 @@ def test_leaks_are_noticed(pools: CachePools) -> None:
     pools.check_integrity([kept, lost])
 
 
-def test_appending_without_room_is_our_own_mistake(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    with pytest.raises(AssertionError, match="without prepare"):
-        sequence.advance(1)
-
-
 def test_bytes_are_those_of_the_config(pools: CachePools, config: ModelConfig) -> None:
     assert pools.kv.block_bytes == BLOCK_SIZE * config.kv_bytes_per_token(torch.float32)
     assert sum(tensor.nbytes for pair in pools.kv.layers.values() for tensor in pair) == 8 * pools.kv.block_bytes

@@ -231,12 +231,6 @@ def test_a_card_gets_what_it_can_read_sixteen_bytes_at_a_time() -> None:
         assert stays or (found.inner.is_contiguous() and found.inner.storage_offset() == 0)
 
 
-def test_a_frame_is_the_same_alone_and_beside_others() -> None:
-    q, k, v = (torch.randn(48, 3, 32) for _ in range(3))
-    frames = [cpu.vision_attention(q[i : i + 16], k[i : i + 16], v[i : i + 16], 1) for i in (0, 16, 32)]
-    assert_close(cpu.vision_attention(q, k, v, 3), torch.cat(frames), 1e-6)
-
-
 def test_no_plan_is_built_for_each_shape_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's attention is left out there, and nothing but there."""
     allowed: list[bool] = []

@@ -94,23 +94,6 @@ def test_rows_and_values_are_the_naive_twins(name: str, head_dim: int) -> None:
     assert torch.equal(values, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [
-        ("int8", 8.5),
-        ("int4", 4.5),
-        ("fp8", 8.5),
-        ("f16", 16),
-        ("bf16", 16),
-        ("int4r", 4.5),
-        ("tq4", 4.0625),
-        ("tq3", 3.0625),
-    ],
-)
-def test_what_a_value_takes(name: str, bits: float) -> None:
-    assert FORMATS[name].row_bytes(256) == 256 * bits / 8
-
-
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_the_error_of_random_values_is_a_steps(name: str) -> None:
     """Evenly spread over a step: its square / 12, on average over groups with steps of their own."""

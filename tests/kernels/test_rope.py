@@ -25,15 +25,6 @@ def test_cos_sin(section: tuple[int, int, int], uncompiled_backend: Backend) -> 
     uncompiled_backend.check("mrope_cos_sin", positions, frequencies(sum(section)), section, limit=1e-6)
 
 
-def test_the_real_section_is_interleaved(uncompiled_backend: Backend) -> None:
-    """Height turns pairs 1, 4, ..., 31 and width 2, 5, ..., 29."""
-    for row, pairs in ((1, range(1, 32, 3)), (2, range(2, 30, 3))):
-        positions = torch.zeros(3, 1, dtype=torch.int64)
-        positions[row] = 9
-        _, sin = uncompiled_backend.run("mrope_cos_sin", positions, torch.ones(32), (11, 11, 10))
-        assert sin[0].nonzero().flatten().tolist() == list(pairs)
-
-
 def test_positions_and_rotation_equal_those_of_transformers(backend: Backend) -> None:
     """At the real sizes: head_dim 256, 64 dimensions rotated, theta 1e7."""
     section = [11, 11, 10]

@@ -34,17 +34,6 @@ def test_a_token_does_not_depend_on_its_company(ours: Loader) -> None:
     assert relative_error(block(x.flip(0)).flip(0), alone) <= 1e-6
 
 
-def test_experts_that_no_token_chose_are_skipped(ours: Loader) -> None:
-    experts = ours(MOE).layers[0].mlp.experts
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
-    chosen = torch.tensor([[7, 2, 0]]).expand(5, 3)
-    shares = torch.tensor([[1.0, 0.0, 0.0]]).expand(5, 3)
-    hidden = experts.gate_up_proj.parts[7].product(x)
-    gate, up = hidden.chunk(2, dim=-1)
-    expected = experts.down_proj.parts[7].product(torch.nn.functional.silu(gate) * up)
-    assert relative_error(experts(x, chosen, shares), expected) <= 1e-6
-
-
 @pytest.mark.parametrize(("shared_width", "is_joined"), [(32, True), (48, False)])
 def test_on_a_card_the_shared_expert_is_one_of_the_others_where_it_is_as_wide(
     shared_width: int, is_joined: bool, tiny: TinyCheckpoints, theirs: Loader, monkeypatch: pytest.MonkeyPatch

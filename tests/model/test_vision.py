@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.model.vision import interpolation_taps, patch_coordinates
 from tests.model.layouts import PATCH_DIM, relative_error
 from tests.tiny import DENSE
 
@@ -56,22 +55,3 @@ def test_patches_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ours(DENSE).visual.embed(torch.zeros(shape), grid)
-
-
-def test_patch_order_is_merge_blocks_first() -> None:
-    rows, columns = patch_coordinates(4, 4, 2, torch.device("cpu"))
-    assert rows.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
-    assert columns.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3]
-
-
-@pytest.mark.parametrize(("height", "width"), [(2, 2), (6, 6), (48, 48), (2, 60), (34, 14)])
-def test_positions_are_interpolated_as_torch_does(height: int, width: int) -> None:
-    """The corners of the table lie on the corners of the frame."""
-    side = 6
-    table = torch.rand((side * side, 5), generator=torch.Generator().manual_seed(0))
-    rows, columns = patch_coordinates(height, width, 2, torch.device("cpu"))
-    indices, weights = interpolation_taps(rows, columns, height, width, side)
-    actual = (table[indices] * weights[..., None]).sum(0)
-    image = table.view(1, side, side, 5).permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(image, (height, width), mode="bilinear", align_corners=True)
-    assert torch.allclose(actual, resized[0, :, rows, columns].T, atol=1e-5)

@@ -152,29 +152,6 @@ def test_names_in_messages() -> None:
     assert str(describe(Image.new("L", (1, 1)))) == "the picture"
 
 
-@pytest.mark.parametrize("found", [formats.JPEG, formats.PNG, formats.WEBP, formats.BMP, formats.TIFF, formats.GIF])
-def test_an_image_is_told_by_its_first_bytes(found: formats.MediaFormat) -> None:
-    assert found.pillow is not None
-    assert sniff(encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), found.pillow)[: formats.HEAD_BYTES]) is found
-
-
-@pytest.mark.parametrize(
-    ("container", "codec", "found"),
-    [
-        ("mp4", "mpeg4", formats.MP4),
-        ("mov", "mpeg4", formats.MP4),
-        ("matroska", "mpeg4", formats.MATROSKA),
-        ("webm", "libvpx", formats.MATROSKA),
-        ("avi", "mpeg4", formats.AVI),
-        ("mpegts", "mpeg2video", formats.MPEG_TS),
-        ("gif", "gif", formats.GIF),
-    ],
-)
-def test_a_video_is_told_by_its_first_bytes(container: str, codec: str, found: formats.MediaFormat) -> None:
-    data = encode_video([scene(0), scene(1)], container=container, codec=codec, fps=25)
-    assert sniff(data[: formats.HEAD_BYTES]) is found
-
-
 UNKNOWN = [
     b"",
     b"G",

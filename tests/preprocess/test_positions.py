@@ -1,4 +1,4 @@
-"""M-RoPE positions against transformers' `get_rope_index`."""
+"""M-RoPE positions against transformers' `get_rope_index`; `tests/prompt/test_media.py` has those of real prompts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm_preprocess import GridTHW, TextRun, VisionRun, mrope_positions
+from qwen35mm_preprocess import TextRun, VisionRun, mrope_positions
 from qwen35mm_preprocess.positions import Run
 from tests.preprocess import oracles
 
 _texts = st.builds(TextRun, st.integers(0, 9))
-_images = st.tuples(st.just("image"), st.just(1), st.integers(1, 7), st.integers(1, 7))
-_videos = st.tuples(st.just("video"), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5))
 
 
 def _check(runs: list[Run], types: list[int], images: list[list[int]], videos: list[list[int]]) -> None:
@@ -26,26 +24,6 @@ def _check(runs: list[Run], types: list[int], images: list[list[int]], videos: l
     np.testing.assert_array_equal(positions, expected)
     assert positions.dtype == np.int64
     assert delta == expected_delta
-
-
-@given(st.lists(st.one_of(_texts, _images, _videos), max_size=6))
-def test_layouts_of_real_prompts(items: list) -> None:
-    """Media with the marks and timestamps around them, next to each other, at the start and at the end."""
-    runs: list[Run] = []
-    types: list[int] = []
-    grids: dict[str, list[list[int]]] = {"image": [], "video": []}
-    for item in items:
-        if isinstance(item, TextRun):
-            runs.append(item)
-            types += [0] * item.num_tokens
-            continue
-        kind, t, h, w = item
-        grids[kind].append([t, 2 * h, 2 * w])
-        for _ in range(t):
-            before = 1 if kind == "image" else 8
-            runs += [TextRun(before), VisionRun(1, h, w), TextRun(1)]
-            types += [0] * before + [1 if kind == "image" else 2] * (h * w) + [0]
-    _check(runs, types, grids["image"], grids["video"])
 
 
 @given(st.lists(st.tuples(_texts, st.booleans(), st.integers(1, 6), st.integers(1, 6)), max_size=6), _texts)
@@ -74,13 +52,6 @@ def test_two_images_in_a_row_worked_out_by_hand() -> None:
         [0, 1, 2, 3, 4, 5, 5, 7],
     ]
     assert delta == 0
-
-
-def test_height_and_width_are_not_swapped() -> None:
-    run = VisionRun.from_grid(GridTHW(1, 4, 10))
-    assert run == VisionRun(1, 2, 5)
-    positions, _ = mrope_positions([run])
-    assert positions.max(axis=1).tolist() == [0, 1, 4]
 
 
 @pytest.mark.parametrize("run", [TextRun(-1), VisionRun(1, 0, 2), VisionRun(0, 1, 1)])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from qwen35mm_preprocess import (
-    GridTHW,
     ImageProcessing,
     MediaBudget,
     MediaConfigError,
@@ -97,18 +96,6 @@ def test_fingerprint_follows_what_decides_the_pixels() -> None:
     for name, value in changes.items():
         assert image.fingerprint() != replace(image, **{name: value}).fingerprint()
     assert image.fingerprint() != VideoProcessing.from_dict(CONFIG).fingerprint()
-
-
-def test_grid() -> None:
-    grid = GridTHW(3, 4, 6)
-    assert grid.num_patches == 72
-    assert grid.num_tokens() == 18
-    assert grid.num_tokens(merge_size=1) == 72
-
-
-def test_default_budgets_are_those_of_the_design() -> None:
-    assert (MediaBudget.for_cpu().max_image_tokens, MediaBudget.for_cpu().max_video_tokens) == (1280, 4096)
-    assert (MediaBudget.for_gpu().max_image_tokens, MediaBudget.for_gpu().max_video_tokens) == (4096, 16384)
 
 
 @pytest.mark.parametrize("settings", [MediaBudget, MediaLimits])

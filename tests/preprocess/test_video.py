@@ -169,13 +169,13 @@ def _decode(data: bytes, info: VideoInfo, indices: Sequence[int]) -> dict[int, n
     ],
 )
 def test_seeking_changes_no_bit(container: str, codec: str, options: dict[str, str]) -> None:
-    noise = np.random.default_rng(0).integers(0, 40, (80, 48, 64, 3))
-    moving = [np.roll(scene(i % 36) + noise[i], i, axis=1).clip(0, 255).astype(np.uint8) for i in range(80)]
+    noise = np.random.default_rng(0).integers(0, 40, (60, 48, 64, 3))
+    moving = [np.roll(scene(i % 36) + noise[i], i, axis=1).clip(0, 255).astype(np.uint8) for i in range(60)]
     data = encode_video(moving, container=container, codec=codec, options=options)
     info = probe_video(data, LIMITS)
     assert info.can_seek
-    from_the_start = _decode(data, replace(info, can_seek=False), range(80))
-    for wanted in ([0, 50, 79], [45, 46, 75], list(range(0, 80, 7)), [79]):
+    from_the_start = _decode(data, replace(info, can_seek=False), range(60))
+    for wanted in ([0, 50, 59], [25, 26, 55], list(range(0, 60, 7)), [59]):
         np.testing.assert_equal(_decode(data, info, wanted), {index: from_the_start[index] for index in wanted})
 
 

@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from qwen35mm_kernels import cpu
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
@@ -66,6 +65,9 @@ def flash_attention_prefill(
     past = zip(formats_of(formats, k_cache, v_cache), (k_cache, v_cache), strict=True)
     kept = (format.dequantise(cache[rows], q.dtype) for format, cache in past)
     queries, keys, values = (x.transpose(0, 1)[None] for x in (q, *kept))
+    # Here, since it imports torch's compiler: two seconds that a program's start needn't take.
+    from torch.nn.attention.bias import causal_lower_right
+
     causal: Any = causal_lower_right(q.shape[0], length)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         out = torch.nn.functional.scaled_dot_product_attention(

@@ -176,16 +176,6 @@ def test_reclaim_is_asked_before_blocks_run_out(pools: CachePools) -> None:
     pools.check_integrity([sequence])
 
 
-def test_a_branch_at_a_blocks_end_copies_nothing(pools: CachePools) -> None:
-    sequence = append(pools.new_sequence(), 0, 2 * BLOCK_SIZE)
-    other = branch(pools, sequence)
-    append(other, 50, 1)
-    append(sequence, 8, 1)
-    assert other.block_table[:2] == sequence.block_table[:2]
-    assert content(other)[-1] == 50
-    assert content(sequence)[-1] == 8
-
-
 def test_too_few_blocks_are_told_with_the_arithmetic(pools: CachePools) -> None:
     sequence = append(pools.new_sequence(), 0, 30)
     table = sequence.block_table

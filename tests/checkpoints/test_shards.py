@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.checkpoints.shards import check_folder, find_shards, some
+from qwen35mm.checkpoints.shards import check_folder, find_shards
 from qwen35mm.errors import CheckpointError
 
 
@@ -57,11 +57,6 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
         find_shards(tmp_path)
     with pytest.raises(CheckpointError, match="no such checkpoint folder"):
         find_shards(tmp_path / "nowhere")
-
-
-def test_some_names_the_first_and_counts_the_rest() -> None:
-    assert some(["a", "b"]) == "a, b"
-    assert some(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"
 
 
 def test_what_git_leaves_in_a_files_place_is_told(tmp_path: Path) -> None:

@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 
-from qwen35mm_preprocess import GridTHW, MediaPlan, MediaPlanError, MediaProcessor, timestamp_text
+from qwen35mm_preprocess import GridTHW, MediaPlan, MediaPlanError, MediaProcessor
 
 
 @pytest.fixture(scope="module")
 def plan(processor: MediaProcessor, clip: bytes) -> MediaPlan:
     return processor.prepare(clip).plan
-
-
-def test_unpinned_forgets_only_the_digests(plan: MediaPlan) -> None:
-    assert plan.unpinned() == replace(plan, digest=None, unit_digests=None)
-    assert plan.unpinned().frame_indices == plan.frame_indices
 
 
 @pytest.mark.parametrize(
@@ -39,8 +34,3 @@ def test_unpinned_forgets_only_the_digests(plan: MediaPlan) -> None:
 def test_damage_is_found(plan: MediaPlan, change: dict[str, Any]) -> None:
     with pytest.raises(MediaPlanError):
         replace(plan, **change)
-
-
-def test_timestamp_text() -> None:
-    assert timestamp_text(0) == "<0.0 seconds>"
-    assert timestamp_text(12.26) == "<12.3 seconds>"

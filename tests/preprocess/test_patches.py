@@ -33,23 +33,6 @@ def test_video_patches_equal_the_oracle(mean: tuple, std: tuple, num_frames: int
         np.testing.assert_array_equal(read, frames[min(2 * unit + slot, num_frames - 1)])
 
 
-@pytest.mark.parametrize(("mean", "std"), STATISTICS)
-def test_image_patches_equal_the_oracle(mean: tuple, std: tuple) -> None:
-    processing = ImageProcessing(16, 2, 2, mean, std, min_pixels=1024, max_pixels=10**6)
-    # Every 8-bit value in every channel.
-    frame = np.random.default_rng(0).permuted(np.arange(64 * 96 * 3) % 256).astype(np.uint8).reshape(64, 96, 3)
-    expected = oracles.image_processor(processing)(frame, return_tensors="np", input_data_format="channels_last")
-    grid = GridTHW(1, 4, 6)
-    patches = empty_patches(grid, processing, num_frames=1)
-    write_frame(frame, patches, grid, processing, unit=0)
-    values = patches.values()
-    np.testing.assert_array_equal(values, expected["pixel_values"])
-    assert values.dtype == np.float32
-    assert patches.pixels.nbytes * 8 == values.nbytes
-    for slot in range(2):
-        np.testing.assert_array_equal(read_frame(patches, grid, processing, 0, slot), frame)
-
-
 def test_a_units_digest_depends_on_pixels_size_and_processing() -> None:
     image = ImageProcessing(16, 2, 2, HALF, HALF)
     frame = np.zeros((32, 64, 3), np.uint8)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, FloatRect, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Locator, Page, ViewportSize, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # What Playwright switches off itself, since the last list that a browser is given counts, and the address bar's
@@ -50,6 +50,7 @@ FLAGS = (
 # A refusal of ours is shown on the page in words, and a browser counts it as an error besides; also a request that it
 # gives up itself because its page is loaded again.
 _EXPECTED = re.compile(r"responded with a status of 4\d\d|net::ERR_ABORTED")
+VIEWPORT: ViewportSize = {"width": 1200, "height": 850}
 # Only reached by a test that fails: whatever a test waits for, it waits for its event.
 PATIENCE_MS = int(os.environ.get("PATIENCE", "60000"))
 
@@ -79,7 +80,8 @@ def box_of(shown: Locator) -> FloatRect:
 class ChatPage:
     """The chat page in a session of its own; `problems` collects what a browser reports or should not have done.
 
-    A test that ends the page's server says so first, by `server_ends`: from then on broken connections are expected.
+    A test that ends the page's server says so first, by `server_ends`: until the visit ends broken connections are
+    expected.
     """
 
     def __init__(self, browser: Browser, url: str, **context: Any) -> None:
@@ -89,7 +91,7 @@ class ChatPage:
         self._forgiven: set[str] = set()
         self.server_ends = False
         # The examples' clips would play all along otherwise.
-        own = {"viewport": {"width": 1200, "height": 850}, "reduced_motion": "reduce"}
+        own = {"viewport": VIEWPORT, "reduced_motion": "reduce"}
         self.context = browser.new_context(**{**own, **context})
         self.context.set_default_timeout(PATIENCE_MS)
         self.context.on("weberror", lambda error: self.problems.append(f"error: {error.error}"))
@@ -110,6 +112,9 @@ class ChatPage:
         """
         forget = "Storage.prototype.setItem = () => {}; localStorage.clear()"
         self.page.evaluate(f"() => {{ if (location.protocol !== 'about:') {{ {forget} }} }}")
+        if self.page.viewport_size != VIEWPORT:
+            self.page.set_viewport_size(VIEWPORT)
+        self.server_ends = False
         problems, self.problems = [each for each in self.problems if each not in self._forgiven], []
         self._forgiven.clear()
         assert problems == [], f"the browser complained: {problems}"

@@ -8,73 +8,21 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage, OpenPage
+from tests.web.browser import ChatPage
 
 pytestmark = pytest.mark.browser
 
 
-def test_enter_sends_and_shift_enter_begins_a_line(page: ChatPage, backend: FakeBackend) -> None:
-    page.box.fill("echo one")
+def test_keys_send_stop_and_edit_but_not_those_of_an_input_method(page: ChatPage, backend: FakeBackend) -> None:
+    page.box.fill("slow")
     page.box.press("Shift+Enter")
     page.box.press_sequentially("two")
+    expect(page.box).to_have_value("slow\ntwo")
+    page.box.fill("slow")
     page.box.press("Enter")
-    page.wait_answered()
-    assert backend.calls[0].messages[-1].text == "echo one\ntwo"
-
-
-@pytest.mark.parametrize(
-    ("place", "events"),
-    [
-        (".composer textarea", "[new ClipboardEvent('paste', {...how, clipboardData: files})]"),
-        (".transcript", "['dragenter', 'drop'].map(kind => new DragEvent(kind, {...how, dataTransfer: files}))"),
-    ],
-    ids=["pasted", "dropped anywhere"],
-)
-def test_a_picture_is_attached(page: ChatPage, samples: Path, place: str, events: str) -> None:
-    page.page.locator(place).evaluate(
-        f"""(element, data) => {{
-            const files = new DataTransfer();
-            files.items.add(new File([new Uint8Array(data)], 'some.png', {{ type: 'image/png' }}));
-            const how = {{ bubbles: true, cancelable: true }};
-            for (const event of {events}) element.dispatchEvent(event);
-        }}""",
-        list((samples / "one-shape.png").read_bytes()),
-    )
-    expect(page.thumbnails.locator(".name")).to_have_text("some.png")
-    page.ask("which?")
-    assert page.wait_answered() == "1 image"
-
-
-def test_a_table_is_pasted_as_its_text_and_files_and_texts_anywhere(page: ChatPage, samples: Path) -> None:
-    """A spreadsheet gives a picture of its cells besides."""
-    pasted = """(element, [bytes, texts]) => {
-        const clipboardData = new DataTransfer();
-        if (bytes) clipboardData.items.add(new File([new Uint8Array(bytes)], 'cells.png', { type: 'image/png' }));
-        for (const [kind, text] of Object.entries(texts)) clipboardData.setData(kind, text);
-        const event = new ClipboardEvent('paste', { bubbles: true, cancelable: true, clipboardData });
-        return element.dispatchEvent(event);
-    }"""
-    picture = list((samples / "one-shape.png").read_bytes())
-    cells = {"text/plain": "a\tb", "text/html": "<meta charset='utf-8'><table><tr><td>a</td><td>b</td></tr></table>"}
-    body, search = page.page.locator("body"), page.page.get_by_role("searchbox")
-    assert page.box.evaluate(pasted, [picture, cells]), "the box itself takes the text"
-    assert search.evaluate(pasted, [None, {"text/plain": "a"}]), "another field takes its text"
-    expect(page.thumbnails).to_have_count(0)
-    body.evaluate(pasted, [picture, cells])
-    expect(page.box).to_have_value("a\tb")
-    copied = {"text/html": "<img src='http://example.com/a.png'>"}
-    body.evaluate(pasted, [picture, copied])
-    search.evaluate(pasted, [picture, {}])
-    expect(page.thumbnails).to_have_count(2)
-    labels = page.thumbnails.locator(".label")
-    expect(labels).to_contain_text(["tokens", "tokens"])
-
-
-def test_keys_of_an_input_method_neither_send_nor_stop(page: ChatPage, backend: FakeBackend) -> None:
-    press = "(box, key) => box.dispatchEvent(new KeyboardEvent('keydown', {bubbles: true, cancelable: true, ...key}))"
-    page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")
     page.box.fill("shi")
+    press = "(box, key) => box.dispatchEvent(new KeyboardEvent('keydown', {bubbles: true, cancelable: true, ...key}))"
     for key in ("Enter", "Escape"):
         # Safari's last one is no part of the composition any more, and has that code.
         for how in ({"isComposing": True}, {"keyCode": 229}):
@@ -84,11 +32,60 @@ def test_keys_of_an_input_method_neither_send_nor_stop(page: ChatPage, backend: 
     page.box.fill("")
     page.box.press("Escape")
     page.wait_answered()
+    assert backend.active == 0
+    page.box.press("ArrowUp")
+    expect(page.box).to_have_value("slow")
+    expect(page.page.locator(".editing")).to_be_visible()
+    page.box.press("Escape")
+    expect(page.box).to_have_value("")
 
 
-def test_thinking_system_prompt_and_preset_are_at_hand(
-    page: ChatPage, backend: FakeBackend, open_page: OpenPage
+def test_files_are_chosen_pasted_and_dropped_and_broken_ones_explained(
+    page: ChatPage, samples: Path, tmp_path: Path
 ) -> None:
+    pasted = """(element, [bytes, texts]) => {
+        const clipboardData = new DataTransfer();
+        if (bytes) clipboardData.items.add(new File([new Uint8Array(bytes)], 'cells.png', { type: 'image/png' }));
+        for (const [kind, text] of Object.entries(texts)) clipboardData.setData(kind, text);
+        const event = new ClipboardEvent('paste', { bubbles: true, cancelable: true, clipboardData });
+        return element.dispatchEvent(event);
+    }"""
+    dropped = """(element, bytes) => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File([new Uint8Array(bytes)], 'dropped.png', { type: 'image/png' }));
+        for (const kind of ['dragenter', 'drop'])
+            element.dispatchEvent(new DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer }));
+    }"""
+    picture = list((samples / "one-shape.png").read_bytes())
+    cells = {"text/plain": "a\tb", "text/html": "<meta charset='utf-8'><table><tr><td>a</td><td>b</td></tr></table>"}
+    body, search = page.page.locator("body"), page.page.get_by_role("searchbox")
+    # A spreadsheet gives a picture of its cells besides.
+    assert page.box.evaluate(pasted, [picture, cells]), "the box itself takes the text"
+    assert search.evaluate(pasted, [None, {"text/plain": "a"}]), "another field takes its text"
+    expect(page.thumbnails).to_have_count(0)
+    body.evaluate(pasted, [picture, cells])
+    expect(page.box).to_have_value("a\tb")
+    copied = {"text/html": "<img src='http://example.com/a.png'>"}
+    body.evaluate(pasted, [picture, copied])
+    search.evaluate(pasted, [picture, {}])
+    page.box.evaluate(pasted, [picture, {}])
+    page.page.locator(".transcript").evaluate(dropped, picture)
+    names = page.thumbnails.locator(".name")
+    expect(names).to_have_text(["cells.png", "cells.png", "cells.png", "dropped.png"])
+    # A broken one is explained by its name before anything is sent.
+    whole = (samples / "three-shapes.png").read_bytes()
+    for number, content in enumerate((b"\x89PNG\r\n\x1a\n broken", b"\x00\x01 nothing", whole[: len(whole) // 2])):
+        path = tmp_path / f"photo {number}.png"
+        path.write_bytes(content)
+        page.page.locator(".composer input[type=file]").set_input_files(path)
+        expect(page.toasts).to_contain_text(f"photo {number}.png")
+    expect(page.toasts).to_contain_text("damaged or cut off: its pixels could not all be decoded")
+    expect(page.thumbnails).to_have_count(4)
+    page.ask("which?")
+    assert page.wait_answered() == "4 images"
+
+
+def test_thinking_system_prompt_and_preset_are_at_hand(page: ChatPage, backend: FakeBackend) -> None:
     composer = page.page.locator(".composer")
     think = composer.get_by_role("button", name="Think first")
     preset = composer.get_by_role("combobox", name="Choose a preset")
@@ -118,28 +115,17 @@ def test_thinking_system_prompt_and_preset_are_at_hand(
     preset.select_option("Brief")
     expect(page.open_settings().get_by_label("Think first")).to_be_checked()
 
-    narrow = open_page(viewport={"width": 320, "height": 640})
-    expect(narrow.page.get_by_role("button", name="Think first")).to_be_hidden()
-    narrow.page.get_by_role("button", name="Answer options").click()
-    menu = narrow.page.get_by_role("group", name="Answer options")
+    # On a narrow page they are in a menu.
+    page.page.get_by_role("button", name="Close settings").click()
+    page.page.set_viewport_size({"width": 320, "height": 640})
+    expect(think).to_be_hidden()
+    page.page.get_by_role("button", name="Answer options").click()
+    menu = page.page.get_by_role("group", name="Answer options")
     expect(menu.get_by_role("button")).to_have_count(2)
     box = menu.bounding_box()
     assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 320
     expect(menu.get_by_role("button", name="Think first")).to_have_attribute("aria-pressed", "true")
-    narrow.page.keyboard.press("Escape")
+    page.page.keyboard.press("Escape")
     expect(menu).to_be_hidden()
-
-
-def test_escape_stops_and_up_edits_the_last_message(page: ChatPage, backend: FakeBackend) -> None:
-    page.ask("slow")
-    expect(page.answers.locator(".answer")).to_contain_text("word word")
-    page.box.press("Escape")
-    page.wait_answered()
-    assert backend.active == 0
-    page.box.press("ArrowUp")
-    expect(page.box).to_have_value("slow")
-    expect(page.page.locator(".editing")).to_be_visible()
-    page.box.press("Escape")
-    expect(page.box).to_have_value("")

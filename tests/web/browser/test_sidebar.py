@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def headings(page: ChatPage) -> Locator:
     return page.page.locator(".chats h2")
 
 
-def test_conversations_stand_under_their_days_and_pinned_ones_above(
+def test_chats_stand_under_their_days_and_are_found_pinned_renamed_and_deleted(
     page: ChatPage, fake_server: tuple[FakeBackend, Server]
 ) -> None:
     store = fake_server[1].store
@@ -55,10 +56,36 @@ def test_conversations_stand_under_their_days_and_pinned_ones_above(
     expect(page.titles).to_have_text(["old", "new", "week", "month"])
     expect(headings(page).first).to_have_text("Pinned")
     expect(page.chats.first.locator("a")).to_be_focused()
-    page.page.reload()
-    expect(page.titles).to_have_text(["old", "new", "week", "month"])
+    search = page.page.get_by_label("Search chats")
+    search.fill("ABOUT mont")
+    expect(page.titles).to_have_text(["month"])
+    choose(page, "month", "Rename")
+    page.page.get_by_label("Title").fill("Fruit")
+    page.page.get_by_label("Title").press("Enter")
+    expect(page.titles).to_have_text(["Fruit"])
+    choose(page, "Fruit", "Delete")
+    expect(page.chats).to_have_count(0)
+    search.fill("")
+    expect(page.titles).to_have_text(["old", "new", "week"])
+    # What is deleted comes back with what was written in it.
+    page.titles.get_by_text("new").click()
+    expect(page.questions).to_have_text(re.compile("about new"))
+    page.box.fill("for the next time")
+    choose(page, "new", "Delete")
+    expect(page.titles).to_have_text(["old", "week"])
+    expect(page.page.locator(".welcome")).to_be_visible()
+    expect(page.box).to_have_value("")
+    expect(page.chats.nth(1).locator("a")).to_be_focused()
+    page.toasts.get_by_role("button", name="Undo").last.click()
+    expect(page.titles).to_have_text(["old", "new", "week"])
+    expect(page.questions).to_have_text(re.compile("about new"))
+    expect(page.box).to_have_value("for the next time")
     choose(page, "old", "Unpin")
-    expect(page.titles).to_have_text(["new", "week", "month", "old"])
+    expect(page.titles).to_have_text(["new", "week", "old"])
+    choose(page, "week", "Delete")
+    expect(page.titles).to_have_text(["new", "old"])
+    page.page.reload()
+    expect(page.titles).to_have_text(["new", "old"])
 
 
 @pytest.mark.slow
@@ -135,38 +162,6 @@ def test_the_model_s_title_is_shown_when_it_comes(
     expect(page.titles).to_have_text(["echo two", "The blue star"])
 
 
-def test_an_answer_in_own_words_is_a_branch_that_is_built_on(page: ChatPage, backend: FakeBackend) -> None:
-    page.ask("echo one")
-    page.wait_answered()
-    page.tool(page.answers.last, "Edit").click()
-    box = page.answers.last.get_by_label("Answer", exact=True)
-    expect(box).to_be_focused()
-    expect(box).to_have_value("one ")
-    box.fill("my **own** words")
-    page.page.reload()
-    expect(box).to_have_value("my **own** words")
-    box.press("Escape")
-    expect(page.answers.last.locator(".answer")).to_have_text("one")
-    page.tool(page.answers.last, "Edit").click()
-    box.fill("my **own** words")
-    box.press("Control+Enter")
-    expect(page.answers.last.locator("strong")).to_have_text("own")
-    expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
-    expect(page.answers.last.locator(".edited")).to_have_text("Edited")
-    expect(page.box).to_be_focused()
-    page.ask("echo two")
-    page.wait_ending("two")
-    assert [message.text.strip() for message in backend.calls[-1].messages] == [
-        "echo one",
-        "my **own** words",
-        "echo two",
-    ]
-    page.tool(page.answers.first, "Previous branch").click()
-    expect(page.answers).to_have_count(1)
-    expect(page.answers.last.locator(".answer")).to_have_text("one")
-    expect(page.answers.last.locator(".edited")).to_have_count(0)
-
-
 def test_a_temporary_chat_leaves_nothing(
     page: ChatPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], samples: Path
 ) -> None:
@@ -201,24 +196,3 @@ def test_a_temporary_chat_leaves_nothing(
     expect(page.titles).to_have_text(["echo kept"])
     page.wait_until(lambda: backend.active == 0)
     assert fake_server[1].store.find("local", limit=9)[0].title == "echo kept"
-
-
-def test_what_was_deleted_comes_back_with_what_was_written(page: ChatPage) -> None:
-    for name in ("one", "two"):
-        page.new_chat()
-        page.ask(f"echo {name}")
-        page.wait_answered()
-    page.box.fill("for the next time")
-    choose(page, "echo two", "Delete")
-    expect(page.titles).to_have_text(["echo one"])
-    expect(page.page.locator(".welcome")).to_be_visible()
-    expect(page.box).to_have_value("")
-    expect(page.chats.locator("a")).to_be_focused()
-    page.toasts.get_by_role("button", name="Undo").click()
-    expect(page.titles).to_have_text(["echo two", "echo one"])
-    expect(page.answers.locator(".answer")).to_have_text("two")
-    expect(page.box).to_have_value("for the next time")
-    choose(page, "echo one", "Delete")
-    expect(page.titles).to_have_text(["echo two"])
-    page.page.reload()
-    expect(page.titles).to_have_text(["echo two"])

@@ -104,8 +104,6 @@ def test_several_answers_are_walked_through_and_one_is_seen_while_it_is_written(
     page.dialog.get_by_role("button", name="Close comparison").click()
     expect(page.answers.last.locator(".count")).to_have_text("2/3")
 
-
-def test_an_answer_that_ends_while_the_comparison_is_on_its_way(page: ChatPage, backend: FakeBackend) -> None:
     held: list[tuple[Route, APIResponse]] = []
 
     def hold(route: Route) -> None:
@@ -118,8 +116,9 @@ def test_an_answer_that_ends_while_the_comparison_is_on_its_way(page: ChatPage, 
     def go_on() -> None:
         for _ in PHASES:
             backend.next_phase()
-        page.wait_answered()
+        page.wait_answered(2)
 
+    # One that ends while the comparison is on its way.
     page.ask("phases")
     go_on()
     page.page.route("**/api/answers", hold)

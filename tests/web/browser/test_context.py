@@ -62,7 +62,7 @@ def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatP
     expect(mark).to_have_count(0)
 
 
-def test_what_the_context_holds_is_in_numbers_with_its_parts(page: ChatPage) -> None:
+def test_the_context_is_shown_in_numbers_and_goes_on_with_a_summary(page: ChatPage, backend: FakeBackend) -> None:
     numbers = page.page.locator(".gauge .numbers")
     expect(numbers).to_contain_text("0 / 4,096")
     page.ask("echo " + "word " * 100)
@@ -83,11 +83,9 @@ def test_what_the_context_holds_is_in_numbers_with_its_parts(page: ChatPage) -> 
     expect(parts).to_be_hidden()
     numbers.hover()
     expect(parts).to_contain_text("Cache: KV")
-
-
-def test_a_new_chat_with_a_summary(page: ChatPage, backend: FakeBackend) -> None:
-    page.ask("echo " + "old words " * 700)
-    page.wait_answered()
+    # Where a message doesn't fit, a new chat begins with a summary.
+    page.ask("echo " + "old words " * 600)
+    page.wait_answered(2)
     page.box.fill("new words " * 400)
     page.page.locator(".trouble").get_by_role("button", name="Start a new chat with a summary of this one").click()
     expect(page.page.locator(".title")).to_contain_text("After:")

@@ -32,8 +32,23 @@ OBSERVE = """() => {
 }"""
 
 
-def test_the_page_does_not_jump_while_it_is_written(page: ChatPage) -> None:
-    """Nothing outside the answer moves, and the box keeps its place."""
+def keep_a_long_one(server: Server, num_messages: int) -> str:
+    """The id of a conversation of that many messages."""
+    conversation = create(server.store, "local", title="A long one")
+    parent = None
+    for number in range(num_messages):
+        role = "assistant" if number % 2 else "user"
+        text = f"Message {number}. " + (MARKDOWN if number % 2 else "What is that? " * 20)
+        node = Node(new_id(), parent, role, time.time() + number / 1000, text=text)
+        server.store.add("local", conversation.id, node)
+        parent = node.id
+    return conversation.id
+
+
+def test_the_page_does_not_jump_while_it_is_written_or_a_long_chat_opens(
+    page: ChatPage, fake_server: tuple[FakeBackend, Server]
+) -> None:
+    """Nothing outside the answer moves, and the box keeps its place; a long chat is drawn from its end."""
     page.page.evaluate(
         """() => {
             window.shifts = [];
@@ -58,24 +73,7 @@ def test_the_page_does_not_jump_while_it_is_written(page: ChatPage) -> None:
     assert page.page.evaluate("window.shifts") == []
     page.stop_button.click()
     page.wait_answered()
-
-
-def keep_a_long_one(server: Server, num_messages: int) -> str:
-    """The id of a conversation of that many messages."""
-    conversation = create(server.store, "local", title="A long one")
-    parent = None
-    for number in range(num_messages):
-        role = "assistant" if number % 2 else "user"
-        text = f"Message {number}. " + (MARKDOWN if number % 2 else "What is that? " * 20)
-        node = Node(new_id(), parent, role, time.time() + number / 1000, text=text)
-        server.store.add("local", conversation.id, node)
-        parent = node.id
-    return conversation.id
-
-
-def test_a_long_chat_opens_at_its_end_and_the_rest_follows(
-    page: ChatPage, fake_server: tuple[FakeBackend, Server]
-) -> None:
+    page.new_chat()
     page.page.evaluate(
         """() => {
             window.seen = [];

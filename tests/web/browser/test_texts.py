@@ -38,6 +38,7 @@ def test_texts_come_in_any_encoding_with_a_preview(page: ChatPage, backend: Fake
     page.ask("echo read")
     page.wait_answered()
     prompt = backend.calls[0].messages[0].text
+    assert "orte.csv" in prompt
     assert "Müller;<i>Weg</i>" in prompt
     assert "rС©ne" in prompt
     files = page.questions.locator(".text-file")
@@ -48,13 +49,3 @@ def test_texts_come_in_any_encoding_with_a_preview(page: ChatPage, backend: Fake
     page.page.locator(".composer input[type=file]").set_input_files(binary)
     expect(page.toasts).to_contain_text("data.txt")
     expect(page.thumbnails).to_have_count(0)
-
-
-def test_text_files_are_context(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("The square is yellow.", encoding="utf-8")
-    page.ask("echo read", [path])
-    page.wait_answered()
-    assert "The square is yellow." in backend.calls[0].messages[0].text
-    assert "notes.txt" in backend.calls[0].messages[0].text
-    expect(page.questions.locator(".document")).to_have_text("notes.txt")

@@ -72,9 +72,20 @@ def test_pictures_are_looked_at_by_keys(page: ChatPage, files: list[Path]) -> No
     expect(opener).to_be_focused()
 
 
-def test_pictures_are_looked_at_by_mouse(page: ChatPage, files: list[Path], tmp_path: Path) -> None:
+def test_media_are_looked_at_before_and_after_sending(page: ChatPage, files: list[Path], tmp_path: Path) -> None:
     Image.new("RGB", (60, 30), "red").save(tmp_path / "a.tiff")
-    page.ask("which?", [files[0], tmp_path / "a.tiff"])
+    (tmp_path / "a.avi").write_bytes(encode_video([scene(index) for index in range(4)], container="avi", codec="mpeg4"))
+    # Before they are sent: of a clip that browsers don't play its first frame, of which a part can be asked about, too.
+    page.attach(files[0], tmp_path / "a.tiff", tmp_path / "a.avi")
+    page.page.get_by_role("button", name="View wide.png").click()
+    title, image = page.dialog.locator("h2"), page.dialog.locator(".view img")
+    expect(title).to_have_text("wide.png, 1 of 3")
+    page.page.keyboard.press("End")
+    expect(title).to_have_text("a.avi, 0:00.0, 3 of 3")
+    page.wait_until(lambda: bool(image.evaluate("image => image.naturalWidth === 64")))
+    expect(page.dialog.get_by_role("button", name="Look closer")).to_be_visible()
+    page.page.keyboard.press("Escape")
+    page.ask("which?")
     page.wait_answered()
     page.questions.get_by_role("button", name="wide.png").click()
     view, percent, mouse = page.dialog.locator(".view"), page.dialog.locator(".percent"), page.page.mouse
@@ -94,25 +105,10 @@ def test_pictures_are_looked_at_by_mouse(page: ChatPage, files: list[Path], tmp_
     page.dialog.get_by_role("button", name="Fit").click()
     assert is_whole(page)
     # Browsers don't show it by themselves.
-    page.page.keyboard.press("End")
+    page.page.keyboard.press("ArrowRight")
     page.wait_until(lambda: bool(view.locator("img").evaluate("image => image.naturalWidth === 60")))
     page.dialog.get_by_role("button", name="Close", exact=True).click()
     expect(page.dialog).to_have_count(0)
-
-
-def test_what_is_not_sent_yet_is_looked_at_and_a_clip_that_no_browser_plays(page: ChatPage, tmp_path: Path) -> None:
-    frames = [scene(index) for index in range(4)]
-    (tmp_path / "a.avi").write_bytes(encode_video(frames, container="avi", codec="mpeg4"))
-    Image.new("RGB", (60, 30), "red").save(tmp_path / "b.png")
-    page.attach(tmp_path / "b.png", tmp_path / "a.avi")
-    page.page.get_by_role("button", name="View b.png").click()
-    title, image = page.dialog.locator("h2"), page.dialog.locator(".view img")
-    expect(title).to_have_text("b.png, 1 of 2")
-    page.page.keyboard.press("ArrowRight")
-    # The program shows its first frame, of which a part can be asked about, too.
-    expect(title).to_have_text("a.avi, 0:00.0, 2 of 2")
-    page.wait_until(lambda: bool(image.evaluate("image => image.naturalWidth === 64")))
-    expect(page.dialog.get_by_role("button", name="Look closer")).to_be_visible()
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ def test_who_logs_out_leaves_nothing_to_the_next(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts, "COST", (2, 8, 1))
+    monkeypatch.setattr("qwen35mm.web.serving.server.is_shared", lambda host: True)
     path = tmp_path / "accounts"
     for name in ("ann", "bob"):
         AccountFile(path).add(name, f"{name}'s words")
@@ -44,10 +45,26 @@ def test_who_logs_out_leaves_nothing_to_the_next(
         box.fill("echo a guest")
         box.press("Enter")
         expect(tab.locator(".message.assistant .answer")).to_have_text("a guest")
+        of_the_guest = tab.url
         tab.locator(".side-foot").get_by_role("button", name="Log in").click()
         log_in(tab, "ann", "ann's words")
         expect(tab.get_by_role("button", name="Account of ann")).to_be_visible()
         expect(tab.locator(".chat")).to_have_count(0)
+        tab.goto(of_the_guest)
+        toasts = tab.locator(".toasts")
+        expect(toasts).to_contain_text("chat no longer exists")
+        expect(tab.locator(".message")).to_have_count(0)
+        # Each has one answer at a time.
+        box.fill("slow")
+        box.press("Enter")
+        expect(tab.locator(".message.assistant .answer")).to_contain_text("word word")
+        tab.get_by_role("button", name="New chat").click()
+        box.fill("echo too much")
+        box.press("Enter")
+        expect(toasts).to_contain_text("You already have an answer in progress")
+        expect(box).to_have_value("echo too much")
+        tab.locator(".chat a").click()
+        tab.get_by_role("button", name="Stop", exact=True).click()
         tab.get_by_role("button", name="New chat").click()
         box.fill("a draft of ann's")
 

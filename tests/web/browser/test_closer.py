@@ -85,6 +85,7 @@ def test_a_part_of_a_turned_picture_is_asked_about_and_shown_in_its_place(
 def test_a_part_by_keys_goes_into_the_message(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
     page.ask("which?", [samples / "one-shape.png"])
     page.wait_answered()
+    file = source(backend)
     page.questions.locator(".picture").click()
     keys = page.page.keyboard
     page.dialog.get_by_role("button", name=CLOSER).click()
@@ -116,17 +117,11 @@ def test_a_part_by_keys_goes_into_the_message(page: ChatPage, backend: FakeBacke
         width, height = whole.size
         middle = whole.convert("RGB").crop((width // 4, height // 4, width - width // 4, height - height // 4))
         assert np.array_equal(np.asarray(part.convert("RGB")), np.asarray(middle))
-
-
-def test_why_a_part_can_not_be_had_is_seen_and_the_question_stays(
-    page: ChatPage, backend: FakeBackend, samples: Path
-) -> None:
-    page.ask("which?", [samples / "one-shape.png"])
-    page.wait_answered()
-    open_closer(page, page.questions)
+    # Why a part can't be had is seen, and the question stays.
+    open_closer(page, page.questions.first)
     drag(page, (0.2, 0.2), (0.6, 0.6))
     page.dialog.get_by_label(QUESTION).fill("What is it?")
-    source(backend).unlink()
+    file.unlink()
     page.page.keyboard.press("Enter")
     close = page.toasts.get_by_role("button", name="Dismiss")
     expect(page.toasts).to_contain_text("This file is no longer stored.")
@@ -134,14 +129,16 @@ def test_why_a_part_can_not_be_had_is_seen_and_the_question_stays(
     expect(close).to_have_count(0)
     page.page.keyboard.press("Escape")
     page.dialog.get_by_role("button", name="Close", exact=True).click()
-    open_closer(page, page.questions)
+    open_closer(page, page.questions.first)
     expect(page.dialog.get_by_label(QUESTION)).to_have_value("What is it?")
     page.page.keyboard.press("Escape")
     page.page.keyboard.press("Escape")
     expect(page.toasts).to_be_attached()
 
 
-def test_a_part_of_a_videos_frame(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+def test_a_videos_frame_has_parts_and_pictures_are_searched(
+    page: ChatPage, backend: FakeBackend, samples: Path
+) -> None:
     page.ask("which?", [samples / "moves-right.mp4"])
     page.wait_answered()
     page.questions.locator("video").evaluate(
@@ -161,30 +158,8 @@ def test_a_part_of_a_videos_frame(page: ChatPage, backend: FakeBackend, samples:
     expect(place).to_have_attribute("aria-label", "Show where this is in moves-right.mp4, 0:02.5")
     with Image.open(source(backend)) as part:
         assert part.width < part.height
-
-
-@pytest.mark.slow
-def test_a_finger_draws_on_a_phone(open_page: OpenPage, samples: Path) -> None:
-    page = open_page(viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
-    page.attach(samples / "one-shape.png")
-    page.send_button.click()
-    page.wait_answered()
-    open_closer(page, page.questions)
-    box = page.dialog.locator(".view").bounding_box()
-    assert box is not None
-    touch = page.context.new_cdp_session(page.page)
-    for kind, share in (("touchStart", 0.2), ("touchMove", 0.5), ("touchMove", 0.8), ("touchEnd", None)):
-        at = [] if share is None else [{"x": box["x"] + share * box["width"], "y": box["y"] + share * box["height"]}]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
-    expect(page.dialog.get_by_role("button", name="Ask", exact=True)).to_be_enabled()
-    part = page.dialog.locator(".cut").bounding_box()
-    assert part is not None
-    assert part["width"] == pytest.approx(0.6 * box["width"], abs=3)
-    assert page.page.evaluate("document.querySelector('.viewer').scrollWidth") <= 320
-    expect(page.dialog.get_by_role("button", name="Ask", exact=True)).to_be_in_viewport(ratio=1)
-
-
-def test_things_are_looked_for_in_a_picture(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+    # Things are looked for in a picture.
+    page.new_chat()
     page.ask("which?", [samples / "one-shape.png", samples / "two-shapes.jpg"])
     page.wait_answered()
     pictures = page.questions.locator(".medium")
@@ -207,3 +182,24 @@ def test_things_are_looked_for_in_a_picture(page: ChatPage, backend: FakeBackend
     page.wait_answered(4)
     expect(page.dialog).to_have_count(0)
     assert '{"point_2d": [x, y], "label": "category"}' in backend.calls[-1].messages[-1].text
+
+
+@pytest.mark.slow
+def test_a_finger_draws_on_a_phone(open_page: OpenPage, samples: Path) -> None:
+    page = open_page(viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
+    page.attach(samples / "one-shape.png")
+    page.send_button.click()
+    page.wait_answered()
+    open_closer(page, page.questions)
+    box = page.dialog.locator(".view").bounding_box()
+    assert box is not None
+    touch = page.context.new_cdp_session(page.page)
+    for kind, share in (("touchStart", 0.2), ("touchMove", 0.5), ("touchMove", 0.8), ("touchEnd", None)):
+        at = [] if share is None else [{"x": box["x"] + share * box["width"], "y": box["y"] + share * box["height"]}]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
+    expect(page.dialog.get_by_role("button", name="Ask", exact=True)).to_be_enabled()
+    part = page.dialog.locator(".cut").bounding_box()
+    assert part is not None
+    assert part["width"] == pytest.approx(0.6 * box["width"], abs=3)
+    assert page.page.evaluate("document.querySelector('.viewer').scrollWidth") <= 320
+    expect(page.dialog.get_by_role("button", name="Ask", exact=True)).to_be_in_viewport(ratio=1)

@@ -13,7 +13,7 @@ from qwen35mm.chat.quotas import ALONE
 from qwen35mm.web import serve
 from qwen35mm.web.serving import app
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage, OpenPage, chat_pages
+from tests.web.browser import ChatPage, chat_pages
 
 pytestmark = pytest.mark.browser
 
@@ -25,18 +25,19 @@ def line(page: ChatPage) -> Locator:
     return page.page.locator(".connection")
 
 
-def count_questions(page: ChatPage, text: str) -> int:
-    return page.questions.locator(".bubble", has_text=re.compile(f"^{text}$")).count()
-
-
-def test_without_a_network_nothing_is_lost_and_all_goes_on(open_page: OpenPage, samples: Path) -> None:
-    page = open_page()
+def test_without_a_network_nothing_is_lost_and_all_goes_on(page: ChatPage, samples: Path) -> None:
     page.server_ends = True
+    # A message whose answer was lost on the way is there once.
+    page.page.route("**/api/send", lambda route: (route.fetch(), route.abort()), times=1)
+    page.ask("echo only once")
+    page.wait_ending("only once")
+    expect(page.titles).to_have_count(1)
+    expect(page.questions.locator(".bubble", has_text=re.compile("^echo only once$"))).to_have_count(1)
     page.ask("slow")
     expect(page.work).to_contain_text("Writing")
     page.context.set_offline(True)
     expect(line(page)).to_contain_text(LOST)
-    expect(line(page)).to_contain_text(re.compile("Retrying in \\d s|Connecting"))
+    expect(line(page)).to_contain_text(re.compile(r"Retrying in \d s|Connecting"))
     expect(page.work).to_have_text("Paused until the connection is back")
     # Only its words are read out, and not each second.
     assert line(page).locator(".countdown").evaluate("e => e.closest('[role=status], [aria-live]')") is None
@@ -61,17 +62,6 @@ def test_without_a_network_nothing_is_lost_and_all_goes_on(open_page: OpenPage, 
     page.wait_ending("queued")
     expect(page.questions.last.locator("img")).to_have_count(1)
     expect(page.box).to_have_value("typed meanwhile")
-    expect(line(page)).to_have_css("opacity", "0")
-
-
-def test_a_message_whose_answer_was_lost_on_the_way_is_there_once(open_page: OpenPage) -> None:
-    page = open_page()
-    page.server_ends = True
-    page.page.route("**/api/send", lambda route: (route.fetch(), route.abort()), times=1)
-    page.ask("echo only once")
-    page.wait_ending("only once")
-    expect(page.titles).to_have_count(1)
-    assert count_questions(page, "echo only once") == 1
 
 
 @pytest.mark.slow

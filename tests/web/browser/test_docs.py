@@ -50,29 +50,25 @@ def docs_of(browser: Browser, demo: LoadedModel, keys: list[str]) -> Iterator[Pa
     assert (outside, problems) == ([], [])
 
 
-def test_the_operations_are_listed_without_any_other_machine(browser: Browser, demo: LoadedModel) -> None:
-    with docs_of(browser, demo, []) as page:
-        operations = page.locator(".opblock")
-        expect(operations.filter(has_text="/v1/chat/completions")).to_have_count(1)
-        expect(page.locator("form.swagger-ui")).to_be_hidden()
-        assert operations.count() > 10
-        # What stands behind an operation is drawn, too.
-        operations.filter(has_text="/detokenize").locator(".opblock-summary").click()
-        expect(page.locator(".opblock-body")).to_contain_text("As many requests wait as may.")
-
-
-def test_a_key_is_asked_for_and_goes_with_what_is_tried(browser: Browser, demo: LoadedModel) -> None:
+def test_operations_are_listed_and_tried_with_a_key_without_any_other_machine(
+    browser: Browser, demo: LoadedModel
+) -> None:
     with docs_of(browser, demo, [KEY]) as page:
-        field = page.get_by_label("API key")
+        field, operations = page.get_by_label("API key"), page.locator(".opblock")
         field.fill("another-key-of-nobody")
         field.press("Enter")
         expect(page.get_by_role("alert")).to_have_text("Wrong key")
-        expect(page.locator(".opblock")).to_have_count(0)
+        expect(operations).to_have_count(0)
         field.fill(KEY)
         field.press("Enter")
-        ready = page.locator(".opblock").filter(has_text="/ready")
+        expect(operations.filter(has_text="/v1/chat/completions")).to_have_count(1)
+        assert operations.count() > 10
+        expect(field).to_be_hidden()
+        # What stands behind an operation is drawn, too.
+        operations.filter(has_text="/detokenize").locator(".opblock-summary").click()
+        expect(page.locator(".opblock-body")).to_contain_text("As many requests wait as may.")
+        ready = operations.filter(has_text="/ready")
         ready.locator(".opblock-summary").click()
         ready.get_by_role("button", name="Try it out").click()
         ready.get_by_role("button", name="Execute").click()
         expect(ready.locator(".live-responses-table tbody .response-col_status")).to_contain_text("200")
-        expect(field).to_be_hidden()

@@ -39,7 +39,7 @@ def place(mark: Locator, picture: Locator) -> list[float]:
 
 def answer(page: ChatPage, marks: Any, *files: Path, before: str = "") -> None:
     page.ask(f"echo {before}{json.dumps(marks)}", files)
-    page.wait_until(lambda: page.page.locator(".pointed").count() == len(marks))
+    page.wait_until(lambda: page.answers.last.locator(".pointed").count() == len(marks))
     page.wait_answered(page.answers.count())
 
 
@@ -81,7 +81,7 @@ def test_marks_lie_on_the_turned_picture_light_up_and_are_saved(page: ChatPage, 
     assert place(marks.first, image) == pytest.approx([250, 250, 1000, 1000], abs=8)
 
 
-def test_marks_come_with_the_answer_and_are_looked_at_from_near(
+def test_marks_come_with_the_answer_and_are_looked_at_from_near_and_on_frames(
     page: ChatPage, backend: FakeBackend, samples: Path
 ) -> None:
     text = 'Look:\n```json\n[{"bbox_2d": [600, 600, 700, 700], "label": "box"}, {"bbox_2d": [0, 0, 10'
@@ -104,15 +104,13 @@ def test_marks_come_with_the_answer_and_are_looked_at_from_near(
     assert box["x"] + box["width"] / 2 == pytest.approx(stage["x"] + stage["width"] / 2, abs=2)
     page.page.keyboard.press("Escape")
     expect(page.answers.locator(".mark-line")).to_be_focused()
-
-
-def test_marks_of_a_video_lie_on_the_frames_that_were_shown(page: ChatPage, samples: Path) -> None:
     marks = [
         {"bbox_2d": [100, 100, 200, 200], "label": "star", "time": "00:00.1"},
         {"bbox_2d": [700, 100, 900, 200], "label": "star", "time": 99},
     ]
+    # Those of a video lie on the frames that were shown.
     answer(page, marks, samples / "moves-right.mp4")
-    figures = page.answers.locator(".grounding")
+    figures = page.answers.last.locator(".grounding")
     expect(figures).to_have_count(2)
     expect(figures.first.locator("figcaption")).to_contain_text("moves-right.mp4, 0:00.0")
     sources = [figure.locator("img").get_attribute("src") or "" for figure in figures.all()]

@@ -40,10 +40,6 @@ def write(page: ChatPage, words: Any) -> str:
     return page.page.evaluate(script, words)
 
 
-def test_an_english_page_writes_what_the_tests_read(page: ChatPage) -> None:
-    assert [write(page, words) for words in WORDS] == [english(words) for words in WORDS]
-
-
 @pytest.mark.slow
 def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backend: FakeBackend, samples: Path) -> None:
     page = open_page(locale="de-DE")
@@ -98,8 +94,11 @@ def english_in(text: str) -> list[str]:
     return found
 
 
-def test_no_english_reaches_a_german_page(open_page: OpenPage, backend: FakeBackend) -> None:
-    page = open_page(locale="de-DE")
+def test_a_page_writes_what_python_says_and_no_english_once_german_is_chosen(page: ChatPage) -> None:
+    assert [write(page, words) for words in WORDS] == [english(words) for words in WORDS]
+    with page.page.expect_navigation():
+        page.open_settings().get_by_label("Language").select_option("de")
+    page.box.wait_for()
     seen = [page.page.evaluate(SEEN)]
     for name, content in (("kaputt.png", b"\x89PNG\r\n\x1a\n broken"), ("nichts.mp4", b"\x00\x01 nothing")):
         file: FilePayload = {"name": name, "mimeType": "image/png", "buffer": content}

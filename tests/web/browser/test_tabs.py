@@ -1,15 +1,13 @@
-"""Several pages at once: tabs of one person, and several people."""
+"""Several tabs of one person at once."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from qwen35mm.web import Server, serve
+from qwen35mm.web import Server
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage, OpenPage, chat_pages
+from tests.web.browser import ChatPage, OpenPage
 
 pytestmark = pytest.mark.browser
 
@@ -66,39 +64,3 @@ def test_an_answer_can_be_stopped_before_there_is_news_of_it(open_page: OpenPage
     page.wait_answered()
     assert backend.active == 0
     other.page.unroute_all(behavior="ignoreErrors")
-
-
-def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.MonkeyPatch, samples: Path) -> None:
-    monkeypatch.setattr("qwen35mm.web.serving.server.is_shared", lambda host: True)
-    backend = FakeBackend()
-    server: Server = serve(backend, port=0)
-    try:
-        with chat_pages(browser, server.address) as open_page:
-            ann, ben = open_page(), open_page()
-            ann.ask("which secret?", [samples / "one-shape.png"])
-            ann.wait_answered()
-            picture = ann.questions.locator("img").get_attribute("src")
-            ben.page.reload()
-            ben.ask("echo mine")
-            ben.wait_answered()
-            expect(ben.titles).to_have_text(["echo mine"])
-            expect(ann.titles).to_have_text(["which secret?"])
-            address = ann.page.url
-            assert backend.calls[0].tenant != backend.calls[1].tenant
-            assert ann.context.request.get(str(picture)).status == 200
-            session = "() => JSON.parse(localStorage.getItem('qwen35mm-session')).ticket"
-            tickets = [each.page.evaluate(session) for each in (ann, ben)]
-            assert ben.context.request.get(str(picture).replace(*tickets)).status == 404
-            assert ben.context.request.get(str(picture).partition("?")[0]).status == 401
-            ben.page.goto(address)
-            expect(ben.toasts).to_contain_text("chat no longer exists")
-            expect(ben.questions).to_have_count(0)
-            # Where strangers share the page, each has one answer at a time.
-            ann.ask("slow")
-            expect(ann.answers.last.locator(".answer")).to_contain_text("word word")
-            ann.new_chat()
-            ann.ask("echo too much")
-            expect(ann.toasts).to_contain_text("You already have an answer in progress")
-            expect(ann.box).to_have_value("echo too much")
-    finally:
-        server.close()

@@ -23,9 +23,9 @@ from tests.web.browser import ChatPage, chat_pages
 pytestmark = pytest.mark.browser
 
 SAMPLES = asset_path("samples")
-# A picture and a clip in `make test`, the others with the long tests.
-SOME = ["two-shapes.jpg", "moves-right.mp4"]
-SOME += [pytest.param(name, marks=pytest.mark.slow) for name in ("one-shape.png", "moves-left.gif")]
+# A picture and a clip in `make test`, others with the long tests.
+SOME = ("two-shapes.jpg", "moves-right.mp4")
+OTHERS = pytest.param(("one-shape.png", "moves-left.gif"), marks=pytest.mark.slow)
 TURNS = {entry["file"]: entry["turns"] for entry in json.loads((SAMPLES / "samples.json").read_text())}
 
 
@@ -64,26 +64,13 @@ def page(tab: ChatPage, demo_server: Server) -> Iterator[ChatPage]:
     tab.leave()
 
 
-def test_the_page_says_that_this_is_a_demo(page: ChatPage) -> None:
+def test_the_page_says_that_this_is_a_demo_and_its_examples_are_answered_rightly(page: ChatPage) -> None:
     banner = page.page.locator(".banner")
     expect(banner).to_contain_text("It knows coloured shapes in drawn pictures and short clips, and nothing else.")
     command = banner.get_by_text("make chat MODEL=Qwen/Qwen3.5-2B")
     expect(command).not_to_be_visible()
     banner.locator("summary").click()
     expect(command).to_be_visible()
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_an_upload_is_answered_rightly(page: ChatPage, name: str) -> None:
-    files = [SAMPLES / name]
-    for number, turn in enumerate(TURNS[name], start=1):
-        page.ask(turn["question"], files)
-        assert page.wait_answered(number) == turn["answer"]
-        files = []
-    expect(page.cost).to_contain_text("tokens/s")
-
-
-def test_examples_are_answered_rightly(page: ChatPage) -> None:
     examples = choose_examples(load_samples())
     expect(page.examples).to_have_count(len(examples))
     for index in (0, len(examples) - 1):
@@ -93,15 +80,37 @@ def test_examples_are_answered_rightly(page: ChatPage) -> None:
         page.new_chat()
 
 
-def test_several_images_and_a_clip_and_text_alone_get_an_answer(page: ChatPage) -> None:
-    page.ask("How many shapes are there?", [SAMPLES / "wide.jpg", SAMPLES / "tall.png", SAMPLES / "moves-down.webm"])
-    assert page.wait_answered(1)
-    page.ask("And now?")
-    assert page.wait_answered(2)
+@pytest.mark.parametrize("names", [SOME, OTHERS], ids=" ".join)
+def test_uploads_are_answered_rightly_and_a_cut_one_is_explained(
+    page: ChatPage, demo: LocalBackend, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    cut = tmp_path / f"cut-{names[-1]}"
+    content = (SAMPLES / names[-1]).read_bytes()
+    cut.write_bytes(content[: len(content) // 8])
+    page.page.locator(".composer input[type=file]").set_input_files(cut)
+    explained = page.page.locator(".toast, .thumbnail.bad .label").filter(has_text=f"'cut-{names[-1]}'")
+    expect(explained.first).to_be_visible()
+    if names[-1].endswith(".mp4"):
+        # It is not sent, and survives a reload with what is written.
+        page.ask("What is this?")
+        page.page.reload()
+        page.page.get_by_role("button", name=f"Remove {cut.name}").click()
+    for name in names:
+        page.new_chat()
+        files = [SAMPLES / name]
+        for number, turn in enumerate(TURNS[name], start=1):
+            page.ask(turn["question"], files)
+            assert page.wait_answered(number) == turn["answer"]
+            files = []
+    expect(page.cost).to_contain_text("tokens/s")
+    # Several at once, and none, get an answer.
     page.new_chat()
     page.ask("Hello")
     assert page.wait_answered(1)
+    page.ask("How many shapes are there?", [SAMPLES / "wide.jpg", SAMPLES / "tall.png", SAMPLES / "moves-down.webm"])
+    assert page.wait_answered(2)
     expect(page.page.locator(".problem:visible")).to_have_count(0)
+    page.wait_until(lambda: demo.engine.idle)
 
 
 @pytest.mark.slow
@@ -129,29 +138,6 @@ def test_a_part_of_a_clip_is_asked_about_and_what_it_left_out_is_seen(page: Chat
     after.locator("summary").click()
     expect(after.locator(".time")).to_have_text(times)
     expect(after.locator(".same")).to_have_count(same)
-
-
-@pytest.mark.parametrize("name", SOME[1:3])
-def test_a_cut_file_is_explained_and_the_page_goes_on(
-    page: ChatPage, demo: LocalBackend, name: str, tmp_path: Path
-) -> None:
-    content = (SAMPLES / name).read_bytes()
-    cut = tmp_path / f"cut-{name}"
-    cut.write_bytes(content[: len(content) // 8])
-    page.page.locator(".composer input[type=file]").set_input_files(cut)
-    if name.endswith(".mp4"):
-        expect(page.page.locator(".thumbnail.bad")).to_have_count(1)
-        page.ask("What is this?")
-    explained = page.page.locator(".answer + .problem, .toast, .thumbnail.bad .label").filter(has_text=f"'cut-{name}'")
-    expect(explained.first).to_be_visible()
-    page.page.reload()
-    page.new_chat()
-    if name.endswith(".mp4"):  # not even sent, and what is written survives a reload
-        page.page.get_by_role("button", name=f"Remove {cut.name}").click()
-    question = TURNS[name][0]
-    page.ask(question["question"], [SAMPLES / name])
-    assert page.wait_answered() == question["answer"]
-    page.wait_until(lambda: demo.engine.idle)
 
 
 class StepByStep:

@@ -128,22 +128,6 @@ def opened(browser: Browser, address: str) -> Iterator[GradioPage]:
 COST = re.compile(r"\d+ tokens written")
 
 
-def test_a_picture_is_asked_about_and_the_chat_is_found_again(browser: Browser, demo_address: str) -> None:
-    with opened(browser, demo_address) as page:
-        page.ask("Describe the picture.", SAMPLES / "two-shapes.jpg")
-        first = "A green circle at the top left, a purple diamond at the top right."
-        page.wait_answered(first, COST)
-        page.ask("How many shapes are there?")
-        answers = (first, COST, "There are two shapes.", COST)
-        page.wait_answered(*answers)
-        page.page.get_by_role("button", name=COST).last.click()
-        expect(page.answers.last).to_contain_text(re.compile("tokens read, [1-9][0-9]* of them from the cache"))
-        page.visit()
-        expect(page.answers).to_have_count(0)
-        page.chats.get_by_text("Describe the picture.").click()
-        page.wait_answered(*answers)
-
-
 @pytest.mark.slow
 def test_a_clip_and_an_example_are_answered_rightly(browser: Browser, demo_address: str) -> None:
     with opened(browser, demo_address) as page:
@@ -161,14 +145,16 @@ def fake() -> Iterator[tuple[FakeBackend, str]]:
         yield backend, server.url
 
 
-def test_a_slider_counts_and_stop_ends_the_answer(browser: Browser, fake: tuple[FakeBackend, str]) -> None:
+def test_a_slider_counts_stop_ends_the_answer_and_the_chat_is_found_again(
+    browser: Browser, fake: tuple[FakeBackend, str]
+) -> None:
     backend, address = fake
     with opened(browser, address) as page:
         page.page.get_by_role("button", name="Settings").first.click()
         frames = page.page.get_by_label("number input for Most frames of a video")
         frames.fill("4")
         frames.blur()
-        page.ask("slow", SAMPLES / "moves-right.mp4")
+        page.ask("slow", SAMPLES / "moves-right.mp4", SAMPLES / "two-shapes.jpg")
         expect(page.answers).to_contain_text("word word")
         page.stop_button.click()
         expect(page.box).to_be_editable()
@@ -177,8 +163,15 @@ def test_a_slider_counts_and_stop_ends_the_answer(browser: Browser, fake: tuple[
         assert plan is not None
         assert len(plan.frame_indices) == 4
         page.ask("echo on")
-        page.wait_answered(re.compile("word"), "on", COST)
+        answers = (re.compile("word"), "on", COST)
+        page.wait_answered(*answers)
         assert "word" in backend.calls[-1].messages[1].text, "what was written of it is part of the chat"
+        page.page.get_by_role("button", name=COST).last.click()
+        expect(page.answers.last).to_contain_text("3 tokens read")
+        page.visit()
+        expect(page.answers).to_have_count(0)
+        page.chats.get_by_text("slow").click()
+        page.wait_answered(*answers)
 
 
 @pytest.mark.slow

@@ -125,7 +125,9 @@ def first_refused(*grammars: tuple[Kind, str]) -> tuple[int, str] | None:
         if check is None:
             check = _checks[digest] = Future()
     if is_new:
-        _check_into(check, digest, json.dumps({"packages": str(packages), "grammars": grammars}), len(grammars) - 1)
+        limits = {"cpu_s": grammar_check.CPU_S, "memory_bytes": grammar_check.MEMORY_BYTES}
+        work = {"packages": str(packages), "grammars": grammars, **limits}
+        _check_into(check, digest, json.dumps(work), len(grammars) - 1)
     return check.result()
 
 

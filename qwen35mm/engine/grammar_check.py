@@ -1,8 +1,8 @@
 """The script of a child process that checks grammars: a schema that takes too much time or memory, or that crashes the
 parser, ends only this process.
 
-It imports nothing of qwen35mm. Standard input is JSON: the folder of llguidance, and the grammars. Standard output is
-JSON: {}, or {"at": index of the refused grammar, "error": reason}.
+It imports nothing of qwen35mm. Standard input is JSON: the folder of llguidance, the grammars, and the limits of time
+and memory. Standard output is JSON: {}, or {"at": index of the refused grammar, "error": reason}.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
     sys.path.append(work["packages"])
     import llguidance  # noqa: F401 - before the limits
 
-    _limit_process()
+    _limit_process(work["cpu_s"], work["memory_bytes"])
     threading.stack_size(STACK_BYTES)
     found: dict[str, Any] = {"at": 0, "error": "it can't be read"}
     thread = threading.Thread(target=lambda: found.update(_first_refused(work["grammars"])))
@@ -108,14 +108,14 @@ def main() -> None:
     os._exit(0)
 
 
-def _limit_process() -> None:
+def _limit_process(cpu_s: int, memory_bytes: int) -> None:
     try:
         import resource
     except ImportError:  # Windows: the parent's clock is the only limit.
         return
     for kind, limit in (
-        (resource.RLIMIT_DATA, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_DATA, memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_CORE, 0),
     ):
         with contextlib.suppress(ValueError, OSError):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image as PILImage
 
 from qwen35mm.contract import Message, Part, SamplingParams
-from qwen35mm.engine import Request
+from qwen35mm.engine import Request, grammar, grammar_check
 from qwen35mm.model import Batch, LoadedModel, Qwen35Model
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT
 from tests.engine.exact import DENSE, Chat, chat_model, picture
@@ -31,6 +32,23 @@ def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], t
         return forward(self, batch)
 
     return fail
+
+
+@pytest.fixture(scope="module")
+def checked_here() -> Iterator[None]:
+    """Grammars are checked in this process, for tests that aren't about the child process and its limits."""
+
+    def says(work: str, last: int) -> tuple[int, str] | None:
+        for at, (kind, text) in enumerate(json.loads(work)["grammars"]):
+            try:
+                grammar_check.check(kind, text, follows=at == last)
+            except grammar_check.RefusalError as error:
+                return at, str(error)
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar, "_child_says", says)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -55,16 +55,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "anything": {},
 }
 
-_TOO_MUCH = "checking it takes more than"
+TOO_MUCH = "checking it takes more than"
 # Each takes minutes, gigabytes or the process itself, or is beyond what can be followed; and how it is refused.
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "patterns in allOf": (
         {"type": "string", "allOf": [{"pattern": f".*a{i}.{{50}}b"} for i in range(1, 40)]},
-        _TOO_MUCH,
-    ),
-    "letters in allOf": (
-        {"type": "string", "allOf": [{"pattern": f"\\p{{L}}{{{i},50}}[^\\x00-\\x7f]{{{i}}}"} for i in range(1, 25)]},
-        _TOO_MUCH,
+        TOO_MUCH,
     ),
     "choices in allOf": (
         {"allOf": [{"anyOf": [{"type": "string", "pattern": f".*{i}x{j}.*"} for j in range(4)]} for i in range(12)]},
@@ -72,24 +68,16 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "keys by pattern": (
         {"type": "object", "patternProperties": {f"^x{i}_.*$": {"type": "null"} for i in range(900)}},
-        _TOO_MUCH,
+        TOO_MUCH,
     ),
-    "multiples": ({"type": "integer", "multipleOf": 10_000_019}, _TOO_MUCH),
+    "multiples": ({"type": "integer", "multipleOf": 10_000_019}, TOO_MUCH),
     "a chain of arrays": (
         {"d": {f"{i:x}": {"items": {"$ref": f"#/d/{i + 1:x}"}} for i in range(1500)} | {"5dc": {}}, "$ref": "#/d/0"},
-        _TOO_MUCH,
-    ),
-    "a chain of choices": (
-        {"d": {f"{i:x}": {"anyOf": [{"$ref": f"#/d/{i + 1:x}"}]} for i in range(1500)} | {"5dc": {}}, "$ref": "#/d/0"},
-        _TOO_MUCH,
+        TOO_MUCH,
     ),
     "parentheses": ({"type": "string", "pattern": "(" * 20_000 + "a" + ")" * 20_000}, "regex"),
     "optional properties": (
         record({f"p{i}": {"type": "string", "pattern": f"^[a-z]{{3,20}}{i}x+$"} for i in range(900)}, []),
-        "too many properties or choices may come next",
-    ),
-    "arrays side by side": (
-        {"anyOf": [{"type": "array", "items": {"maxLength": 300 + i}, "minItems": 1} for i in range(900)]},
         "too many properties or choices may come next",
     ),
     "a circle of objects": (

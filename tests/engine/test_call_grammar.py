@@ -25,6 +25,8 @@ from qwen35mm.tokenizer import Tokenizer
 from tests.engine.exact import DENSE, Chat, chat_model, serve, user
 from tests.engine.schemas import engine_of
 
+pytestmark = pytest.mark.usefixtures("checked_here")
+
 FORMS: tuple[CallForm, ...] = ("xml", "json")
 # What ends that of which there may be any amount.
 CLOSERS = ("\n</parameter>", "</parameter>", '"', "]", "}")
@@ -96,7 +98,7 @@ def written(
     return None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(tools=tools_of(), form=st.sampled_from(FORMS), several=st.booleans(), seed=st.integers(0, 2**32))
 def test_whatever_is_written_is_calls_of_these_tools(
     tools: list[dict[str, Any]], form: CallForm, several: bool, seed: int

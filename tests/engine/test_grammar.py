@@ -12,13 +12,10 @@ from qwen35mm.engine import check_json_schema, grammar
 from qwen35mm.engine.grammar import MAX_COMPILED, Grammars
 from qwen35mm.errors import MissingExtraError, RequestError
 from qwen35mm.model import LoadedModel
-from tests.engine.exact import (
-    Chat,
-    serve,
-    user,
-    words,
-)
+from tests.engine.exact import Chat, serve, user, words
 from tests.engine.schemas import CAPTION, HOSTILE, SCHEMAS, SHORT, check, engine_of, params, record
+
+pytestmark = pytest.mark.usefixtures("checked_here")
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -26,10 +23,9 @@ def test_every_reply_that_stops_satisfies_its_schema(name: str, loaded: LoadedMo
     schema = SCHEMAS[name]
     requests = [
         chat.request([user(words(seed, name))], params=params(schema, seed=seed, temperature=temperature))
-        for seed, temperature in enumerate((0.0, 0.7, 1.5, 3.0, 3.0))
+        for seed, temperature in enumerate((0.0, 1.5, 3.0))
     ]
     stopped = [check(answer.result, schema) for answer in serve(engine_of(loaded), *requests)]
-    # Some have strings without a bound, which a random model hardly ever ends.
     assert sum(stopped) >= 2
 
 

@@ -15,17 +15,26 @@ from typing import Any
 import pytest
 
 from qwen35mm.contract.sampling import MAX_JSON_SCHEMA_CHARS
-from qwen35mm.engine import check_json_schema, grammar
+from qwen35mm.engine import check_json_schema, grammar, grammar_check
 from qwen35mm.engine.call_grammar import grammar_of_calls
 from qwen35mm.engine.grammar_check import any_reply_ends
 from qwen35mm.errors import EngineError, RequestError
 from qwen35mm.model import LoadedModel
-from tests.engine.schemas import HOSTILE, SCHEMAS, record
+from tests.engine.schemas import HOSTILE, SCHEMAS, TOO_MUCH, record
+
+
+@pytest.fixture
+def little_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check has a third of its time and half of its memory, so that nobody waits for what exceeds them."""
+    monkeypatch.setattr(grammar_check, "CPU_S", 1)
+    monkeypatch.setattr(grammar_check, "MEMORY_BYTES", 64 << 20)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_is_refused_and_remembered(name: str) -> None:
+def test_a_hostile_schema_is_refused_and_remembered(name: str, request: pytest.FixtureRequest) -> None:
     schema, words = HOSTILE[name]
+    if words == TOO_MUCH:
+        request.getfixturevalue("little_is_too_much")
     text = json.dumps(schema)
     assert len(text) <= MAX_JSON_SCHEMA_CHARS
     for _ in range(2):
@@ -106,7 +115,7 @@ def test_a_check_in_progress_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     ("end", "is_remembered"),
     [
         *((f"os.kill(os.getpid(), signal.{name})", True) for name in ("SIGXCPU", "SIGKILL", "SIGSEGV", "SIGABRT")),
-        *(("os.kill(os.getpid(), signal.SIGTERM)", False), ("sys.exit(1)", False), ("import nothing_at_all", False)),
+        *(("os.kill(os.getpid(), signal.SIGTERM)", False), ("sys.exit(1)", False)),
     ],
 )
 def test_only_what_takes_too_much_is_refused_for_good(
@@ -137,7 +146,7 @@ def test_where_the_clock_is_the_limit_it_is_a_verdict(tmp_path: Path, monkeypatc
         monkeypatch.setattr(grammar, "_SCRIPT", tmp_path / "none.py")
 
 
-def test_many_tools_have_one_limit(loaded: LoadedModel) -> None:
+def test_many_tools_have_one_limit(loaded: LoadedModel, little_is_too_much: None) -> None:
     """Each of them is within it alone."""
     patterns = {f"^x{i}_.*$": {"type": "integer"} for i in range(40)}
     tools = [
@@ -149,11 +158,10 @@ def test_many_tools_have_one_limit(loaded: LoadedModel) -> None:
     grammar_of_calls(tools[:1], "xml", loaded.tokenizer, several=True, only_calls=True)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whether_a_reply_ends_is_as_defined(seed: int) -> None:
-    chance = random.Random(seed)
+def test_whether_a_reply_ends_is_as_defined() -> None:
+    chance = random.Random(0)
     answers = [0, 0]
-    for _ in range(200):
+    for _ in range(500):
         schema = {**drawn(chance, 3), "$defs": {name: drawn(chance, 2) for name in "abc"}}
         ends = any_reply_ends(schema)
         assert ends == defined(schema), schema
@@ -167,9 +175,8 @@ def test_a_long_chain_of_references_takes_no_square_of_its_length() -> None:
     assert any_reply_ends({"$defs": {**chain, "20000": {"type": "null"}}, "$ref": "#/$defs/0"})
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_ordinary_schemas_have_replies_that_end(name: str) -> None:
-    assert any_reply_ends(SCHEMAS[name])
+def test_ordinary_schemas_pass_within_the_limits() -> None:
+    assert grammar.first_refused(*(("strict", json.dumps(schema)) for schema in SCHEMAS.values())) is None
 
 
 def drawn(chance: random.Random, depth: int) -> dict[str, Any]:

@@ -17,18 +17,10 @@ from qwen35mm.engine.output import ThinkingTokens
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
-from tests.engine.exact import (
-    DENSE,
-    Chat,
-    assert_same,
-    assistant,
-    chat_model,
-    cold,
-    serve,
-    user,
-    words,
-)
+from tests.engine.exact import DENSE, Chat, assert_same, assistant, chat_model, cold, serve, user, words
 from tests.engine.schemas import CAPTION, SHORT, check, engine_of, params
+
+pytestmark = pytest.mark.usefixtures("checked_here")
 
 
 @contextmanager
@@ -146,7 +138,7 @@ def continued(loaded: LoadedModel, text: str, sampling: SamplingParams) -> Reque
 def test_a_continued_reply_goes_on_where_it_was(loaded: LoadedModel) -> None:
     engine = engine_of(loaded)
     text = '{"caption": "é \\"日", "tags": ["a b"]}'
-    for stop in (1, 5, 11, 13, 14, 17, 19, 22, 30, len(text)):
+    for stop in (1, 13, 14, 22, len(text)):
         (answer,) = serve(engine, continued(loaded, text[:stop], params(CAPTION, seed=stop)))
         assert answer.result.finish_reason == "stop"
         jsonschema.Draft202012Validator(CAPTION).validate(json.loads(text[:stop] + answer.result.text))

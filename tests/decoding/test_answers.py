@@ -9,7 +9,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,18 @@ PROCESSOR = MediaProcessor.from_pretrained(demo_model_path())
 CLIP = asset_path("samples") / "moves-right.mp4"
 
 
-def answered() -> tuple[dict[str, Any], bytes]:
-    """A true answer: its JSON, and the data after it."""
+@cache
+def whole_answer() -> bytes:
     stream = io.BytesIO()
     send_answer(stream, prepared_answer(PROCESSOR.prepare(CLIP)))
-    _, num_text, _ = struct.unpack_from("<4sIQ", stream.getvalue())
-    return json.loads(stream.getvalue()[16 : 16 + num_text]), stream.getvalue()[16 + num_text :]
+    return stream.getvalue()
+
+
+def answered() -> tuple[dict[str, Any], bytes]:
+    """A true answer: its JSON, and the data after it."""
+    whole = whole_answer()
+    _, num_text, _ = struct.unpack_from("<4sIQ", whole)
+    return json.loads(whole[16 : 16 + num_text]), whole[16 + num_text :]
 
 
 def sent(message: Any, data: bytes = b"", num_data: int | None = None) -> io.BytesIO:

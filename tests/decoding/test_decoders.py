@@ -54,28 +54,23 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-@pytest.mark.parametrize(
-    ("what", "error", "words"),
-    [
+def test_a_process_that_dies_or_never_ends_takes_nobody_along(make: Callable[..., DecodingProcessor]) -> None:
+    others, hostile = make(), make()
+    expected = PROCESSOR.prepare(PICTURE).plan
+    for what, error, words in (
         (hostile_decoder.CRASH, DecoderCrashError, "The decoder broke down over the uploaded data"),
         (hostile_decoder.NONSENSE, DecoderCrashError, "The decoder broke down over the uploaded data"),
         (hostile_decoder.STUCK, DecoderTimeoutError, "Reading the uploaded data took too long, and was ended"),
-        (hostile_decoder.RUDE, DecoderTimeoutError, "Reading the uploaded data took too long, and was ended"),
-    ],
-)
-def test_a_process_that_dies_or_never_ends_takes_nobody_along(
-    make: Callable[..., DecodingProcessor], what: bytes, error: type[Exception], words: str
-) -> None:
-    others, hostile = make(), make(timeout_s=3.0 if error is DecoderTimeoutError else None)
-    expected = PROCESSOR.prepare(PICTURE).plan
-    with ThreadPoolExecutor(2) as threads:
-        bad = threads.submit(hostile.prepare, PICTURE + what)
-        for _ in range(3):
-            assert others.prepare(PICTURE).plan == expected
-        with pytest.raises(error, match=words):
-            bad.result()
-    # What was ended is replaced.
-    assert replace(hostile, decoders=others.decoders).prepare(PICTURE).plan == expected
+    ):
+        # What was ended is replaced.
+        assert hostile.prepare(PICTURE).plan == expected
+        hostile.decoders._timeout_s = 0.5 if error is DecoderTimeoutError else None
+        with ThreadPoolExecutor(1) as threads:
+            bad = threads.submit(hostile.prepare, PICTURE + what)
+            for _ in range(3):
+                assert others.prepare(PICTURE).plan == expected
+            with pytest.raises(error, match=words):
+                bad.result()
     hostile.decoders._timeout_s = None
     assert hostile.prepare(PICTURE).plan == expected
 
@@ -216,7 +211,7 @@ def test_processes_are_used_again() -> None:
 
 def test_processes_end_when_nobody_needs_them() -> None:
     before = children()
-    with closing(Decoders(idle_s=0.2)) as decoders:
+    with closing(Decoders(idle_s=0.05)) as decoders:
         media = DecodingProcessor.of(PROCESSOR, decoders)
         for _ in range(2):
             assert media.plan(PICTURE) == PROCESSOR.plan(PICTURE)
@@ -257,33 +252,29 @@ def test_closing_waits_for_no_decoder_that_is_stuck(make: Callable[..., Decoding
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the parent that is killed is made by a fork")
-@pytest.mark.parametrize("what", [b"", hostile_decoder.STUCK, hostile_decoder.RUDE])
-def test_a_decoder_does_not_outlive_a_parent_that_was_killed(
-    make: Callable[..., DecodingProcessor], what: bytes
-) -> None:
+def test_a_decoder_does_not_outlive_a_parent_that_was_killed(make: Callable[..., DecodingProcessor]) -> None:
     """Not even one that is stuck; nor one that doesn't let it see that, once its time is over."""
-    media = make(timeout_s=1.0 if what == hostile_decoder.RUDE else 600.0)
     begun, says_begun = os.pipe()
     parent = os.fork()
     if parent == 0:
         try:
-            if what == hostile_decoder.RUDE:
-                # Its own clock would end it first.
-                setattr(process.Process, "_end_work", lambda *_: None)  # noqa: B010
-            else:
+            # Its own clock would end the last one first.
+            setattr(process.Process, "_end_work", lambda *_: None)  # noqa: B010
+            made = {b"": make(), hostile_decoder.STUCK: make()}
+            # The child's clock allows five seconds more.
+            made[hostile_decoder.RUDE] = make(timeout_s=-3.0)
+            for what, media in made.items():
                 media.plan(PICTURE)
+                if what:
+                    threading.Thread(target=media.plan, args=(PICTURE + what,)).start()
             os.write(says_begun, b"1")
-            if what:
-                media.plan(PICTURE + what)
-            else:
-                time.sleep(1000)
+            time.sleep(1000)
         finally:
             os._exit(1)
     assert os.read(begun, 1) == b"1"
-    while not (found := psutil.Process(parent).children()):
-        time.sleep(0.01)
-    if what == hostile_decoder.RUDE:
-        time.sleep(2)
+    found = psutil.Process(parent).children()
+    assert len(found) == 3
+    time.sleep(0.5)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     _, alive = psutil.wait_procs(found, timeout=60)

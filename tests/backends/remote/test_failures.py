@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
@@ -30,9 +31,9 @@ from tests.backends.remote.server import (
 LONG = RemoteTimeouts(first_s=30.0, silence_s=30.0)
 
 
-@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
-async def test_what_passes_is_tried_again(server: ModelServer, asker: Asker, status: int) -> None:
-    server.acts = [fails(status, {"error": {"message": "not now"}})] * 3
+@pytest.mark.parametrize("statuses", [(408, 409, 425), (429, 500, 502), (503, 503, 504)])
+async def test_what_passes_is_tried_again(server: ModelServer, asker: Asker, statuses: tuple[int, ...]) -> None:
+    server.acts = [fails(status, {"error": {"message": "not now"}}) for status in statuses]
     assert (await asker.ask()).text == "A red square."
     assert asker.waits_s == [0.5, 1.0, 2.0]
     assert len(server.bodies) == 4
@@ -43,7 +44,6 @@ async def test_what_passes_is_tried_again(server: ModelServer, asker: Asker, sta
     ("status", "kind", "message"),
     [
         (429, QueueFullError, 'too many requests already: "not now".*tried 2 times'),
-        (500, EngineError, "failed with 500 .*not now.*tried 2 times"),
         (503, EngineError, "failed with 503 .*not now.*tried 2 times"),
         (408, RequestTimeoutError, "gave up waiting.*tried 2 times"),
     ],
@@ -131,7 +131,6 @@ BROKEN: dict[str, tuple[Act, str]] = {
     "closes amid the answer": (sends(AMID, then=closes), "broke off the connection"),
     "closes within a character": (sends(CUT_WITHIN_A_CHARACTER, then=closes), "broke off the connection"),
     "ends too early": (sends(AMID), "damaged answer: it ended before the reply was finished"),
-    "is done without a reason": (sends([*BEGUN, b"data: [DONE]\n\n"]), "damaged answer: it ended before the reply"),
     "sends no JSON": (sends([*BEGUN, b"data: {broken\n\n"]), "damaged answer: an event that isn't JSON"),
     "sends no UTF-8": (sends([b"data: \xff\xfe\n\n"]), "damaged answer: text that isn't UTF-8"),
     "sends other objects": (sends([event([1, 2])]), "damaged answer: an event that is a list"),
@@ -157,9 +156,9 @@ async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
     server: ModelServer, asker: Asker, name: str
 ) -> None:
     act, message = BROKEN[name]
-    server.acts = [act, act]
+    server.acts = [act]
     assert (await asker.ask(timeouts=LONG)).text == "A red square."
-    assert (len(server.bodies), len(asker.waits_s)) == (3, 2)
+    assert (len(server.bodies), len(asker.waits_s)) == (2, 1)
     server.acts = [act]
     with pytest.raises(EngineError, match=rf"{message}.*It was tried once\."):
         await asker.ask(timeouts=LONG, max_attempts=1)
@@ -170,11 +169,12 @@ async def test_an_answer_that_stalls_is_asked_for_again_and_never_doubled(
     server: ModelServer, asker: Asker, act: Act, message: str
 ) -> None:
     server.acts = [act]
-    result = await asker.ask(timeouts=RemoteTimeouts(first_s=1.0, silence_s=1.0))
+    # Only the limit that is meant: else a good answer would seem to stall more often.
+    timeouts = RemoteTimeouts(30.0, 30.0, 0.4) if "amid" in message else RemoteTimeouts(30.0, 0.4, 30.0)
+    result = await asker.ask(timeouts=timeouts)
     # On a busy machine a good answer may seem to stall, too.
     assert (result.text, len(server.bodies) >= 2, len(asker.waits_s) >= 1) == ("A red square.", True, True)
-    # Its first words need longer than one moment on a busy machine where it is their silence that counts.
-    timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.4) if "amid" in message else RemoteTimeouts(first_s=0.3)
+    timeouts = replace(timeouts, **{"silence_s" if "amid" in message else "first_s": 0.1})
     server.acts = [act]
     with pytest.raises(RequestTimeoutError, match=rf"{message.format(**vars(timeouts))}.*It was tried once\."):
         await asker.ask(timeouts=timeouts, max_attempts=1)
@@ -198,20 +198,20 @@ async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker
 
 async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Asker) -> None:
     first, *others = pieces(["Red."])
-    slow = [first, *[b": ping\n\n", b": ping\r\n\r\n"] * 25, b"".join(others)]
+    slow = [first, *[b": ping\n\n", b": ping\r\n\r\n"] * 14, b"".join(others)]
     server.acts = [sends(slow, pause_s=0.025)]
     # Longer than the silence that is allowed lies between two pieces, and far less between two signs of life.
-    assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=1.2))).text == "Red."
+    assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=0.6))).text == "Red."
     assert asker.waits_s == []
 
 
 async def test_the_whole_time_ends_even_an_answer_that_never_does(server: ModelServer, asker: Asker) -> None:
     server.otherwise = sends(pieces(["la "] * 10000), pause_s=0.01)
-    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 1 s"):
-        await asker.ask(timeout_s=1.0)
-    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.5 s"):
-        await events_of(asker.backend(), timeout_s=0.5)
-    # Nobody asked again; on a busy machine half a second may be over before the second one was sent.
+    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.4 s"):
+        await asker.ask(timeout_s=0.4)
+    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.2 s"):
+        await events_of(asker.backend(), timeout_s=0.2)
+    # Nobody asked again; on a busy machine the time may be over before the second one was sent.
     assert len(server.bodies) <= 2
 
 

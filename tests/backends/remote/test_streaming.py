@@ -134,16 +134,16 @@ async def test_before_its_first_text_a_failure_is_tried_again(server: ModelServe
 
 async def test_the_silence_amid_an_answer_counts_from_the_last_look(server: ModelServer, asker: Asker) -> None:
     server.acts = [sends(BEGUN, then=stalls)]
-    timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.4)
+    timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.3)
     texts: list[str] = []
 
     async def follow() -> None:
         async for each in asker.backend(whole=False, timeouts=timeouts).stream(GenerationRequest(QUESTION)):
             texts.extend([each.text] if isinstance(each, TextDelta) else [])
             # Whoever reads may take their time.
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.35)
 
-    with pytest.raises(RequestTimeoutError, match=r"fell silent for 0\.4 s amid its answer"):
+    with pytest.raises(RequestTimeoutError, match=r"fell silent for 0\.3 s amid its answer"):
         await follow()
     assert texts == ["A ", "blue "]
 

@@ -35,9 +35,14 @@ CONTEXT = 128
 SETTINGS = EngineSettings(context_length=CONTEXT, chunk_tokens=16, slots=3, batch_invariant=True)
 
 
-@pytest.fixture(params=MODELS, ids=[f"{spec.name}-{dtype}" for spec, dtype in MODELS])
+BOTH = pytest.mark.parametrize("loaded", MODELS, ids=[spec.name for spec, _ in MODELS], indirect=True)
+# Of what the kind of model doesn't touch, one is asked.
+MIXTURE = pytest.mark.parametrize("loaded", MODELS[1:], ids=[MODELS[1][0].name], indirect=True)
+
+
+@pytest.fixture
 def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
-    loaded = chat_model(*request.param)
+    loaded = chat_model(*getattr(request, "param", MODELS[0]))
     with small_blocks(BLOCK), endless_replies(loaded):
         yield loaded
 
@@ -80,6 +85,7 @@ def assert_all_cold(engine: Engine, chat: Chat, *requests: Any, settings: Engine
         assert_same(answer, cold(chat.loaded, request, settings))
 
 
+@BOTH
 def test_replies_in_company_equal_replies_alone(loaded: LoadedModel, chat: Chat) -> None:
     """Of other lengths, with other pictures, and coming and going at different times."""
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=8 * CONTEXT))
@@ -95,6 +101,7 @@ def test_replies_in_company_equal_replies_alone(loaded: LoadedModel, chat: Chat)
         )
 
 
+@MIXTURE
 def test_replies_that_made_room_for_others_equal_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
     """The pool holds one full context; three replies grow to more than half of it each."""
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
@@ -132,6 +139,7 @@ def test_a_commit_gives_its_blocks_to_a_question(loaded: LoadedModel, chat: Chat
     assert happened["_wait_for_room"] == 1
 
 
+@MIXTURE
 def test_a_commit_gives_its_blocks_to_a_reply(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
     """No reply that runs is taken off the device for a commit's sake."""
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))

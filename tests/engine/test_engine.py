@@ -72,8 +72,7 @@ def test_requests_are_served_in_order_and_hear_their_place(loaded: LoadedModel, 
     assert waits == [(requests[1].id, 1), (requests[2].id, 2), (requests[2].id, 1)]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("cancelled_after", [None, 1, 3])
+@pytest.mark.parametrize(("ahead", "cancelled_after"), [(False, None), (True, None), (False, 1), (True, 3)], ids=str)
 def test_what_a_request_held_is_free_when_it_is_over(
     loaded: LoadedModel,
     make_request: MakeRequest,

@@ -142,8 +142,7 @@ def test_one_flipped_pixel_is_another_picture(engine: Engine, chat: Chat, work: 
     assert report.miss == "different media"
 
 
-@pytest.mark.parametrize("sides", [(30, 100), (96, 320)])
-@pytest.mark.parametrize("flat", [False, True], ids=["noise", "flat"])
+@pytest.mark.parametrize(("sides", "flat"), [((30, 100), True), ((96, 320), False)], ids=["flat", "noise"])
 def test_height_and_width_are_no_more_than_each_other(
     engine: Engine, chat: Chat, work: Work, sides: tuple[int, int], flat: bool
 ) -> None:

@@ -153,12 +153,11 @@ def test_a_token_ends_the_reply_and_says_so(loaded: LoadedModel, chat: Chat) -> 
     assert stop not in later.token_ids[: place + 1]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
-    "kinds",
+    ("kinds", "ahead"),
     [
-        [DRAWN, replace(DRAWN, min_tokens=6), replace(DRAWN, frequency_penalty=0.5)],
-        [DRAWN, replace(DRAWN, min_tokens=6), replace(DRAWN, logit_bias={5: 3.0}, logprobs=2), DRAWN],
+        ([DRAWN, replace(DRAWN, min_tokens=6), replace(DRAWN, frequency_penalty=0.5)], True),
+        ([DRAWN, replace(DRAWN, min_tokens=6), replace(DRAWN, logit_bias={5: 3.0}, logprobs=2), DRAWN], False),
     ],
 )
 def test_replies_that_need_the_host_change_nobody_else(

@@ -59,7 +59,12 @@ def ask(engine: Engine, chat: Chat, messages: list[Message], salt: bytes) -> tup
     return request, answer.result
 
 
-@pytest.mark.parametrize("system", [None, SHORT, LONG], ids=["no system", "short system", "long system"])
+@pytest.mark.parametrize(
+    ("engine_of", "system"),
+    [("disk", None), ("memory", SHORT), ("memory", LONG), ("disk", LONG)],
+    ids=["no system", "short system", "long system", "long system on disk"],
+    indirect=["engine_of"],
+)
 def test_the_same_words_and_pictures_of_another_tenant_are_a_miss(
     engine_of: Any, chat: Chat, system: Message | None
 ) -> None:

@@ -21,7 +21,6 @@ from tests.engine.exact import (
     picture,
     results,
     user,
-    words,
 )
 from tests.interpreter import prepare_interpreter
 from tests.tiny import TinySpec
@@ -68,9 +67,8 @@ def engine_of(loaded: LoadedModel, kv_dtype: str, *, slots: int) -> Engine:
 
 def requests(spec: TinySpec) -> list[Request]:
     chat = Chat(chat_model(spec))
-    sampled = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, frequency_penalty=1.0, seed=3, max_tokens=4)
+    sampled = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, frequency_penalty=1.0, seed=3, max_tokens=3)
     return [
-        chat.request([user(words("one", count=16))], params=SamplingParams(temperature=0.0, max_tokens=2)),
         chat.request([user(Image(picture(1)), "What is it?")], params=SamplingParams(temperature=0.0, max_tokens=2)),
         chat.request([user("hi")], params=sampled),
         chat.request([user("hi")], params=replace(sampled, json_schema='{"type": "array"}')),
@@ -101,12 +99,12 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
     for request in asked:
         assert in_company[request.id].token_ids == expected[request.id].token_ids
         assert on_triton[request.id].token_ids == expected[request.id].token_ids
-    assert expected[asked[2].id].token_ids != expected[asked[3].id].token_ids
+    assert expected[asked[1].id].token_ids != expected[asked[2].id].token_ids
 
 
 @pytest.mark.parametrize(
     ("weights", "num_requests"),
-    [("int4", 1), *(pytest.param(each, 3, marks=pytest.mark.emulated) for each in ("int4", "int8"))],
+    [("int4", 1), *(pytest.param(each, 2, marks=pytest.mark.emulated) for each in ("int4", "int8"))],
 )
 def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
     weights: str, num_requests: int, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +120,7 @@ def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
         monkeypatch.setitem(integers._VECTOR, key, widened(config))
     for key, (narrow, wide) in integers._TILES.items():
         monkeypatch.setitem(integers._TILES, key, (widened(narrow), widened(wide)))
-    asked = requests(DENSE)[2::-1][:num_requests]
+    asked = requests(DENSE)[1::-1][:num_requests]
     twin = load(chat_checkpoint(DENSE), dtype="float32", device="cpu")
     with monkeypatch.context() as as_on_a_card:
         as_on_a_card.setattr(weight_formats, "find_library", lambda: None)

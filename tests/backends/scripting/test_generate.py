@@ -38,11 +38,11 @@ def say_again(messages: Any) -> list[Any]:
 
 
 async def test_no_prompt_is_refused_and_each_gets_the_answer_of_a_stream(model: LocalBackend) -> None:
-    prompts = [f"How much is {n} and {n}?" for n in range(40)]
+    prompts = [f"How much is {n} and {n}?" for n in range(10)]
     results = model.generate(prompts, GREEDY)
-    awaited = await model.agenerate(iter(prompts[:5]), GREEDY)
-    assert [result.text for result in results[:5]] == [result.text for result in awaited]
-    for at in (0, 17, 39):
+    awaited = await model.agenerate(iter(prompts[:3]), GREEDY)
+    assert [result.text for result in results[:3]] == [result.text for result in awaited]
+    for at in (0, 9):
         told = result_of(await collect(model.stream(GenerationRequest([Message("user", prompts[at])], GREEDY))))
         assert (told.prompt_token_ids, told.token_ids) == (results[at].prompt_token_ids, results[at].token_ids)
 

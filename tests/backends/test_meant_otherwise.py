@@ -41,13 +41,11 @@ def backend(demo: LoadedModel) -> Iterator[LocalBackend]:
             "retain must be one of conversation, memory, prompt, shared, nothing; got 'all'",
         ),
         ([HELLO], {"timeout_s": float("nan")}, RequestError, "timeout_s must be a number of seconds above 0.*got nan"),
-        ([HELLO], {"timeout_s": "5"}, RequestError, "timeout_s .*got '5'"),
         ([HELLO], {"timeout_s": True}, RequestError, "timeout_s .*got True"),
         ([HELLO], {"enable_thinking": "yes"}, RequestError, "enable_thinking must be True, False or None; got 'yes'"),
         ([HELLO], {"conversation": 3}, RequestError, "conversation must be a string, or None; got 3"),
         ([HELLO], {"tenant": 3}, RequestError, "tenant must be a string, or None; got 3"),
         ([HELLO], {"tools": "f"}, RequestError, "tools must be a list of definitions in OpenAI's form; got 'f'"),
-        ([HELLO], {"tools": {"type": "function"}}, RequestError, "tools must be a list of definitions"),
         ([HELLO], {"tools": [print]}, RequestError, "tools must be a list of definitions"),
     ],
 )

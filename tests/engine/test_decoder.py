@@ -200,24 +200,6 @@ def test_a_table_goes_to_the_device_where_it_has_changed(
     assert 8 <= sum(count > 0 for count in copied) <= 20
 
 
-def test_a_row_that_nobody_uses_any_more_goes_nowhere(loaded: LoadedModel) -> None:
-    """A reply has taken a block and left: both stagings have another table of its."""
-    pools = CachePools(loaded.config, num_slots=2, num_tokens=512, dtype=torch.float32, device="cpu")
-    first, second = pools.new_sequence(), pools.new_sequence()
-    on_device, *stagings = (StepInputs.unused(2, 4) for _ in range(3))
-    for step in range(8):
-        staging = stagings[step % 2]
-        staging.numbers.copy_(StepInputs.unused(2, 4).numbers)
-        for row, (cache, num_tokens) in enumerate([(first, 1), (second, 64)][: 2 if step < 2 else 1]):
-            cache.prepare(num_tokens)
-            staging.set(row, cache, token_id=0)
-            cache.advance(num_tokens)
-        on_device.block_table[:, 3] = 7
-        on_device.take(staging)
-        changed = [row for row in range(2) if on_device.block_table[row, 3] == 0]
-        assert changed == ([0, 1], [1], [])[min(step, 2)]
-
-
 class OnCards:
     """As much of a model as says where it lies."""
 

@@ -77,9 +77,8 @@ async def test_those_of_a_piece_without_text_come_with_the_next(server: ModelSer
 WHOLE = {"tokens": ["A", " red"], "token_logprobs": [None, -1.0], "text_offset": [0, 1]}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_a_server_that_does_not_score_is_refused(server: ModelServer, asker: Asker) -> None:
+    for answer in (
         {"choices": [{"text": "sky", "logprobs": None}], "usage": {"prompt_tokens": 2}},
         {"choices": [{"text": "sky", "logprobs": {**WHOLE, "tokens": ["A"]}}], "usage": {"prompt_tokens": 2}},
         {"choices": [{"text": "sky", "logprobs": WHOLE}]},
@@ -88,19 +87,17 @@ WHOLE = {"tokens": ["A", " red"], "token_logprobs": [None, -1.0], "text_offset":
         {"choices": []},
         {"error": "?"},
         [],
-    ],
-)
-def test_a_server_that_does_not_score_is_refused(server: ModelServer, asker: Asker, answer: Any) -> None:
-    server.pages["/v1/completions"] = lambda _: answer
-    with asker.backend() as backend, pytest.raises(RequestError, match="can't do this"):
-        backend.score("A red")
+    ):
+        server.pages["/v1/completions"] = answer
+        with asker.backend() as backend, pytest.raises(RequestError, match="can't do this"):
+            backend.score("A red")
 
 
-@pytest.mark.parametrize("vector", [[], [[1.0]], ["a"], None, [math.nan], 3])
-def test_a_server_that_does_not_embed_is_refused(server: ModelServer, asker: Asker, vector: Any) -> None:
-    server.pages["/v1/embeddings"] = lambda _: {"data": [{"embedding": vector}]}
-    with asker.backend() as backend, pytest.raises(RequestError, match="can't do this"):
-        backend.embed("A red")
+def test_a_server_that_does_not_embed_is_refused(server: ModelServer, asker: Asker) -> None:
+    for vector in ([], [[1.0]], ["a"], None, [math.nan], 3):
+        server.pages["/v1/embeddings"] = {"data": [{"embedding": vector}]}
+        with asker.backend() as backend, pytest.raises(RequestError, match="can't do this"):
+            backend.embed("A red")
 
 
 def test_a_score_counts_what_lies_behind_the_first_text(server: ModelServer, asker: Asker) -> None:

@@ -200,12 +200,11 @@ def error_classes() -> list[type[Exception]]:
     return [each for each in found if issubclass(each, Exception)]
 
 
-@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
-def test_every_error_survives_the_pipe(kind: Any) -> None:
-    error = kind.__new__(kind, "in words")
-    came = pickle.loads(pickle.dumps(Failure.of(error))).error()
-    assert type(came) is kind
-    assert str(came) == "in words"
+def test_every_error_survives_the_pipe() -> None:
+    for kind in error_classes():
+        error = kind.__new__(kind, "in words")
+        came = pickle.loads(pickle.dumps(Failure.of(error))).error()
+        assert (type(came), str(came)) == (kind, "in words")
 
 
 @pytest.mark.parametrize(

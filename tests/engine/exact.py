@@ -141,6 +141,10 @@ class Answer:
     logits: torch.Tensor
 
 
+# By the processing of the checkpoint: many tests show the same pictures and clips.
+_prepared: dict[Any, dict[Any, PreparedMedia]] = {}
+
+
 class Chat:
     """Makes requests of messages for one model, as the backend does, without its threads."""
 
@@ -148,7 +152,7 @@ class Chat:
         self.loaded = loaded
         self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
         self._processor = MediaProcessor(loaded.image_processing, loaded.video_processing)
-        self._prepared: dict[Any, PreparedMedia] = {}
+        self._prepared = _prepared.setdefault((loaded.image_processing, loaded.video_processing), {})
 
     def request(
         self,

@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a circle of objects": (
         {"$defs": {f"{i:x}": record({"a": {"$ref": f"#/$defs/{(i + 1) % 400:x}"}}) for i in range(400)}}
         | {"$ref": "#/$defs/0"},
-        "without an end",
+        "without end",
     ),
 }
 

@@ -132,7 +132,7 @@ async def stay_honest(target: Target, ended: asyncio.Event) -> list[float]:
 
 
 SIZES = [
-    pytest.param(300, 150, id="some"),
+    pytest.param(150, 75, id="some"),
     pytest.param(10_000, 2_000, marks=pytest.mark.slow, id="many"),
 ]
 
@@ -145,7 +145,7 @@ async def test_bad_requests_are_refused_and_others_are_answered(
     with started(name, tmp_path / name) as front:
         target = target_of(front)
         # Threads begin, what is imported late is, and caches begin to fill.
-        warm_up = max(50, num_structured // 5)
+        warm_up = max(30, num_structured // 5)
         await attack(target, raw, range(warm_up))
         await attack(target, structured, range(warm_up))
         before = front.rss()

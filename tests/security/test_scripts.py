@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from qwen35mm.web.rendering.markdown import render_blocks
 from tests.security.conftest import OpenFront
 from tests.security.fronts import Name
@@ -15,15 +13,14 @@ from tests.web.rendering.test_markdown import checked
 SETTINGS = {"max_tokens": 1, "thinking": False}
 
 
-def test_there_are_many() -> None:
-    assert len(set(PAYLOADS)) > 200
+_FRAMES = ("a {} b", "- {}", "> {}\n> more", "| {} |\n|---|\n| x |", "**{}**", "$x$ {}")
 
 
-@pytest.mark.parametrize("frame", ["{}", "a {} b", "- {}", "> {}\n> more", "| {} |\n|---|\n| x |", "**{}**", "$x$ {}"])
-def test_markdown_makes_no_active_html_of_it(frame: str) -> None:
+def test_markdown_makes_no_active_html_of_it() -> None:
     """Tags, attributes and addresses are those of a list; pieces of it, as they come in a stream, too."""
-    for payload in PAYLOADS:
-        text = frame.format(payload) if "{" not in payload else frame.replace("{}", payload)
+    for number, payload in enumerate(PAYLOADS):
+        checked(payload)
+        text = _FRAMES[number % len(_FRAMES)].replace("{}", payload)
         checked(text)
         checked(text[: 2 * len(text) // 3])
 
@@ -51,7 +48,7 @@ def test_what_carries_names_and_titles_is_never_a_page(open_front: OpenFront) ->
 
         sent = client.post("/qwen35mm/api/send", json={"text": "Hello", "settings": SETTINGS}).json()
         chat = sent["chat"]["id"]
-        for payload in PAYLOADS[::7]:
+        for payload in PAYLOADS[::20]:
             is_inert("POST", "/qwen35mm/api/rename", json={"conversation": chat, "title": payload})
             is_inert("POST", "/qwen35mm/api/save_preset", json={"name": payload[:60], "settings": {"system": payload}})
             is_inert("POST", "/qwen35mm/api/open", json={"conversation": payload})

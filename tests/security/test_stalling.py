@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.security.conftest import OpenFront
 from tests.security.fronts import NAMES, PATIENCE_S, Front, Name, started
 
 SILENT = 950
@@ -75,13 +76,15 @@ def ask_others(front: Front, times: int = 3) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process's number of files is limited from outside")
 @pytest.mark.parametrize("name", NAMES)
-def test_silent_connections_take_a_front_from_nobody(name: Name, tmp_path: Path) -> None:
-    with started(name, tmp_path) as front, contextlib.ExitStack() as stack:
-        ask_others(front)
-        psutil.Process(front.process.pid).rlimit(psutil.RLIMIT_NOFILE, (_FILES, _FILES))
+def test_silent_connections_take_a_front_from_nobody(name: Name, open_front: OpenFront) -> None:
+    front = open_front(name)
+    server = psutil.Process(front.process.pid)
+    soft, hard = server.rlimit(psutil.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        server.rlimit(psutil.RLIMIT_NOFILE, (_FILES, hard))
+        stack.callback(server.rlimit, psutil.RLIMIT_NOFILE, (soft, hard))
         stall(front, SILENT, b"", stack)
         print(f"{name}: {ask_others(front):.2f} s beside {SILENT} silent connections")
-        front.check()
 
 
 @pytest.mark.slow
@@ -103,28 +106,24 @@ def test_more_silent_connections_than_files_are_let_go(name: Name, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_half_requests_hold_up_nobody(name: Name, tmp_path: Path) -> None:
-    with started(name, tmp_path) as front, contextlib.ExitStack() as stack:
-        ask_others(front)
+def test_half_requests_hold_up_nobody(name: Name, open_front: OpenFront) -> None:
+    front = open_front(name)
+    with contextlib.ExitStack() as stack:
         for said in STALLS.values():
             stall(front, 30, said(front), stack)
         print(f"{name}: {ask_others(front):.2f} s beside {30 * len(STALLS)} half requests")
-        stack.close()
-        front.check()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_does_not_read_holds_up_nobody(name: Name, tmp_path: Path) -> None:
-    path = {"serve": "/openapi.json", "chat": "/qwen35mm/web/main.js", "review": "/media/0"}[name]
-    with started(name, tmp_path) as front, contextlib.ExitStack() as stack:
-        ask_others(front)
+def test_who_does_not_read_holds_up_nobody(name: Name, open_front: OpenFront) -> None:
+    path = {"serve": "/docs/swagger-ui-bundle.js", "chat": "/qwen35mm/web/main.js", "review": "/media/0"}[name]
+    front = open_front(name)
+    with contextlib.ExitStack() as stack:
         for client in stall(front, 40, b"", stack):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             # Pipelined: more is answered than any buffer between holds.
             client.sendall((head(front, "GET", path) + b"\r\n") * 20)
         print(f"{name}: {ask_others(front):.2f} s beside 40 that don't read")
-        stack.close()
-        front.check()
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler],
     Args:
         answering: wraps a handler so that it answers errors, too.
     """
-    schemas: dict[str, Any] = {}
+    added: list[tuple[Route, Any]] = []
     for route in routes:
         summary = (route.handler.__doc__ or "").splitlines()[0]
         app.add_api_route(
@@ -67,14 +67,18 @@ def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler],
             methods=[route.method],
             response_model=None,
             summary=summary,
-            openapi_extra=_described(route, schemas),
         )
+        added.append((route, app.router.routes[-1]))
     made = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = made()
-        document.setdefault("components", {})["schemas"] = schemas
-        return document
+        if app.openapi_schema is None:
+            # Only now: it takes 0.2 s, and a start has no use for it.
+            schemas: dict[str, Any] = {}
+            for route, of_fastapi in added:
+                of_fastapi.openapi_extra = _described(route, schemas)
+            made().setdefault("components", {})["schemas"] = schemas
+        return made()
 
     app.openapi = openapi
 

@@ -18,12 +18,12 @@ def test_a_signal_that_wakes_nobody_is_answered() -> None:
         raise TimeoutError
 
     previous = [signal.signal(signal.SIGHUP, interrupt), signal.signal(signal.SIGALRM, give_up)]
-    in_another_thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGHUP))
+    in_another_thread = threading.Timer(0.05, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGHUP))
     signal.alarm(60)
     in_another_thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            wait_for_the_end()
+            wait_for_the_end(0.2)
     finally:
         signal.alarm(0)
         for number, handler in zip((signal.SIGHUP, signal.SIGALRM), previous, strict=True):

@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import anthropic
+import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
@@ -28,6 +30,8 @@ from qwen35mm.server.app import create_app
 
 # Only reached where a test fails.
 PATIENCE_S = 60
+# One for all: to read the trusted certificates, as a new one does, takes 30 ms.
+HTTP = httpx.Client(verify=False, timeout=PATIENCE_S)
 
 
 CALL = "<tool_call>\n<function=weather>\n<parameter=days>\n{}\n</parameter>\n</function>\n</tool_call>"
@@ -124,6 +128,11 @@ def address(backend: LocalBackend) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def client(address: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def claude(address: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -99,10 +99,10 @@ def check_refusal(path: str, answer: Answer) -> None:
     assert len(answer.content) < 3000
 
 
-async def test_a_thousand_damaged_bodies(app: FastAPI) -> None:
+async def test_three_hundred_damaged_bodies(app: FastAPI) -> None:
     chance = random.Random(17)
     refused = 0
-    for _ in range(1000):
+    for _ in range(300):
         path, body = damaged(chance)
         answer = await ask(app, path, body)
         try:
@@ -119,7 +119,7 @@ async def test_a_thousand_damaged_bodies(app: FastAPI) -> None:
                 continue
             refused += 1
             check_refusal(path, answer)
-    assert refused > 800
+    assert refused > 240
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -222,20 +222,20 @@ async def pieces_of(size: int, num_pieces: int, told: Callable[[], object] = int
     yield b'"}'
 
 
-async def test_a_hundred_megabytes_leave_nothing_behind(app: FastAPI) -> None:
+async def test_thirty_megabytes_leave_nothing_behind(app: FastAPI) -> None:
     await ask(app, CHAT, pieces_of(1, 1))
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        check_refusal(CHAT, await ask(app, CHAT, pieces_of(2**20, 100)))
+        check_refusal(CHAT, await ask(app, CHAT, pieces_of(2**20, 30)))
         gc.collect()
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert after - before < 2**20
     # The bytes, and the text that they hold; a growing buffer is up to an eighth larger than what is in it.
-    assert peak - before < 250 * 2**20
+    assert peak - before < 75 * 2**20
 
 
 async def test_what_is_too_large_is_refused_by_its_length_and_before_its_end(backend: Instant) -> None:

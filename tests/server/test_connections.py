@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from qwen35mm.contract import Event, TextDelta
@@ -19,7 +18,7 @@ from qwen35mm.http import bodies as body
 from qwen35mm.http import connection
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import HTTP, PATIENCE_S, serving
 from tests.server.instant import Instant
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
@@ -88,8 +87,8 @@ def test_who_says_nothing_is_let_go(said: bytes, address: str, monkeypatch: pyte
 def test_two_hundred_that_say_nothing_hold_up_nobody(address: str) -> None:
     silent = [connect(address) for _ in range(200)]
     try:
-        assert httpx.get(f"{address}/health", timeout=PATIENCE_S).status_code == 200
-        answer = httpx.post(f"{address}/tokenize", json={"prompt": "Hello"}, timeout=PATIENCE_S)
+        assert HTTP.get(f"{address}/health").status_code == 200
+        answer = HTTP.post(f"{address}/tokenize", json={"prompt": "Hello"})
         assert answer.json()["count"] > 0
     finally:
         for client in silent:
@@ -141,7 +140,7 @@ def test_who_reads_slowly_holds_up_nobody(backend: Talkative, monkeypatch: pytes
         # All of the reply is written, though nobody reads it, and its place is another's.
         assert backend.all_said.acquire(timeout=PATIENCE_S)
         assert backend.left.acquire(timeout=PATIENCE_S)
-        with httpx.stream("POST", f"{address}/v1/chat/completions", content=BODY, timeout=PATIENCE_S) as answer:
+        with HTTP.stream("POST", f"{address}/v1/chat/completions", content=BODY) as answer:
             assert answer.status_code == 200
         # Who doesn't read at all is let go: the system is told so, though nothing is read.
         watch = select.poll()

@@ -6,10 +6,10 @@ import re
 from html.parser import HTMLParser
 from urllib.parse import urljoin
 
-import httpx
 import pytest
 
 from qwen35mm.server import docs
+from tests.server.conftest import HTTP
 
 TYPES = {".js": "text/javascript", "css": "text/css"}
 
@@ -31,7 +31,7 @@ class Addresses(HTMLParser):
 
 
 def test_all_that_the_page_loads_is_this_servers(address: str) -> None:
-    page = httpx.get(f"{address}/docs")
+    page = HTTP.get(f"{address}/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     policy = page.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
@@ -43,24 +43,24 @@ def test_all_that_the_page_loads_is_this_servers(address: str) -> None:
     assert len(loaded) == 3
     for each in loaded:
         assert urljoin(f"{address}/docs", each).startswith(f"{address}/docs/")
-        file = httpx.get(urljoin(f"{address}/docs", each))
+        file = HTTP.get(urljoin(f"{address}/docs", each))
         assert file.headers["content-type"] == f"{TYPES[each[-3:]]}; charset=utf-8"
         assert file.headers["x-content-type-options"] == "nosniff"
         if each.endswith("css"):
             assert [link for link in re.findall(r"url\(([^)]*)|@import", file.text) if "data:" not in link] == []
         # A browser that has it is told so, and sent nothing.
-        same = httpx.get(urljoin(f"{address}/docs", each), headers={"if-none-match": file.headers["etag"]})
+        same = HTTP.get(urljoin(f"{address}/docs", each), headers={"if-none-match": file.headers["etag"]})
         assert (file.headers["cache-control"], same.status_code, same.content) == ("no-cache", 304, b"")
 
 
 @pytest.mark.parametrize("name", ["index.html", "redoc.standalone.js", "..%2Findex.html", "main.js"])
 def test_no_other_file_is_there(address: str, name: str) -> None:
-    assert httpx.get(f"{address}/docs/{name}").status_code == 404
+    assert HTTP.get(f"{address}/docs/{name}").status_code == 404
 
 
 def test_without_the_package_the_extra_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docs, "_PACKAGE", "no_package_of_this_name")
     docs._files.cache_clear()
-    answer = httpx.get(f"{address}/docs")
+    answer = HTTP.get(f"{address}/docs")
     assert answer.status_code == 501
     assert "pip install 'qwen35mm[serve]'" in answer.json()["error"]["message"]

@@ -14,7 +14,6 @@ import requests
 import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -93,12 +92,7 @@ def try_cases(app: FastAPI, loop: asyncio.AbstractEventLoop, operation: Any, mod
         excluded = [positive_data_acceptance] if response.status_code in (400, 404) else []
         case.validate_response(response, checks=CHECKS, excluded_checks=excluded)
 
-    try:
-        run()
-    except Unsatisfiable:
-        # Nothing is asked for that could be wrong.
-        assert mode == GenerationMode.NEGATIVE
-        assert operation.body == [] or not list(operation.body)
+    run()
     return statuses
 
 
@@ -118,7 +112,8 @@ def test_every_route_answers_as_the_document_says(
         operation = found.ok()
         number = most_conversations if operation.path in CONVERSATIONS else most
         told = answered[operation.label] = Counter()
-        for mode in MODES:
+        # Where neither a body nor a query is asked for, nothing could be wrong.
+        for mode in MODES if list(operation.body) or list(operation.query) else MODES[:1]:
             told += try_cases(app, loop, operation, mode, number)
         num_cases += told.total()
     assert num_cases >= at_least

@@ -50,36 +50,10 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "address",
     [
-        "http://127.0.0.1/",
-        "http://localhost/",
-        "http://[::1]/",
-        "http://[::ffff:127.0.0.1]/",
-        "http://[2002:7f00:1::]/",
-        "http://[64:ff9b::7f00:1]/",
-        "http://[64:ff9b::a00:1]/",
-        "http://[64:ff9b:1::7f00:1]/",
-        "http://[::7f00:1]/",
-        "http://[::ffff:0:7f00:1]/",
-        "http://[fec0::1]/",
-        "http://[fe80::1%25lo]/",
-        "http://[ff0e::1]/",
-        "http://127.1/",
-        "http://0177.0.0.1/",
-        "http://127.0.0.1.:80/",
-        "http://\uff11\uff12\uff17.0.0.1/",
-        "http://localhost:80\\@8.8.8.8/",
-        "http://8.8.8.8@127.0.0.1/",
-        "http://10.0.0.1/",
-        "http://169.254.169.254/latest/meta-data",
-        "http://100.64.0.1/",
-        "http://0.0.0.0/",
-        "http://224.0.0.1/",
-        "http://2130706433/",
-        "http://0x7f.1/",
-        "http://name:password@8.8.8.8/",
-        "http:///",
-        "http://8.8.8.8:99999/",
-        "http://8.8.8.8:0/",
+        # tests/security has all forms of this machine and its network.
+        *("http://127.0.0.1/", "http://localhost/", "http://[64:ff9b::a00:1]/", "http://[ff0e::1]/"),
+        *("http://localhost:80\\@8.8.8.8/", "http://169.254.169.254/latest/meta-data", "http://name:password@8.8.8.8/"),
+        *("http:///", "http://8.8.8.8:99999/", "http://8.8.8.8:0/"),
     ],
 )
 async def test_only_addresses_of_the_internet_are_read(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +173,8 @@ def test_a_file_is_one_under_the_root(demo: LoadedModel, tmp_path: Path) -> None
             parts._file(f"file://{root}/{name}", root, "here")
     for address in (
         *(f"file://example.org{root}/in/a%20b.png", f"file:///{secret}", "file:in/a%20b.png", "file:"),
-        *(
-            "file:////server/share/a.png",
-            "file:///%5c%5cserver/a.png",
-            "file:%5c%5cserver%5ca.png",
-            "file:///etc/passwd",
-        ),
+        *("file:////server/share/a.png", "file:///%5c%5cserver/a.png", "file:%5c%5cserver%5ca.png"),
+        "file:///etc/passwd",
     ):
         with pytest.raises(ApiError, match="there is no such file"):
             parts._file(address, root, "here")
@@ -221,34 +191,20 @@ def test_a_path_to_another_machine_is_not_even_looked_for(path: str, monkeypatch
 
 
 FORMS = [
+    *("data", "DATA", "Data", "data:", "DATA:", "Data:x", "dAtA:a.png", "DATA:a.png", "DATA:/../a.png"),
+    *("data:/../a.png", "DATA:,/../../a.png", "data:image/png,a.png", "DATA:image/png;base64,a.png"),
+    *("data:a.png;base64", " data:a.png", "data :a.png", "\tdata:a.png", "\ufeffdata:a.png", "da\tta:a.png"),
     *(
-        "data",
-        "DATA",
-        "Data",
-        "data:",
-        "DATA:",
-        "Data:x",
-        "dAtA:a.png",
-        "DATA:a.png",
-        "DATA:/../a.png",
-        "data:/../a.png",
-    ),
-    *("DATA:,/../../a.png", "data:image/png,a.png", "DATA:image/png;base64,a.png", "data:a.png;base64", " data:a.png"),
-    *(
-        "data :a.png",
-        "\tdata:a.png",
-        "\ufeffdata:a.png",
-        "da\tta:a.png",
-        "data\0:a.png",
+        "data\x00:a.png",
         "ＤＡＴＡ:a.png",
         "data://a.png",
+        "DATA://../a.png",
+        "DATA:\\..\\a.png",
+        "data%3Aa.png",
+        "a.png",
     ),
-    *("DATA://../a.png", "DATA:\\..\\a.png", "data%3Aa.png", "a.png", "./a.png", "../a.png", "~/a.png", "C:\\a.png"),
+    *("./a.png", "../a.png", "~/a.png", "C:\\a.png", "\\\\server\\a.png", "//server/a.png", "/a.png", "file"),
     *(
-        "\\\\server\\a.png",
-        "//server/a.png",
-        "/a.png",
-        "file",
         "FILE",
         "https",
         "http",
@@ -257,13 +213,19 @@ FORMS = [
         ":a.png",
         "file:a.png",
         "fd:0",
+        "FILE:DATA:a.png",
+        "blob:a.png",
+        "jar:file:a.png",
     ),
-    *("FILE:DATA:a.png", "blob:a.png", "jar:file:a.png", "pathdata:a.png", "file:data", "file:///proc/self/environ"),
+    *("pathdata:a.png", "file:data", "file:///proc/self/environ"),
 ]
+FIELDS = ("image_url", "video_url", "input_image", "input_video", "image")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("field", ["image_url", "video_url", "input_image", "input_video", "image"])
+# Each form in two of the fields, whose values one function reads.
+@pytest.mark.parametrize(
+    ("form", "field"), [(form, FIELDS[at % 5]) for number, form in enumerate(FORMS) for at in (number, number + 2)]
+)
 def test_what_a_request_says_is_never_a_path(
     form: str, field: str, demo: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

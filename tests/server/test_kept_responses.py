@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseItemList
@@ -24,7 +23,7 @@ from qwen35mm.server.openai.responses import routes
 from qwen35mm.server.openai.responses.items import Turn, item_id
 from qwen35mm.server.openai.responses.kept import ON_DISK, KeptResponses, Past
 from qwen35mm_preprocess import MediaLimits, MediaSourceError
-from tests.server.conftest import Scripted, sample, serving
+from tests.server.conftest import HTTP, Scripted, sample, serving
 from tests.server.openai.test_responses import ask, check, events_of, picture
 
 ANN, BOB = Caller("ann"), Caller("bob")
@@ -170,7 +169,7 @@ def test_a_kept_response_is_there_until_it_is_deleted(
     first = ask(client, [{"role": "developer", "content": "Look."}, *picture()])
     second = ask(client, "And?", previous_response_id=first.id)
     assert client.responses.retrieve(first.id).to_dict() == first.to_dict()
-    got = httpx.get(f"{address}/v1/responses/{first.id}/input_items").json()
+    got = HTTP.get(f"{address}/v1/responses/{first.id}/input_items").json()
     check(ResponseItemList, got)
     pages = list(client.responses.input_items.list(first.id, limit=1, order="asc"))
     assert [item.id for item in pages] == [item["id"] for item in reversed(got["data"])]

@@ -22,7 +22,7 @@ from qwen35mm.errors import ConfigError, QueueFullError
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Keys
 from qwen35mm.server.queue import FairQueue
-from tests.server.conftest import PATIENCE_S, Endless, serving
+from tests.server.conftest import HTTP, PATIENCE_S, Endless, serving
 
 FIRST, SECOND = "first-key-of-sixteen", "second-key-of-sixteen"
 ASKED = {"messages": [{"role": "user", "content": "Hello " * 40}], "temperature": 0, "max_tokens": 4}
@@ -35,7 +35,7 @@ OPEN = ("/health", "/docs", "/docs/{name}")
 def post(address: str, body: Any = ASKED, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(f"{address}/v1/chat/completions", content=content, headers=named, timeout=PATIENCE_S)
+    return HTTP.post(f"{address}/v1/chat/completions", content=content, headers=named)
 
 
 def test_every_route_needs_a_key_that_tells_of_this_server(backend: LocalBackend) -> None:
@@ -46,9 +46,9 @@ def test_every_route_needs_a_key_that_tells_of_this_server(backend: LocalBackend
         for route in routes:
             for method in route.methods or ():
                 path = route.path.replace("{name:path}", "demo")
-                answer = httpx.request(method, f"{address}{path}".replace("{name}", "docs.js"), json={})
+                answer = HTTP.request(method, f"{address}{path}".replace("{name}", "docs.js"), json={})
                 assert answer.status_code == (200 if path in OPEN else 401), path
-        document = httpx.get(f"{address}/openapi.json", headers={"authorization": f"Bearer {FIRST}"}).json()
+        document = HTTP.get(f"{address}/openapi.json", headers={"authorization": f"Bearer {FIRST}"}).json()
         assert "/v1/chat/completions" in document["paths"]
         assert post(address, authorization="Bearer wrong").json()["error"]["code"] == "invalid_api_key"
         for headers in ({"authorization": f"Bearer {SECOND}"}, {"x_api_key": SECOND}):
@@ -121,12 +121,12 @@ def test_a_full_line_says_when_to_come_again(endless: Endless) -> None:
         for thread in threads:
             thread.start()
         assert endless.begun.acquire(timeout=PATIENCE_S)
-        while httpx.get(f"{address}/ready").json()["waiting"] < 1:
+        while HTTP.get(f"{address}/ready").json()["waiting"] < 1:
             pass
         full = post(address)
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
         assert int(full.headers["retry-after"]) > 0
-        assert "qwen35mm_requests_waiting 1.0" in httpx.get(f"{address}/metrics").text
+        assert "qwen35mm_requests_waiting 1.0" in HTTP.get(f"{address}/metrics").text
         endless.go_on.set()
         for thread in threads:
             thread.join(PATIENCE_S)
@@ -169,14 +169,14 @@ async def test_callers_take_turns() -> None:
 
 def test_tokens_and_back(client: openai.OpenAI, address: str) -> None:
     text = "Two circles, <|im_end|> and ü."
-    found = httpx.post(f"{address}/tokenize", json={"prompt": text}).json()
+    found = HTTP.post(f"{address}/tokenize", json={"prompt": text}).json()
     assert found["count"] == len(found["tokens"])
-    assert httpx.post(f"{address}/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+    assert HTTP.post(f"{address}/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
     for path, body, param in (
         ("tokenize", {"prompt": 3}, "prompt"),
         ("tokenize", {"prompt": "a" * 2_000_001}, "prompt"),
         ("detokenize", {"tokens": [10**9]}, "tokens"),
         ("detokenize", {"tokens": [1, "x"]}, "tokens.1"),
     ):
-        answer = httpx.post(f"{address}/{path}", json=body)
+        answer = HTTP.post(f"{address}/{path}", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

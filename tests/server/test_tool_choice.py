@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
@@ -135,12 +135,6 @@ def test_what_cannot_be_held_is_named(
 
 def named_block(block: Any) -> tuple[str, str]:
     return block.type, block.name
-
-
-@pytest.fixture
-def claude(address: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-        yield client
 
 
 def test_anthropics_choices(claude: anthropic.Anthropic) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -10,7 +9,7 @@ import pytest
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.server.app import create_app
-from tests.server.conftest import CALL, PATIENCE_S, Scripted, sample, serving
+from tests.server.conftest import CALL, Scripted, sample, serving
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 TOOLS: list[Any] = [
@@ -19,9 +18,8 @@ TOOLS: list[Any] = [
 
 
 @pytest.fixture
-def client(address: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-        yield client
+def client(claude: anthropic.Anthropic) -> anthropic.Anthropic:
+    return claude
 
 
 def ask(client: anthropic.Anthropic, messages: list[Any] = HELLO, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from qwen35mm.server.cluster.calls import App, AsgiMessage, Call, EngineLostErro
 from qwen35mm.server.cluster.conversations import addresses_of
 from qwen35mm.server.cluster.front import create_front, labelled
 from qwen35mm.server.keys import Keys
-from tests.server.conftest import PATIENCE_S, sent, serving
+from tests.server.conftest import HTTP, PATIENCE_S, sent, serving
 
 KEY = "first-key-of-sixteen"
 ASKED = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 4}
@@ -53,7 +53,7 @@ def in_front(app: App, *dies_after: int, **options: Any) -> Iterator[tuple[OneEn
     engine = OneEngine(app, *dies_after)
     with (
         serving(create_front(engine, **options)) as address,
-        httpx.Client(base_url=address, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=address, verify=False, timeout=PATIENCE_S) as client,
     ):
         yield engine, client
 
@@ -73,7 +73,7 @@ def test_an_engine_answers_through_it_as_it_would_alone(backend: LocalBackend, a
             ("/tokenize", {"prompt": "Hello"}),
             ("/nothing", {}),
         ):
-            answer, alone = client.post(path, json=body), httpx.post(address + path, json=body, timeout=PATIENCE_S)
+            answer, alone = client.post(path, json=body), HTTP.post(address + path, json=body)
             assert answer.status_code == alone.status_code
             assert answer.headers["content-type"] == alone.headers["content-type"]
             assert set(answer.json()) == set(alone.json())
@@ -81,9 +81,9 @@ def test_an_engine_answers_through_it_as_it_would_alone(backend: LocalBackend, a
         assert engine.calls[0].addresses == addresses_of(engine.calls[0].body, "") != ()
         streamed = {**ASKED, "stream": True}
         found = client.post("/v1/chat/completions", json=streamed)
-        assert lines(found) == lines(httpx.post(f"{address}/v1/chat/completions", json=streamed, timeout=PATIENCE_S))
+        assert lines(found) == lines(HTTP.post(f"{address}/v1/chat/completions", json=streamed))
         for path in ("/v1/models", "/openapi.json", "/docs"):
-            assert client.get(path).content == httpx.get(address + path).content
+            assert client.get(path).content == HTTP.get(address + path).content
 
 
 def test_a_response_is_gone_on_from_where_it_was_made(backend: LocalBackend) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal
 
-import httpx
 import openai
 import pytest
 from openai.types.responses import ParsedResponseFunctionToolCall, Response, ResponseStreamEvent
@@ -15,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.server.app import create_app
-from tests.server.conftest import CALL, PATIENCE_S, Scripted, sample, serving
+from tests.server.conftest import CALL, HTTP, PATIENCE_S, Scripted, sample, serving
 
 # What servers add that the client's types don't have.
 ADDED = {"store"}
@@ -56,7 +55,7 @@ def ask(client: openai.OpenAI, given: Any = "Hello", **options: Any) -> Any:
 def events_of(address: str, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream, each checked by itself and in its place."""
     body = {"input": "Hello", "temperature": 0, "stream": True, **body}
-    answer = httpx.post(f"{address}/v1/responses", json=body, timeout=PATIENCE_S)
+    answer = HTTP.post(f"{address}/v1/responses", json=body)
     assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
     events = []
     for block in filter(None, answer.text.split("\n\n")):
@@ -102,7 +101,7 @@ def test_a_stream_says_the_response_in_events(reasoning: dict[str, str], address
     assert 0 < response["usage"]["output_tokens_details"]["reasoning_tokens"] < response["usage"]["output_tokens"]
     # The same in one piece.
     body = {"input": "Hello", "temperature": 0, "reasoning": reasoning, "max_output_tokens": 60, **THINKING}
-    whole = httpx.post(f"{address}/v1/responses", json=body, timeout=PATIENCE_S).json()
+    whole = HTTP.post(f"{address}/v1/responses", json=body).json()
     check(Response, whole)
     assert without_ids(whole["output"]) == without_ids(response["output"])
     assert whole.keys() == response.keys()
@@ -295,13 +294,13 @@ def test_what_cannot_be_used_is_named(client: openai.OpenAI, refused: Callable[.
     ],
 )
 def test_a_damaged_body_is_told_so(body: bytes, address: str) -> None:
-    answer = httpx.post(f"{address}/v1/responses", content=body, timeout=PATIENCE_S)
+    answer = HTTP.post(f"{address}/v1/responses", content=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
 
 
 def test_the_document_says_what_bodies_hold(address: str) -> None:
-    document = httpx.get(f"{address}/openapi.json").json()
+    document = HTTP.get(f"{address}/openapi.json").json()
 
     def references(value: Any) -> Iterator[str]:
         for name, each in value.items() if isinstance(value, dict) else enumerate(value):

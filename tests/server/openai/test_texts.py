@@ -6,7 +6,6 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.server.app import create_app
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import HTTP, PATIENCE_S, serving
 
 # Unfinished, so that a model has something to go on with.
 TEXT = "A red circle at the top left, a blue star in the center and a green cross on the right. The code of the room is"
@@ -159,12 +158,12 @@ def test_a_stop_string_ends_a_completion(client: openai.OpenAI) -> None:
 def test_what_cannot_be_had_is_refused_by_its_name(
     body: dict[str, Any], param: str | None, words: str, address: str
 ) -> None:
-    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE_S)
+    answer = HTTP.post(f"{address}/v1/completions", json=body)
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert words in error["message"]
     assert (error["param"] or "").startswith(param or "prompt")
-    streamed = httpx.post(f"{address}/v1/completions", json={**body, "stream": True}, timeout=PATIENCE_S)
+    streamed = HTTP.post(f"{address}/v1/completions", json={**body, "stream": True})
     assert streamed.status_code == 400
 
 
@@ -186,7 +185,7 @@ def test_embeddings_are_hidden_states_of_length_one(client: openai.OpenAI, backe
 def test_base64_is_little_endian_float32(address: str) -> None:
     def ask(encoding: str) -> Any:
         body = {"input": TEXT, "encoding_format": encoding}
-        return httpx.post(f"{address}/v1/embeddings", json=body, timeout=PATIENCE_S).json()["data"][0]["embedding"]
+        return HTTP.post(f"{address}/v1/embeddings", json=body).json()["data"][0]["embedding"]
 
     assert np.frombuffer(base64.b64decode(ask("base64")), "<f4").tolist() == ask("float")
 
@@ -203,7 +202,7 @@ def test_base64_is_little_endian_float32(address: str) -> None:
     ],
 )
 def test_embeddings_that_cannot_be_had_are_refused(body: dict[str, Any], param: str, words: str, address: str) -> None:
-    answer = httpx.post(f"{address}/v1/embeddings", json=body, timeout=PATIENCE_S)
+    answer = HTTP.post(f"{address}/v1/embeddings", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"].split(".")[0]) == (400, param)
     assert words in error["message"]
@@ -211,7 +210,7 @@ def test_embeddings_that_cannot_be_had_are_refused(body: dict[str, Any], param: 
 
 def test_what_was_read_is_counted(client: openai.OpenAI, address: str) -> None:
     def count(name: str) -> float:
-        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        lines = HTTP.get(f"{address}/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     before, tokens = count('qwen35mm_requests_total{end="read"}'), count("qwen35mm_prompt_tokens_total")
@@ -224,10 +223,10 @@ def test_a_request_that_was_let_in_is_served_to_its_end(backend: LocalBackend) -
     """However many texts it has, and however short the line is."""
     with serving(create_app(backend, num_places=1, max_waiting=1)) as address:
         texts = [f"{TEXT} {number}" for number in range(12)]
-        found = httpx.post(f"{address}/v1/embeddings", json={"input": texts}, timeout=PATIENCE_S)
+        found = HTTP.post(f"{address}/v1/embeddings", json={"input": texts})
         assert len(found.json()["data"]) == 12
         body = {"prompt": texts, "max_tokens": 1}
-        assert len(httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE_S).json()["choices"]) == 12
+        assert len(HTTP.post(f"{address}/v1/completions", json=body).json()["choices"]) == 12
 
 
 def test_a_server_that_only_knows_conversations_says_so(backend: LocalBackend, refused: Callable[..., Any]) -> None:

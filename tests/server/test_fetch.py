@@ -154,18 +154,8 @@ def test_a_file_is_one_under_the_root(demo: LoadedModel, tmp_path: Path) -> None
     ):
         assert parts._file(address, root, "here") == (root / "in" / "a b.png").resolve()
     for name in (
-        *(
-            "out.png",
-            "loop.png",
-            "pipe.png",
-            "in",
-            "",
-            ".",
-            "nothing.png",
-            "../root-not/secret.png",
-            "a%00b",
-            "a" * 5000,
-        ),
+        *("out.png", "loop.png", "pipe.png", "in", "", ".", "nothing.png", "../root-not/secret.png", "a%00b"),
+        "a" * 5000,
         *("%2e%2e/root-not/secret.png", "..%2froot-not%2fsecret.png", "%252e%252e/root-not/secret.png", "IN/A B.PNG"),
         *("..\\root-not\\secret.png", "in/a%20b.png%3f"),
     ):
@@ -194,29 +184,11 @@ FORMS = [
     *("data", "DATA", "Data", "data:", "DATA:", "Data:x", "dAtA:a.png", "DATA:a.png", "DATA:/../a.png"),
     *("data:/../a.png", "DATA:,/../../a.png", "data:image/png,a.png", "DATA:image/png;base64,a.png"),
     *("data:a.png;base64", " data:a.png", "data :a.png", "\tdata:a.png", "\ufeffdata:a.png", "da\tta:a.png"),
-    *(
-        "data\x00:a.png",
-        "ＤＡＴＡ:a.png",
-        "data://a.png",
-        "DATA://../a.png",
-        "DATA:\\..\\a.png",
-        "data%3Aa.png",
-        "a.png",
-    ),
+    *("data\x00:a.png", "ＤＡＴＡ:a.png", "data://a.png", "DATA://../a.png", "DATA:\\..\\a.png", "data%3Aa.png"),
+    "a.png",
     *("./a.png", "../a.png", "~/a.png", "C:\\a.png", "\\\\server\\a.png", "//server/a.png", "/a.png", "file"),
-    *(
-        "FILE",
-        "https",
-        "http",
-        "",
-        ":",
-        ":a.png",
-        "file:a.png",
-        "fd:0",
-        "FILE:DATA:a.png",
-        "blob:a.png",
-        "jar:file:a.png",
-    ),
+    *("FILE", "https", "http", "", ":", ":a.png", "file:a.png", "fd:0", "FILE:DATA:a.png", "blob:a.png"),
+    "jar:file:a.png",
     *("pathdata:a.png", "file:data", "file:///proc/self/environ"),
 ]
 FIELDS = ("image_url", "video_url", "input_image", "input_video", "image")

@@ -7,6 +7,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -23,6 +24,8 @@ _LEAST_LEFT_BYTES = 2 << 30
 # Files here are in memory.
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 _ZEROS = bytes(1 << 20)
+# Mappings that tensors still hold.
+_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def file_room(folder: Path) -> int:
@@ -59,6 +62,7 @@ def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]
                 Path(file.name).unlink()
             _reserve(file, stop)
             mapped = mmap.mmap(file.fileno(), stop)
+            _mapped.add(mapped)
     except OSError as error:
         raise ConfigError(
             f"Keys and values can't be kept in a file of {mib(stop)} in '{folder}': {error.strerror}. Take "
@@ -72,7 +76,8 @@ def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]
 
 def mapped_bytes() -> int:
     """Bytes of such files that this process has in memory now; the system can reclaim them at any time."""
-    if not hasattr(psutil.Process, "memory_maps"):  # macOS
+    # The system's list of mappings takes a tenth of a second; macOS has none.
+    if not _mapped or not hasattr(psutil.Process, "memory_maps"):
         return 0
     maps = psutil.Process().memory_maps(grouped=False)
     return sum(each.rss for each in maps if Path(each.path).name.startswith(PREFIX))

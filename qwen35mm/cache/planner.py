@@ -216,9 +216,9 @@ def plan_memory(
     used = tuple(dict.fromkeys(placed))
     on_cpu = all(each.type == "cpu" for each in used)
     name = ", ".join(map(str, used))
-    host_bytes = host_memory_bytes()
+    host_bytes = available_bytes if on_cpu and available_bytes is not None else host_memory_bytes()
     if on_cpu:
-        available_bytes = host_bytes = host_bytes if available_bytes is None else available_bytes
+        available_bytes = host_bytes
     elif available_bytes is None:
         # As if all layers were on the device with the least free memory per layer.
         available_bytes = min(

@@ -113,7 +113,7 @@ def memory_need(
         device=devices[0],
         runtime_bytes=runtime_bytes,
         # The engine plans with all memory of a host, and with what the weights leave free on a GPU.
-        available_bytes=None if on_cpu else left,
+        available_bytes=host_memory_bytes() if on_cpu else left,
     )
     plan = planned(cache=cache)
     if on_cpu and plan.total_bytes > memory_bytes:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+import typer.main
 
 from qwen35mm.cli import main
 
 Run = Callable[..., "Done"]
+# Typer makes all commands and their options anew at each call.
+_command_of = functools.cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ def qwen35mm(
     """Runs the command line with arguments, and `stdin` if there is one, for a person without caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(typer.main, "get_command", _command_of)
 
     def run(*arguments: object, stdin: str = "") -> Done:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))

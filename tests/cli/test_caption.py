@@ -22,6 +22,7 @@ from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.settings import ModelOptions
 from tests.backends.remote.server import closes, fails, running_server
+from tests.captioning.conftest import media_in_process
 from tests.captioning.fake_model import picture
 from tests.cli.conftest import Done, Run
 from tests.forked import PATIENCE_S
@@ -34,12 +35,12 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-
+__all__ = ["media_in_process"]
 Caption = Callable[..., Done]
 
 
 @pytest.fixture
-def caption(qwen35mm: Run) -> Caption:
+def caption(qwen35mm: Run, media_in_process: None) -> Caption:
     return functools.partial(qwen35mm, "caption")
 
 
@@ -56,43 +57,36 @@ def folder(tmp_path: Path) -> Path:
 async def test_a_run_has_the_slots_that_the_machine_keeps_busy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("qwen35mm.model_library.fit.usable_cores", lambda: 8)
     options, model = CaptionOptions(state_dir=folder / "state"), ModelOptions(device="cpu")
-    for for_many, asked, slots in ((True, None, 8), (False, None, 4), (True, 3, 3)):
+    for asked, slots in ((None, 8), (3, 3)):
         asking = replace(model, slots=asked)
-        async with open_captioner(options.job([str(folder)], asking), asking, options, for_many=for_many) as captioner:
+        async with open_captioner(options.job([str(folder)], asking), asking, options, for_many=True) as captioner:
             assert captioner.num_at_once == slots
 
 
-def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(caption: Caption, folder: Path) -> None:
-    looked = caption(folder, "--preset", "plain", "--dry-run")
-    assert looked.returncode == 0, looked.stderr
-    assert "To caption: 2" in looked.stdout
-    assert "A big yellow square on the right." in looked.stdout
-    assert sorted(path.name for path in folder.iterdir()) == ["moves-right.mp4", "one-shape.png"]
-    done = caption(folder, "--preset", "plain")
+def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(
+    qwen35mm: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = qwen35mm("caption", folder, "--preset", "plain")
     assert done.returncode == 0, done.stderr
     assert "2 done" in done.stderr
     assert (folder / "one-shape.txt").read_text() == "A big yellow square on the right.\n"
     assert (folder / "moves-right.txt").read_text() == "A red star moves to the right.\n"
-    again = caption(folder, "--preset", "plain")
-    assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
-
-
-def test_another_output_does_not_hash_the_weights_again(
-    caption: Caption, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caption(folder, "--preset", "plain", "--output", f"jsonl:{folder / 'first.jsonl'}")
     monkeypatch.setattr(weights_digest, "_hash_file", lambda path: pytest.fail(f"{path.name} is hashed again"))
-    arguments = ("--preset", "plain", "--output-dir", folder.parent / "other", "--limit", 1)
-    assert caption(folder, *arguments).returncode == 0
-    assert (folder.parent / "other" / ".qwen35mm").is_dir()
+    again = qwen35mm("caption", folder, "--preset", "plain")
+    assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
+    # Nor for another output.
+    other = folder.parent / "other"
+    assert qwen35mm("caption", folder, "--preset", "plain", "--output-dir", other, "--limit", 1).returncode == 0
+    assert (other / ".qwen35mm").is_dir()
 
 
-def test_a_dry_run_shows_names_that_are_no_text(caption: Caption, tmp_path: Path) -> None:
-    picture(0).save(tmp_path / "a.png")
-    (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9\n\x1b[31m.png"))
+def test_a_dry_run_writes_nothing_and_shows_names_that_are_no_text(caption: Caption, tmp_path: Path) -> None:
+    shutil.copy(SAMPLES / "one-shape.png", tmp_path / os.fsdecode(b"caf\xe9\n\x1b[31m.png"))
     done = caption(tmp_path, "--preset", "plain", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "  caf\\xe9  [31m.png: " in done.stdout
+    assert "To caption: 1" in done.stdout
+    assert "  caf\\xe9  [31m.png: A big yellow square on the right." in done.stdout
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_records_satisfy_a_schema(caption: Caption, folder: Path, tmp_path: Path) -> None:

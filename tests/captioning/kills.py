@@ -25,8 +25,6 @@ Step = Literal["begin", "committed", "sync", "replace", "link", "unlink"]
 _KILLED = 99
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that is killed is made by a fork")
-# Steps from one stop to the next. A run has some sixty of them.
-strides = pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
 
 
 @contextlib.contextmanager

@@ -12,14 +12,17 @@ import pytest
 
 from qwen35mm.captioning.outputs import Mode, Wants
 from qwen35mm.captioning.records import Record
-from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
+from tests.captioning.kills import full_at, killed_at, needs_fork, stops
 from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, leftovers, records_of, rows_of, run
 
 pytestmark = needs_fork
 
 KINDS = ("sidecar", "jsonl", "dataset", "parquet", "webdataset")
 MODES: tuple[Mode, ...] = ("overwrite", "append", "prepend")
-CASES: Sequence[tuple[str, Mode]] = [*((kind, "skip") for kind in KINDS), *(("sidecar", mode) for mode in MODES)]
+MODES_OF: Sequence[tuple[str, Mode]] = [*((kind, "skip") for kind in KINDS), *(("sidecar", mode) for mode in MODES)]
+# Kind, mode, and whether it is the first run over the folder; each kind and mode once, and all of them with `slow`.
+FEW = [(kind, mode, (kind, mode) in (("sidecar", "skip"), ("sidecar", "prepend"))) for kind, mode in MODES_OF]
+ALL = [(*each, is_first) for each in MODES_OF for is_first in (True, False)]
 NAMES = HARD_NAMES[2:7]
 # A person's own texts, by the number of the item's name.
 PERSONS = {0: "mine", 3: "mine too"}
@@ -108,13 +111,21 @@ def pandas_loaded() -> None:
     pyarrow.Table.from_pylist([{"column": 1}])
 
 
-@pytest.fixture(params=[(*case, is_first) for case in CASES for is_first in (True, False)], ids=str)
+@pytest.fixture
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
     kind, mode, is_first = request.param
     return Runs(tmp_path, kind, mode, is_first=is_first)
 
 
-@strides
+every_step = pytest.mark.parametrize(
+    ("runs", "stride"),
+    [*((case, 17) for case in FEW), *(pytest.param(case, 1, marks=pytest.mark.slow) for case in ALL)],
+    indirect=["runs"],
+    ids=str,
+)
+
+
+@every_step
 def test_killed_at_every_step(runs: Runs, stride: int) -> None:
     for step, torn_bytes in stops(stride):
         runs.reset()
@@ -129,7 +140,7 @@ def test_killed_at_every_step(runs: Runs, stride: int) -> None:
     assert step > 20, "the steps were counted"
 
 
-@strides
+@every_step
 def test_full_at_every_step(runs: Runs, stride: int) -> None:
     for step, _ in stops(stride):
         runs.reset()
@@ -141,7 +152,7 @@ def test_full_at_every_step(runs: Runs, stride: int) -> None:
     assert step > 20
 
 
-@strides
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_every_step_of_pruning(tmp_path: Path, kind: str, stride: int) -> None:
     records = records_of(tmp_path / "media", NAMES)
@@ -156,7 +167,7 @@ def test_killed_at_every_step_of_pruning(tmp_path: Path, kind: str, stride: int)
     def go() -> None:
         run(out, left, spec_of(kind, out), records_per_shard=2, captions=out / "captions", prune=True)
 
-    for step, torn_bytes in stops(min(stride, 3)):
+    for step, torn_bytes in stops(stride):
         shutil.rmtree(out)
         shutil.copytree(begun, out)
         was_killed = killed_at(step, go, torn_bytes=torn_bytes)
@@ -174,16 +185,16 @@ def test_killed_at_every_step_of_pruning(tmp_path: Path, kind: str, stride: int)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_again_and_again(tmp_path: Path, kind: str) -> None:
-    records = records_of(tmp_path / "media", [f"{number // 7}/{number}.png" for number in range(20)])
+    records = records_of(tmp_path / "media", [f"{number // 4}/{number}.png" for number in range(12)])
     chosen = random.Random(kind)
     out = tmp_path / "out"
     spec = spec_of(kind, out)
 
     def work() -> None:
-        run(out, records, spec, records_per_shard=4, captions=out / "captions")
+        run(out, records, spec, records_per_shard=3, captions=out / "captions")
 
     kills = 0
-    while killed_at(chosen.randrange(5, 30), work, torn_bytes=3):
+    while killed_at(chosen.randrange(5, 20), work, torn_bytes=3):
         kills += 1
         assert kills < 200, "every run gets a little further"
     assert kills > 2

@@ -91,4 +91,4 @@ class SidecarMachine(RuleBasedStateMachine):
 
 
 TestSidecars = needs_fork(SidecarMachine.TestCase)
-TestSidecars.settings = settings(max_examples=max(1, settings().max_examples // 6), stateful_step_count=12)
+TestSidecars.settings = settings(max_examples=max(1, settings().max_examples // 10), stateful_step_count=12)

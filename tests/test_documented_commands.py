@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import re
 import runpy
@@ -31,6 +32,7 @@ SOURCES = [path for folder in ("benchmarks", "examples", "tests") for path in (R
 FOREIGN = {"--embeddings", "--hypothesis-profile", "--inplace", "--target"}
 # Typer has a copy of Click's classes in newer versions: this is `click.UsageError` in all of them.
 UsageError: Any = typer.BadParameter.__base__
+COMMAND: Any = typer.main.get_command(app)
 PREFIX = re.compile(r"^(?:\w+=\S+ |chrt -r 5 |sudo |xvfb-run .*?(?=python )|\.venv/bin/)*")
 
 
@@ -90,7 +92,7 @@ def parse_command(words: list[str], *, whole: bool) -> None:
     Raises:
         UsageError: there is no such command or option, or a value is none of its kind.
     """
-    command: Any = typer.main.get_command(app)
+    command: Any = COMMAND
     while hasattr(command, "commands") and words and re.match(r"[a-z]", words[0]):
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
@@ -135,7 +137,7 @@ def options_of(command: Any) -> Iterator[Any]:
         yield from options_of(inner)
 
 
-OPTIONS = list(options_of(typer.main.get_command(app)))
+OPTIONS = list(options_of(COMMAND))
 KNOWN = {name for option in OPTIONS for name in (*option.opts, *option.secondary_opts)} | {"--help"} | FOREIGN
 VARIABLE = re.compile(r"QWEN35MM_[A-Z_]*[A-Z]")
 VARIABLES = {option.envvar for option in OPTIONS if option.envvar}
@@ -150,15 +152,28 @@ def test_commands_exist_and_their_options_parse(path: Path) -> None:
             pytest.fail(f"{path.name}: {shlex.join(words)}: {getattr(error, 'message', error)}")
 
 
+@functools.cache
+def read_by_programs() -> tuple[set[str], set[str]]:
+    """The options of our scripts, and the variables that any of our files reads."""
+    scripts = [path.read_text("utf-8") for path in SOURCES]
+    packages = [path for folder in ("qwen35mm", "kernels", "preprocess") for path in (ROOT / folder).rglob("*.py")]
+    return (
+        {name for text in scripts for name in re.findall(r'"(--[a-z][\w-]*)"', text)},
+        {
+            name
+            for text in (*scripts, *(path.read_text("utf-8") for path in packages))
+            for name in VARIABLE.findall(text)
+        },
+    )
+
+
 @pytest.mark.parametrize("path", CURRENT, ids=lambda path: path.name)
 def test_options_and_variables_that_are_named_exist(path: Path) -> None:
     text = path.read_text("utf-8")
-    of_scripts = {name for source in SOURCES for name in re.findall(r'"(--[a-z][\w-]*)"', source.read_text("utf-8"))}
     named = {name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"(?<!\S)--[a-z][\w-]*", span)}
-    assert named - KNOWN - of_scripts == set()
-    packages = [path for folder in ("qwen35mm", "kernels", "preprocess") for path in (ROOT / folder).rglob("*.py")]
-    read = {name for source in (*SOURCES, *packages) for name in VARIABLE.findall(source.read_text("utf-8"))}
-    assert set(VARIABLE.findall(text)) - VARIABLES - read == set()
+    options, variables = read_by_programs()
+    assert named - KNOWN - options == set()
+    assert set(VARIABLE.findall(text)) - VARIABLES - variables == set()
 
 
 def test_there_are_commands() -> None:

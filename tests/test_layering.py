@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import import_nodes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # From top to bottom. The names on one line are one layer, and don't import each other.
@@ -52,11 +54,11 @@ def _within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def imported_modules(source: str) -> Iterator[tuple[int, str]]:
+    for node in import_nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             assert node.level == 0, "imports are absolute here"
             # `from qwen35mm import prompt` imports a module; `from qwen35mm.prompt import Text` a name.
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
@@ -76,7 +78,7 @@ def violations(module: str, source: str) -> list[str]:
     assert own is not None, f"{module} has no layer: add it to LAYERS and to docs/architecture.md"
     return [
         f"{module}:{line} imports {name}"
-        for line, name in imported_modules(ast.parse(source))
+        for line, name in imported_modules(source)
         if (place := place_of(name)) is not None and place != own and place[0] <= own[0]
     ]
 
@@ -108,7 +110,7 @@ def test_folders_shadow_no_package(folder: str) -> None:
 
 def test_preprocess_needs_neither_torch_nor_ours() -> None:
     for path in (ROOT / "preprocess").glob("**/*.py"):
-        for line, name in imported_modules(ast.parse(path.read_text("utf-8"))):
+        for line, name in imported_modules(path.read_text("utf-8")):
             top = name.split(".")[0]
             allowed = top in sys.stdlib_module_names | {
                 "numpy",

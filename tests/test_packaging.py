@@ -20,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from qwen35mm_kernels.cpu.native.library import NEEDS
+from tests.imports import import_nodes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,6 +64,7 @@ DISTRIBUTIONS = {
     "skimage": "scikit-image",
     "webview": "pywebview",
 }
+OURS = {path.name for path in ROOT.iterdir()} | {"qwen35mm_kernels", "qwen35mm_preprocess", "app"}
 COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
 
 
@@ -239,13 +241,12 @@ def declared_with(extras: tuple[str, ...]) -> set[str]:
 def imports(path: Path) -> set[str]:
     """The distributions that a file imports anywhere in it."""
     tops: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in import_nodes(path.read_text("utf-8")):
         if isinstance(node, ast.Import):
             tops |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             tops.add((node.module or "").partition(".")[0])
-    ours = {path.name for path in ROOT.iterdir()} | {"qwen35mm_kernels", "qwen35mm_preprocess", "app"}
-    foreign = tops - ours - sys.stdlib_module_names
+    foreign = tops - OURS - sys.stdlib_module_names
     return {canonicalize_name(DISTRIBUTIONS.get(top, top)) for top in foreign}
 
 

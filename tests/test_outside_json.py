@@ -37,7 +37,7 @@ def depth_of(found: Any) -> int:
     return 1 + max(map(depth_of, found.values() if isinstance(found, dict) else found), default=0)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(40))
 def test_what_is_within_the_limits_is_read_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     # So that quotes and what they escape lie in two pieces.
@@ -67,9 +67,9 @@ def test_what_is_within_the_limits_is_read_and_nothing_else(seed: int, monkeypat
         '{"a":' * (MAX_DEPTH + 1) + "0" + "}" * (MAX_DEPTH + 1),
         "[" * 100_000,
         "]" * (MAX_DEPTH + 1) + nested(MAX_DEPTH + 1),
-        "[" * (MAX_DEPTH + 1) + "]" * (16 << 20),
-        "[" * MAX_DEPTH + "[]" + "]" * (16 << 20),
-        "[]" * (MAX_DEPTH + 1) + "}" * (16 << 20),
+        "[" * (MAX_DEPTH + 1) + "]" * (4 << 20),
+        "[" * MAX_DEPTH + "[]" + "]" * (4 << 20),
+        "[]" * (MAX_DEPTH + 1) + "}" * (4 << 20),
     ],
     ids=[
         "numbers",

@@ -148,10 +148,10 @@ def test_a_clean_caption_stays_as_it_is(text: str, finished: bool, keep_unfinish
     ],
 )
 def test_hostile_replies_take_no_longer(unit: str) -> None:
-    text = (unit * 100_000)[:100_000]
+    text = (unit * 50_000)[:50_000]
     start = time.process_time()
     clean(text, finished=False)
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 10
 
 
 def test_wrap() -> None:

@@ -49,7 +49,7 @@ def turns(name: str, count: int, most: int = 6) -> list[tuple[Picture, Any, Any]
 
 @pytest.mark.parametrize("name", ["color", "shape", "place", "size", "what", "background"])
 def test_answers_are_true_and_mean_one_shape(name: str) -> None:
-    for picture, about, turn in turns(name, 150):
+    for picture, about, turn in turns(name, 60):
         question = spelled_out(turn.question.lower())
         asked = None if name == "background" else named(picture.items, question.replace("shape does", "does"))
         by_pronoun = re.search(r"\b(it|its|that)\b", question) and not asked
@@ -67,7 +67,7 @@ def test_answers_are_true_and_mean_one_shape(name: str) -> None:
 
 
 def test_captions_name_everything_in_reading_order() -> None:
-    for picture, _, turn in turns("caption", 100):
+    for picture, _, turn in turns("caption", 50):
         parts = captioned(turn.answer)
         assert parts == seen(picture.items)
         assert [part[3] for part in parts] == sorted((part[3] for part in parts), key=ALL_PLACES.index)

@@ -24,7 +24,7 @@ def asked_side(question: str) -> str | None:
 
 def test_relations_are_true() -> None:
     kinds = {"between": 0, "claim": 0, "what": 0, "nothing": 0}
-    for picture, _, turn in turns("relation", 500):
+    for picture, _, turn in turns("relation", 250):
         items, question = picture.items, turn.question.lower()
         answer = turn.answer.rstrip(".")
         if "between the" in question:
@@ -63,7 +63,7 @@ def test_relations_are_true() -> None:
 
 
 def test_the_extreme_stands_out() -> None:
-    for picture, _, turn in turns("extreme", 150):
+    for picture, _, turn in turns("extreme", 60):
         assert holds(picture, turn.answer, None), (turn, [i.radius for i in picture.items])
         big = "largest" in turn.answer
         assert bool(re.search("largest|biggest", turn.question.lower())) == big

@@ -358,5 +358,5 @@ def test_a_long_text_leaves_the_interpreter_to_others(most):
     while thread.is_alive():
         time.sleep(0.001)
         num_turns += 1
-    # It takes a third of a second, of which a busy machine may leave few turns. One that holds the lock leaves two or three.
+    # A busy machine may leave few turns of its third of a second. One that holds the lock leaves two or three.
     assert num_turns > 3

@@ -118,7 +118,7 @@ def test_first_token_refuses_unequal_work(name: str, change: dict[str, int], mes
         first_token.check_work(name, sample | change, 8)
 
 
-def scripted(turns: int = 3, history_tokens: int = 420) -> ScriptedChat:
+def scripted(turns: int, history_tokens: int) -> ScriptedChat:
     sizes = {"turns": turns, "history_tokens": history_tokens, "image_side": 64}
     return ScriptedChat(Namespace(model=demo_model_path(), device="cpu", **sizes))
 
@@ -126,11 +126,11 @@ def scripted(turns: int = 3, history_tokens: int = 420) -> ScriptedChat:
 def test_multi_turn(on_demo: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a turn leaves in the cache is what its history commit covers, and the next turn computes the rest."""
     monkeypatch.setattr(multi_turn, "WARM_UP_TOKENS", 20)
-    options = ["--turns", "3", "--history-tokens", "420", "--image-side", "64", "--min-segment", "32"]
+    options = ["--turns", "2", "--history-tokens", "300", "--image-side", "64", "--min-segment", "32"]
     data = on_demo("multi_turn", *TRANSFORMERS, *options)
     (rows,) = data["tables"].values()
-    assert data["extending"].startswith("0 of 2 prompts")
-    made = scripted()
+    assert data["extending"].startswith("0 of 1 prompts")
+    made = scripted(2, 300)
     for row in rows:
         turn, cached = row["turn"], 0
         assert row["tokens agree"]

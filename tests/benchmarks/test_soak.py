@@ -50,7 +50,7 @@ def test_what_grows_is_told(how: dict[str, float], rss: str, files: str) -> None
     "front", ["chat", *(pytest.param(name, marks=pytest.mark.slow) for name in ("serve", "review"))]
 )
 def test_a_short_run(front: str, run_here: RunHere) -> None:
-    options = ["--minutes", "0.05", "--every", "0.3", "--clients", "2", "--front", front, "--warm-up", "1"]
+    options = ["--minutes", "0.02", "--every", "0.2", "--clients", "2", "--front", front, "--warm-up", "1"]
     data = run_here("soak", *options)
     front_samples, requests, verdict = data["tables"].values()
     assert data["errors"] == {}

@@ -40,7 +40,7 @@ async def test_the_first_caption_comes_before_the_scan_ends(folder: Path, monkey
 async def test_the_scan_runs_ahead_as_far_as_there_is_room(
     folder: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
 ) -> None:
-    for number in range(60):
+    for number in range(24):
         (folder / f"z{number:03}.png").write_bytes((folder / "0.png").read_bytes() + number.to_bytes(2, "big"))
     (folder / "0.txt").write_text("mine")
     monkeypatch.setattr(run_module, "_SCAN_BATCH", 4)
@@ -57,8 +57,8 @@ async def test_the_scan_runs_ahead_as_far_as_there_is_room(
 
     model = FakeModel(answer, waits=lambda: has_room and not watched[0].counts.scanned)
     outcome = await run(job(folder, run=settings()), model, begun=begun)
-    assert (outcome.counts.num_captioned, outcome.counts.num_kept) == (65, 1)
-    assert (seen[0].num_found, seen[0].num_kept) == (66, 1) if has_room else seen[0].num_found < 40
+    assert (outcome.counts.num_captioned, outcome.counts.num_kept) == (29, 1)
+    assert (seen[0].num_found, seen[0].num_kept) == (30, 1) if has_room else seen[0].num_found < 20
 
 
 async def test_what_an_interrupted_run_leaves_in_line_is_counted(folder: Path) -> None:

@@ -84,7 +84,7 @@ class LocalActor:
 
 
 @pytest.fixture
-def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalActor]]:
+def actors(monkeypatch: pytest.MonkeyPatch, media_in_process: None) -> Iterator[list[LocalActor]]:
     """The actors of a cluster without processes of its own, in the order that they are made."""
     made: list[LocalActor] = []
 

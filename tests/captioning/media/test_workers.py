@@ -36,7 +36,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaWorkers]:
     made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two() -> Iterator[MediaWorkers]:
     made = MediaWorkers(PROCESSOR, 2)
     yield made
@@ -127,17 +127,17 @@ async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers,
     assert kind_of(cut) == "damaged"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "timeout_s"), [("-crash-.png", "crash", 60.0), ("-stuck-.png", "timeout", 0.5)]
-)
 async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
-    hostile: MediaWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, timeout_s: float
+    hostile: MediaWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, bad, *others = [item(tmp_path, each, seed) for seed, each in enumerate(("a.png", name, "b.png", "c.png"))]
+    names = ("a.png", "-crash-.png", "-stuck-.png", "b.png", "c.png")
+    first, crashing, stuck, *others = [item(tmp_path, each, seed) for seed, each in enumerate(names)]
+    assert isinstance(await look(hostile, first), Inspected)
+    assert kind_of(await look(hostile, crashing)) == "crash"
     assert isinstance(await look(hostile, first), Inspected)
     with monkeypatch.context() as patch:
-        patch.setattr(hostile._decoders, "_timeout_s", timeout_s)
-        assert kind_of(await look(hostile, bad)) == kind
+        patch.setattr(hostile._decoders, "_timeout_s", 0.3)
+        assert kind_of(await look(hostile, stuck)) == "timeout"
     for seen in await asyncio.gather(*(look(hostile, each) for each in others)):
         assert isinstance(seen, Inspected)
 

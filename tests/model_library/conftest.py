@@ -26,8 +26,9 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A Hub that has the bundled demo."""
+    """A Hub that has the bundled demo, with the first part of its weights: nobody loads them."""
     with serve_hub(demo_model_path()) as hub:
+        hub.files["model.safetensors"] = hub.files["model.safetensors"][:3_000_000]
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -40,10 +41,7 @@ class FakeHub:
         return [{"rfilename": name, "path": name, "type": "file", **self._identity(name)} for name in self.files]
 
     def etag(self, name: str) -> str:
-        content = self.files[name]
-        if name.endswith(".safetensors"):
-            return hashlib.sha256(content).hexdigest()
-        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        return _digest(self.files[name], name.endswith(".safetensors"))
 
     def _identity(self, name: str) -> dict[str, Any]:
         size, etag = len(self.files[name]), self.etag(name)
@@ -51,6 +49,13 @@ class FakeHub:
             return {"size": size, "oid": etag, "blobId": etag}
         lfs = {"size": size, "sha256": etag, "oid": etag, "pointerSize": 130}
         return {"size": size, "oid": "0" * 40, "blobId": "0" * 40, "lfs": lfs}
+
+
+@functools.cache
+def _digest(content: bytes, is_large: bool) -> str:
+    if is_large:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @contextmanager

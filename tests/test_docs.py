@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -14,10 +13,11 @@ FOLDERS = "qwen35mm|kernels|preprocess|assets|tests|benchmarks|examples|docs"
 HISTORY = {"CHANGELOG.md"}
 
 
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name not in HISTORY], ids=lambda path: path.name)
-def test_files_that_are_named_exist(path: Path) -> None:
-    named = re.findall(rf"`((?:{FOLDERS})/[\w./-]*(?:/|\.(?:py|js|ts|css|json|md)))`", path.read_text("utf-8"))
-    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+def test_files_that_are_named_exist() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8") if path.name not in HISTORY else ""
+        named = re.findall(rf"`((?:{FOLDERS})/[\w./-]*(?:/|\.(?:py|js|ts|css|json|md)))`", text)
+        assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == [], path.name
 
 
 def test_the_walkthrough_names_what_its_files_define() -> None:
@@ -34,22 +34,19 @@ def defines(source: str, name: str) -> bool:
     return of_owner and re.search(rf"^\s*(?!return|await)([\w ]+ )?{name}( = |\(|\b.*:$)", source, re.M) is not None
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_lines_have_120_columns_at_most(path: Path) -> None:
-    assert [line for line in path.read_text("utf-8").splitlines() if len(line) > 120] == []
+def test_lines_have_120_columns_at_most() -> None:
+    for path in DOCUMENTS:
+        assert [line for line in path.read_text("utf-8").splitlines() if len(line) > 120] == [], path.name
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text)
-    targets = [(path.parent / file if file else path, anchor) for file, anchor in links]
-    assert [target for target, _ in targets if not target.exists()] == []
-    assert [
-        (target.name, anchor)
-        for target, anchor in targets
-        if anchor and target.suffix == ".md" and anchor not in anchors_of(target)
-    ] == []
+def test_links_lead_somewhere() -> None:
+    for path in DOCUMENTS:
+        text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text)
+        targets = [(path.parent / file if file else path, anchor) for file, anchor in links]
+        assert [target for target, _ in targets if not target.exists()] == [], path.name
+        anchored = [(target, anchor) for target, anchor in targets if anchor and target.suffix == ".md"]
+        assert [each for each in anchored if each[1] not in anchors_of(each[0])] == [], path.name
 
 
 def test_the_site_shows_every_document() -> None:
@@ -57,6 +54,7 @@ def test_the_site_shows_every_document() -> None:
     assert sorted(nav) == sorted([*(str(path.relative_to(ROOT)) for path in DOCUMENTS), "assets/demo/README.md"])
 
 
+@functools.cache
 def anchors_of(path: Path) -> set[str]:
     """Where links into a document may lead: its headings as GitHub names them, and ids."""
     text = path.read_text("utf-8")

@@ -16,7 +16,9 @@ from benchmarks.multi_turn import ScriptedChat
 from benchmarks.peers import LlamaCpp
 from qwen35mm.assets import demo_model_path
 from tests.benchmarks.conftest import RunHere
+from tests.captioning.conftest import media_in_process
 
+__all__ = ["media_in_process"]
 TRANSFORMERS = ["--peer", "transformers"]
 # What build 0c1e570 of llama-bench prints for one test, shortened, with 4 ms a prompt's token and 50 ms a decoded one.
 FAKE_LLAMA_BENCH = """
@@ -152,6 +154,7 @@ def test_the_script_is_fixed_and_grows_to_its_size() -> None:
     assert [len(message.media) for message in made.messages(3)] == [1, 0, 0, 0, 0]
 
 
+@pytest.mark.usefixtures("media_in_process")
 def test_captioning(on_demo: RunHere) -> None:
     options = ["--slots", "2", "--items", "3", "--max-tokens", "3", "--size", "64x48", "--repeats", "1"]
     data = on_demo("captioning", *options)

@@ -226,7 +226,7 @@ def test_a_card_that_multiplies_fp8_takes_half_of_bfloat16_for_its_matrices(
 
 
 @pytest.mark.skipif(find_library() is None, reason="there is no compiled part for this processor")
-@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+@pytest.mark.parametrize("method", ["gptq", "fp8"])
 def test_a_quantised_checkpoint_is_taken_as_it_is_stored(method: str, tmp_path: Path) -> None:
     ggufs.write_checkpoint(ggufs.DENSE, tmp_path / "plain")
     folder = tmp_path / method

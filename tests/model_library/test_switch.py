@@ -87,7 +87,9 @@ async def begun(switch: BackendSwitch, source: Path) -> asyncio.Future[Any]:
 async def test_it_answers_as_what_it_holds(make: Make) -> None:
     switch = make()
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("demo", True, 1024)
-    assert switch.media is switch.current.media
+    old = switch.current
+    assert switch.media is old.media
+    assert await switch.switch(demo_model_path(), context_length=1024) is old, "nothing to change changes nothing"
     alone = result_of(await collect(switch.current.stream(GenerationRequest(QUESTION, GREEDY))))
     assert await answer(switch) == alone.text != ""
 
@@ -157,12 +159,6 @@ async def test_another_context_keeps_the_weights(make: Make) -> None:
     assert switch.current is not old
     assert switch.loaded.model is model
     assert await answer(switch) == expected
-
-
-async def test_nothing_to_change_changes_nothing(make: Make) -> None:
-    switch = make()
-    old = switch.current
-    assert await switch.switch(demo_model_path(), context_length=1024) is old
 
 
 async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, other: Path, tmp_path: Path) -> None:
@@ -269,36 +265,33 @@ async def test_too_little_memory_is_said_with_the_numbers(
         await make(5 * MIB).switch(other)
 
 
-@pytest.mark.parametrize("changes", [{}, {"context_length": 4_096}, {"weights": "int8", "kv_dtype": "int8"}])
+@pytest.mark.parametrize(
+    ("changes", "spare"),
+    [({}, 1 << 40), ({"context_length": 4_096}, 0), ({"weights": "int8", "kv_dtype": "int8"}, 0)],
+)
 async def test_what_is_told_before_is_what_is_taken(
-    make: Make, other: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    make: Make, other: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], spare: int
 ) -> None:
     monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
     switch = make(options=BackendOptions(device="cpu", settings=EngineSettings(context_length=512)))
     told = switch.forecast(other, **changes).taken
     fixed = {"weights": told.weights, **changes}
-    for free, fits in ((1 << 40, True), (told.needed.total_bytes, True), (told.needed.total_bytes - 1, False)):
+    needed = told.needed.total_bytes
+    for free, fits in ((needed - 1, False), (needed + spare, True)):
         monkeypatch.setattr(switch, "_available", lambda device, free=free: free)
         found = switch.forecast(other, **fixed).taken
         assert (found.fits, found.needed) == (fits, told.needed)
-        if fits:
-            assert found.most is not None
-            await switch.switch(other, **fixed)
-            assert isinstance(switch.current, LocalBackend)
-            plan = switch.current.engine.plan
-            assert (plan.kv_bytes, plan.slot_bytes, plan.state_bytes, plan.vision_bytes) == (
-                found.most.kv_bytes,
-                found.most.slot_bytes,
-                found.most.state_bytes,
-                found.most.vision_bytes,
-            )
-            assert plan.kv_token_bytes == told.needed.kv_token_bytes
-            assert await answer(switch)
-            monkeypatch.setattr(switch, "_available", lambda device: 1 << 40)
-            await switch.switch(demo_model_path())
-        else:
+        if not fits:
             with pytest.raises(ConfigError, match="doesn't fit"):
                 await switch.switch(other, **fixed)
+    assert found.most is not None
+    await switch.switch(other, **fixed)
+    assert isinstance(switch.current, LocalBackend)
+    plan = switch.current.engine.plan
+    budgets = ("kv_bytes", "slot_bytes", "state_bytes", "vision_bytes")
+    assert [getattr(plan, name) for name in budgets] == [getattr(found.most, name) for name in budgets]
+    assert plan.kv_token_bytes == told.needed.kv_token_bytes
+    assert await answer(switch)
 
 
 async def test_what_was_picked_for_the_memory_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

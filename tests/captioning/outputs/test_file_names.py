@@ -12,12 +12,12 @@ from qwen35mm.captioning.outputs.file_names import fit, fold, parts_inside, port
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "猫", "🐈"])
-@pytest.mark.parametrize("count", range(60, 260, 7))
-def test_a_long_name_is_cut_between_letters(letter: str, count: int) -> None:
-    name = fit(letter * count, ".txt")
-    assert len(name.encode()) <= 255, "and it can be encoded"
-    assert name.endswith(".txt")
-    assert (name == letter * count + ".txt") == (len(letter.encode()) * count <= 251)
+def test_a_long_name_is_cut_between_letters(letter: str) -> None:
+    for count in range(60, 260):
+        name = fit(letter * count, ".txt")
+        assert len(name.encode()) <= 255, "and it can be encoded"
+        assert name.endswith(".txt")
+        assert (name == letter * count + ".txt") == (len(letter.encode()) * count <= 251)
 
 
 def test_long_names_stay_apart() -> None:

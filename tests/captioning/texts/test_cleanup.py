@@ -10,7 +10,6 @@ from qwen35mm.captioning.texts.cleanup import (
     REPETITION_REMOVED,
     TRUNCATED,
     Cleaned,
-    _prefix_lengths,
     clean,
     cut_back,
     sentence_ends,
@@ -219,17 +218,6 @@ def test_every_loop_goes_wherever_its_last_round_was_cut(before: str, unit: str,
     assert len(left) <= len(before) + 2 * len(unit)
     # Nothing before the loop is lost, save white space and commas at its end.
     assert len(left) >= len(before.rstrip().rstrip(",").rstrip(" ,")) or before.startswith(left)
-
-
-@given(st.text("ab", max_size=40))
-def test_prefix_lengths_are_those_of_the_naive_twin(text: str) -> None:
-    def naive(at: int) -> int:
-        length = 0
-        while at + length < len(text) and text[length] == text[at + length]:
-            length += 1
-        return length
-
-    assert _prefix_lengths(text)[1:] == [naive(at) for at in range(1, len(text))]
 
 
 @pytest.mark.parametrize(

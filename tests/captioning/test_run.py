@@ -92,7 +92,7 @@ async def test_a_persons_text_stays(folder: Path) -> None:
     assert again.asked == [], "what we wrote ourselves is nobody's text to begin from"
 
 
-@pytest.mark.parametrize("outputs", [("sidecar",), ("sidecar:.caption",), ("jsonl:all.jsonl",)])
+@pytest.mark.parametrize("outputs", [("sidecar:.caption",), ("jsonl:all.jsonl",)])
 async def test_a_prompt_gets_the_text_beside_a_medium_wherever_captions_go(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: tuple[str, ...]
 ) -> None:
@@ -138,16 +138,16 @@ async def test_the_next_caption_is_asked_for_while_an_output_waits_for_the_disk(
 
 
 async def test_the_same_bytes_are_asked_once(folder: Path) -> None:
-    for number in range(20):
+    for number in range(8):
         (folder / f"copy-{number}.png").write_bytes((folder / "0.png").read_bytes())
     model = FakeModel(delay_s=0.01)
     outcome = await run(job(folder), model)
     assert len(model.asked) == 6
-    assert (outcome.counts.num_captioned, outcome.counts.num_shared + outcome.counts.num_recalled) == (6, 20)
-    assert len(texts(folder)) == 26
+    assert (outcome.counts.num_captioned, outcome.counts.num_shared + outcome.counts.num_recalled) == (6, 8)
+    assert len(texts(folder)) == 14
     named = FakeModel()
     await run(job(folder, "What is {name}?"), named)
-    assert len(named.asked) == 26
+    assert len(named.asked) == 14
 
 
 @pytest.mark.parametrize("embed_media", [False, True])
@@ -271,15 +271,12 @@ async def test_a_limit_ends_the_run_and_the_next_goes_on(folder: Path) -> None:
         assert len(texts(folder)) == done
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = outputs.Sidecars.write
 
     def failing(self: Any, record: Any) -> None:
         if len(texts(folder)) == 3:
-            raise OutputError("The disk is full.", number)
+            raise OutputError("The disk is full.", errno.ENOSPC)
         write(self, record)
 
     with monkeypatch.context() as patch:
@@ -295,7 +292,7 @@ async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
 
 
 async def test_a_server_that_is_gone_ends_the_run(folder: Path) -> None:
-    for seed in range(100, 130):
+    for seed in range(100, 108):
         picture(seed).save(folder / f"{seed}.png")
 
     def gone(_: Asked) -> str:
@@ -368,7 +365,7 @@ async def test_where_a_source_takes_no_manifest_it_lies_beside_the_first_output(
     assert job(folder).state_folder == folder / ".qwen35mm"
 
 
-@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (8, 4), (16, 8), (64, 16)])
-def test_media_workers_grow_with_the_machine(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int) -> None:
-    monkeypatch.setattr("qwen35mm.captioning.job.usable_cores", lambda: cores)
-    assert default_workers() == workers
+def test_media_workers_grow_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, workers in ((1, 1), (8, 4), (64, 16)):
+        monkeypatch.setattr("qwen35mm.captioning.job.usable_cores", lambda cores=cores: cores)
+        assert default_workers() == workers

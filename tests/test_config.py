@@ -178,7 +178,7 @@ def test_every_size_and_id_must_be_there(how: str) -> None:
         ("text_config", {"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of"),
         ("text_config", {"linear_num_value_heads": 3}, r"linear_num_value_heads \(3\) must be a multiple of"),
         ("text_config.rope_parameters", {"rope_type": "yarn"}, r"rope_parameters\.factor is missing"),
-        ("text_config.rope_parameters", {"rope_type": "linear", "factor": 0.5}, r"factor is 0\.5, which would leave"),
+        ("text_config.rope_parameters", {"rope_type": "linear", "factor": 0.5}, r"factor is 0\.5, which would shrink"),
         (
             "text_config.rope_parameters",
             {"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2},
@@ -287,7 +287,7 @@ def test_the_option_takes_the_place_of_the_file_s_scaling() -> None:
     ("option", "message"),
     [
         ("yarn", r"rope_parameters with --rope-scaling: factor is missing"),
-        ("yarn,factor=0.5", r"--rope-scaling: factor is 0\.5, which would leave fewer positions than there are"),
+        ("yarn,factor=0.5", r"--rope-scaling: factor is 0\.5, which would shrink the context"),
         ("yarn,factor=four", r"takes a number for each of factor, .*; got 'factor=four'"),
         ("yarn,size=4", r"got 'size=4'"),
         ("yarn,factor=true", r"factor must be a number above 0; got True"),
@@ -314,5 +314,5 @@ def test_scaling_that_transformers_would_read_otherwise_is_refused() -> None:
         ModelConfig.from_dict(data)
     data = tiny()
     data["rope_scaling"] = {"type": "yarn", "factor": 4.0}
-    with pytest.raises(ConfigError, match="rope_scaling must stand in text_config"):
+    with pytest.raises(ConfigError, match="rope_scaling must be in text_config"):
         ModelConfig.from_dict(data)

@@ -152,9 +152,12 @@ def test_what_is_still_written_has_no_tools_and_an_open_preview_stays(
 
 
 def test_a_diagram_is_drawn_once_mermaid_is_installed(page: ChatPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    page.ask("echo ```mermaid\ngraph TD\n  A[Start]-->B{Round?}\n```")
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="333"><circle r="40" fill="red"/></svg>'
+    page.ask(f"echo ```mermaid\ngraph TD\n  A[Start]-->B{{Round?}}\n```\n\n```svg\n{svg}\n```")
     page.wait_answered()
-    diagram = page.answers.last.locator(".block")
+    diagram, picture = page.answers.last.locator(".block").all()
+    picture.get_by_role("button", name="Preview").click()
+    expect(picture.locator("iframe")).to_have_css("height", "333px")
     with monkeypatch.context() as patched:
         patched.setattr(previews, "distribution", Mock(side_effect=PackageNotFoundError))
         diagram.get_by_role("button", name="Preview").click()

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.web import Server, serve
-from tests.chat.fake_backend import FakeBackend
+from tests.chat.fake_backend import PHASES, FakeBackend
 from tests.chat.helpers import full_disk
 from tests.web.browser import ChatPage, chat_pages
 
@@ -204,6 +204,19 @@ def test_a_message_its_answer_and_a_draft_stay_with_their_chat(
         expect(page.page.locator(".chat.current")).to_have_text(re.compile(name))
     page.page.evaluate("history.go(-2)")
     expect(page.questions.first).to_have_text(re.compile("echo this"))
+    # The list marks what is being answered, and answers that nobody has seen.
+    page.new_chat()
+    page.ask("phases")
+    page.wait_until(lambda: backend.active == 1)
+    page.new_chat()
+    answering, new = (page.chats.get_by_role("img", name=name) for name in ("Answering", "New answer"))
+    expect(answering).to_have_count(1)
+    for _ in PHASES:
+        backend.next_phase()
+    expect(new).to_have_count(1)
+    expect(answering).to_have_count(0)
+    page.titles.get_by_text("phases").click()
+    expect(new).to_have_count(0)
 
 
 def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path: Path) -> None:

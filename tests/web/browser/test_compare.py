@@ -99,10 +99,15 @@ def test_several_answers_are_walked_through_and_one_is_seen_while_it_is_written(
     picker.select_option(index=1)
     expect(first).to_contain_text("Same model and settings")
     expect(second.get_by_label("Choose an answer")).to_be_focused()
+    expect(second.locator(".cost summary")).to_contain_text("40.0 tokens/s")
+    assert box_of(first)["y"] == box_of(second)["y"]
     # While one is written, closing stays with it.
     expect(first.get_by_role("button", name="Continue with this answer")).to_be_enabled()
     page.dialog.get_by_role("button", name="Close comparison").click()
     expect(page.answers.last.locator(".count")).to_have_text("2/3")
+    page.tool(page.answers.last, "Compare").click()
+    page.dialog.get_by_role("button", name="Continue with this answer").last.click()
+    expect(page.answers.last.locator(".count")).to_have_text("3/3")
 
     held: list[tuple[Route, APIResponse]] = []
 

@@ -180,14 +180,13 @@ def test_a_phone_has_room_for_everything(open_page: OpenPage, samples: Path) -> 
     expect(page.chats).not_to_be_in_viewport()
 
 
-@pytest.mark.slow
 def test_a_photo_and_a_clip_from_the_camera(page: ChatPage, backend: FakeBackend) -> None:
     page.page.get_by_role("button", name="Take a photo or record a clip").click()
     page.dialog.get_by_role("button", name="Take a photo").click()
     expect(page.thumbnails).to_have_count(1)
     page.page.get_by_role("button", name="Take a photo or record a clip").click()
     page.dialog.get_by_role("button", name="Record a clip").click()
-    page.page.wait_for_timeout(1200)  # a clip has a length
+    page.page.wait_for_timeout(500)  # a clip has a length
     page.dialog.get_by_role("button", name="Stop recording").click()
     expect(page.thumbnails).to_have_count(2)
     expect(page.thumbnails.last.locator(".label")).to_contain_text("frames")

@@ -16,7 +16,7 @@ from qwen35mm.chat.store.tree import Tree
 from qwen35mm.web import Server
 from tests.chat.fake_backend import FakeBackend
 from tests.chat.helpers import node
-from tests.web.browser import ChatPage, OpenPage
+from tests.web.browser import ChatPage
 
 pytestmark = pytest.mark.browser
 
@@ -115,35 +115,6 @@ def test_the_list_goes_on_as_one_scrolls_or_walks_through_it(
     expect(page.chats).to_have_count(250)
 
 
-@pytest.mark.slow
-def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, backend: FakeBackend) -> None:
-    page, other = open_page(), open_page()
-    page.ask("slow")
-    expect(page.answers.locator(".answer")).to_contain_text("word word")
-    expect(page.chats.get_by_role("img", name="Answering")).to_have_count(1)
-    page.new_chat()
-    page.ask("phases")
-    page.wait_until(lambda: backend.active == 2)
-    page.new_chat()
-    expect(page.chats.get_by_role("img", name="Answering")).to_have_count(2)
-    for _ in range(4):
-        backend.next_phase()
-    new = page.chats.get_by_role("img", name="New answer")
-    expect(new).to_have_count(1)
-    other.page.reload()
-    expect(other.chats.get_by_role("img", name="New answer")).to_have_count(1)
-    page.titles.get_by_text("phases").click()
-    expect(new).to_have_count(0)
-    page.titles.get_by_text("slow").click()
-    page.stop_button.click()
-    page.wait_answered()
-    expect(page.chats.get_by_role("img")).to_have_count(0)
-    other.page.reload()
-    expect(other.titles).to_have_count(2)
-    expect(other.chats.get_by_role("img")).to_have_count(0)
-
-
-@pytest.mark.slow
 def test_the_model_s_title_is_shown_when_it_comes(
     page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

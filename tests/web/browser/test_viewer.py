@@ -104,6 +104,11 @@ def test_media_are_looked_at_before_and_after_sending(page: ChatPage, files: lis
     page.wait_until(lambda: box_of(view)["width"] < 2000)
     page.dialog.get_by_role("button", name="Fit").click()
     assert is_whole(page)
+    for key, shown in (("1", "100 %"), ("+", "140 %"), ("-", "100 %")):
+        page.page.keyboard.press(key)
+        expect(percent).to_have_text(shown)
+    page.page.keyboard.press("0")
+    page.wait_until(lambda: is_whole(page))
     # Browsers don't show it by themselves.
     page.page.keyboard.press("ArrowRight")
     page.wait_until(lambda: bool(view.locator("img").evaluate("image => image.naturalWidth === 60")))

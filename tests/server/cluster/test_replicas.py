@@ -1,4 +1,7 @@
-"""Two engines on a local Ray cluster: who gets which request, who hangs up, and what happens when one is killed."""
+"""Two engines on a local Ray cluster: who gets which request, who hangs up, and what happens when one is killed.
+
+What needs no Ray is in test_front.py and test_conversations.py, and comes first here.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -30,9 +34,11 @@ from tests.server.conftest import sent, serving
 
 pytest.importorskip("ray.serve")
 
+from ray.exceptions import RayActorError
+
+from qwen35mm.server.cluster import replicas
 from qwen35mm.server.cluster.replicas import ClusterSettings, open_cluster
 
-pytestmark = pytest.mark.slow
 # Ray, and two processes with a model, take half a minute to start on a busy machine.
 PATIENCE_S = 240
 SYSTEM = {"role": "system", "content": "You are kind. " * 20}
@@ -42,6 +48,99 @@ def broken() -> FastAPI:
     raise ConfigError("There is no such model.")
 
 
+class InProcess:
+    """What Ray Serve does with a deployment of one engine, without processes; it dies `num_deaths` times."""
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+        self.num_deaths = 0
+        self.deleted: list[str] = []
+
+    def deployment(self, kind: Any, **how: Any) -> Any:
+        assert how["num_replicas"] == 1
+        return SimpleNamespace(bind=lambda make_app: functools.partial(kind, make_app))
+
+    def start(self, **_: Any) -> None:
+        pass
+
+    def run(self, make: Callable[[], Any], **_: Any) -> InProcess:
+        try:
+            self.engine = make()
+        except ConfigError as error:
+            raise RuntimeError from error
+        return self
+
+    def status(self) -> Any:
+        found = {"engine": SimpleNamespace(message="Traceback:\nqwen35mm.errors.ConfigError: There is no such model.")}
+        return SimpleNamespace(applications={"broken": SimpleNamespace(deployments=found)})
+
+    def delete(self, name: str, **_: Any) -> None:
+        self.deleted.append(name)
+
+    def get_replica_context(self) -> Any:
+        return SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))
+
+    def options(self, **how: Any) -> Any:
+        assert how == {"method_name": "answer", "stream": True}
+        return SimpleNamespace(remote=lambda call: Batches(self, call))
+
+    def broadcast(self, method: str, call: Any) -> Any:
+        async def results(**_: Any) -> list[Any]:
+            return [await getattr(self.engine, method)(call)]
+
+        return SimpleNamespace(results_async=results)
+
+
+class Batches:
+    """An answer on its way from an engine."""
+
+    def __init__(self, engines: InProcess, call: Any) -> None:
+        self._engines, self._batches = engines, engines.engine.answer(call)
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        if self._engines.num_deaths:
+            self._engines.num_deaths -= 1
+            raise RayActorError
+        async for batch in self._batches:
+            yield batch
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    engines = InProcess()
+    monkeypatch.setattr(replicas, "serve", engines)
+    monkeypatch.setattr(replicas, "connect", lambda address: [{"CPU": 2.0}])
+    monkeypatch.setattr(replicas, "ray", SimpleNamespace(shutdown=lambda: None))
+    return engines
+
+
+def test_a_cluster_answers_as_its_engines_do_and_asks_again_when_one_dies(
+    in_process: InProcess, backend: LocalBackend
+) -> None:
+    body = {"messages": [user("Hello. ")], "temperature": 0, "max_tokens": 4}
+    with (
+        open_cluster(ClusterSettings("local", 1), lambda: create_app(backend), name="test", slots=1) as cluster,
+        serving(create_front(cluster)) as address,
+        httpx.Client(base_url=address, timeout=PATIENCE_S) as client,
+    ):
+        answer = client.post("/v1/chat/completions", json=body)
+        in_process.num_deaths = 1
+        again = client.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, in_process.num_deaths) == (200, 0)
+        assert again.json()["choices"] == answer.json()["choices"]
+        assert 'qwen35mm_requests_total{end="length",engine="a"} 2.0' in client.get("/metrics").text
+    assert in_process.deleted == ["test"]
+
+
+def test_why_engines_cannot_start_is_said(in_process: InProcess) -> None:
+    with pytest.raises(EngineError, match=r"started\. There is no such model\.$"):
+        open_cluster(ClusterSettings("local", 1), broken, name="broken", slots=1).__enter__()
+
+
+@pytest.mark.slow
 def test_engines_that_cannot_start_are_said() -> None:
     settings = ClusterSettings("local", 1)
     # Here, since a process can have one cluster at a time: the others share theirs.
@@ -158,6 +257,7 @@ def user(text: str) -> dict[str, Any]:
 _NAMES = (f"Conversation {number}. " for number in itertools.count())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_conversations_are_spread_and_each_turn_finds_the_one_before(served: Served, stream: bool) -> None:
     before = wait_for(lambda: len(found := served.finished()) == 2 and found)
@@ -174,6 +274,7 @@ def test_conversations_are_spread_and_each_turn_finds_the_one_before(served: Ser
     assert sorted(after[name] - before[name] for name in after) == [3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_hangs_up_ends_the_work_on_the_engine(served: Served, stream: bool) -> None:
     message = user(next(_NAMES))
@@ -191,6 +292,7 @@ def test_who_hangs_up_ends_the_work_on_the_engine(served: Served, stream: bool) 
     assert served.ask(message)[0]
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_before_its_answer_is_replaced_by_another(served: Served) -> None:
     message = user(next(_NAMES))
     text, _ = served.ask(message)
@@ -214,6 +316,7 @@ def test_an_engine_that_is_killed_before_its_answer_is_replaced_by_another(serve
     wait_for(lambda: len(served.finished()) == 2)
 
 
+@pytest.mark.slow
 def test_a_stream_whose_engine_is_killed_says_so_and_the_conversation_goes_on(served: Served) -> None:
     message = user(next(_NAMES))
     expected, _ = served.ask(message)
@@ -230,6 +333,7 @@ def test_a_stream_whose_engine_is_killed_says_so_and_the_conversation_goes_on(se
     wait_for(lambda: len(served.finished()) == 2)
 
 
+@pytest.mark.slow
 def test_a_response_is_gone_on_from_by_its_engine_also_while_that_is_busy(served: Served) -> None:
     wait_for(lambda: len(served.finished()) == 2)
     num_begun = len(served.processes("begun"))
@@ -254,6 +358,7 @@ def test_a_response_is_gone_on_from_by_its_engine_also_while_that_is_busy(served
     assert served.client.get(f"/v1/responses/{first['id']}").json() == first
 
 
+@pytest.mark.slow
 def test_more_than_the_engines_take_is_refused_with_a_time(served: Served) -> None:
     wait_for(lambda: len(served.finished()) == 2)
     statuses: list[int] = []

@@ -27,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # How many examples a property gets: the same ones each time here, new ones with `--hypothesis-profile=thorough`,
 # which `make test-slow` takes. A busy machine is no failure, so there is no deadline.
 settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True, database=None)
-settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.register_profile("thorough", max_examples=400, deadline=None)
 settings.load_profile("quick")
 
 if TYPE_CHECKING:

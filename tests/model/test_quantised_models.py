@@ -291,8 +291,7 @@ def assert_same(found: Tensors, expected: Tensors) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("kind", ["BF16", "FP8", "GPTQ", "GGUF"])
-@pytest.mark.parametrize("integers", [None, "int8"])
+@pytest.mark.parametrize(("kind", "integers"), [("FP8", None), ("GGUF", None), ("GPTQ", "int8")])
 def test_peak_memory_is_what_is_kept_and_one_shard_whatever_is_read(
     kind: str, integers: str | None, tiny: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

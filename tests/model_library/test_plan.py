@@ -241,8 +241,8 @@ def test_a_small_model_takes_no_more_than_its_plan() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("length", [2_048, 8_192, 32_768])
-def test_a_model_takes_what_its_plan_says(length: int, tmp_path: Path) -> None:
+def test_a_model_takes_what_its_plan_says(tmp_path: Path) -> None:
     make = [sys.executable, "-m", "benchmarks.make_random", "--size", "0.8B", "--out", str(tmp_path / "random-0.8B")]
     subprocess.run([*make, "--dtype", "bfloat16", "--seed", "0"], check=True, cwd=ROOT, capture_output=True)
-    check_promise(*run(tmp_path / "random-0.8B", length, 3), length)
+    for length in (2_048, 16_384):
+        check_promise(*run(tmp_path / "random-0.8B", length, 3), length)

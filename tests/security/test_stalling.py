@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -87,13 +88,25 @@ def test_silent_connections_take_a_front_from_nobody(name: Name, open_front: Ope
         print(f"{name}: {ask_others(front):.2f} s beside {SILENT} silent connections")
 
 
+def at_once(folder: Path, check: Callable[[Front, contextlib.ExitStack], None]) -> None:
+    """Checks all fronts at one time: each check is a long wait."""
+    with contextlib.ExitStack() as running, ThreadPoolExecutor() as pool:
+        fronts = [running.enter_context(started(name, folder / name)) for name in NAMES]
+
+        def checked(front: Front) -> None:
+            with contextlib.ExitStack() as stack:
+                ask_others(front)
+                check(front, stack)
+
+        list(pool.map(checked, fronts))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process's number of files is limited from outside")
-@pytest.mark.parametrize("name", NAMES)
-def test_more_silent_connections_than_files_are_let_go(name: Name, tmp_path: Path) -> None:
+def test_more_silent_connections_than_files_are_let_go(tmp_path: Path) -> None:
     """Then nobody else may come in: for as long as a request's headers may take, and no longer."""
-    with started(name, tmp_path) as front, contextlib.ExitStack() as stack:
-        ask_others(front)
+
+    def check(front: Front, stack: contextlib.ExitStack) -> None:
         psutil.Process(front.process.pid).rlimit(psutil.RLIMIT_NOFILE, (256, 256))
         stall(front, 300, b"", stack)
         deadline = time.monotonic() + HEADERS_S + MARGIN_S
@@ -103,6 +116,8 @@ def test_more_silent_connections_than_files_are_let_go(name: Name, tmp_path: Pat
                     break
             assert time.monotonic() < deadline, "nobody comes in any more"
             time.sleep(0.2)
+
+    at_once(tmp_path, check)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,11 +142,10 @@ def test_who_does_not_read_holds_up_nobody(name: Name, open_front: OpenFront) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_who_stalls_is_let_go(name: Name, tmp_path: Path) -> None:
+def test_who_stalls_is_let_go(tmp_path: Path) -> None:
     """Two minutes for a body, half a minute for all else."""
-    with started(name, tmp_path) as front, contextlib.ExitStack() as stack:
-        ask_others(front)
+
+    def check(front: Front, stack: contextlib.ExitStack) -> None:
         open_files = psutil.Process(front.process.pid).num_fds()
         began = time.monotonic()
         waiting = {}
@@ -156,7 +170,7 @@ def test_who_stalls_is_let_go(name: Name, tmp_path: Path) -> None:
                 if not said:
                     ended[waiting.pop(client)] = time.monotonic() - began
             assert ask_others(front, 1) < PATIENCE_S
-        print(f"{name}: { ({label: round(each) for label, each in ended.items()}) }")
+        print(f"{front.name}: { ({label: round(each) for label, each in ended.items()}) }")
         assert not waiting, f"never let go: {sorted(set(waiting.values()))}"
         for label, took_s in ended.items():
             most_s = BODY_S if "begin" in label else HEADERS_S
@@ -167,3 +181,5 @@ def test_who_stalls_is_let_go(name: Name, tmp_path: Path) -> None:
             assert time.monotonic() < deadline, "connections are kept that nobody has any more"
             time.sleep(0.1)
         front.check()
+
+    at_once(tmp_path, check)

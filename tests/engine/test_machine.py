@@ -30,8 +30,9 @@ OFTEN = {
     "kept embeddings",
     "moved a segment to the host",
 }
-# These have tests of their own in test_company.py; a short run may miss one.
-SELDOM = {"began again", "ended a commit for room", "hit host", "swapped a reply out", "waited for room"}
+# A short run may miss one. What is seldomer still has tests in test_company.py: beginning again, a commit that ends for
+# room, and a reply that is swapped out.
+SELDOM = {"hit host", "waited for room"}
 
 
 # An engine is made for every example, and its rules reject what makes no sense then.
@@ -62,4 +63,4 @@ def test_any_order_of_events_gives_the_uncached_replies() -> None:
 
 @pytest.mark.slow
 def test_any_long_order_of_events_gives_the_uncached_replies() -> None:
-    run_machine(EngineMachine, 50, OFTEN | SELDOM, max_examples=600)
+    run_machine(EngineMachine, 50, OFTEN | SELDOM, max_examples=400)

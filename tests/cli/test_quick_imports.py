@@ -58,6 +58,12 @@ say("chat", unwanted)
 """
 
 
+def test_help_needs_neither_torch_nor_numpy() -> None:
+    code = "import sys, qwen35mm.cli; print(*{'torch', 'numpy', 'av', 'gradio', 'fastapi'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.slow
 def test_no_surface_imports_what_it_has_no_use_for(tmp_path: Path) -> None:
     image = shutil.copy(asset_path("samples") / "one-shape.png", tmp_path)

@@ -83,10 +83,10 @@ pytest: $(STAMP)
 test-quick:  ## rules, types, the page's scripts, and what takes about a minute: for while you work
 	@$(MAKE) --no-print-directory test TESTS="$(QUICK)"
 
-# Hypothesis marks its tests itself.
+# Hypothesis marks its tests itself. Half an hour on two cores. By file, since a file's tests share a server or a cluster.
 test-slow: $(STAMP)  ## the long tests that `make test` leaves out, and properties with many examples
-	$(PY) -m pytest -n $(WORKERS) -m '(slow or hypothesis) and not emulated and not gpu' --hypothesis-profile=thorough \
-	  $(TESTS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  -m '(slow or hypothesis) and not emulated and not gpu' --hypothesis-profile=thorough $(TESTS) $(ARGS)
 
 test-emulated: $(STAMP)  ## the kernels in all cases, as cards and other processors would run them
 	$(PY) -m pytest -n $(WORKERS) -m 'emulated and not gpu' $(TESTS) $(ARGS)

@@ -134,6 +134,8 @@ def test_a_clip_and_an_example_are_answered_rightly(browser: Browser, demo_addre
         page.ask("What happens in the video?", SAMPLES / "moves-right.mp4", SAMPLES / "moves-up.mp4")
         page.wait_answered(re.compile("."), COST)
         page.page.get_by_role("button", name="New chat").click()
+        # Else the old chat's question, which goes, might be what is clicked.
+        expect(page.answers).to_have_count(0)
         page.page.get_by_text("What happens in the video?").last.click()
         page.wait_answered("A red star moves to the right.", COST)
 

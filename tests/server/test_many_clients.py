@@ -105,7 +105,7 @@ async def test_nothing_is_lost_by_fifty_clients(backend: LocalBackend) -> None:
 
 
 @pytest.mark.slow
-async def test_fifty_clients_for_half_a_minute(tmp_path: Path) -> None:
+async def test_fifty_clients_for_a_minute(tmp_path: Path) -> None:
     kept = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_DATA_HOME": str(tmp_path / "data")}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -124,7 +124,7 @@ async def test_fifty_clients_for_half_a_minute(tmp_path: Path) -> None:
         await storm(address, 1, PATIENCE_S)  # threads begin, modules are imported
         await asyncio.to_thread(wait_until_idle, address)
         files, connections, memory = server.num_fds(), len(server.net_connections()), server.memory_info().rss
-        waits = await storm(address, 10**6, 30)
+        waits = await storm(address, 10**6, 60)
         await asyncio.to_thread(wait_until_idle, address)
         # Connections that were kept end after five seconds.
         deadline = time.monotonic() + PATIENCE_S

@@ -22,7 +22,7 @@ from qwen35mm.review.changes import ChangedError
 from qwen35mm.review.collection import Search
 from qwen35mm.review.records import RecordsFile
 from tests.captioning.fake_model import FakeModel, picture
-from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
+from tests.captioning.kills import full_at, killed_at, needs_fork, stops
 from tests.captioning.runs import job, listed, run, settings
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
@@ -314,12 +314,12 @@ class Sessions:
 
 
 @needs_fork
-@strides
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 async def test_killed_and_full_at_every_step(folder: Path, path: Path, stride: int) -> None:
     await captioned(folder)
     sessions = Sessions(folder, path)
     for stopped in (killed_at, full_at):
-        for step, torn_bytes in stops(min(stride, 7)):
+        for step, torn_bytes in stops(stride):
             sessions.reset()
             was_stopped = (
                 killed_at(step, sessions.go, torn_bytes=torn_bytes)

@@ -120,7 +120,7 @@ def test_responses_are_held_the_same_way(client: openai.OpenAI) -> None:
                 ]
             },
             "tools",
-            "'a' of the tool 'f' can't be strict here: pattern",
+            "'a' of the tool 'f' can't be strict: pattern",
         ),
     ],
 )

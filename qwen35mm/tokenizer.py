@@ -269,7 +269,7 @@ def _panics_in_words() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise CheckpointError(
-            "tokenizer.json: its parts don't fit together, and the tokenizer library fails."
+            "tokenizer.json: its parts don't fit together, and the tokenizer library fails. Download it again."
         ) from error
 
 

@@ -85,7 +85,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_each_package_lists_its_names() -> None:
-    own = ("cache", "config", "engine", "errors", "model", "prompt")
+    own = ("cache", "config", "contract", "engine", "errors", "model", "prompt")
     for package in ("qwen35mm_kernels", "qwen35mm_preprocess", *(f"qwen35mm.{name}" for name in own)):
         module = importlib.import_module(package)
         assert sorted(module.__all__) == sorted(set(module.__all__))

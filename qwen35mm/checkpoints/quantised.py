@@ -80,7 +80,7 @@ def read_sources(stored: Mapping[str, StoredTensor], quantization: Mapping[str, 
         format = format_of(parts)
         if format is None:
             what = ", ".join(f"{part} ({tensor.dtype})" for part, tensor in sorted(parts.items()))
-            raise damaged(name, parts, f"has {what}, an unknown format")
+            raise damaged(name, parts, f"has {what}: an unknown format")
         found[name] = QuantisedSource.of(name, parts, format)
     return found
 

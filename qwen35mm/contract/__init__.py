@@ -104,6 +104,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:

@@ -35,7 +35,7 @@ class Number:
         in_row: whether it is a column of `SamplingRows`, which the kernels read.
         is_for_draws: whether greedy decoding ignores it.
         on_page: whether the chat's settings offer it.
-        off: requests may send from this value up to `low` for the neutral one, as in vLLM or llama.cpp.
+        off_from: requests may send this up to below `low` for the neutral value, as in vLLM or llama.cpp.
         help: help text of its command-line option; without it there is no option.
     """
 
@@ -46,12 +46,12 @@ class Number:
     in_row: bool = False
     is_for_draws: bool = False
     on_page: bool = False
-    off: float | None = None
+    off_from: float | None = None
     help: str = ""
 
     def is_off(self, value: float) -> bool:
         """Whether a request means the neutral value by this one."""
-        return self.off is not None and self.off <= value < self.low
+        return self.off_from is not None and self.off_from <= value < self.low
 
     def check(self, name: str, value: Any) -> None:
         """Raises ConfigError if the parameter can't have this value."""
@@ -112,7 +112,7 @@ class SamplingParams:
 
     temperature: float = _row(1.0, 0, 100, on_page=True, help="0 always takes the likeliest token.")
     top_k: int = _row(
-        0, 0, is_whole=True, is_for_draws=True, on_page=True, off=-1, help="Keep so many of the likeliest tokens."
+        0, 0, is_whole=True, is_for_draws=True, on_page=True, off_from=-1, help="Keep so many of the likeliest tokens."
     )
     top_p: float = _row(
         1.0, 0, 1, is_open=True, is_for_draws=True, on_page=True, help="Keep the likeliest tokens up to this share."
@@ -124,7 +124,7 @@ class SamplingParams:
         1.0, 0, 1, is_open=True, is_for_draws=True, help="Keep the tokens of expected surprise up to this share."
     )
     top_n_sigma: float = _row(
-        0.0, 0, 100, is_for_draws=True, off=-1, help="Keep tokens so many standard deviations below the best."
+        0.0, 0, 100, is_for_draws=True, off_from=-100, help="Keep tokens so many standard deviations below the best."
     )
     presence_penalty: float = _row(0.0, -10, 10, on_page=True, help="Above 0 avoids tokens of the reply.")
     frequency_penalty: float = _row(0.0, -10, 10, help="Above 0 avoids tokens by how often the reply has them.")

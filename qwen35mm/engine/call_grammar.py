@@ -69,7 +69,9 @@ async def constrained_calls(
         raise RequestError("tool_choice is required, and there are no tools to call.")
     form = form_of(loaded.template.source)
     if form is None:
-        raise RequestError("This model's chat template has no tools, so a reply can't be constrained to calls.")
+        raise RequestError(
+            "This model's chat template writes no tool calls in a known form: replies can't be constrained."
+        )
     if params.moves_end:
         names = ", ".join(params.moves_end)
         raise RequestError(f"{names} must be left out: a reply of constrained calls ends where they end.")

@@ -49,12 +49,12 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def wait_for_the_end(wake_s: float = 1.0) -> NoReturn:
-    """Waits until a handler raises.
+# Python handles a signal between two of its own steps. A signal that arrives just as the main thread falls asleep would
+# wait for another one, so the thread wakes now and then.
+_WAKE_S = 1.0
 
-    Args:
-        wake_s: how often it wakes. Python handles a signal between two of its own steps: one that arrives just as the
-            main thread falls asleep would wait for another one.
-    """
+
+def wait_for_the_end() -> NoReturn:
+    """Waits until a handler raises."""
     while True:
-        time.sleep(wake_s)
+        time.sleep(_WAKE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -240,7 +241,7 @@ class Api(Service):
     async def document(self, request: Request) -> Response:
         """The OpenAPI document."""
         self.caller(request)
-        return JSONResponse(request.app.openapi())
+        return JSONResponse(await asyncio.to_thread(request.app.openapi))
 
 
 DOCUMENT = "/openapi.json"

@@ -74,7 +74,7 @@ async def _read(address: str, max_bytes: int) -> bytes:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Whom certificates may be from. To read that takes 30 ms of a core, in which no other request is answered."""
+    """The trusted certificate authorities. Read once: reading blocks the event loop for 30 ms."""
     return httpx.create_ssl_context(trust_env=False)
 
 

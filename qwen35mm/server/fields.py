@@ -72,7 +72,7 @@ class TemplateOptions(BaseModel):
 
 
 def _field_of(number: SamplingNumber) -> Any:
-    low = number.low if number.off is None else number.off
+    low = number.low if number.off_from is None else number.off_from
     limits = {"exclusiveMinimum" if number.is_open else "minimum": low}
     if number.high is not None:
         limits["maximum"] = number.high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,15 +71,18 @@ def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler],
         )
         added.append((route, app.router.routes[-1]))
     made = app.openapi
+    schemas: dict[str, Any] = {}
+    lock = threading.Lock()
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            # Only now: it takes 0.2 s, and a start has no use for it.
-            schemas: dict[str, Any] = {}
-            for route, of_fastapi in added:
-                of_fastapi.openapi_extra = _described(route, schemas)
-            made().setdefault("components", {})["schemas"] = schemas
-        return made()
+        with lock:
+            if not schemas:
+                # On first use: it takes 0.2 s, and a start doesn't need it.
+                for route, of_fastapi in added:
+                    of_fastapi.openapi_extra = _described(route, schemas)
+            document = made()
+            document.setdefault("components", {})["schemas"] = schemas
+            return document
 
     app.openapi = openapi
 

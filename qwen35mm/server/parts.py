@@ -126,7 +126,7 @@ class Parts:
         self._fetched_bytes += len(data)
         if self._fetched_bytes > MAX_FETCHED_BYTES:
             most = f"{MAX_FETCHED_BYTES / 2**20:,.0f} MiB"
-            raise ApiError(413, f"{place}: the media at this request's addresses are larger than {most}.", place)
+            raise ApiError(413, f"{place}: the media at all addresses of this request are larger than {most}.", place)
         return data
 
 

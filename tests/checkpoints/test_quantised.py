@@ -19,6 +19,7 @@ from qwen35mm.checkpoints.safetensors_files import new_buffer, read_headers
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import Groups
+from qwen35mm_kernels.reference.fp8 import Blocks
 from tests.checkpoints import others, packers
 from tests.kernels.compare import dequantised
 
@@ -225,6 +226,24 @@ def test_blocks_of_one_row_are_no_wider_at_the_edge(width: int, tmp_path: Path) 
     made = packers.fp8(packers.Chance(0), 3, width, block=(1, 4))
     source = source_of(tmp_path, {f"a.{part}": x for part, x in made.tensors.items()}, made.quantization)
     assert torch.equal(numbers(source), made.expected)
+
+
+@pytest.mark.parametrize(
+    ("block", "shape", "kept"),
+    [
+        ((128, 128), (256, 384), Blocks(128)),
+        ((1, 128), (256, 384), Blocks(1)),
+        ((1, 384), (256, 384), Blocks(1, is_whole=True)),
+        ((1, 200), (4, 256), None),
+        ((64, 128), (256, 384), None),
+    ],
+)
+def test_blocks_that_the_fp8_product_takes_stay_fp8(
+    block: tuple[int, int], shape: tuple[int, int], kept: Blocks | None, tmp_path: Path
+) -> None:
+    made = packers.fp8(packers.Chance(0), *shape, block=block)
+    source = source_of(tmp_path, {f"a.{part}": x for part, x in made.tensors.items()}, made.quantization)
+    assert source.groups == kept
 
 
 def test_modelopt_has_one_scale_for_a_matrix_in_fp8(tmp_path: Path) -> None:

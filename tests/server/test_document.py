@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -130,3 +131,12 @@ def test_the_document_tells_what_is_refused(app: FastAPI) -> None:
             assert {"401", "403", "421", "500"} <= set(told["responses"]), path
             if "requestBody" in told:
                 assert {"400", "408", "413", "415", "429"} <= set(told["responses"]), (path, method)
+
+
+def test_a_route_that_is_added_later_leaves_the_schemas_in_the_document() -> None:
+    app = create_app(cast(Any, SimpleNamespace(loaded=SimpleNamespace(name="none"))))
+    schemas = app.openapi()["components"]["schemas"]
+    app.add_api_route("/mine", lambda: None)
+    document = app.openapi()
+    assert "/mine" in document["paths"]
+    assert document["components"]["schemas"] == schemas != {}

@@ -117,6 +117,6 @@ def test_every_parameter_can_be_asked_for_by_its_name(name: str, demo: LoadedMod
 
 def test_what_others_send_for_the_neutral_value_is_understood(demo: LoadedModel) -> None:
     for name, number in NUMBERS.items():
-        if number.off is not None:
-            for value in {number.off, number.off if number.is_whole else number.off / 2}:
+        if number.off_from is not None:
+            for value in {number.off_from, number.off_from if number.is_whole else number.off_from / 2}:
                 assert getattr(params_of(demo, {name: value}), name) == getattr(SamplingParams(), name)

@@ -1,4 +1,4 @@
-// Texts as the program sends them. Only for tsc.
+// Texts and progress as the program sends them. Only for tsc.
 
 /** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
 export type Said =

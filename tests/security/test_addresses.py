@@ -11,6 +11,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.fetch import fetch_media
+from qwen35mm_preprocess import MediaLimits
 from tests.security.canary import SECRET, Canary, canary
 from tests.security.conftest import OpenFront
 from tests.security.fronts import KEYS, Front
@@ -73,6 +76,14 @@ def test_the_server_fetches_nothing_of_this_machine_or_its_network(open_front: O
             assert answer.status_code == 400, (address, answer.text)
             assert SECRET not in answer.content
             assert nobodys.asked == [], address
+
+
+async def test_no_connection_to_one_of_them_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server says 400 as well if one of them just doesn't answer."""
+    monkeypatch.setattr(httpx.AsyncClient, "send", None)
+    for address in ADDRESSES:
+        with pytest.raises(ApiError):
+            await fetch_media(MediaLimits())(address.replace("{port}", "8000"), "here")
 
 
 def test_the_page_is_nobodys_way_to_other_servers(open_front: OpenFront, nobodys: Canary) -> None:

@@ -50,8 +50,10 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "address",
     [
-        # tests/security has all forms of this machine and its network.
+        # One of each rule; tests/security has all forms of this machine and its network.
         *("http://127.0.0.1/", "http://localhost/", "http://[64:ff9b::a00:1]/", "http://[ff0e::1]/"),
+        *("http://100.64.0.1/", "http://224.0.0.1/", "http://10.0.0.1/", "http://[2002:7f00:1::]/"),
+        *("http://[::ffff:127.0.0.1]/", "http://[::1]/"),
         *("http://localhost:80\\@8.8.8.8/", "http://169.254.169.254/latest/meta-data", "http://name:password@8.8.8.8/"),
         *("http:///", "http://8.8.8.8:99999/", "http://8.8.8.8:0/"),
     ],

@@ -37,6 +37,13 @@ def test_browsers_are_told_apart_by_their_keys() -> None:
             people.asking(showing(key))
 
 
+def test_a_program_has_data_of_its_own() -> None:
+    people = People(shared=True, logins=Named())  # pyright: ignore[reportArgumentType]
+    assert people.calling(showing("1", cookie="login=bob")).owner == "user bob calling"
+    with pytest.raises(HttpError, match="Log in first"):
+        people.calling(showing("1"))
+
+
 def test_a_programs_cookie_opens_no_page() -> None:
     """Browsers hand it to every port of a host."""
     people = People(shared=True, logins=Named(guests=True))  # pyright: ignore[reportArgumentType]

@@ -98,6 +98,12 @@ def test_fingerprint_follows_what_decides_the_pixels() -> None:
     assert image.fingerprint() != VideoProcessing.from_dict(CONFIG).fingerprint()
 
 
+def test_default_budgets_are_those_of_the_design() -> None:
+    cpu, gpu = MediaBudget.for_device("cpu"), MediaBudget.for_device("cuda")
+    assert (cpu.max_image_tokens, cpu.max_video_tokens) == (1280, 4096)
+    assert (gpu.max_image_tokens, gpu.max_video_tokens) == (4096, 16384)
+
+
 @pytest.mark.parametrize("settings", [MediaBudget, MediaLimits])
 def test_budgets_and_limits_are_positive(settings: Any) -> None:
     for field in fields(settings):

@@ -38,6 +38,7 @@ async def test_the_machine_s_own_names_are_answered(host: str) -> None:
     [
         "example.org",
         "127.0.0.1.example.org:7860",
+        "localhost.example.org",
         "127.0.0.1:7860.example.org",
         "0.0.0.0",
         "[::2]",
@@ -92,6 +93,7 @@ LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
         ("POST", "/strict", {"origin": "https://CHAT.example", "host": "chat.example:443"}, 200),
         ("POST", "/strict", {"origin": "https://chat.example", "x-forwarded-host": "chat.example, inner"}, 200),
         ("POST", "/strict", {"origin": "http://chat.example:7861"}, 403),
+        ("POST", "/strict", {"origin": "http://elsewhere.example:7860"}, 403),
         ("POST", "/strict", {"origin": "null"}, 403),
         ("POST", "/strict", {"origin": "http://chat.example:port"}, 403),
         ("GET", "/strict", {"origin": "http://[", "host": ""}, 403),

@@ -33,16 +33,22 @@ WRONG_CROPS: list[dict[str, Any]] = [
     {"digest": "../../etc/passwd"},
     {"box": [0, 1, 20]},
     {"box": [0, 1, 20, 31]},
+    {"box": [20, 1, 20, 30]},
     {"box": [0.0, 1, 20, 30]},
     {"box": [-1, 1, 20, 30]},
     {"size": [30, 10**30]},
+    {"time_s": -1},
+    {"name": None},
     {"other": 1},
 ]
 CLIP = {"start_s": 0.0, "end_s": 1.0, "num_frames": 4, "drop_similar": False}
 WRONG_CLIPS: list[dict[str, Any]] = [
+    {"start_s": -1.0},
     {"start_s": 1e999},
+    {"end_s": "1"},
     {"start_s": 3.0},
     {"num_frames": 0},
+    {"num_frames": 2.5},
     {"drop_similar": 1},
 ]
 
@@ -232,15 +238,19 @@ def test_missing_and_damaged_files(
 
 WRONG_MESSAGES = {
     "id": ["0A" * 16, "0a" * 16 + "\n"],
+    "role": ["system"],
     "created_s": [math.inf, 1e300, True],
     "text": [5, "\ud800"],
+    "thinking_s": ["2"],
     "status": ["done"],
+    "notes": ["text"],
     "stats": [[1], {"x": math.nan}],
     "attachments": [[1]],
     "unknown": [1],
 }
 WRONG_PLANS = {
     "num_tokens": ["6", -1],
+    "cache_bytes": [-1],
     "size": [[64, "96"]],
     "grid_thw": [[1, 4]],
     "duration_s": [math.nan, 10**400],

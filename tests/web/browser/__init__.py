@@ -110,6 +110,9 @@ class ChatPage:
 
         The page stays until then, since one loads over itself in two thirds of the time; it can only note nothing more.
         """
+        # What a test that failed may have left.
+        self.context.set_offline(False)
+        self.page.unroute_all(behavior="ignoreErrors")
         forget = "Storage.prototype.setItem = () => {}; localStorage.clear()"
         self.page.evaluate(f"() => {{ if (location.protocol !== 'about:') {{ {forget} }} }}")
         if self.page.viewport_size != VIEWPORT:

@@ -8,12 +8,12 @@ import tarfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
-from qwen35mm.captioning import outputs
 from qwen35mm.captioning.job import carry_out, default_workers, look_over
+from qwen35mm.captioning.manifest import files
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.records import Record
@@ -271,16 +271,20 @@ async def test_a_limit_ends_the_run_and_the_next_goes_on(folder: Path) -> None:
         assert len(texts(folder)) == done
 
 
-async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = outputs.Sidecars.write
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    create = files.create
 
-    def failing(self: Any, record: Any) -> None:
-        if len(texts(folder)) == 3:
-            raise OutputError("The disk is full.", errno.ENOSPC)
-        write(self, record)
+    def failing(path: Path) -> BinaryIO:
+        # What the run tells of itself lies elsewhere.
+        if len(texts(folder)) == 3 and ".qwen35mm" not in path.parts:
+            raise OSError(number, os.strerror(number))
+        return create(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs.Sidecars, "write", failing)
+        patch.setattr(files, "create", failing)
         outcome = await run(job(folder, run=settings()), FakeModel())
     assert isinstance(outcome.stopped, OutputError)
     assert (outcome.exit_code, len(texts(folder))) == (5, 3)

@@ -21,7 +21,9 @@ KINDS = ("sidecar", "jsonl", "dataset", "parquet", "webdataset")
 MODES: tuple[Mode, ...] = ("overwrite", "append", "prepend")
 MODES_OF: Sequence[tuple[str, Mode]] = [*((kind, "skip") for kind in KINDS), *(("sidecar", mode) for mode in MODES)]
 # Kind, mode, and whether it is the first run over the folder; each kind and mode once, and all of them with `slow`.
-FEW = [(kind, mode, (kind, mode) in (("sidecar", "skip"), ("sidecar", "prepend"))) for kind, mode in MODES_OF]
+FEW: Sequence[tuple[str, Mode, bool]] = [
+    (kind, mode, (kind, mode) in (("sidecar", "skip"), ("sidecar", "prepend"))) for kind, mode in MODES_OF
+]
 ALL = [(*each, is_first) for each in MODES_OF for is_first in (True, False)]
 NAMES = HARD_NAMES[2:7]
 # A person's own texts, by the number of the item's name.
@@ -117,15 +119,13 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
     return Runs(tmp_path, kind, mode, is_first=is_first)
 
 
-every_step = pytest.mark.parametrize(
-    ("runs", "stride"),
-    [*((case, 17) for case in FEW), *(pytest.param(case, 1, marks=pytest.mark.slow) for case in ALL)],
-    indirect=["runs"],
-    ids=str,
-)
+def at_steps(*more: tuple[tuple[str, Mode, bool], int]) -> pytest.MarkDecorator:
+    """Some steps of a few cases, and of `more` with their strides; with `slow` every step of all of them."""
+    some, every = [(case, 17) for case in FEW], [pytest.param(case, 1, marks=pytest.mark.slow) for case in ALL]
+    return pytest.mark.parametrize(("runs", "stride"), [*some, *more, *every], indirect=["runs"], ids=str)
 
 
-@every_step
+@at_steps()
 def test_killed_at_every_step(runs: Runs, stride: int) -> None:
     for step, torn_bytes in stops(stride):
         runs.reset()
@@ -140,7 +140,8 @@ def test_killed_at_every_step(runs: Runs, stride: int) -> None:
     assert step > 20, "the steps were counted"
 
 
-@every_step
+# Also while the first shard is written, which ends before the 17th step.
+@at_steps((("parquet", "skip", True), 5), (("webdataset", "skip", True), 5))
 def test_full_at_every_step(runs: Runs, stride: int) -> None:
     for step, _ in stops(stride):
         runs.reset()

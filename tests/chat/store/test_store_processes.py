@@ -42,12 +42,21 @@ def test_kill_loses_nothing_that_a_call_wrote(store: ConversationStore, tmp_path
         assert integrity(store) == "ok"
 
 
-@pytest.mark.parametrize("begins", [True, False], ids=["a new chat", "one that is there"])
-def test_a_kill_leaves_no_message_without_its_reply(store: ConversationStore, tmp_path: Path, begins: bool) -> None:
-    """Killed before each statement of the transaction that begins a chat, one after the other; else before a third."""
+@pytest.mark.parametrize(
+    ("begins", "stride"),
+    [
+        pytest.param(True, 1, id="a new chat"),
+        pytest.param(False, 3, id="one that is there"),
+        pytest.param(False, 1, id="one that is there, every statement", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_leaves_no_message_without_its_reply(
+    store: ConversationStore, tmp_path: Path, begins: bool, stride: int
+) -> None:
+    """Killed before each statement of the transaction, or before every third, one after the other."""
     conversation, last = chat(store)
     place = () if begins else (conversation.id, last.id)
-    for number in itertools.count(1, 1 if begins else 3):
+    for number in itertools.count(1, stride):
         store.close()
         child = start("send", tmp_path / "data", number, *place)
         is_sent = child.communicate()[0] == "sent\n"

@@ -146,9 +146,11 @@ def test_too_long_code_has_no_colours() -> None:
     assert "hl-" not in highlight("if x:\n#" + "a" * MAX_LINE_CHARS, "python")
 
 
-def test_colours_change_no_character() -> None:
+# A lexer is loaded for each language.
+@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_colours_change_no_character(stride: int) -> None:
     code = "\n\n  def f(a):\n\treturn 'é' <b> & \"x\n# c /* d\n<?php $x = 1; ?>\n\n"
-    for language in sorted(LANGUAGES)[::8]:  # a lexer is loaded for each
+    for language in sorted(LANGUAGES)[::stride]:
         for text in (code, code.rstrip(), "x"):
             checker = Checker()
             checker.feed(highlight(text, language))

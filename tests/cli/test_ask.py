@@ -62,8 +62,9 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     assert result["token_ids"] == greedy_reply(load_demo_oracle(), result["prompt_token_ids"], dict(inputs), 100)
 
 
-def test_integers_give_the_demos_answer(qwen35mm: Run) -> None:
-    done = qwen35mm("ask", "--image", sample_path(PICTURE), "--json", "--weights", "int4", PICTURE["question"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_integers_give_the_demos_answer(qwen35mm: Run, weights: str) -> None:
+    done = qwen35mm("ask", "--image", sample_path(PICTURE), "--json", "--weights", weights, PICTURE["question"])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["text"] == PICTURE["answer"]
 

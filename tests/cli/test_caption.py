@@ -57,9 +57,9 @@ def folder(tmp_path: Path) -> Path:
 async def test_a_run_has_the_slots_that_the_machine_keeps_busy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("qwen35mm.model_library.fit.usable_cores", lambda: 8)
     options, model = CaptionOptions(state_dir=folder / "state"), ModelOptions(device="cpu")
-    for asked, slots in ((None, 8), (3, 3)):
+    for for_many, asked, slots in ((True, None, 8), (False, None, 4), (True, 3, 3)):
         asking = replace(model, slots=asked)
-        async with open_captioner(options.job([str(folder)], asking), asking, options, for_many=True) as captioner:
+        async with open_captioner(options.job([str(folder)], asking), asking, options, for_many=for_many) as captioner:
             assert captioner.num_at_once == slots
 
 

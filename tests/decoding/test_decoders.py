@@ -262,7 +262,7 @@ def test_a_decoder_does_not_outlive_a_parent_that_was_killed(make: Callable[...,
             setattr(process.Process, "_end_work", lambda *_: None)  # noqa: B010
             made = {b"": make(), hostile_decoder.STUCK: make()}
             # The child's clock allows five seconds more.
-            made[hostile_decoder.RUDE] = make(timeout_s=-3.0)
+            made[hostile_decoder.RUDE] = make(timeout_s=-1.0)
             for what, media in made.items():
                 media.plan(PICTURE)
                 if what:
@@ -271,6 +271,7 @@ def test_a_decoder_does_not_outlive_a_parent_that_was_killed(make: Callable[...,
             time.sleep(1000)
         finally:
             os._exit(1)
+    os.close(says_begun)  # else a parent that failed would be waited for
     assert os.read(begun, 1) == b"1"
     found = psutil.Process(parent).children()
     assert len(found) == 3
@@ -280,7 +281,6 @@ def test_a_decoder_does_not_outlive_a_parent_that_was_killed(make: Callable[...,
     _, alive = psutil.wait_procs(found, timeout=60)
     assert not alive
     os.close(begun)
-    os.close(says_begun)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks there")

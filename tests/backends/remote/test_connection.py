@@ -32,8 +32,8 @@ async def test_a_server_that_stays_after_it_is_done_holds_nobody_up(server: Mode
 
 async def test_headers_do_not_give_the_first_words_more_time(server: ModelServer, asker: Asker) -> None:
     def headers_then_words(handler: Handler) -> None:
-        time.sleep(0.25)
-        sends(pieces(["Red."]), pause_s=0.25)(handler)
+        time.sleep(0.35)
+        sends(pieces(["Red."]), pause_s=0.35)(handler)
 
     server.acts = [headers_then_words]
     with pytest.raises(RequestTimeoutError, match=r"sent nothing for 0\.4 s"):

@@ -198,10 +198,10 @@ async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker
 
 async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Asker) -> None:
     first, *others = pieces(["Red."])
-    slow = [first, *[b": ping\n\n", b": ping\r\n\r\n"] * 14, b"".join(others)]
+    slow = [first, *[b": ping\n\n", b": ping\r\n\r\n"] * 20, b"".join(others)]
     server.acts = [sends(slow, pause_s=0.025)]
     # Longer than the silence that is allowed lies between two pieces, and far less between two signs of life.
-    assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=0.6))).text == "Red."
+    assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=0.9))).text == "Red."
     assert asker.waits_s == []
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-import typer.main
+import typer
 
-from qwen35mm.cli import main
+from qwen35mm.cli import app, main
 
 Run = Callable[..., "Done"]
-# Typer makes all commands and their options anew at each call.
-_command_of = functools.cache(typer.main.get_command)
+# The application would make all commands and their options anew at each call.
+COMMAND = typer.main.get_command(app)
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def qwen35mm(
     """Runs the command line with arguments, and `stdin` if there is one, for a person without caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(typer.main, "get_command", _command_of)
+    monkeypatch.setattr("qwen35mm.cli.app", COMMAND)
 
     def run(*arguments: object, stdin: str = "") -> Done:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))

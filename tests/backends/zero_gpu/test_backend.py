@@ -202,6 +202,7 @@ def error_classes() -> list[type[Exception]]:
 
 def test_every_error_survives_the_pipe() -> None:
     kind: Any
+    assert {RequestError, MediaError} <= set(error_classes())
     for kind in error_classes():
         error = kind.__new__(kind, "in words")
         came = pickle.loads(pickle.dumps(Failure.of(error))).error()

@@ -1,4 +1,4 @@
-"""The public names are the ones that are promised, and each are allowed at most."""
+"""The public names are the ones that are promised, and each of them can be imported."""
 
 from __future__ import annotations
 

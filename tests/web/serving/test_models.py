@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def two_b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Hub id, of which config.json alone are allowed at most."""
+    """A Hub id of which nothing but config.json can be downloaded."""
     (tmp_path / "config.json").write_text(json.dumps(make_config("2B", "bfloat16")))
     asked = []
     monkeypatch.setattr("qwen35mm.model_library.plan.download_config", lambda hub_id: asked.append(hub_id) or tmp_path)

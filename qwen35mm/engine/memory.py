@@ -10,6 +10,7 @@ from qwen35mm.cache.placement import Devices, layer_devices
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
+from qwen35mm_kernels.cpu.native.attention_prefill import uses_tiles
 from qwen35mm_preprocess import MediaBudget
 
 # Without a budget, a medium's limit in transformers' processors: 16.7 million pixels.
@@ -19,6 +20,8 @@ _FEWEST_FRAMES = 2
 # Host bytes per prompt token for its text, ids and offsets: the tokenizer frees them, the allocator keeps them.
 # Measured: see docs/models.md.
 PROMPT_TOKEN_BYTES = 704
+# glibc keeps freed blocks of up to 32 MiB. Measured with 2,048 to 32,768 tokens: two of them.
+_KEPT_BYTES = 2 * 32 * 2**20
 
 
 def plan_engine(
@@ -56,13 +59,18 @@ def plan_engine(
         available_bytes=available_bytes,
         limit_bytes=limit_bytes,
         weights_bytes=weights_bytes,
-        work_bytes=work_bytes(config, dtype, settings, budget, first),
+        work_bytes=work_bytes(config, dtype, settings, budget, first, context_length),
         runtime_bytes=runtime_bytes + context_length * PROMPT_TOKEN_BYTES,
     )
 
 
 def work_bytes(
-    config: ModelConfig, dtype: torch.dtype, settings: EngineSettings, budget: MediaBudget, device: torch.device
+    config: ModelConfig,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    budget: MediaBudget,
+    device: torch.device,
+    context_length: int,
 ) -> int:
     """Most working memory of a step in bytes: the largest prompt chunk or vision unit, and logits.
 
@@ -72,7 +80,15 @@ def work_bytes(
     # The sampler's tables: each slot's tokens, and the banned ids.
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
     chunk = prefill_bytes(config, dtype, settings.chunk_tokens_on(device))
+    if device.type == "cpu" and uses_tiles(dtype):
+        chunk += _tiles_bytes(config, dtype, context_length)
     return max(chunk, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
+
+
+def _tiles_bytes(config: ModelConfig, dtype: torch.dtype, context_length: int) -> int:
+    """Bytes that a prefill's attention takes on AMX's tiles, where torch packs the keys of each query head."""
+    packed = context_length * config.text.num_attention_heads * config.text.head_dim * dtype.itemsize
+    return packed + min(5 * packed // 4, _KEPT_BYTES)
 
 
 def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:

@@ -26,6 +26,7 @@ from qwen35mm.model_library import BackendOptions, fit_source
 from qwen35mm.model_library import memory as model_memory
 from qwen35mm.model_library.memory import NoRoomError
 from qwen35mm.model_library.plan import Forecast, forecast
+from qwen35mm_preprocess import MediaBudget
 
 MIB, GIB = 1 << 20, 1 << 30
 OPTIONS = BackendOptions(device="cpu", max_memory=64 * GIB)
@@ -230,6 +231,20 @@ def check_promise(plan: float, most: float, count: int, length: int) -> None:
     assert 0.85 * length < count <= length
     assert most <= plan, "more than was promised"
     assert plan - most <= 0.03 * plan, "so much less that the promise says little"
+
+
+def test_the_keys_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(context_length: int, has_tiles: bool) -> int:
+        monkeypatch.setattr("qwen35mm.engine.memory.uses_tiles", lambda dtype: has_tiles)
+        options = BackendOptions("bfloat16", "cpu", "bf16", budget=MediaBudget(8, 8), max_memory=1 << 40)
+        plan = forecast(demo_model_path(), options.with_context(context_length)).formats[0].most
+        assert plan is not None
+        return plan.work_bytes
+
+    text = ModelConfig.from_pretrained(demo_model_path()).text
+    for length in (1_024, 8_192):
+        keys = length * text.num_attention_heads * text.head_dim * 2
+        assert planned(length, True) - planned(length, False) >= keys
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

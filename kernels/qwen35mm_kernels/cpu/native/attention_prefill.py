@@ -10,7 +10,7 @@ import ctypes
 import torch
 
 from qwen35mm_kernels.cpu import attention as by_torch
-from qwen35mm_kernels.cpu.native.library import loaded_library
+from qwen35mm_kernels.cpu.native.library import find_library, loaded_library
 from qwen35mm_kernels.cpu.native.strided import KVRows, Strided, dense_rows, is_known, kv_rows, strided
 from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
@@ -66,9 +66,14 @@ def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_fram
     return out
 
 
+def uses_tiles(dtype: torch.dtype) -> bool:
+    """Whether torch computes the attention of many queries of this dtype, on AMX's tiles."""
+    library = find_library()
+    return library is not None and library.name == "amx" and dtype == torch.bfloat16
+
+
 def _is_ours(*tensors: torch.Tensor) -> bool:
-    has_tiles = loaded_library().name == "amx" and tensors[0].dtype == torch.bfloat16
-    return is_known(*tensors) and not has_tiles
+    return is_known(*tensors) and not uses_tiles(tensors[0].dtype)
 
 
 def _run(q: torch.Tensor, attention: _Attention) -> None:

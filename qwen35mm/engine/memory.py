@@ -20,7 +20,9 @@ _FEWEST_FRAMES = 2
 # Host bytes per prompt token for its text, ids and offsets: the tokenizer frees them, the allocator keeps them.
 # Measured: see docs/models.md.
 PROMPT_TOKEN_BYTES = 704
-# glibc keeps freed blocks of up to 32 MiB. Measured with 2,048 to 32,768 tokens: two of them.
+# Bytes of torch's masks for a block of 256 queries per token of context. Measured.
+_MASK_TOKEN_BYTES = 256 * 7
+# glibc keeps freed blocks of up to 32 MiB: two of them were measured.
 _KEPT_BYTES = 2 * 32 * 2**20
 
 
@@ -86,9 +88,13 @@ def work_bytes(
 
 
 def _tiles_bytes(config: ModelConfig, dtype: torch.dtype, context_length: int) -> int:
-    """Bytes that a prefill's attention takes on AMX's tiles, where torch packs the keys of each query head."""
-    packed = context_length * config.text.num_attention_heads * config.text.head_dim * dtype.itemsize
-    return packed + min(5 * packed // 4, _KEPT_BYTES)
+    """Bytes that a prefill's attention in torch takes for the whole context, on AMX's tiles.
+
+    The keys and values of a layer, read in `dtype` and then packed; the masks; and what the allocator keeps of them.
+    """
+    read = 2 * config.text.num_key_value_heads * config.text.head_dim * dtype.itemsize
+    taken = context_length * (2 * read + _MASK_TOKEN_BYTES)
+    return taken + min(taken // 2, _KEPT_BYTES)
 
 
 def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:

@@ -78,8 +78,10 @@ def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler],
         with lock:
             if not schemas:
                 # On first use: it takes 0.2 s, and a start doesn't need it.
+                found: dict[str, Any] = {}
                 for route, of_fastapi in added:
-                    of_fastapi.openapi_extra = _described(route, schemas)
+                    of_fastapi.openapi_extra = _described(route, found)
+                schemas.update(found)
             document = made()
             document.setdefault("components", {})["schemas"] = schemas
             return document

@@ -233,7 +233,7 @@ def check_promise(plan: float, most: float, count: int, length: int) -> None:
     assert plan - most <= 0.03 * plan, "so much less that the promise says little"
 
 
-def test_the_keys_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keys_and_values_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(context_length: int, has_tiles: bool) -> int:
         monkeypatch.setattr("qwen35mm.engine.memory.uses_tiles", lambda dtype: has_tiles)
         options = BackendOptions("bfloat16", "cpu", "bf16", budget=MediaBudget(8, 8), max_memory=1 << 40)
@@ -243,8 +243,8 @@ def test_the_keys_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.M
 
     text = ModelConfig.from_pretrained(demo_model_path()).text
     for length in (1_024, 8_192):
-        keys = length * text.num_attention_heads * text.head_dim * 2
-        assert planned(length, True) - planned(length, False) >= keys
+        packed = 2 * length * text.num_key_value_heads * text.head_dim * 2
+        assert planned(length, True) - planned(length, False) >= packed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

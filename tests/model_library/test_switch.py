@@ -372,7 +372,7 @@ async def test_another_format_keeps_the_model_and_its_context(make: Make, other:
 
 
 async def test_a_format_that_fails_to_load_leaves_the_old_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = make(WORK, replace(OPTIONS, dtype="auto", weights="int8"))
+    switch = make(2 * WORK, replace(OPTIONS, dtype="auto", weights="int8"))
     load = BackendOptions.load
 
     def fail(self: BackendOptions, *args: Any, **options: Any) -> LocalBackend:

@@ -229,8 +229,14 @@ async def test_thirty_megabytes_leave_nothing_behind(app: FastAPI) -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         check_refusal(CHAT, await ask(app, CHAT, pieces_of(2**20, 30)))
-        gc.collect()
-        after, peak = tracemalloc.get_traced_memory()
+        peak = tracemalloc.get_traced_memory()[1]
+        # A thread of a pool may hold its last work for a moment longer.
+        for _ in range(200):
+            gc.collect()
+            after = tracemalloc.get_traced_memory()[0]
+            if after - before < 2**20:
+                break
+            await asyncio.sleep(0.05)
     finally:
         tracemalloc.stop()
     assert after - before < 2**20

@@ -65,7 +65,7 @@ def flash_attention_prefill(
     past = zip(formats_of(formats, k_cache, v_cache), (k_cache, v_cache), strict=True)
     kept = (format.dequantise(cache[rows], q.dtype) for format, cache in past)
     queries, keys, values = (x.transpose(0, 1)[None] for x in (q, *kept))
-    # Only benchmarks call this, and the import loads torch's compiler: 1.4 s that a start shouldn't take.
+    # Only benchmarks and tests call this, and the import loads torch's compiler: 1.4 s that a start shouldn't take.
     from torch.nn.attention.bias import causal_lower_right
 
     causal: Any = causal_lower_right(q.shape[0], length)

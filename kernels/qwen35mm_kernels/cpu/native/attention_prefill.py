@@ -67,7 +67,7 @@ def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_fram
 
 
 def uses_tiles(dtype: torch.dtype) -> bool:
-    """Whether torch computes the attention of many queries of this dtype, on AMX's tiles."""
+    """Whether this package leaves queries of this dtype to torch, which computes on AMX's tiles."""
     library = find_library()
     return library is not None and library.name == "amx" and dtype == torch.bfloat16
 

@@ -169,15 +169,16 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     runtime_bytes = own_bytes + tokenizer_bytes(folder, config)
     formats = []
     details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
-    # Measured once: each format is planned many times.
-    host_bytes = host_memory_bytes() if on_cpu else None
+    if on_cpu:
+        # Measured once: each format is planned many times.
+        details["available_bytes"] = host_memory_bytes()
     for integers in dict.fromkeys((asked, *(INTEGER_FORMATS if is_open else ()))):
         size = weights_bytes(stored, dtype, integers, devices)
         weights = integers or weights_name(dtype)
         for kv_dtype in kv_types:
             wanted = replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
             with contextlib.suppress(ConfigError) if kv_dtype in SMALLER_KV else contextlib.nullcontext():
-                formats.append(_memory_or_file(weights, config, size, wanted, memory_bytes, host_bytes, details))
+                formats.append(_memory_or_file(weights, config, size, wanted, memory_bytes, on_cpu, details))
     return Forecast(
         name=model_name(source),
         device=", ".join(map(str, devices)),
@@ -193,20 +194,14 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
 
 
 def _memory_or_file(
-    weights: str,
-    config: ModelConfig,
-    size: int,
-    options: BackendOptions,
-    memory_bytes: int,
-    host_bytes: int | None,
-    *how: Any,
+    weights: str, config: ModelConfig, size: int, options: BackendOptions, memory_bytes: int, on_cpu: bool, *how: Any
 ) -> FormatPlan:
     """A plan with keys and values in memory; in a file if one is allowed and only that fits."""
 
     def planned(options: BackendOptions) -> FormatPlan:
-        return _format(weights, config, size, options, memory_bytes, host_bytes, *how)
+        return _format(weights, config, size, options, memory_bytes, on_cpu, *how)
 
-    if options.kv_directory is None or host_bytes is None:
+    if options.kv_directory is None or not on_cpu:
         return planned(options)
     try:
         made = planned(options)
@@ -224,19 +219,12 @@ def _format(
     size: int,
     options: BackendOptions,
     memory_bytes: int,
-    host_bytes: int | None,
+    on_cpu: bool,
     details: Mapping[str, Any],
 ) -> FormatPlan:
-    """host_bytes: all of the host's memory; None on a card."""
-    on_cpu = host_bytes is not None
-
     def planned(options: BackendOptions, *, alone: bool, limit_bytes: int | None = None) -> MemoryPlan:
-        # The program's own memory isn't on a card.
-        how = {
-            **details,
-            "available_bytes": max(memory_bytes - size, 0) if host_bytes is None else host_bytes,
-            "limit_bytes": limit_bytes,
-        }
+        # On a card that is what the weights leave: the program's own memory isn't there.
+        how = {"available_bytes": max(memory_bytes - size, 0), **details, "limit_bytes": limit_bytes}
         most = plan_model(config, size, options, cache=replace(options.cache, kv_bytes=None), **how)
         cache = running_alone(options.cache, most) if alone else options.cache
         return plan_model(config, size, options, cache=cache, **how)

@@ -22,7 +22,8 @@ from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import frame
 from qwen35mm.pools import PROMPTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
-from qwen35mm.server.anthropic import messages
+from qwen35mm.server.anthropic import reply as anthropic_reply
+from qwen35mm.server.anthropic import request as anthropic
 from qwen35mm.server.body import read_body
 from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
@@ -125,8 +126,8 @@ class Api(Service):
         """The routes to add to the application."""
         return [
             Route("/v1/chat/completions", "POST", self.chat_completions, chat_completions.ChatCompletionRequest),
-            Route("/v1/messages", "POST", self.messages, messages.MessagesRequest),
-            Route("/v1/messages/count_tokens", "POST", self.count_tokens, messages.CountRequest),
+            Route("/v1/messages", "POST", self.messages, anthropic.MessagesRequest),
+            Route("/v1/messages/count_tokens", "POST", self.count_tokens, anthropic.CountRequest),
             Route("/v1/models", "GET", self.models),
             Route("/v1/models/{name:path}", "GET", self.model),
             Route("/tokenize", "POST", self.tokenize, TokenizeRequest),
@@ -153,22 +154,22 @@ class Api(Service):
     async def messages(self, request: Request) -> Response:
         """Answer a conversation, in Anthropic's form."""
         caller = self.caller(request)
-        body = await read_body(request, messages.MessagesRequest, messages.known_fields)
+        body = await read_body(request, anthropic.MessagesRequest, anthropic.known_fields)
         self.check_model(body.model)
-        asked = await messages.asked_of(body, caller, self._backend, self._sources)
+        asked = await anthropic.asked_of(body, caller, self._backend, self._sources)
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
-        reply = messages.Reply(self._backend.loaded.name, reader)
+        reply = anthropic_reply.Reply(self._backend.loaded.name, reader)
         if body.stream:
-            return await self.stream(request, caller, asked, reply.frames, messages.error_frame)
+            return await self.stream(request, caller, asked, reply.frames, anthropic_reply.error_frame)
         await self.finish(request, caller, asked, reader)
         return JSONResponse(reply.whole())
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation, in Anthropic's form."""
         caller = self.caller(request)
-        body = await read_body(request, messages.CountRequest, messages.known_fields)
+        body = await read_body(request, anthropic.CountRequest, anthropic.known_fields)
         self.check_model(body.model)
-        asked = await messages.asked_of(body, caller, self._backend, self._sources)
+        asked = await anthropic.asked_of(body, caller, self._backend, self._sources)
         return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
 
     async def models(self, request: Request) -> Response:
@@ -275,5 +276,5 @@ async def refuse(scope: Scope, receive: Receive, send: Send, status: int, _: str
 
 
 def _told(path: str, error: ApiError) -> Response:
-    body = messages.error_body(error) if path.startswith("/v1/messages") else error.body
+    body = anthropic_reply.error_body(error) if path.startswith("/v1/messages") else error.body
     return JSONResponse(body, status_code=error.status, headers=error.headers)

@@ -24,7 +24,7 @@ from qwen35mm.http.errors import HttpError
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import frame, until_the_end, while_connected
 from qwen35mm.pools import PROMPTS
-from qwen35mm.server.anthropic import messages
+from qwen35mm.server.anthropic.reply import error_frame
 from qwen35mm.server.app import answering, limits
 from qwen35mm.server.cluster.calls import AsgiMessage, Call, EngineLostError, scope_of
 from qwen35mm.server.cluster.conversations import addresses_of
@@ -178,7 +178,7 @@ async def _body(answer: AsyncGenerator[AsgiMessage, None], request: Request) -> 
 def _error_frame(error: ApiError, path: str, num_events: int) -> bytes:
     """The last event of a stream, in its protocol's form."""
     if path.startswith("/v1/messages"):
-        return messages.error_frame(error)
+        return error_frame(error)
     if path.startswith("/v1/responses"):
         told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         return frame({**told, "sequence_number": num_events}, "error")

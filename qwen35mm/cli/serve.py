@@ -72,6 +72,9 @@ class ServerOptions:
         typer.Option(parser=parse_names, metavar="NAME", help="More names for the model."),
     ] = None
     max_queue: Annotated[int, typer.Option(help="Most requests in the queue.", min=1, max=10_000)] = 64
+    strict_fields: Annotated[
+        bool, typer.Option("--strict-fields", help="Refuse requests with unknown fields instead of ignoring these.")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ def _load(
         settings=settings,
         only_this_machine=not is_shared(server.host),
         names=server.served_model_name or (),
+        strict_fields=server.strict_fields,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -27,8 +27,10 @@ from qwen35mm.server.anthropic import request as anthropic
 from qwen35mm.server.body import read_body
 from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
+from qwen35mm.server.fields import STRICT
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Keys
+from qwen35mm.server.notes import HEADER, Notes, notes_of
 from qwen35mm.server.openai import chat_completions
 from qwen35mm.server.openai.choices import events_of_choices
 from qwen35mm.server.openai.completion import Completion
@@ -47,7 +49,7 @@ _NUMBERS_AT_ONCE = 10_000
 class TokenizeRequest(BaseModel):
     """The body of POST /tokenize: plain text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
     model: str | None = None
     prompt: Annotated[str, Field(max_length=MAX_OUTSIDE_CHARS)]
@@ -56,7 +58,7 @@ class TokenizeRequest(BaseModel):
 class DetokenizeRequest(BaseModel):
     """The body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
     model: str | None = None
     tokens: Annotated[list[int], Field(max_length=MAX_OUTSIDE_CHARS)]
@@ -75,6 +77,7 @@ def create_app(
     settings: HttpSettings | None = HttpSettings(),  # noqa: B008 - it is frozen
     only_this_machine: bool = True,
     names: Sequence[str] = (),
+    strict_fields: bool = False,
 ) -> FastAPI:
     """Creates the application.
 
@@ -90,6 +93,7 @@ def create_app(
         settings: how the server is reached; None where something in front of it already guards it.
         only_this_machine: refuse requests that address this machine by a name that isn't local.
         names: further names of the model.
+        strict_fields: refuse what would be ignored or translated (see `qwen35mm.server.notes`).
     """
     app = FastAPI(
         title="qwen35mm",
@@ -105,7 +109,8 @@ def create_app(
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(ApiError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
-    add_routes(app, [*api.routes(), *responses.routes(), *texts.routes()], answering)
+    wrapped = functools.partial(answering, strict_fields=strict_fields)
+    add_routes(app, [*api.routes(), *responses.routes(), *texts.routes()], wrapped)
     for path, handler in ((DOCUMENT, api.document), (DOCS, show_docs), (f"{DOCS}/{{name}}", docs_file)):
         app.add_api_route(path, answering(handler), include_in_schema=False)
     return app
@@ -142,7 +147,7 @@ class Api(Service):
         caller = self.caller(request)
         body = await read_body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
         self.check_model(body.model)
-        asked = await chat_completions.asked_of(body, caller, self._backend, self._sources)
+        asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
         reply = Completion(self._backend.loaded.name, readers, includes_usage=body.includes_usage)
         events = events_of_choices(asked, body.n, functools.partial(self.answer, caller))
@@ -156,7 +161,7 @@ class Api(Service):
         caller = self.caller(request)
         body = await read_body(request, anthropic.MessagesRequest, anthropic.known_fields)
         self.check_model(body.model)
-        asked = await anthropic.asked_of(body, caller, self._backend, self._sources)
+        asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
         reply = anthropic_reply.Reply(self._backend.loaded.name, reader)
         if body.stream:
@@ -169,7 +174,7 @@ class Api(Service):
         caller = self.caller(request)
         body = await read_body(request, anthropic.CountRequest, anthropic.known_fields)
         self.check_model(body.model)
-        asked = await anthropic.asked_of(body, caller, self._backend, self._sources)
+        asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
 
     async def models(self, request: Request) -> Response:
@@ -252,12 +257,17 @@ _REFUSED = {
 }
 
 
-def answering(handler: Handler) -> Handler:
-    """Wraps a handler so that it answers errors in its protocol's form."""
+def answering(handler: Handler, *, strict_fields: bool = False) -> Handler:
+    """Wraps a handler so that it answers errors in its protocol's form, and tells what it ignored."""
 
     async def answer(request: Request) -> Response:
+        notes = request.state.notes = Notes(strict=strict_fields)
         try:
-            return await handler(request)
+            response = await handler(request)
+            if told := notes.header:
+                response.headers[HEADER] = told
+                notes.log(request.url.path)
+            return response
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:

@@ -10,14 +10,20 @@ from starlette.requests import Request
 
 from qwen35mm.http.bodies import read_bytes
 from qwen35mm.server.errors import invalid
+from qwen35mm.server.notes import Notes, notes_of
 
 _OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
 
 M = TypeVar("M", bound=BaseModel)
 
 
-async def read_body(request: Request, model: type[M], prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> M:
-    """Reads and validates the body of a request.
+async def read_body(
+    request: Request, model: type[M], prepare: Callable[[dict[str, Any], Notes], dict[str, Any]] | None = None
+) -> M:
+    """Reads and validates the body of a request. Unknown fields are noted.
+
+    Args:
+        prepare: translates a body before it is validated.
 
     Raises:
         HttpError: as `read_bytes`.
@@ -27,6 +33,9 @@ async def read_body(request: Request, model: type[M], prepare: Callable[[dict[st
     try:
         values = _OBJECT.validate_json(body)
         del body
-        return model.model_validate(prepare(values))
+        notes = notes_of(request)
+        read = model.model_validate(values if prepare is None else prepare(values, notes))
     except ValidationError as error:
         raise invalid(error) from None
+    notes.ignore_extras(read)
+    return read

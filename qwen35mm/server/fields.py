@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
@@ -13,9 +14,11 @@ from qwen35mm.engine import check_token_ids
 from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.errors import ApiError
+from qwen35mm.server.notes import UNSUPPORTED, Notes
 
 MAX_TOOLS = 256
-STRICT = ConfigDict(extra="forbid", strict=True)
+# Values aren't converted. Unknown fields are noted; see `Notes.ignore_extras`.
+STRICT = ConfigDict(extra="allow", strict=True)
 Number = Annotated[float, Field(allow_inf_nan=False)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -25,6 +28,8 @@ _EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None
 _ASKED_OTHERWISE = ("max_tokens", "logprobs")
 _NUMBERS = {name: number for name, number in NUMBERS.items() if name not in _ASKED_OTHERWISE}
 _NEUTRAL = SamplingParams()
+# Values of a field that ask for nothing.
+Values = tuple[Any, ...]
 
 
 def _chosen(choice: Any) -> Any:
@@ -162,20 +167,26 @@ def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
     return None if values is None else tuple(values)
 
 
-def known_fields(body: dict[str, Any], nothing: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Drops null fields and the values that have no effect.
+def known_fields(
+    body: dict[str, Any], notes: Notes, *, hints: Mapping[str, Values], refused: Mapping[str, Values]
+) -> dict[str, Any]:
+    """Drops null fields, and those that have no effect.
 
     Args:
-        nothing: for each field that clients always send, the values that have no effect.
+        hints: fields that may be ignored, each with the values that ask for nothing: other values are noted.
+        refused: fields without which the answer would mean something else, each with the values that ask for nothing.
 
     Raises:
-        ApiError: 400, a field asks for something unsupported.
+        ApiError: 400, a field asks for something that can't be done.
     """
-    for name, harmless in nothing.items():
+    for name, harmless in (*hints.items(), *refused.items()):
         value = body.pop(name, None)
         # In Python, True == 1.
-        if value is not None and not any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
+        if value is None or any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
+            continue
+        if name in refused:
             raise ApiError(400, f"{name} isn't supported here. Leave it out.", name, "unsupported_field")
+        notes.ignore(name, UNSUPPORTED)
     return {name: value for name, value in body.items() if value is not None}
 
 

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from qwen35mm.contract import Image, Message, Text, Video
 from qwen35mm.server.errors import ApiError
+from qwen35mm.server.notes import Notes
 from qwen35mm_preprocess import MediaBudget, MediaProcessor, VideoClip
 from qwen35mm_preprocess.media import is_data_uri
 
@@ -44,7 +45,8 @@ class Sources:
 class Parts:
     """Reads the messages of one request."""
 
-    def __init__(self, sources: Sources, media: MediaProcessor, kwargs: dict[str, Any] | None) -> None:
+    def __init__(self, sources: Sources, media: MediaProcessor, kwargs: dict[str, Any] | None, notes: Notes) -> None:
+        self._notes = notes
         self._sources = sources
         self._budget = media.budget
         self._own, self._clip = _budget(media, kwargs or {})

@@ -21,6 +21,7 @@ from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import MAX_TOOLS, STRICT, FunctionName, Number
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import AnthropicMessage, Described, TextBlock
 
@@ -88,7 +89,7 @@ class MessagesRequest(CountRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
-def known_fields(body: dict[str, Any]) -> dict[str, Any]:
+def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops null fields and `cache_control`: the cache keeps everything anyway."""
     return {
         name: _without_marks(value) for name, value in body.items() if value is not None and name != "cache_control"
@@ -106,7 +107,7 @@ def _without_marks(value: Any) -> Any:
 
 
 async def asked_of(
-    request: CountRequest, caller: Caller, backend: ServedBackend, sources: Sources
+    request: CountRequest, caller: Caller, backend: ServedBackend, sources: Sources, notes: Notes
 ) -> GenerationRequest:
     """Builds the request for the backend from a body.
 
@@ -114,7 +115,7 @@ async def asked_of(
         ApiError: 400, a field can't be used; says which and why.
         PromptError: the messages can't be used.
     """
-    parts = Parts(sources, backend.media, None)
+    parts = Parts(sources, backend.media, None, notes)
     messages = [Message("system", (Text(_system(request.system)),))] if request.system else []
     for at, values in enumerate(request.messages):
         messages += await _messages(values, f"messages.{at}", parts)

@@ -11,25 +11,31 @@ from qwen35mm.contract import GenerationRequest
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, told
+from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, Values, told
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.choices import MAX_CHOICES
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
 
 MAX_MESSAGES = 10_000
-# Values that clients send with every request and that have no effect; any other value is refused by name.
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
+# Each with the values that ask for nothing.
+_HINTS: dict[str, Values] = {
     "audio": (),
     "prediction": (),
-    "web_search_options": (),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "flex", "priority"),
     "store": (False,),
     "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_REFUSED: dict[str, Values] = {
+    # Texts that the model would have to read.
+    "documents": ([],),
+    # The former form of tools, whose answers have another form, too.
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"], ["text", "audio"], ["audio", "text"]),
 }
 
 
@@ -58,7 +64,7 @@ class Tool(BaseModel):
 
 
 class ChatCompletionRequest(RequestFields):
-    """The body of POST /v1/chat/completions. Unknown and unsupported fields are refused by name."""
+    """The body of POST /v1/chat/completions. `known_fields` says which other fields are refused."""
 
     messages: Annotated[
         list[Annotated[dict[str, Any], Described(ChatMessage)]], Field(min_length=1, max_length=MAX_MESSAGES)
@@ -81,13 +87,13 @@ class ChatCompletionRequest(RequestFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Drops values that have no effect. Raises ApiError: 400, a field asks for something unsupported."""
-    return fields.known_fields(body, _NOTHING)
+def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
+    return fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
 
 
 async def asked_of(
-    request: ChatCompletionRequest, caller: Caller, backend: ServedBackend, sources: Sources
+    request: ChatCompletionRequest, caller: Caller, backend: ServedBackend, sources: Sources, notes: Notes
 ) -> GenerationRequest:
     """Builds the request for the backend from a body.
 
@@ -95,7 +101,7 @@ async def asked_of(
         ApiError: 400, a field can't be used; says which and why.
         PromptError, RequestError: the messages or the schema can't be used.
     """
-    parts = Parts(sources, backend.media, request.mm_processor_kwargs)
+    parts = Parts(sources, backend.media, request.mm_processor_kwargs, notes)
     messages = [
         await parts.message({**values, "role": _role(values.get("role"))}, f"messages.{at}")
         for at, values in enumerate(request.messages)

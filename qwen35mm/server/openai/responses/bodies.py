@@ -9,24 +9,29 @@ from pydantic import BaseModel, Field, Tag
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice
+from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, Values
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.responses.item_bodies import KINDS, TEXT_OR_LIST, Items
 
-# Values that clients send with every request and that have no effect; any other value is refused by name.
-_NOTHING: dict[str, tuple[Any, ...]] = {
+# Each with the values that ask for nothing.
+_HINTS: dict[str, Values] = {
     "access_programs": (),
-    "background": (False,),
     "background_options": (),
     "context_management": ([],),
-    "conversation": (),
     "image": (),
     "max_tool_calls": (),
     "moderation": (),
-    "prompt": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "service_tier": ("auto", "default"),
+    "prompt_cache_retention": ("in_memory", "24h"),
+    "service_tier": ("auto", "default", "flex", "priority"),
     "truncation": ("disabled",),
+}
+_REFUSED: dict[str, Values] = {
+    # The client would ask again for an answer that it already has.
+    "background": (False,),
+    # Texts that are kept elsewhere.
+    "conversation": (),
+    "prompt": (),
 }
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -129,13 +134,13 @@ class ResponsesRequest(CountRequest):
     ) = None
 
 
-def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Drops values that have no effect.
+def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """Drops what has no effect.
 
     Raises:
-        ApiError: 400, a field, an item or a tool asks for something unsupported.
+        ApiError: 400, a field, an item or a tool asks for something that can't be done.
     """
-    body = fields.known_fields(body, _NOTHING)
+    body = fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
     for name, known in (("input", KINDS), ("tools", ("function",))):
         for at, each in enumerate(_dicts(body.get(name))):
             kind = each.get("type")

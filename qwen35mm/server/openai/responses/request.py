@@ -12,6 +12,7 @@ from qwen35mm.contract import GenerationRequest, SamplingParams
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.responses.bodies import LOGPROBS, CountRequest, JsonObject, JsonSchema, ResponsesRequest
 from qwen35mm.server.openai.responses.items import Find, Turn, messages_of, read_turn
 from qwen35mm.server.openai.responses.kept import Past
@@ -28,7 +29,13 @@ class Question:
 
 
 async def question_of(
-    request: CountRequest, past: Past, caller: Caller, backend: ServedBackend, sources: Sources, find: Find
+    request: CountRequest,
+    past: Past,
+    caller: Caller,
+    backend: ServedBackend,
+    sources: Sources,
+    find: Find,
+    notes: Notes,
 ) -> Question:
     """Builds the request for the backend from a body and the history.
 
@@ -36,7 +43,7 @@ async def question_of(
         ApiError: 400 or 404, a field can't be used; says which and why.
         PromptError, RequestError: the messages or the schema can't be used.
     """
-    parts = Parts(sources, backend.media, request.mm_processor_kwargs)
+    parts = Parts(sources, backend.media, request.mm_processor_kwargs, notes)
     node = new_id()
     turn = await read_turn(request.input, node, parts, find)
     max_tokens = request.max_output_tokens if isinstance(request, ResponsesRequest) else None

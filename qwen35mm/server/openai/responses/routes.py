@@ -21,6 +21,7 @@ from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError, api_error, invalid
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Caller
+from qwen35mm.server.notes import notes_of
 from qwen35mm.server.openai.responses.bodies import CountRequest, Includable, ResponsesRequest, known_fields
 from qwen35mm.server.openai.responses.events import Answer
 from qwen35mm.server.openai.responses.items import with_addresses
@@ -88,7 +89,7 @@ class ResponsesRoutes:
         body = await read_body(request, ResponsesRequest, known_fields)
         self._service.check_model(body.model)
         past = await self._past(caller, body)
-        question = await self._question(caller, body, past)
+        question = await self._question(request, caller, body, past)
         asked, node = question.asked, new_id()
         reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
         head = head_of(body, node, self._backend.loaded.name, asked.params or self._backend.loaded.generation)
@@ -106,7 +107,7 @@ class ResponsesRoutes:
         caller = self._service.caller(request)
         body = await read_body(request, CountRequest, known_fields)
         self._service.check_model(body.model)
-        question = await self._question(caller, body, await self._past(caller, body))
+        question = await self._question(request, caller, body, await self._past(caller, body))
         counted = await num_tokens(question.asked, self._backend)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -171,14 +172,14 @@ class ResponsesRoutes:
             message = f"{place}: there is no response {body.previous_response_id[:200]!r} to go on from: {_WHY_NONE}"
             raise ApiError(400, message, place, "previous_response_not_found") from None
 
-    async def _question(self, caller: Caller, body: CountRequest, past: Past) -> Question:
+    async def _question(self, request: Request, caller: Caller, body: CountRequest, past: Past) -> Question:
         async def find(item_id: str, place: str) -> tuple[dict[str, Any], Sequence[Image | Video]]:
             try:
                 return await REQUESTS.run(self._kept.item, caller, item_id)
             except NotFoundError:
                 raise ApiError(404, f"{place}: there is no item {item_id[:200]!r}: {_WHY_NONE}", place) from None
 
-        return await question_of(body, past, caller, self._backend, self._sources, find)
+        return await question_of(body, past, caller, self._backend, self._sources, find, notes_of(request))
 
     async def _found(self, request: Request, look: Callable[[Caller, str], Any], caller: Caller) -> Any:
         """Looks the path's response up. Raises ApiError 404."""

@@ -18,7 +18,8 @@ from qwen35mm.http.streams import frame
 from qwen35mm.model import LoadedModel
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import RequestFields
+from qwen35mm.server.fields import RequestFields, Values
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.chat_completions import StreamOptions
 from qwen35mm.server.openai.texts.inputs import Inputs, inputs_of
 from qwen35mm.tokenizer import Tokenizer
@@ -26,16 +27,16 @@ from qwen35mm.tokenizer import Tokenizer
 MAX_CHOICES = 256
 # OpenAI's default.
 _MAX_TOKENS = 16
-# Values that have no effect, and fields that need a template.
-_NOTHING: dict[str, tuple[Any, ...]] = {
+# Each with the values that ask for nothing. Most need a template.
+_HINTS: dict[str, Values] = {
     "best_of": (1,),
-    "suffix": ("",),
     "add_special_tokens": (True, False),
     "parallel_tool_calls": (),
     "thinking_budget": (),
     "chat_template_kwargs": (),
     "mm_processor_kwargs": (),
 }
+_REFUSED: dict[str, Values] = {"suffix": ("",)}
 
 
 class CompletionRequest(RequestFields):
@@ -69,9 +70,9 @@ class Choice:
     is_first: bool
 
 
-def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Drops values that have no effect. Raises ApiError: 400, a field asks for something unsupported."""
-    return fields.known_fields(body, _NOTHING)
+def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
+    return fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
 
 
 def choices_of(request: CompletionRequest, loaded: LoadedModel) -> list[Choice]:

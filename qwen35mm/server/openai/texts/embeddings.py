@@ -13,7 +13,11 @@ from qwen35mm.contract import Event, PromptRead
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import STRICT
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.texts.inputs import Inputs
+
+# Each with the values that ask for nothing.
+_REFUSED = {"pooling": ("last",), "normalize": (True,)}
 
 
 class EmbeddingRequest(BaseModel):
@@ -30,9 +34,9 @@ class EmbeddingRequest(BaseModel):
     user: str | None = None
 
 
-def known_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Drops null fields."""
-    return fields.known_fields(body, {})
+def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """Drops null fields. Raises ApiError: 400, a field asks for other vectors than this model's."""
+    return fields.known_fields(body, notes, hints={}, refused=_REFUSED)
 
 
 def check_dimensions(asked: int | None, hidden_size: int) -> None:

@@ -1,0 +1,111 @@
+"""Requests say more than the server knows: it answers and tells what it ignored, or refuses if it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from qwen35mm.model import LoadedModel
+from qwen35mm.server import notes as notes_module
+from qwen35mm.server.app import create_app
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.notes import HEADER, Notes
+from tests.server.instant import Answer, Instant, ask
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": HELLO,
+    "/v1/messages": {**HELLO, "model": "default", "max_tokens": 5},
+    "/v1/messages/count_tokens": {**HELLO, "model": "default"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/embeddings": {"input": "Hello"},
+    "/tokenize": {"prompt": "Hello"},
+}
+
+
+@pytest.fixture(scope="module")
+def backend(demo: LoadedModel) -> Instant:
+    return Instant(demo)
+
+
+@pytest.fixture
+def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes_module, "_logged", set())
+
+
+def post(backend: Instant, path: str, body: dict[str, Any], *, strict: bool = False) -> Answer:
+    app = create_app(backend, strict_fields=strict)
+    return asyncio.run(ask(app, path, json.dumps(body).encode(), headers=[("content-type", "application/json")]))
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_unknown_field_is_ignored_and_told(path: str, backend: Instant, unlogged: None, caplog: Any) -> None:
+    body = {**BODIES[path], "mood": "good", "nothing": None}
+    with caplog.at_level(logging.INFO, "qwen35mm.server.notes"):
+        answers = [post(backend, path, body) for _ in range(2)]
+    for answer in answers:
+        assert answer.status == 200, answer.content
+        assert answer.headers[HEADER] == ["mood isn't a known field; ignored"]
+    assert len([each for each in caplog.messages if "mood" in each]) == 1
+    assert HEADER not in post(backend, path, BODIES[path]).headers
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_strict_servers_refuse_it(path: str, backend: Instant) -> None:
+    answer = post(backend, path, {**BODIES[path], "mood": "good"}, strict=True)
+    told = answer.json()["error"]
+    assert (answer.status, told["message"]) == (400, "mood isn't a known field. Leave it out.")
+    assert path.startswith("/v1/messages") or (told["param"], told["code"]) == ("mood", "unknown_field")
+    assert post(backend, path, BODIES[path], strict=True).status == 200
+
+
+def test_a_stream_tells_it_too(backend: Instant) -> None:
+    answer = post(backend, "/v1/chat/completions", {**HELLO, "stream": True, "mood": "good"})
+    assert answer.content.endswith(b"[DONE]\n\n")
+    assert answer.headers[HEADER] == ["mood isn't a known field; ignored"]
+
+
+def test_nested_fields_are_told_by_their_place(backend: Instant) -> None:
+    tool = {"type": "function", "mood": 1, "function": {"name": "f", "mood": 2}}
+    answer = post(backend, "/v1/chat/completions", {**HELLO, "tools": [tool], "store": True})
+    assert answer.headers[HEADER][0].split(" | ") == [
+        "store isn't supported here; ignored",
+        "tools.0.mood isn't a known field; ignored",
+        "tools.0.function.mood isn't a known field; ignored",
+    ]
+
+
+def test_the_header_stays_short_and_plain() -> None:
+    notes = Notes()
+    for at in range(10_000):
+        notes.ignore(f"{at}\r\nset-cookie: é{'x' * 1000}")
+    assert len(notes.header) < 4000
+    assert notes.header.isascii()
+    assert notes.header.isprintable()
+    assert notes.header.endswith(" | and more")
+
+
+@pytest.mark.parametrize("more", [{"k" * 100_000: 1}, {f"k{at}": 1 for at in range(10_000)}])
+def test_many_and_long_names_are_told_shortly(more: dict[str, int], backend: Instant) -> None:
+    answer = post(backend, "/v1/chat/completions", {**HELLO, **more})
+    assert answer.status == 200
+    assert len(answer.headers[HEADER][0]) < 4000
+
+
+def test_the_log_is_bounded(unlogged: None, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "qwen35mm.server.notes"):
+        for at in range(2000):
+            notes = Notes()
+            notes.ignore(f"x{at}")
+            notes.log("/v1/chat/completions")
+    assert len(caplog.messages) == 500
+
+
+def test_strict_notes_refuse_changes() -> None:
+    with pytest.raises(ApiError, match=r"messages\.1 was carried"):
+        Notes(strict=True).change("messages.1", "was carried as a user's")

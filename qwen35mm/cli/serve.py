@@ -69,7 +69,7 @@ class ServerOptions:
     ] = False
     served_model_name: Annotated[
         Names | None,
-        typer.Option(parser=parse_names, metavar="NAME", help="More names for the model."),
+        typer.Option(parser=parse_names, metavar="NAME", help="More names for the model; * for every name."),
     ] = None
     max_queue: Annotated[int, typer.Option(help="Most requests in the queue.", min=1, max=10_000)] = 64
     strict_fields: Annotated[

@@ -41,7 +41,7 @@ from qwen35mm.server.openapi import Handler, Route, add_routes
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.queue import FairQueue
 from qwen35mm.server.reply import ReplyReader
-from qwen35mm.server.service import Service
+from qwen35mm.server.service import ANY_NAME, Service
 
 _NUMBERS_AT_ONCE = 10_000
 
@@ -92,7 +92,7 @@ def create_app(
         max_held_bytes: limit for the bodies of all unanswered requests together.
         settings: how the server is reached; None where something in front of it already guards it.
         only_this_machine: refuse requests that address this machine by a name that isn't local.
-        names: further names of the model.
+        names: further names of the model; `ANY_NAME` among them stands for all.
         strict_fields: refuse what would be ignored or translated (see `qwen35mm.server.notes`).
     """
     app = FastAPI(
@@ -146,10 +146,10 @@ class Api(Service):
         """Answer a conversation."""
         caller = self.caller(request)
         body = await read_body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
-        self.check_model(body.model)
+        model = self.check_model(body.model)
         asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
-        reply = Completion(self._backend.loaded.name, readers, includes_usage=body.includes_usage)
+        reply = Completion(model, readers, includes_usage=body.includes_usage)
         events = events_of_choices(asked, body.n, functools.partial(self.answer, caller))
         if body.stream:
             return await self.stream_events(request, events, reply.frames, lambda error: frame(error.body))
@@ -160,10 +160,10 @@ class Api(Service):
         """Answer a conversation, in Anthropic's form."""
         caller = self.caller(request)
         body = await read_body(request, anthropic.MessagesRequest, anthropic.known_fields)
-        self.check_model(body.model)
+        model = self.check_model(body.model)
         asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
-        reply = anthropic_reply.Reply(self._backend.loaded.name, reader)
+        reply = anthropic_reply.Reply(model, reader)
         if body.stream:
             return await self.stream(request, caller, asked, reply.frames, anthropic_reply.error_frame)
         await self.finish(request, caller, asked, reader)
@@ -180,15 +180,15 @@ class Api(Service):
     async def models(self, request: Request) -> Response:
         """List the names of the model."""
         self.caller(request)
-        names = (self._backend.loaded.name, *self._names)
+        names = (self._backend.loaded.name, *(name for name in self._names if name != ANY_NAME))
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """Describe the model of this name."""
         self.caller(request)
         name = request.path_params["name"]
-        self.check_model(name)
-        return JSONResponse(self._model(name if name in self._names else self._backend.loaded.name))
+        known = self.check_model(name)
+        return JSONResponse(self._model(name if name in self._names else known))
 
     def _model(self, name: str) -> dict[str, Any]:
         length = self._backend.context_length

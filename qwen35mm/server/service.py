@@ -21,6 +21,9 @@ from qwen35mm.server.parts import Sources
 from qwen35mm.server.queue import FairQueue
 from qwen35mm.server.streams import first_of, read_ahead
 
+# Among the model's names: it answers to every name.
+ANY_NAME = "*"
+_MAX_NAME = 200  # characters
 # For one request that asks for several replies; other requests wait in the queue, too.
 _STREAMS_AT_ONCE = 4
 # An event of one reply, or of one of several replies.
@@ -50,11 +53,20 @@ class Service:
     def caller(self, request: Request) -> Caller:
         return self._keys.caller_of(request)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 if `name` isn't a name of this model."""
+    def check_model(self, name: str | None) -> str:
+        """The name that the answer carries: the model's own, or any name if the model answers to all.
+
+        Raises:
+            ApiError: 404, `name` isn't a name of this model.
+        """
         own = self._backend.loaded.name
-        if name not in (None, "", "default", own, *self._names):
-            raise ApiError(404, f"There is no model {name[:200]!r} here; {own!r} is.", "model", "model_not_found")
+        if name in (None, "", "default", own):
+            return own
+        if ANY_NAME in self._names and len(name) <= _MAX_NAME:
+            return name
+        if name not in self._names:
+            raise ApiError(404, f"There is no model {name[:_MAX_NAME]!r} here; {own!r} is.", "model", "model_not_found")
+        return own
 
     async def finish(self, request: Request, caller: Caller, asked: GenerationRequest, reader: Reader[Event]) -> None:
         """Reads a reply to its end.

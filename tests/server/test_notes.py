@@ -109,3 +109,18 @@ def test_the_log_is_bounded(unlogged: None, caplog: Any) -> None:
 def test_strict_notes_refuse_changes() -> None:
     with pytest.raises(ApiError, match=r"messages\.1 was carried"):
         Notes(strict=True).change("messages.1", "was carried as a user's")
+
+
+def test_a_model_may_answer_to_every_name(backend: Instant) -> None:
+    app = create_app(backend, names=["mine", "*"])
+    for path, body in BODIES.items():
+        answer = asyncio.run(ask(app, path, json.dumps({**body, "model": "claude-haiku-9"}).encode()))
+        assert answer.status == 200, answer.content
+        assert answer.json().get("model", "claude-haiku-9") == "claude-haiku-9"
+    answer = asyncio.run(ask(app, "/v1/messages", json.dumps({**BODIES["/v1/messages"], "model": "x" * 300}).encode()))
+    assert answer.status == 404
+    listed = asyncio.run(ask(app, "/v1/models", method="GET")).json()["data"]
+    assert [each["id"] for each in listed] == [backend.loaded.name, "mine"]
+    assert asyncio.run(ask(app, "/v1/models/claude-haiku-9", method="GET")).json()["id"] == "claude-haiku-9"
+    # Without it, only its own names.
+    assert post(backend, "/v1/messages", {**BODIES["/v1/messages"], "model": "claude-haiku-9"}).status == 404

@@ -87,12 +87,12 @@ class ResponsesRoutes:
         """Answer a conversation, in the form of OpenAI's responses."""
         caller = self._service.caller(request)
         body = await read_body(request, ResponsesRequest, known_fields)
-        self._service.check_model(body.model)
+        model = self._service.check_model(body.model)
         past = await self._past(caller, body)
         question = await self._question(request, caller, body, past)
         asked, node = question.asked, new_id()
         reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
-        head = head_of(body, node, self._backend.loaded.name, asked.params or self._backend.loaded.generation)
+        head = head_of(body, node, model, asked.params or self._backend.loaded.generation)
         keep = functools.partial(self._keep, caller, past, question, reader) if body.store else None
         summarizes = body.reasoning is not None and body.reasoning.asked_summary is not None
         answer = Answer(head, reader, node=node, summarizes=summarizes, keep=keep)

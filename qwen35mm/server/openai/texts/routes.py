@@ -59,12 +59,12 @@ class TextRoutes:
         """Continue texts, without a template; `echo` and `logprobs` give the log-probabilities of the prompt."""
         caller = self._service.caller(request)
         body = await read_body(request, CompletionRequest, known_fields)
-        self._service.check_model(body.model)
+        model = self._service.check_model(body.model)
         loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
         readers = [ChoiceReader(choice, loaded.tokenizer) for choice in choices_of(body, loaded)]
         streams = [self._completion(caller, reader.choice, tenant) for reader in readers]
         usage = body.stream_options is not None and body.stream_options.include_usage
-        reply = Completions(loaded.name, readers, includes_usage=usage)
+        reply = Completions(model, readers, includes_usage=usage)
         if body.stream:
             return await self._service.stream_events(request, _chained(streams), reply.frames, lambda e: frame(e.body))
         await self._service.read(request, list(zip(streams, readers, strict=True)))
@@ -74,14 +74,14 @@ class TextRoutes:
         """Embed texts: final hidden states of a chat model, which wasn't trained for embeddings."""
         caller = self._service.caller(request)
         body = await read_body(request, EmbeddingRequest, embeddings.known_fields)
-        self._service.check_model(body.model)
+        model = self._service.check_model(body.model)
         loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
         check_dimensions(body.dimensions, loaded.config.text.hidden_size)
         inputs = inputs_of(body.input, "input")
         readers = [VectorReader() for _ in inputs]
         streams = [self._embedding(caller, given, tenant, is_more=at > 0) for at, given in enumerate(inputs)]
         await self._service.read(request, list(zip(streams, readers, strict=True)))
-        return JSONResponse(embeddings.whole(loaded.name, readers, body.encoding_format))
+        return JSONResponse(embeddings.whole(model, readers, body.encoding_format))
 
     def _completion(self, caller: Caller, choice: Choice, tenant: str | None) -> AsyncGenerator[Event, None]:
         def begin() -> AsyncGenerator[Event, None]:

@@ -23,7 +23,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Limits for thinking tokens; None is no limit.
-_EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
+EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
 # The protocols have fields of their own for these.
 _ASKED_OTHERWISE = ("max_tokens", "logprobs")
 _NUMBERS = {name: number for name, number in NUMBERS.items() if name not in _ASKED_OTHERWISE}
@@ -140,7 +140,7 @@ class RequestFields(_NumberFields):
             if changes[name] is not None and number.is_off(changes[name]):
                 changes[name] = getattr(_NEUTRAL, name)
         if changes["thinking_budget"] is None:
-            changes["thinking_budget"] = _EFFORTS[effort or "high"]
+            changes["thinking_budget"] = EFFORTS[effort or "high"]
         changes |= {"max_tokens": max_tokens, "ignore_eos": self.ignore_eos}
         if self.stop:
             changes["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -98,13 +98,16 @@ class ContextTooLongError(RequestError):
 
     Attributes:
         num_tokens: of the prompt, as far as counted; None if unknown.
+        context_length: what the context holds, in tokens; None if unknown.
     """
 
     num_tokens: int | None = None
+    context_length: int | None = None
 
-    def __init__(self, message: object = "", num_tokens: int | None = None) -> None:
+    def __init__(self, message: object = "", num_tokens: int | None = None, context_length: int | None = None) -> None:
         super().__init__(message)
         self.num_tokens = num_tokens
+        self.context_length = context_length
 
 
 class RefusedError(RequestError):

@@ -302,6 +302,7 @@ class PlainPrompts(ABC):
                 f"{self.context_length:,}{', reply included' if replies else ''}. Pass a shorter text, or raise "
                 "context_length.",
                 num_tokens,
+                self.context_length,
             )
 
 

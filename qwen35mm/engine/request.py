@@ -141,6 +141,7 @@ def check_num_tokens(num_tokens: int, context_length: int, *, or_more: bool = Fa
                 context=context_length,
             ),
             num_tokens,
+            context_length,
         )
     if num_tokens >= context_length:
         raise ContextTooLongError(
@@ -151,6 +152,7 @@ def check_num_tokens(num_tokens: int, context_length: int, *, or_more: bool = Fa
                 context=context_length,
             ),
             num_tokens,
+            context_length,
         )
 
 

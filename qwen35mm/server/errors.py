@@ -73,7 +73,7 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(error.status_code, told, code=code, headers=dict(error.headers or {}))
     message = str(error)
     if isinstance(error, ContextTooLongError):
-        return ApiError(400, message, "messages", "context_length_exceeded")
+        return ApiError(400, _overflow(error), "messages", "context_length_exceeded")
     if isinstance(error, QueueFullError):
         return ApiError(429, message, code="queue_full", headers={"retry-after": str(RETRY_AFTER_S)})
     if isinstance(error, RequestTimeoutError):
@@ -84,6 +84,19 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, message)
     told = english(report_bug(logger, "a request of the API failed", error))
     return ApiError(500, told, code="internal_error")
+
+
+def _overflow(error: ContextTooLongError) -> str:
+    """Begins with words that clients search for, to shorten the conversation and ask again.
+
+    Claude Code and LangChain know "prompt is too long", with the numbers; LiteLLM and pydantic-ai know the second
+    sentence.
+    """
+    num_tokens, limit = error.num_tokens, error.context_length
+    if num_tokens is None or limit is None:
+        return f"The prompt is too long. {error}"
+    known = f"The prompt is too long: {num_tokens} tokens > {limit} maximum."
+    return f"{known} This model's maximum context length is {limit} tokens. {error}"
 
 
 def invalid(error: ValidationError) -> ApiError:

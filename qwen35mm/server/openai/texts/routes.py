@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from qwen35mm.contract import Event
 from qwen35mm.errors import ContextTooLongError, PromptError
 from qwen35mm.http.streams import frame
 from qwen35mm.server.body import read_body
-from qwen35mm.server.errors import ApiError
+from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.openai.texts import embeddings
@@ -118,7 +119,7 @@ async def _about(field: str, events: AsyncGenerator[Event, None]) -> AsyncGenera
             async for event in events:
                 yield event
     except ContextTooLongError as error:
-        raise ApiError(400, str(error), field, "context_length_exceeded") from None
+        raise replace(api_error(error), param=field) from None
     except PromptError as error:
         raise ApiError(400, str(error), field) from None
 

@@ -147,6 +147,22 @@ def test_every_size_and_id_must_be_there(how: str) -> None:
             ModelConfig.from_dict(data)
 
 
+def test_modelopt_may_say_its_quantisation_in_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny()))
+    path = tmp_path / "hf_quant_config.json"
+    path.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A16_AWQ"}}))
+    found = ModelConfig.from_pretrained(tmp_path).quantization
+    assert found == {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}
+    path.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json must hold an object with `quantization`"):
+        ModelConfig.from_pretrained(tmp_path)
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json can't be read as JSON"):
+        ModelConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(tiny() | {"quantization_config": {"quant_method": "fp8"}}))
+    assert ModelConfig.from_pretrained(tmp_path).quantization == {"quant_method": "fp8"}
+
+
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [

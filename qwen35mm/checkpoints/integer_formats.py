@@ -1,8 +1,8 @@
-"""Matrices of integers times scales: GPTQ, AWQ, compressed-tensors' packed and plain ones, bitsandbytes' int8.
+"""Matrices of integers times scales: GPTQ, AWQ, compressed-tensors' packed and plain ones, ModelOpt's, bitsandbytes'.
 
-The writers' code defines the formats: GPTQModel's and AutoAWQ's linear layers, compressed-tensors' compressors,
-bitsandbytes' Linear8bitLt. Nothing is rounded here: zero points are subtracted as integers, and scales are multiplied
-in float32.
+The writers' code defines the formats: GPTQModel's, AutoRound's and AutoAWQ's linear layers, compressed-tensors'
+compressors, ModelOpt's export, bitsandbytes' Linear8bitLt. Nothing is rounded here: zero points are subtracted as
+integers, and scales are multiplied in float32.
 """
 
 from __future__ import annotations
@@ -80,6 +80,17 @@ class Gptq(Format):
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
         return _with_zeros(self.bits, parts, "scales", shape[1], parts["scales"].shape[0])
+
+
+def stored_bits(parts: Mapping[str, StoredTensor]) -> int | None:
+    """Bits of a value in GPTQ's or AWQ's words, by the sizes of `qzeros` and `scales`; None if these don't say."""
+    if "qzeros" not in parts or "scales" not in parts:
+        return None
+    zeros, scales = parts["qzeros"].shape, parts["scales"].shape
+    if len(zeros) != 2 or len(scales) != 2 or scales[1] < 1 or scales[1] % 32:
+        return None
+    bits, rest = divmod(zeros[1] * 32, scales[1])
+    return bits if not rest and 2 <= bits <= 8 else None
 
 
 class Awq(Format):
@@ -191,6 +202,29 @@ class PlainIntegers(Format):
         if "zero_point" in parts:
             return _with_zeros(8, parts, "scale", shape[1], num_groups)
         return as_groups(8, shape[1], num_groups)
+
+
+class PairedRows(Format):
+    """ModelOpt's `codes` uint8 [out / 2, in], two rows' signed integers in one, the upper row in the lower bits; and
+    `scale` [out, groups]."""
+
+    name = "int4"
+    dtypes: ClassVar = {"codes": ("U8",), "scale": FLOATS}
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        codes, scale = needed(parts, "codes", "scale")
+        pairs, width = pair(codes)
+        check_groups(scale, 2 * pairs, width)
+        return 2 * pairs, width
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        scales, packed = spread(parts["scale"], shape[0]), parts["codes"].view(torch.int8)
+        # Shifting to the left and back repeats the sign.
+        codes = torch.stack([(packed << 4) >> 4, packed >> 4], dim=1).flatten(0, 1)
+        return Grouped(codes, scales, shape[1] // scales.shape[1])
+
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        return as_groups(4, shape[1], _num_groups(parts["scale"], shape[0]))
 
 
 class RowIntegers(Format):

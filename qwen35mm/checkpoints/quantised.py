@@ -15,10 +15,19 @@ from typing import Any, NamedTuple
 from qwen35mm.checkpoints.float_formats import Bitsandbytes4, Fp4, Fp8
 from qwen35mm.checkpoints.gguf_files import GgufFile
 from qwen35mm.checkpoints.gguf_sources import gguf_sources
-from qwen35mm.checkpoints.integer_formats import Awq, Gptq, PackedIntegers, PlainIntegers, RowIntegers
+from qwen35mm.checkpoints.integer_formats import (
+    FLOATS,
+    Awq,
+    Gptq,
+    PackedIntegers,
+    PairedRows,
+    PlainIntegers,
+    RowIntegers,
+    stored_bits,
+)
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
 from qwen35mm.checkpoints.shards import GGUF_NOTE, find_shards, some
-from qwen35mm.checkpoints.sources import Format, PlainSource, QuantisedSource, Source, damaged
+from qwen35mm.checkpoints.sources import INPUT_SCALE, Format, PlainSource, QuantisedSource, Source, damaged
 from qwen35mm.checkpoints.tensor_names import IGNORED_PREFIXES, family_name
 from qwen35mm.errors import ConfigError
 
@@ -31,9 +40,15 @@ _BITSANDBYTES = re.compile(
     r"(?P<name>.+\.weight)\.(?P<part>absmax|quant_map|nested_absmax|nested_quant_map|quant_state)(\.bitsandbytes__\w+)?"
     r"|(?P<module>.+)\.(?P<row_part>SCB|weight_format)"
 )
+_SMOOTHED = re.compile(rf"(?P<module>.+)\.(?P<part>{INPUT_SCALE})")
 # Scales for activations, which other engines quantise; we keep activations in the model's precision.
 _OF_ACTIVATIONS = re.compile(
     r".+[._](input_(scale|zero_point|global_scale)|activation_scale(_inv)?|[qkv]_scale|output_scale)"
+)
+# AutoRound's types of weights that the tensors' dtypes define; mx_int and nvfp4_v2 have scales of their own.
+_AUTO_ROUND_TYPES = re.compile(
+    r"(opt_)?(rtn_)?(int|int_sym|int_sym_gptq|int_sym_neuqi|int_asym|(mx|nv)_fp\d?(_rceil|_rtn|_with_static_gs)?"
+    r"|(block_)?fp8?(_sym|_e4m3)?)"
 )
 
 
@@ -68,7 +83,7 @@ def read_sources(stored: Mapping[str, StoredTensor], quantization: Mapping[str, 
     for name, tensor in stored.items():
         if _OF_ACTIVATIONS.fullmatch(name):
             continue
-        if match := names.fullmatch(name):
+        if match := next(filter(None, (pattern.fullmatch(name) for pattern in names)), None):
             groups = match.groupdict()
             matrix = groups.get("name") or f"{groups['module']}.weight"
             quantised[matrix][groups.get("part") or groups["row_part"]] = tensor
@@ -86,9 +101,9 @@ def read_sources(stored: Mapping[str, StoredTensor], quantization: Mapping[str, 
 
 
 class _Reader(NamedTuple):
-    """One quantisation method: a pattern for the names of matrices' parts, and a function for their format."""
+    """One quantisation method: patterns for the names of matrices' parts, and a function for their format."""
 
-    names: re.Pattern[str]
+    names: tuple[re.Pattern[str], ...]
     format_of: Callable[[Parts], Format | None]
 
 
@@ -96,29 +111,61 @@ def _reader(quantization: Mapping[str, Any]) -> _Reader:
     method = quantization.get("quant_method")
     if method == "gptq":
         is_ordered = quantization.get("desc_act") is True
-        gptq = Gptq(_bits(quantization, 2, 3, 4, 8), _zero_offset(quantization), is_ordered)
-        return _Reader(_WORDS, lambda _: gptq)
+        bits, offset = _bits(quantization, 2, 3, 4, 8), _zero_offset(quantization)
+        # GPTQModel may quantise some matrices with other bits.
+        return _Reader((_WORDS,), lambda parts: Gptq(stored_bits(parts) or bits, offset, is_ordered))
     if method == "awq":
         _bits(quantization, 4)
         _choice(quantization, "version", "gemm")
-        return _Reader(_WORDS, lambda _: Awq())
+        return _Reader((_WORDS,), lambda _: Awq())
+    if method == "auto-round":
+        return _auto_round(quantization)
     if method == "bitsandbytes":
-        return _Reader(_BITSANDBYTES, lambda parts: RowIntegers() if "SCB" in parts else Bitsandbytes4())
+        return _Reader((_BITSANDBYTES,), lambda parts: RowIntegers() if "SCB" in parts else Bitsandbytes4())
     if method == "fp8":
         block = quantization.get("weight_block_size")
-        return _Reader(_BLOCKS, lambda parts: _scaled(parts, block, ()))
+        return _Reader((_BLOCKS,), lambda parts: _scaled(parts, block, ()))
     assert method in ("compressed-tensors", "modelopt"), "config.json was read before"
     block, also = _block_structure(quantization), _also(quantization)
-    return _Reader(_COMPRESSED, lambda parts: _scaled(parts, block, also))
+    return _Reader((_COMPRESSED, _SMOOTHED), lambda parts: _scaled(parts, block, also))
+
+
+def _auto_round(quantization: Mapping[str, Any]) -> _Reader:
+    """AutoRound's own format: GPTQ's or AWQ's words, or floats with scales, each matrix with bits of its own."""
+    packing = str(quantization.get("packing_format") or quantization.get("backend") or "auto_round:auto_gptq").lower()
+    if "mlx" in packing or "e5m3" in packing:
+        raise _error(f"has packing_format {packing!r}, which can't be read. Use another checkpoint.")
+    if rotated := [key for key, value in quantization.items() if value and ("rotation" in key or "spinquant" in key)]:
+        raise _error(f"has a {rotated[0]}: its matrices fit rotated inputs alone. Use another checkpoint.")
+    layers = quantization.get("extra_config")
+    for each in (quantization, *(layers.values() if isinstance(layers, Mapping) else ())):
+        type_ = each.get("data_type") if isinstance(each, Mapping) else None
+        if type_ is not None and not _AUTO_ROUND_TYPES.fullmatch(str(type_)):
+            raise _error(f"has data_type {type_!r}, which can't be read. Use another checkpoint.")
+    bits, group = _bits(quantization, 2, 3, 4, 5, 6, 7, 8, 16), quantization.get("group_size")
+    # GPTQ's first format stores zero points less one; AutoRound's and GPTQModel's don't.
+    offset = 1 if "gptq" in packing and "gptqmodel" not in packing else 0
+    block = group if isinstance(group, list | tuple) else None
+
+    def format_of(parts: Parts) -> Format | None:
+        if "qweight" not in parts:
+            return _scaled(parts, block, ())
+        if "awq" not in packing:
+            return Gptq(stored_bits(parts) or bits, offset)
+        return Awq() if stored_bits(parts) in (4, None) else None
+
+    return _Reader((_WORDS, _COMPRESSED, _BLOCKS), format_of)
 
 
 def _scaled(parts: Parts, block: Any, also: tuple[str, ...]) -> Format | None:
     """The format of codes and scales, from the dtype of the codes."""
-    if "scale_2" in parts:
+    if "codes" in parts and parts["codes"].dtype == "U8":
         # ModelOpt's names: it stores packed numbers as a plain weight, and multiplies by the global scale.
-        if "codes" not in parts or parts["codes"].dtype != "U8":
-            return None
-        parts["packed"], parts["global_scale"] = parts.pop("codes"), parts.pop("scale_2")
+        if "scale_2" not in parts and "scale" in parts and parts["scale"].dtype in FLOATS:
+            return PairedRows()
+        parts["packed"] = parts.pop("codes")
+        if "scale_2" in parts:
+            parts["global_scale"] = parts.pop("scale_2")
         return Fp4(divides=False)
     codes = parts.get("packed") or parts.get("codes")
     match (None if codes is None else codes.dtype), "packed" in parts:

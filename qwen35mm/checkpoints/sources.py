@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import ClassVar
@@ -24,6 +24,8 @@ from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 from qwen35mm_kernels.reference.fp8 import Blocks
 
+# A quantised matrix's part [in] of any format, by which its inputs are multiplied: AWQ and SmoothQuant of ModelOpt.
+INPUT_SCALE = "pre_quant_scale"
 # Float32 values made at a time from a quantised tensor.
 _VALUES_AT_ONCE = 1 << 20
 
@@ -127,15 +129,21 @@ class Grouped:
         scales: [out, groups] float32.
         group_of: [in] int64, the group of each column; None for neighbouring groups, all but the last `width` wide.
         width: columns of a group.
+        columns: [in] float32, another scale for each column, or None.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     width: int
     group_of: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """[stop - start, in] float32, contiguous."""
+        rows = self._scaled(start, stop)
+        return rows if self.columns is None else rows.mul_(self.columns)
+
+    def _scaled(self, start: int, stop: int) -> torch.Tensor:
         codes = self.codes[start:stop].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         scales = self.scales[start:stop]
         if self.group_of is not None:
@@ -202,15 +210,20 @@ class QuantisedSource(Source):
     @classmethod
     def of(cls, name: str, stored: Mapping[str, StoredTensor], format: Format) -> QuantisedSource:
         """Raises CheckpointError if the parts don't make a matrix of that format."""
+        own = {part: tensor for part, tensor in stored.items() if part != INPUT_SCALE}
         try:
-            format.check(stored)
-            return cls(name, format.shape(stored), stored, format)
+            format.check(own)
+            shape = format.shape(own)
+            if INPUT_SCALE in stored:
+                _check_columns(stored[INPUT_SCALE], shape)
+            return cls(name, shape, stored, format)
         except ValueError as error:
             raise damaged(name, stored, str(error)) from None
 
     @property
     def groups(self) -> Groups | Blocks | None:
-        return self.format.groups(self.stored, self.shape) if len(self.shape) == 2 else None
+        has_groups = len(self.shape) == 2 and INPUT_SCALE not in self.stored
+        return self.format.groups(self.stored, self.shape) if has_groups else None
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
         groups, found, width = self.groups, self.read(), self.shape[-1]
@@ -235,9 +248,13 @@ class QuantisedSource(Source):
     def read(self) -> Grouped:
         """Reads the whole matrix; raises CheckpointError."""
         try:
-            found = self.format.decode({name: read_tensor(part) for name, part in self.stored.items()}, self.shape)
+            parts = {name: read_tensor(part) for name, part in self.stored.items()}
+            columns = parts.pop(INPUT_SCALE, None)
+            found = self.format.decode(parts, self.shape)
         except ValueError as error:
             raise damaged(self.name, self.stored, str(error)) from None
+        if columns is not None:
+            found = replace(found, columns=columns.float())
         if not bool(found.scales.isfinite().all()):
             raise damaged(self.name, self.stored, "has scales that are not finite")
         return found
@@ -252,6 +269,13 @@ class QuantisedSource(Source):
             if not bool(rows.isfinite().all()):
                 raise damaged(self.name, self.stored, "holds values that are not finite")
             yield rows
+
+
+def _check_columns(scale: StoredTensor, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless a matrix of this shape has one of these scales a column."""
+    if scale.shape != shape[-1:] or scale.dtype not in ("F16", "BF16", "F32"):
+        what = f"{scale.dtype} of {list(scale.shape)}"
+        raise ValueError(f"has a {INPUT_SCALE} in {what}, which doesn't fit {list(shape)}")
 
 
 def as_groups(bits: int, width: int, num_groups: int, *, has_minima: bool = False) -> Groups | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +23,8 @@ MEDIA_TOKENS = {
     "vision_end_token_id": "<|vision_end|>",
 }
 # By `quant_method`; `checkpoints.quantised` reads them.
-QUANTIZATION_METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes")
+QUANTIZATION_METHODS = ("fp8", "gptq", "awq", "auto-round", "compressed-tensors", "modelopt", "bitsandbytes")
+_MODELOPT_FILE = "hf_quant_config.json"
 _RECURRENT_STATE_BYTES = 4
 
 
@@ -64,7 +65,7 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, rope_scaling: str | None = None) -> ModelConfig:
-        """Reads `folder`/config.json.
+        """Reads `folder`/config.json, and ModelOpt's hf_quant_config.json where it names no quantisation itself.
 
         Args:
             rope_scaling: replaces the file's own rope scaling: "yarn,factor=4", optionally followed by YaRN's other
@@ -83,7 +84,10 @@ class ModelConfig:
             raise CheckpointError(f"config.json can't be read as JSON ({type(error).__name__}).") from error
         if not isinstance(data, dict):
             raise CheckpointError("config.json must hold a JSON object.")
-        return cls.from_dict(data, rope_scaling=rope_scaling)
+        config = cls.from_dict(data, rope_scaling=rope_scaling)
+        if config.quantization is None and (path.parent / _MODELOPT_FILE).is_file():
+            return replace(config, quantization=_read_modelopt(path.parent / _MODELOPT_FILE))
+        return config
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, rope_scaling: str | None = None) -> ModelConfig:
@@ -185,6 +189,17 @@ def _read_quantization(*sections: Section) -> Mapping[str, Any] | None:
                 raise section.error("quantization_config", "is there twice, with different values.")
             found = quantization
     return found
+
+
+def _read_modelopt(path: Path) -> Mapping[str, Any]:
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name} can't be read as JSON ({type(error).__name__}).") from error
+    found = data.get("quantization") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path.name} must hold an object with `quantization`.")
+    return {**found, "quant_method": "modelopt"}
 
 
 def _read_eos(top: Section, text: Section) -> tuple[int, ...]:

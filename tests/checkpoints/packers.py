@@ -93,6 +93,19 @@ def gptq(chance: Chance, out: int, width: int, *, bits: int, group: int, version
     return Packed(tensors, meaning(codes, zeros, scales, lambda _, column: groups[column]), config)
 
 
+def auto_round(chance: Chance, out: int, width: int, *, packing: str, bits: int, group: int) -> Packed:
+    """GPTQ's or AWQ's words under AutoRound's names; the matrix has other bits than config.json says for most."""
+    if "awq" in packing:
+        made = awq(chance, out, width, group=group)
+    else:
+        version = 1 if packing == "auto_round:auto_gptq" else 2
+        made = gptq(chance, out, width, bits=bits, group=group, version=version, ordered=False)
+        del made.tensors["g_idx"]
+    config = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int", "group_size": group}
+    config |= {"bits": 4, "extra_config": {"a": {"bits": bits}}, "block_name_to_quantize": "model.layers"}
+    return Packed(made.tensors, made.expected, config)
+
+
 def awq(chance: Chance, out: int, width: int, *, group: int) -> Packed:
     codes, zeros = chance.whole(0, 16, out, width), chance.whole(0, 16, out, width // group)
     scales = chance.scales(out, width // group)
@@ -134,6 +147,22 @@ def plain_integers(chance: Chance, out: int, width: int, *, group: int, symmetri
     tensors |= {} if zeros is None else {"weight_zero_point": zeros.to(torch.int8)}
     config = compressed({"num_bits": 8, "type": "int", "symmetric": symmetric})
     return Packed(tensors, meaning(codes, zeros, scales, lambda _, column: column // group), config)
+
+
+def paired_rows(chance: Chance, out: int, width: int, *, group: int, smoothed: bool) -> Packed:
+    """ModelOpt's W4A16_AWQ: signed integers of two rows in a byte."""
+    codes, scales = chance.whole(-8, 8, out, width), chance.scales(out, width // group, dtype=torch.float32)
+    bytes_ = [
+        [upper % 16 + lower % 16 * 16 for upper, lower in zip(*rows, strict=True)]
+        for rows in codes.view(-1, 2, width).tolist()
+    ]
+    tensors = {"weight": torch.tensor(bytes_, dtype=torch.uint8), "weight_scale": scales}
+    expected = meaning(codes, None, scales, lambda _, column: column // group)
+    if smoothed:
+        tensors["pre_quant_scale"] = 64 * chance.scales(width, dtype=torch.bfloat16)
+        expected = expected * tensors["pre_quant_scale"].float()
+    config = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "config_groups": {"group_0": {"weights": {}}}}
+    return Packed(tensors, expected, config)
 
 
 def compressed(scheme: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +246,8 @@ METHODS: dict[str, Callable[[Chance, int, int], Packed]] = {
     "gptq": lambda *at: gptq(*at, bits=4, group=32, ordered=False),
     "gptq-order": lambda *at: gptq(*at, bits=8, group=32, version=2, ordered=True),
     "awq": lambda *at: awq(*at, group=32),
+    "auto-round": lambda *at: auto_round(*at, packing="auto_round:auto_gptq", bits=8, group=32),
+    "modelopt-int4": lambda *at: paired_rows(*at, group=32, smoothed=True),
     "packed": lambda *at: packed_integers(*at, bits=4, group=16, symmetric=False, ordered=True),
     "int8": lambda *at: plain_integers(*at, group=32, symmetric=False),
     "nvfp4": lambda *at: fp4(*at, kind="nvfp4", group=16),

@@ -17,7 +17,7 @@ from qwen35mm.checkpoints.integer_formats import unpack
 from qwen35mm.checkpoints.quantised import read_sources
 from qwen35mm.checkpoints.safetensors_files import new_buffer, read_headers
 from qwen35mm.checkpoints.sources import Source
-from qwen35mm.errors import CheckpointError
+from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm_kernels.cpu.native.products import Groups
 from qwen35mm_kernels.reference.fp8 import Blocks
 from tests.checkpoints import others, packers
@@ -191,6 +191,14 @@ def packed_matrices(draw: st.DrawFn, method: str) -> packers.Packed:
                 return packers.gptq(*at, bits=bits, group=group, version=1 + chosen, ordered=ordered)
             at = (chance, whole(1, 24), group * groups)
             return packers.packed_integers(*at, bits=bits, group=group, symmetric=chosen, ordered=ordered)
+        case "auto-round":
+            packing = draw(st.sampled_from(("auto_round:auto_gptq", "auto_round", "auto_round:auto_awq")))
+            bits, group = whole(2, 8), 32 * whole(1, 2)
+            at = (chance, 32 * whole(1, 2), group * groups)
+            return packers.auto_round(*at, packing=packing, bits=bits, group=group)
+        case "paired":
+            group = whole(1, 40)
+            return packers.paired_rows(chance, 2 * out, group * groups, group=group, smoothed=flag())
         case "awq":
             group = whole(1, 40)
             return packers.awq(chance, 8 * whole(1, 4), group * groups, group=group)
@@ -208,7 +216,12 @@ def packed_matrices(draw: st.DrawFn, method: str) -> packers.Packed:
     return packers.bitsandbytes8(chance, out, whole(1, 70))
 
 
-METHODS = (("gptq", "packed"), ("awq", "int8", "fp4"), ("fp8", "bitsandbytes4", "bitsandbytes8"))
+METHODS = (
+    ("gptq", "packed"),
+    ("awq", "int8", "fp4"),
+    ("auto-round", "paired"),
+    ("fp8", "bitsandbytes4", "bitsandbytes8"),
+)
 
 
 @pytest.mark.parametrize("methods", METHODS, ids=" ".join)
@@ -251,6 +264,69 @@ def test_modelopt_has_one_scale_for_a_matrix_in_fp8(tmp_path: Path) -> None:
     scale = torch.tensor(0.25)
     tensors = {"a.weight": codes, "a.weight_scale": scale, "a.input_scale": torch.tensor(2.0)}
     assert torch.equal(numbers(source_of(tmp_path, tensors, {"quant_method": "modelopt"})), codes.float() * 0.25)
+
+
+def test_auto_round_may_store_floats_by_the_definitions_of_others(tmp_path: Path) -> None:
+    for kind, group, data_type in (("nvfp4", 16, "nv_fp"), ("mxfp4", 32, "mx_fp")):
+        made = packers.fp4(packers.Chance(0), 32, 64, kind=kind, group=group)
+        config = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "data_type": data_type}
+        source = source_of(tmp_path, {f"a.{part}": x for part, x in made.tensors.items()}, config)
+        assert torch.equal(numbers(source), made.expected)
+    made = packers.fp8(packers.Chance(0), 32, 64, block=(16, 32))
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:fp8", "bits": 8, "group_size": [16, 32]}
+    source = source_of(tmp_path, {f"a.{part}": x for part, x in made.tensors.items()}, config)
+    assert torch.equal(numbers(source), made.expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"data_type": "mx_int"}, "data_type 'mx_int'"),
+        ({"extra_config": {"b": {"data_type": "nvfp4_v2"}}}, "data_type 'nvfp4_v2'"),
+        ({"data_type": "fp8_to_int_sym"}, "data_type 'fp8_to_int_sym'"),
+        ({"packing_format": "auto_round:llm_compressor_nvfp4_e5m3"}, "packing_format 'auto_round:llm"),
+        ({"rotation_config": {"block_size": 32}}, "rotated inputs"),
+        ({"bits": 9}, "names 9 bits"),
+    ],
+)
+def test_variants_of_auto_round_that_would_be_read_wrongly_are_refused(
+    said: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    made = packers.auto_round(packers.Chance(0), 32, 64, packing="auto_round", bits=4, group=32)
+    tensors = {f"a.{part}": x for part, x in made.tensors.items()}
+    assert torch.equal(numbers(source_of(tmp_path, tensors, made.quantization)), made.expected)
+    with pytest.raises(ConfigError, match=message):
+        source_of(tmp_path, tensors, {**made.quantization, **said})
+
+
+def test_awq_of_other_bits_is_refused(tmp_path: Path) -> None:
+    made = packers.auto_round(packers.Chance(0), 32, 64, packing="auto_round", bits=5, group=32)
+    tensors = {f"a.{part}": x for part, x in made.tensors.items()}
+    with pytest.raises(CheckpointError, match="an unknown format"):
+        source_of(tmp_path, tensors, {**made.quantization, "packing_format": "auto_round:auto_awq"})
+
+
+def test_gptq_matrices_may_have_bits_of_their_own(tmp_path: Path) -> None:
+    made = packers.gptq(packers.Chance(0), 32, 64, bits=8, group=32, ordered=False)
+    tensors = {f"a.{part}": x for part, x in made.tensors.items()}
+    assert torch.equal(numbers(source_of(tmp_path, tensors, {**made.quantization, "bits": 4})), made.expected)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "int8"])
+def test_any_matrix_of_modelopt_may_scale_its_inputs(kind: str, tmp_path: Path) -> None:
+    if kind == "int8":
+        made = packers.plain_integers(packers.Chance(0), 32, 64, group=64, symmetric=True)
+    else:
+        made = packers.fp4(packers.Chance(0), 32, 64, kind="modelopt" if kind == "nvfp4" else kind, group=16)
+    tensors = {f"a.{part}": x for part, x in made.tensors.items()}
+    if kind == "mxfp4":
+        tensors["a.weight"] = tensors.pop("a.weight_packed")
+    columns = torch.linspace(0.5, 2, 64)
+    source = source_of(tmp_path, {**tensors, "a.pre_quant_scale": columns}, {"quant_method": "modelopt"})
+    assert torch.equal(numbers(source), made.expected * columns)
+    assert source.groups is None
+    with pytest.raises(CheckpointError, match=r"has a pre_quant_scale in F32 of \[32\], which doesn't fit \[32, 64\]"):
+        source_of(tmp_path, {**tensors, "a.pre_quant_scale": columns[:32]}, {"quant_method": "modelopt"})
 
 
 def broken(kind: str, made: packers.Packed) -> tuple[Tensors, dict[str, Any]]:

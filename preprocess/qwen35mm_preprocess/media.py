@@ -12,7 +12,7 @@ import re
 import stat
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from PIL import Image
 
@@ -229,12 +229,33 @@ def _data_uri_bytes(uri: str, max_bytes: int) -> bytes:
             "The data URI has no comma: expected 'data:image/png;base64,...'. Check how it was made."
         )
     is_base64 = header.rstrip().lower().endswith(";base64")
-    # Before copying: 4 characters of base64 hold 3 bytes, a percent-encoded byte takes 1 to 3 characters.
-    if len(payload) > 4 * max_bytes:
-        check_num_bytes(len(payload) * 3 // 4, max_bytes, uri)
-    try:
-        data = base64.b64decode("".join(payload.split()), validate=True) if is_base64 else unquote_to_bytes(payload)
-    except (binascii.Error, ValueError):
-        raise MediaSourceError("The data URI's base64 text is damaged. Check how it was made.") from None
+    if is_base64:
+        return from_base64(payload, max_bytes)
+    _check_num_chars(payload, max_bytes)
+    data = unquote_to_bytes(payload)
     check_num_bytes(len(data), max_bytes, uri)
     return data
+
+
+def from_base64(text: str, max_bytes: int) -> bytes:
+    """The bytes of a base64 text, also URL-safe, percent-encoded, without padding or with white space.
+
+    Raises:
+        MediaSourceError: it is no base64.
+        MediaLimitError: it has more than `max_bytes`.
+    """
+    _check_num_chars(text, max_bytes)
+    text = "".join(text.split())
+    text = (unquote(text) if "%" in text else text).replace("-", "+").replace("_", "/").rstrip("=")
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise MediaSourceError("The data URI's base64 text is damaged. Check how it was made.") from None
+    check_num_bytes(len(data), max_bytes, "data:")
+    return data
+
+
+def _check_num_chars(text: str, max_bytes: int) -> None:
+    # Before copying: 4 characters of base64 hold 3 bytes, a percent-encoded byte takes 1 to 3 characters.
+    if len(text) > 4 * max_bytes:
+        check_num_bytes(len(text) * 3 // 4, max_bytes, "data:")

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from qwen35mm.http.bodies import read_bytes
+from qwen35mm.pools import REQUESTS
 from qwen35mm.server.errors import invalid
+from qwen35mm.server.history import mended
 from qwen35mm.server.notes import Notes, notes_of
 
 _OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
@@ -30,12 +32,26 @@ async def read_body(
         ApiError: it isn't a JSON object, or a field of it can't be used.
     """
     body = await read_bytes(request)
+    notes = notes_of(request)
     try:
-        values = _OBJECT.validate_json(body)
+        values = await _object(body, notes)
         del body
-        notes = notes_of(request)
         read = model.model_validate(values if prepare is None else prepare(values, notes))
     except ValidationError as error:
         raise invalid(error) from None
     notes.ignore_extras(read)
     return read
+
+
+async def _object(body: bytes | bytearray, notes: Notes) -> dict[str, Any]:
+    """The object that a body holds. Damaged characters don't end a conversation that has them."""
+    try:
+        return _OBJECT.validate_json(body)
+    except ValidationError:
+        # In a thread: it may be large.
+        whole = await REQUESTS.run(mended, bytes(body))
+        if whole == body:
+            raise
+    values = _OBJECT.validate_json(whole)
+    notes.change("the body", "has damaged characters, which were replaced")
+    return values

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qwen35mm.contract import Image, Message, Text, Video
+from qwen35mm.contract import Image, Text, Video
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.notes import Notes
-from qwen35mm_preprocess import MediaBudget, MediaProcessor, VideoClip
-from qwen35mm_preprocess.media import is_data_uri
+from qwen35mm.server.history import left_out
+from qwen35mm.server.notes import UNSUPPORTED, Notes
+from qwen35mm_preprocess import MediaBudget, MediaError, MediaProcessor, VideoClip
+from qwen35mm_preprocess.media import from_base64, is_data_uri, open_stream
 
 # An image's token limit for OpenAI's detail "low"; "high", "auto" and "original" use the server's limit.
 LOW_DETAIL_TOKENS = 256
 _DETAILS = ("low", "high", "auto", "original")
-# The names of vLLM and of Qwen's own processors.
-_KWARGS = ("fps", "num_frames", "max_frames", "max_pixels")
+# How media are read, by the names of vLLM and of Qwen's own processors; for all media of a request, or for one part.
+_KWARGS = ("fps", "num_frames", "max_frames", "max_pixels", "video_start", "video_end")
+_QWEN_NAMES = {"nframes": "num_frames"}
+# Types of parts. Servers and client libraries have different names for the same.
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary_text")
+_IMAGES = ("image_url", "input_image", "image")
+_VIDEOS = ("video_url", "input_video", "video")
+_KINDS = (*_TEXTS, *_IMAGES, *_VIDEOS, "file", "input_audio")
+# Fields of parts that say nothing to the model.
+_SAID = ("type", "cache_control", "id", "index")
+_SAID_WITH_TEXT = (*_SAID, "content", "annotations", "logprobs", "citations")
+_SAID_WITH_MEDIA = (
+    *_SAID,
+    *_KWARGS,
+    *_QWEN_NAMES,
+    "detail",
+    "source",
+    "url",
+    "data",
+    "media_type",
+    "mime_type",
+    "format",
+)
+_TEXT_FILES = (
+    "application/json",
+    "application/xml",
+    "application/javascript",
+    "application/x-yaml",
+    "application/toml",
+)
 
 # Limits for one request: without them a small request could make the server fetch and keep any amount of data.
 MAX_FETCHED = 32
@@ -42,71 +70,210 @@ class Sources:
     fetch: Fetch | None = None
 
 
-class Parts:
-    """Reads the messages of one request."""
+@dataclass
+class UnreadableError(ApiError):
+    """A part that will never be readable here.
 
-    def __init__(self, sources: Sources, media: MediaProcessor, kwargs: dict[str, Any] | None, notes: Notes) -> None:
-        self._notes = notes
+    Attributes:
+        kind, name: what it is, for the text that stands in its place.
+    """
+
+    kind: str = "part"
+    name: object = None
+
+
+class Parts:
+    """Reads the content parts of one request.
+
+    Args:
+        kwargs: how media are read, by `mm_processor_kwargs`.
+    """
+
+    def __init__(self, sources: Sources, media: MediaProcessor, kwargs: Mapping[str, Any] | None, notes: Notes) -> None:
         self._sources = sources
-        self._budget = media.budget
-        self._own, self._clip = _budget(media, kwargs or {})
+        self._media = media
+        self._notes = notes
+        self._kwargs = dict(kwargs or {})
+        self._own = self._reading(self._kwargs, "mm_processor_kwargs")
         self._num_fetched = self._fetched_bytes = 0
 
-    async def message(self, values: dict[str, Any], place: str) -> Message:
-        """Reads one message; `place` is its path in the request, for errors.
+    async def content(self, content: Any, place: str, *, must_read: bool) -> tuple[Text | Image | Video, ...]:
+        """Reads a message's content: null, a text, a part, or a list of parts. Empty texts are dropped.
+
+        Args:
+            must_read: whether a part that can't be read refuses the request; else a text stands in its place.
 
         Raises:
             ApiError: 400, says what is wrong and where.
-            PromptError: it can't be a message for another reason.
         """
-        content = values.get("content")
-        if isinstance(content, list):
-            parts = [await self.part(part, f"{place}.content.{at}") for at, part in enumerate(content)]
-            return replace(Message.from_dict({**values, "content": None}), content=tuple(parts))
-        return Message.from_dict(values, allow_paths=False)
+        if content is None or isinstance(content, str):
+            return (Text(content),) if content else ()
+        listed = content if isinstance(content, list) else [content]
+        found: list[Text | Image | Video] = []
+        for at, part in enumerate(listed):
+            where = f"{place}.{at}" if isinstance(content, list) else place
+            try:
+                read = await self.part(part, where)
+            except UnreadableError as error:
+                if must_read:
+                    raise
+                self._notes.change(where, "can't be read; a text says so to the model")
+                read = Text(left_out(error.kind, error.name))
+            found += [] if read is None else [read]
+        return tuple(found)
 
-    async def part(self, part: Any, place: str) -> Text | Image | Video:
-        """Reads one content part. Raises ApiError: 400, says what is wrong and where."""
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("text", "input_text", "output_text"):
-            return Text(_text(part.get("text"), f"{place}.text"))
-        if kind == "refusal":
-            return Text(_text(part.get("refusal"), f"{place}.refusal"))
-        if kind in ("image_url", "input_image"):
-            value, detail = part.get("image_url"), part.get("detail")
-            if isinstance(value, dict):
-                value, detail = value.get("url"), value.get("detail", detail)
-            budget = self._detailed(detail, f"{place}.image_url.detail")
-            return Image(await self.source(_text(value, f"{place}.image_url"), f"{place}.image_url"), budget=budget)
-        if kind in ("video_url", "input_video"):
-            value = part.get(kind) if kind == "video_url" else part.get("input_video", part.get("video_url"))
-            if isinstance(value, dict):
-                value = value.get("url") or value.get("data")
-            address = _text(value, f"{place}.{kind}")
-            source = _decoded(address, place) if kind == "input_video" and ":" not in address[:8] else None
-            source = source or await self.source(address, f"{place}.{kind}")
-            return Video(source, clip=self._clip, budget=self._own)
+    async def part(self, part: Any, place: str) -> Text | Image | Video | None:
+        """Reads one content part; None for one that says nothing.
+
+        Raises:
+            UnreadableError: 400, it is of a kind that this server doesn't read, or damaged.
+            ApiError: 400, says what is wrong and where.
+        """
+        if part is None or isinstance(part, str):
+            return Text(part) if part else None
+        if not isinstance(part, dict):
+            raise ApiError(400, f"{place} must be an object with a type; got {type(part).__name__}.", place)
+        kind = part.get("type") or next((name for name in _KINDS if name in part), None)
+        if kind in _TEXTS:
+            return self._text(part, place)
+        if kind in _THOUGHTS:
+            return None
+        if kind in _IMAGES:
+            return await self._image(part, place)
+        if kind in _VIDEOS:
+            return await self._video(part, place)
+        if kind in ("file", "input_file"):
+            return await self._file(part, place)
+        if kind in ("input_audio", "audio_url", "audio"):
+            raise UnreadableError(400, f"{place}: this model can't hear.", place, kind="audio")
         known = "text, image_url, video_url or input_video"
-        raise ApiError(400, f"{place} must be an object with a type: {known}; got {kind!r}.", f"{place}.type")
+        message = f"{place} must be an object with a type: {known}; got {kind!r:.100}."
+        raise UnreadableError(400, message, f"{place}.type", kind=f"{kind!s:.50}")
+
+    def _text(self, part: dict[str, Any], place: str) -> Text | None:
+        self._notes.ignore_rest(part, (*_TEXTS, *_SAID_WITH_TEXT), place)
+        value = next((part[name] for name in ("text", "refusal", "content") if part.get(name) is not None), "")
+        if not isinstance(value, str):
+            raise ApiError(400, f"{place}.text must be a string; got {type(value).__name__}.", f"{place}.text")
+        return Text(value) if value else None
+
+    async def _image(self, part: dict[str, Any], place: str) -> Image:
+        name = next((each for each in ("image_url", "image", "source", "url", "data") if part.get(each)), "image_url")
+        value, detail = part.get(name), part.get("detail")
+        if isinstance(value, dict):
+            detail = value.get("detail", detail)
+            value = value.get("url") or value.get("data")
+        self._notes.ignore_rest(part, (*_IMAGES, *_SAID_WITH_MEDIA), place)
+        budget, _ = self._budget_of(part, place)
+        if detail is not None and detail not in _DETAILS:
+            self._notes.ignore(f"{place}.detail", UNSUPPORTED)
+        if detail == "low":
+            budget = budget or self._media.budget
+            least = min(budget.max_image_tokens or LOW_DETAIL_TOKENS, LOW_DETAIL_TOKENS)
+            budget = replace(budget, max_image_tokens=least)
+        return Image(await self._medium(value, f"{place}.{name}", "image"), budget=budget)
+
+    async def _video(self, part: dict[str, Any], place: str) -> Video:
+        name = next(
+            (each for each in ("video_url", "input_video", "video", "url", "data") if part.get(each)), "video_url"
+        )
+        value = part.get(name)
+        if isinstance(value, dict):
+            value = value.get("url") or value.get("data")
+        self._notes.ignore_rest(part, (*_VIDEOS, *_SAID_WITH_MEDIA), place)
+        budget, clip = self._budget_of(part, place)
+        return Video(await self._medium(value, f"{place}.{name}", "video"), clip=clip, budget=budget)
+
+    async def _file(self, part: dict[str, Any], place: str) -> Text | Image | Video:
+        """A file with its data: a picture, a video or a text."""
+        held = part.get("file")
+        values = {**part, **(held if isinstance(held, dict) else {})}
+        name = values.get("filename")
+        data = values.get("file_data")
+        if not isinstance(data, str) or not is_data_uri(data):
+            message = f"{place}: a file must bring its data along, as a data: URI in file_data."
+            raise UnreadableError(400, message, place, kind="file", name=name)
+        declared = data[5:].partition(",")[0].partition(";")[0].strip().lower()
+        if declared.startswith("image/"):
+            return Image(data, budget=self._own[0])
+        if declared.startswith("video/"):
+            return Video(data, clip=self._own[1], budget=self._own[0])
+        if declared.startswith("text/") or declared in _TEXT_FILES:
+            try:
+                return Text(f"{name}:\n{self._bytes(data)}" if name else self._bytes(data))
+            except (ValueError, MediaError):
+                raise UnreadableError(
+                    400, f"{place}: the file isn't text in UTF-8.", place, kind="file", name=name
+                ) from None
+        message = f"{place}: pictures, videos and texts are read here; got a file of type {declared[:50]!r}."
+        raise UnreadableError(400, message, place, kind="file", name=name)
+
+    def _bytes(self, uri: str) -> str:
+        with open_stream(uri, None, self._media.limits) as stream:
+            return stream.read().decode()
+
+    async def _medium(self, value: Any, place: str, kind: str) -> str | bytes | Path:
+        if not isinstance(value, str) or not value:
+            message = f"{place} must be a string, and not empty; got {type(value).__name__}."
+            raise UnreadableError(400, message, place, kind=kind)
+        if ":" not in value[:8]:
+            try:
+                return from_base64(value, self._media.limits.max_bytes(None))
+            except MediaError:
+                message = f"{place} must be a data:, https: or file: address, or base64; got {value[:40]!r}."
+                raise UnreadableError(400, message, place, kind=kind) from None
+        return await self.source(value, place, kind)
 
     def image(self, source: str | bytes | Path) -> Image:
         """An image, with the request's budget."""
-        return Image(source, budget=self._own)
+        return Image(source, budget=self._own[0])
 
-    def _detailed(self, detail: Any, place: str) -> MediaBudget | None:
-        if detail is not None and detail not in _DETAILS:
-            raise ApiError(400, f"{place} must be one of {', '.join(_DETAILS)}; got {detail!r}.", place)
-        if detail != "low":
-            return self._own
-        budget = self._own or self._budget
-        least = min(budget.max_image_tokens or LOW_DETAIL_TOKENS, LOW_DETAIL_TOKENS)
-        return replace(budget, max_image_tokens=least)
+    def _budget_of(self, part: dict[str, Any], place: str) -> tuple[MediaBudget | None, VideoClip | None]:
+        """A part's own budget and clip, or else the request's."""
+        told = {_QWEN_NAMES.get(name, name): value for name, value in part.items() if value is not None}
+        told = {name: told[name] for name in _KWARGS if name in told}
+        return self._reading({**self._kwargs, **told}, place) if told else self._own
 
-    async def source(self, address: str, place: str) -> str | bytes | Path:
+    def _reading(self, kwargs: Mapping[str, Any], place: str) -> tuple[MediaBudget | None, VideoClip | None]:
+        """The budget and clip, limited by the server's; None leaves it to the server."""
+        for name, value in kwargs.items():
+            where = f"{place}.{name}"
+            if name not in _KWARGS:
+                self._notes.ignore(where, UNSUPPORTED)
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+                raise ApiError(400, f"{where} must be a number above 0; got {value!r:.100}.", where)
+            elif name not in ("video_start", "video_end") and value == 0:
+                raise ApiError(400, f"{where} must be a number above 0; got 0.", where)
+            elif name in ("num_frames", "max_frames", "max_pixels") and value != int(value):
+                raise ApiError(400, f"{where} must be a whole number; got {value!r}.", where)
+        said = {name: kwargs[name] for name in _KWARGS if name in kwargs}
+        if not said:
+            return None, None
+        budget = self._media.budget
+        if "fps" in said:
+            budget = replace(budget, fps=float(said["fps"]))
+        if "max_frames" in said:
+            most = int(said["max_frames"])
+            budget = replace(budget, max_frames=min(budget.max_frames or most, most))
+        if "max_pixels" in said:
+            tokens = max(1, int(said["max_pixels"]) // self._media.image_processing.factor**2)
+            budget = replace(budget, max_image_tokens=min(budget.max_image_tokens or tokens, tokens))
+        start, end, count = said.get("video_start", 0), said.get("video_end"), said.get("num_frames")
+        if end is not None and end < start:
+            raise ApiError(400, f"{place}.video_end must be video_start or more; got {end!r}.", f"{place}.video_end")
+        if not start and end is None and count is None:
+            return budget, None
+        return budget, VideoClip(float(start), end, None if count is None else int(count))
+
+    async def source(self, address: str, place: str, kind: str = "medium") -> str | bytes | Path:
         """Resolves an address to a source of media.
 
+        Args:
+            kind: what it is, for the text that stands in its place.
+
         Raises:
-            ApiError: 400, this server doesn't read it, or it can't be read.
+            UnreadableError: 400, this server doesn't read such addresses, or it is damaged.
+            ApiError: it can't be fetched.
         """
         if is_data_uri(address):
             return address
@@ -114,11 +281,12 @@ class Parts:
         if scheme in ("http:", "https:"):
             if self._sources.fetch is None:
                 message = "Addresses are not fetched here. Send the file as a data: URI, or start with --allow-urls."
-                raise ApiError(400, f"{place}: {message}", place)
+                raise UnreadableError(400, f"{place}: {message}", place, kind=kind)
             return await self._fetched(self._sources.fetch, address, place)
         if scheme == "file:":
-            return _file(address, self._sources.root, place)
-        raise ApiError(400, f"{place} must be a data:, https: or file: address; got {address[:40]!r}.", place)
+            return _file(address, self._sources.root, place, kind)
+        message = f"{place} must be a data:, https: or file: address; got {address[:40]!r}."
+        raise UnreadableError(400, message, place, kind=kind)
 
     async def _fetched(self, fetch: Fetch, address: str, place: str) -> bytes:
         self._num_fetched += 1
@@ -132,49 +300,13 @@ class Parts:
         return data
 
 
-def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> tuple[MediaBudget | None, VideoClip | None]:
-    """The budget and clip of `mm_processor_kwargs`, capped at the server's; None leaves it to the server."""
-    for name, value in kwargs.items():
-        place = f"mm_processor_kwargs.{name}"
-        if name not in _KWARGS:
-            raise ApiError(400, f"{place} isn't known here: {', '.join(_KWARGS)} are.", place, "unknown_field")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
-            raise ApiError(400, f"{place} must be a number above 0; got {value!r}.", place)
-        if name != "fps" and not isinstance(value, int):
-            raise ApiError(400, f"{place} must be a whole number; got {value!r}.", place)
-    if not kwargs:
-        return None, None
-    budget = media.budget
-    if "fps" in kwargs:
-        budget = replace(budget, fps=float(kwargs["fps"]))
-    if "max_frames" in kwargs:
-        budget = replace(budget, max_frames=min(budget.max_frames or kwargs["max_frames"], kwargs["max_frames"]))
-    if "max_pixels" in kwargs:
-        tokens = max(1, kwargs["max_pixels"] // media.image_processing.factor**2)
-        budget = replace(budget, max_image_tokens=min(budget.max_image_tokens or tokens, tokens))
-    num_frames = kwargs.get("num_frames")
-    return budget, None if num_frames is None else VideoClip(num_frames=num_frames)
-
-
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ApiError(400, f"{place} must be a string, and not empty; got {type(value).__name__}.", place)
-    return value
-
-
-def _decoded(data: str, place: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise ApiError(400, f"{place}.input_video.data isn't base64.", f"{place}.input_video.data") from None
-
-
-def _file(address: str, root: Path | None, place: str) -> Path:
+def _file(address: str, root: Path | None, place: str, kind: str) -> Path:
     """The file of a `file:` address. All refusals have the same message, so that it reveals nothing of the disk."""
-    refused = ApiError(400, f"{place}: there is no such file under --media-root.", place)
+    refused = UnreadableError(400, f"{place}: there is no such file under --media-root.", place, kind=kind)
     parts = urlsplit(address)
     if root is None:
-        raise ApiError(400, f"{place}: files are not read here. Start with --media-root FOLDER.", place)
+        message = f"{place}: files are not read here. Start with --media-root FOLDER."
+        raise UnreadableError(400, message, place, kind=kind)
     named = unquote(parts.path).replace("\\", "/")
     if named.startswith("//"):
         # On Windows this is a path on another machine, which would learn who asks.

@@ -15,6 +15,7 @@ from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, Requ
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import Notes
+from qwen35mm.server.openai.chat_messages import continues, read_messages
 from qwen35mm.server.openai.choices import MAX_CHOICES
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
@@ -102,10 +103,7 @@ async def asked_of(
         PromptError, RequestError: the messages or the schema can't be used.
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs, notes)
-    messages = [
-        await parts.message({**values, "role": _role(values.get("role"))}, f"messages.{at}")
-        for at, values in enumerate(request.messages)
-    ]
+    messages = await read_messages(request.messages, parts, notes)
     asked = GenerationRequest(
         messages,
         request.params(
@@ -119,7 +117,7 @@ async def asked_of(
         tools=tools_of(request),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
-        continue_reply=request.continue_final_message,
+        continue_reply=request.continue_final_message or continues(request.messages[-1]),
         tenant=tenant_of(caller, request.cache_salt or ""),
     )
     await check_constraints(asked, caller, backend)
@@ -137,10 +135,6 @@ def _num_logprobs(request: ChatCompletionRequest) -> int | None:
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
     return request.top_logprobs if request.logprobs else None
-
-
-def _role(role: Any) -> Any:
-    return "system" if role == "developer" else role
 
 
 def _schema(response_format: dict[str, Any] | None) -> str | None:

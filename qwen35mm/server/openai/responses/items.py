@@ -111,7 +111,7 @@ async def _read_parts(
             read.append({"type": "input_text", "text": value["text"]})
             continue
         part = await parts.part(value, f"{place}.{at}")
-        assert not isinstance(part, Text), "a part with a text is of type input_text"
+        assert isinstance(part, Image | Video), "a part with a text is of type input_text"
         media.append(part)
         detail = {"detail": value["detail"]} if value["type"] == "input_image" else {}
         read.append({"type": value["type"], **detail, "media": len(media) - 1})

@@ -1,0 +1,102 @@
+"""Reads past turns as clients send them back. No old turn ends a conversation: what can't be read is carried as text.
+
+The model's own forms are in `qwen35mm.contract`; these are the ones of other servers, models and client libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from qwen35mm.contract import ToolCall
+from qwen35mm.errors import PromptError
+from qwen35mm.server.notes import Notes
+
+# The argument that holds what a call was written with, if that is no JSON object.
+RAW_ARGUMENTS = "arguments"
+# The name of a call without one.
+UNNAMED = "unknown"
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def mended(body: bytes) -> bytes:
+    """A body of JSON whose lone surrogates and foreign bytes are replacement characters, without a byte order mark."""
+    text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").encode()
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+
+
+def read_call(name: Any, arguments: Any, call_id: Any, place: str, notes: Notes) -> ToolCall:
+    """A past call. Arguments that are no JSON object become one argument, `arguments`, with their text.
+
+    Args:
+        arguments: JSON text, as in OpenAI's protocols, or a value, as in Anthropic's.
+        place: the call's path in the request.
+    """
+    if not isinstance(name, str) or not name.strip():
+        notes.change(f"{place}.name", f"is missing; the call is read as one of {UNNAMED!r}")
+        name = UNNAMED
+    values = _values(arguments)
+    if not isinstance(values, Mapping):
+        notes.change(f"{place}.arguments", f"isn't a JSON object; its text is the argument {RAW_ARGUMENTS!r}")
+        values = {RAW_ARGUMENTS: values}
+    call_id = call_id if isinstance(call_id, str) else None
+    try:
+        return ToolCall(name, values, call_id)
+    except PromptError:  # nested too deeply
+        return ToolCall(name, {RAW_ARGUMENTS: json.dumps(values)}, call_id)
+
+
+def _values(arguments: Any) -> Any:
+    """The arguments' values; the text itself if it isn't JSON."""
+    # Some clients write JSON into JSON.
+    for _ in range(2):
+        if not isinstance(arguments, str):
+            break
+        text = _SURROGATE.sub("\ufffd", arguments)
+        try:
+            arguments = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError):
+            return text
+    return {} if arguments is None else _clean(arguments)
+
+
+def _clean(value: Any, depth: int = 0) -> Any:
+    """A JSON value without lone surrogates, which escapes in JSON text can form."""
+    if depth > 100:
+        return value
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_clean(name): _clean(each, depth + 1) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_clean(each, depth + 1) for each in value]
+    return value
+
+
+def left_out(kind: str, name: object = None) -> str:
+    """What the model reads in place of a part that can't be read, such as an audio file."""
+    named = f" {name!r:.100}" if isinstance(name, str) and name else ""
+    return f"[{kind}{named} left out: it can't be read here]"
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str | None:
+    """An assistant's past thinking, in any of the forms in which clients send it back; None without any."""
+    own = message.get("provider_specific_fields")
+    for values in (message, own if isinstance(own, Mapping) else {}):
+        for name in ("reasoning_content", "reasoning", "thinking"):
+            if isinstance(values.get(name), str) and values[name]:
+                return values[name]
+        for name in ("reasoning_details", "thinking_blocks"):
+            blocks = values.get(name)
+            texts = [_thought(block) for block in blocks] if isinstance(blocks, list) else []
+            if joined := "".join(texts):
+                return joined
+    return None
+
+
+def _thought(block: Any) -> str:
+    found = [block.get(name) for name in ("thinking", "text", "summary")] if isinstance(block, Mapping) else []
+    return next((each for each in found if isinstance(each, str)), "")

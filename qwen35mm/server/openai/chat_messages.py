@@ -1,0 +1,115 @@
+"""The messages of chat completions, as clients of many servers write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qwen35mm.contract import Message, Text, ToolCall
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.history import read_call, reasoning_of
+from qwen35mm.server.notes import Notes
+from qwen35mm.server.parts import Parts
+
+# The roles of other servers and of older versions of the protocol.
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "developer": "system",
+    "human": "user",
+    "ai": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function": "tool",
+    "ipython": "tool",
+}
+# What a reply brings along, and clients send back with it; it says nothing to the model.
+_SAID = (
+    *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "prefix", "partial"),
+    *("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks", "provider_specific_fields"),
+    *("annotations", "audio", "cache_control", "id", "index", "type", "status", "model", "created", "finish_reason"),
+)
+
+
+async def read_messages(given: Sequence[Mapping[str, Any]], parts: Parts, notes: Notes) -> list[Message]:
+    """The messages of a request.
+
+    Only what the user says now must be readable. In earlier turns and in tools' results, a text stands for a part that
+    can't be read: those come again with each turn.
+
+    Raises:
+        ApiError: 400, says what is wrong and where.
+    """
+    roles = [_role(values, f"messages.{at}") for at, values in enumerate(given)]
+    answered = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
+    found: list[Message] = []
+    for at, (values, role) in enumerate(zip(given, roles, strict=True)):
+        must_read = at > answered and role == "user"
+        found += await _messages(values, role, f"messages.{at}", parts, notes, must_read=must_read)
+    return found
+
+
+def continues(last: Mapping[str, Any]) -> bool:
+    """Whether the last message is the beginning of the reply, as DeepSeek's and DashScope's clients say it."""
+    return _role(last, "messages") == "assistant" and (last.get("prefix") is True or last.get("partial") is True)
+
+
+def _role(values: Mapping[str, Any], place: str) -> str:
+    role = values.get("role")
+    known = _ROLES.get(role) if isinstance(role, str) else None
+    if known is None:
+        expected = "system, developer, user, assistant or tool"
+        raise ApiError(400, f"{place}.role must be {expected}; got {role!r:.100}.", f"{place}.role")
+    return known
+
+
+async def _messages(
+    values: Mapping[str, Any], role: str, place: str, parts: Parts, notes: Notes, *, must_read: bool
+) -> list[Message]:
+    """One message of a request; a system message with media becomes two."""
+    unknown = {name: value for name, value in values.items() if value is not None and name not in _SAID}
+    notes.ignore_rest(unknown, (), place)
+    content = await parts.content(values.get("content"), f"{place}.content", must_read=must_read)
+    name = values.get("name") if isinstance(values.get("name"), str) else None
+    if role == "assistant":
+        if not content and isinstance(refusal := values.get("refusal"), str) and refusal:
+            content = (Text(refusal),)
+        reasoning = reasoning_of(values) or _thoughts(values.get("content"))
+        calls = _calls(values, place, notes)
+        return [Message("assistant", content, reasoning=reasoning, tool_calls=calls, name=name)]
+    for field in ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"):
+        if values.get(field):
+            notes.ignore(f"{place}.{field}", f"has no meaning in a message of role {role}")
+    if role == "tool":
+        call_id = values.get("tool_call_id")
+        return [Message("tool", content, tool_call_id=call_id if isinstance(call_id, str) else None, name=name)]
+    texts = tuple(part for part in content if isinstance(part, Text))
+    if role == "system" and len(texts) < len(content):
+        notes.change(place, "is a system message with media, which are read as the user's")
+        media = tuple(part for part in content if not isinstance(part, Text))
+        return [*([Message("system", texts)] if texts else []), Message("user", media)]
+    return [Message("system" if role == "system" else "user", content, name=name)]
+
+
+def _thoughts(content: Any) -> str | None:
+    """The thinking that is among an assistant's content parts."""
+    parts = content if isinstance(content, list) else []
+    blocks = [each for each in parts if isinstance(each, dict) and each.get("type") in ("thinking", "reasoning")]
+    return reasoning_of({"thinking_blocks": blocks})
+
+
+def _calls(values: Mapping[str, Any], place: str, notes: Notes) -> tuple[ToolCall, ...]:
+    calls, former = values.get("tool_calls"), values.get("function_call")
+    listed = calls if isinstance(calls, list) else [former] if isinstance(former, dict) else []
+    found: list[ToolCall] = []
+    for at, call in enumerate(listed):
+        where = f"{place}.tool_calls.{at}"
+        if not isinstance(call, dict):
+            notes.ignore(where, "isn't an object")
+            continue
+        function = next((call[kind] for kind in ("function", "custom") if isinstance(call.get(kind), dict)), call)
+        # A custom tool takes a text.
+        given = function["input"] if "input" in function else function.get("arguments")
+        if "input" in function and isinstance(given, str):
+            given = {"input": given}
+        found.append(read_call(function.get("name"), given, call.get("id"), where, notes))
+    return tuple(found)

@@ -1,0 +1,216 @@
+"""Messages of chat completions as clients of many servers write them: what is carried, translated and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from typing import Any
+
+import pytest
+from PIL import Image as PILImage
+
+from qwen35mm.contract import Image, Message, Text, Video
+from qwen35mm.server.body import mended
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.notes import Notes
+from qwen35mm.server.openai.chat_messages import continues, read_messages
+from qwen35mm.server.parts import Parts, Sources
+from qwen35mm_preprocess import MediaProcessor
+
+ASK = {"role": "user", "content": "Go on."}
+
+
+def png() -> bytes:
+    stream = io.BytesIO()
+    PILImage.new("RGB", (64, 64), "red").save(stream, "png")
+    return stream.getvalue()
+
+
+PNG = base64.b64encode(png()).decode()
+URI = f"data:image/png;base64,{PNG}"
+
+
+@pytest.fixture(scope="module")
+def media(demo: Any) -> MediaProcessor:
+    return MediaProcessor(demo.image_processing, demo.video_processing)
+
+
+def read(given: list[dict[str, Any]], media: MediaProcessor, *, strict: bool = False) -> tuple[list[Message], str]:
+    notes = Notes(strict=strict)
+    parts = Parts(Sources(), media, None, notes)
+    return asyncio.run(read_messages(given, parts, notes)), notes.header
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, **fields}
+
+
+def called(arguments: Any, **more: Any) -> dict[str, Any]:
+    return said(
+        tool_calls=[{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}, **more}]
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "developer", "content": "a"}, Message("system", "a")),
+        ({"role": "human", "content": "a"}, Message("user", "a")),
+        ({"role": "function", "name": "f", "content": "1"}, Message("tool", "1", name="f")),
+        ({"role": "user", "content": None}, Message("user")),
+        ({"role": "user", "content": []}, Message("user")),
+        ({"role": "user", "content": [None, {"type": "text", "text": ""}, "a"]}, Message("user", "a")),
+        ({"role": "user", "content": {"type": "text", "text": "a"}}, Message("user", "a")),
+        ({"role": "user", "content": [{"text": "a"}]}, Message("user", "a")),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}, Message("user", "a")),
+        (said(refusal="No."), Message("assistant", "No.")),
+        (said(content="a", refusal=None, annotations=[], audio=None, function_call=None), Message("assistant", "a")),
+        (said(content="a", provider_specific_fields={"reasoning_content": "t"}), Message("assistant", "a", "t")),
+        (
+            said(content="a", reasoning_details=[{"type": "reasoning.text", "text": "t"}]),
+            Message("assistant", "a", "t"),
+        ),
+        (said(content="a", thinking_blocks=[{"thinking": "t", "signature": "x"}]), Message("assistant", "a", "t")),
+        (said(content=[{"type": "thinking", "thinking": "t"}, "a"]), Message("assistant", "a", "t")),
+        (called('{"a": 1}'), Message("assistant", tool_calls=[{"name": "f", "arguments": {"a": 1}, "id": "c1"}])),
+        (called('"{\\"a\\": 1}"'), Message("assistant", tool_calls=[{"name": "f", "arguments": {"a": 1}, "id": "c1"}])),
+        (called(None), Message("assistant", tool_calls=[{"name": "f", "arguments": {}, "id": "c1"}])),
+        (called(" "), Message("assistant", tool_calls=[{"name": "f", "arguments": {}, "id": "c1"}])),
+        (
+            said(function_call={"name": "f", "arguments": "{}"}),
+            Message("assistant", tool_calls=[{"name": "f", "arguments": {}}]),
+        ),
+        (
+            said(tool_calls=[{"id": "c", "type": "custom", "custom": {"name": "f", "input": "print(1)"}}]),
+            Message("assistant", tool_calls=[{"name": "f", "arguments": {"input": "print(1)"}, "id": "c"}]),
+        ),
+    ],
+)
+def test_the_same_in_other_words(message: dict[str, Any], expected: Message, media: MediaProcessor) -> None:
+    found, notes = read([message, ASK], media)
+    assert (found[0], notes) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [('{"a": ', '{"a": '), ("[1]", [1]), ("7", 7), ('{"a": 1}{"b": 2}', '{"a": 1}{"b": 2}'), ('"\\ud800"', "\ufffd")],
+)
+def test_broken_arguments_are_kept_as_they_are(arguments: str, kept: Any, media: MediaProcessor) -> None:
+    found, notes = read([called(arguments), ASK], media)
+    assert dict(found[0].tool_calls[0].arguments) == {"arguments": kept}
+    assert "messages.0.tool_calls.0.arguments isn't a JSON object" in notes
+
+
+def test_characters_that_are_none_are_replaced_in_arguments(media: MediaProcessor) -> None:
+    found, _ = read([called('{"a": "x\\ud800"}'), ASK], media)
+    assert dict(found[0].tool_calls[0].arguments) == {"a": "x\ufffd"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}},
+        {"type": "file", "file": {"file_id": "file-1"}},
+        {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "image_url", "image_url": None},
+        {"type": "smell", "smell": "smoke"},
+    ],
+)
+def test_only_what_is_said_now_must_be_readable(part: dict[str, Any], media: MediaProcessor) -> None:
+    asked = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+    with pytest.raises(ApiError, match=r"messages\.0\.content\.0"):
+        read([asked], media)
+    found, notes = read([asked, said(content="I can't tell."), ASK], media)
+    assert isinstance(found[0].content[0], Text)
+    assert "left out: it can't be read here]" in found[0].content[0].text
+    assert "messages.0.content.0 can't be read" in notes
+    # A tool's result comes again with each turn of an agent.
+    found, notes = read([ASK, called("{}"), {"role": "tool", "tool_call_id": "c1", "content": [part]}], media)
+    assert "left out" in found[-1].text
+    with pytest.raises(ApiError):
+        read([asked, said(content="I can't tell."), ASK], media, strict=True)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": URI}},
+        {"type": "image_url", "image_url": URI},
+        {"type": "input_image", "image_url": URI, "detail": "auto"},
+        {"type": "image", "image": URI},
+        {"type": "image", "url": URI},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+        {"type": "image_url", "image_url": {"url": PNG}},
+        {"type": "image_url", "image_url": {"url": URI.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")}},
+        {"type": "image_url", "image_url": {"url": URI.replace("image%2F", "image/").rstrip("=")}},
+        {"type": "image_url", "image_url": {"url": URI[:30] + "\n" + URI[30:]}},
+        {"type": "file", "file": {"filename": "a.png", "file_data": URI}},
+    ],
+)
+def test_images_in_every_form(part: dict[str, Any], media: MediaProcessor) -> None:
+    (message,), notes = read([{"role": "user", "content": [part]}], media)
+    (image,) = message.content
+    assert isinstance(image, Image)
+    assert media.prepare(image.source).plan.kind == "image"
+    assert notes == ""
+
+
+def test_parts_bring_their_own_budget(media: MediaProcessor) -> None:
+    part = {"type": "video", "video": "data:video/mp4;base64,AAAA", "fps": 1, "nframes": 8, "max_pixels": 65536}
+    part |= {"video_start": 1, "video_end": 2.5, "mood": "good"}
+    (message,), notes = read([{"role": "user", "content": [part]}], media)
+    (video,) = message.content
+    assert isinstance(video, Video)
+    assert video.clip is not None
+    assert (video.clip.start_s, video.clip.end_s, video.clip.num_frames) == (1.0, 2.5, 8)
+    assert video.budget is not None
+    assert (video.budget.fps, video.budget.max_image_tokens) == (1.0, 65536 // media.image_processing.factor**2)
+    assert notes == "messages.0.content.0.mood isn't a known field; ignored"
+
+
+def test_texts_in_files_are_read(media: MediaProcessor) -> None:
+    data = base64.b64encode("Grüße".encode()).decode()
+    part = {"type": "file", "file": {"filename": "a.txt", "file_data": f"data:text/plain;base64,{data}"}}
+    (message,), _ = read([{"role": "user", "content": [part]}], media)
+    assert message.text == "a.txt:\nGrüße"
+
+
+def test_media_of_a_system_message_are_the_users(media: MediaProcessor) -> None:
+    parts = [{"type": "text", "text": "Rules."}, {"type": "image_url", "image_url": {"url": URI}}]
+    found, notes = read([{"role": "system", "content": parts}, ASK], media)
+    assert [(each.role, len(each.content)) for each in found] == [("system", 1), ("user", 1), ("user", 1)]
+    assert "messages.0 is a system message with media" in notes
+
+
+@pytest.mark.parametrize("role", [None, "wizard", 7, ["user"]])
+def test_an_unknown_role_is_refused(role: Any, media: MediaProcessor) -> None:
+    with pytest.raises(ApiError, match=r"messages\.0\.role must be system, developer, user, assistant or tool"):
+        read([{"role": role, "content": "a"}], media)
+
+
+def test_the_beginning_of_a_reply() -> None:
+    assert continues(said(content="a", prefix=True))
+    assert continues(said(content="a", partial=True))
+    assert not continues(said(content="a"))
+    assert not continues({"role": "user", "content": "a", "prefix": True})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'\xef\xbb\xbf{"a": "b"}', {"a": "b"}),
+        (b'{"a": "\\ud83d"}', {"a": "\ufffd"}),
+        (b'{"a": "\\udc00\\ud83d"}', {"a": "\ufffd\ufffd"}),
+        (b'{"a": "\\ud83d\\ude00"}', {"a": "\U0001f600"}),
+        (b'{"a": "\\\\ud83d"}', {"a": "\\ud83d"}),
+        (b'{"a": "\\ud83d\\n"}', {"a": "\ufffd\n"}),
+        (b'{"a": "\xff"}', {"a": "\ufffd"}),
+        (b'{"a": "\xed\xa0\x80"}', {"a": "\ufffd\ufffd\ufffd"}),
+    ],
+)
+def test_damaged_characters_are_replaced(body: bytes, expected: Any) -> None:
+    assert json.loads(mended(body)) == expected

@@ -15,12 +15,14 @@ from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.notes import UNSUPPORTED, Notes
+from qwen35mm.server.other_names import in_our_names
 
 MAX_TOOLS = 256
 # Values aren't converted. Unknown fields are noted; see `Notes.ignore_extras`.
 STRICT = ConfigDict(extra="allow", strict=True)
 Number = Annotated[float, Field(allow_inf_nan=False)]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+# What a call in the form of the family's templates can hold.
+FunctionName = Annotated[str, Field(pattern=r"^[^\s<>]{1,256}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Limits for thinking tokens; None is no limit.
 EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
@@ -109,9 +111,9 @@ class RequestFields(_NumberFields):
     mm_processor_kwargs: Annotated[dict[str, Any], told(**_MEDIA)] | None = None
     cache_salt: Annotated[str, Field(max_length=200)] | None = None
     # Describe the request; the model doesn't see them.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
     prompt_cache_key: str | None = None
 
     def thinks(self, effort: Effort | None) -> bool | None:
@@ -170,7 +172,7 @@ def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
 def known_fields(
     body: dict[str, Any], notes: Notes, *, hints: Mapping[str, Values], refused: Mapping[str, Values]
 ) -> dict[str, Any]:
-    """Drops null fields, and those that have no effect.
+    """Drops null fields and those that have no effect, and reads the names of other servers.
 
     Args:
         hints: fields that may be ignored, each with the values that ask for nothing: other values are noted.
@@ -187,7 +189,7 @@ def known_fields(
         if name in refused:
             raise ApiError(400, f"{name} isn't supported here. Leave it out.", name, "unsupported_field")
         notes.ignore(name, UNSUPPORTED)
-    return {name: value for name, value in body.items() if value is not None}
+    return in_our_names({name: value for name, value in body.items() if value is not None})
 
 
 def _is_bool(value: Any) -> bool:

@@ -47,6 +47,11 @@ def tenant_of(caller: Caller, salt: str) -> str | None:
     return f"{caller.name}\0{salt}" if caller.name or salt else None
 
 
+def conversation_of(caller: Caller, key: str | None) -> str | None:
+    """The name of a request's conversation, from the client's key for its cache; None without one."""
+    return None if not key else f"{caller.name}\0{key[:200]}"
+
+
 async def num_tokens(request: GenerationRequest, backend: ServedBackend) -> int:
     """The number of prompt tokens of a request.
 

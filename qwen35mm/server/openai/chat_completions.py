@@ -11,12 +11,23 @@ from qwen35mm.contract import GenerationRequest
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, Values, told
-from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
+from qwen35mm.server.fields import (
+    EFFORTS,
+    MAX_TOOLS,
+    STRICT,
+    Effort,
+    FunctionName,
+    RequestFields,
+    ToolChoice,
+    Values,
+    told,
+)
+from qwen35mm.server.generation import ServedBackend, check_constraints, conversation_of, tenant_of
 from qwen35mm.server.keys import Caller
-from qwen35mm.server.notes import Notes
+from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.openai.chat_messages import continues, read_messages
 from qwen35mm.server.openai.choices import MAX_CHOICES
+from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
 
@@ -31,6 +42,8 @@ _HINTS: dict[str, Values] = {
     "web_search_options": (),
 }
 _REFUSED: dict[str, Values] = {
+    "chat_template": (),
+    "custom_logit_processor": (),
     # Texts that the model would have to read.
     "documents": ([],),
     # The former form of tools, whose answers have another form, too.
@@ -40,11 +53,15 @@ _REFUSED: dict[str, Values] = {
 }
 
 
+_SAID_WITH_TOOLS = ("cache_control", "eager_input_streaming", "id", "index")
+
+
 class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
+    # The usage of a stream comes at its end.
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -90,7 +107,32 @@ class ChatCompletionRequest(RequestFields):
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
-    return fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
+    body = fields.known_fields(thinking_in_our_names(body, notes), notes, hints=_HINTS, refused=_REFUSED)
+    if (effort := body.get("reasoning_effort")) is not None and effort not in list(EFFORTS):
+        notes.ignore("reasoning_effort", UNSUPPORTED)
+        del body["reasoning_effort"]
+    if isinstance(body.get("tools"), list):
+        body["tools"] = [
+            tool for at, each in enumerate(body["tools"]) if (tool := _function(each, f"tools.{at}", notes))
+        ]
+    # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
+    if isinstance(number := body.get("logprobs"), int) and not isinstance(number, bool):
+        body |= {"logprobs": True, "top_logprobs": body.get("top_logprobs", number)}
+    return body
+
+
+def _function(tool: Any, place: str, notes: Notes) -> Any:
+    """A tool in the protocol's form, also from Responses' and Anthropic's; None for one that this server can't have."""
+    if not isinstance(tool, dict):
+        return tool
+    if isinstance(tool.get("function"), dict):
+        return {"type": "function", **{name: each for name, each in tool.items() if name not in _SAID_WITH_TOOLS}}
+    if "name" in tool and tool.get("type", "function") in ("function", "custom") and "custom" not in tool:
+        parameters = tool.get("parameters", tool.get("input_schema"))
+        told = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+        return {"type": "function", "function": told | ({} if parameters is None else {"parameters": parameters})}
+    notes.ignore(place, f"is a tool of type {tool.get('type')!r:.50}, which {UNSUPPORTED}")
+    return None
 
 
 async def asked_of(
@@ -117,6 +159,7 @@ async def asked_of(
         tools=tools_of(request),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
+        conversation=conversation_of(caller, request.prompt_cache_key),
         continue_reply=request.continue_final_message or continues(request.messages[-1]),
         tenant=tenant_of(caller, request.cache_salt or ""),
     )

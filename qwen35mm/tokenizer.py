@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ _LEAST_CHARS = 1024
 # Limit for tokenizer.json: the family's has 248,000 tokens and as many merges, of three values each.
 _MAX_VALUES = 8_000_000
 _MAX_ID = 1 << 24
+# Bytes of a tokenizer.json whose reading leaves much memory freed.
+_LARGE_FILE = 1 << 20
 # The allowed types of tokenizer.json's parts, and the key of a sequence's items.
 _PARTS = {
     "normalizer": (("NFC", "NFD", "NFKC", "NFKD"), "normalizers"),
@@ -109,7 +112,12 @@ class Tokenizer:
             except Exception as error:  # the library raises bare Exception
                 raise CheckpointError("tokenizer.json can't be read: it is damaged or of an unknown kind.") from error
             _add_configured_tokens(full, read_tokenizer_config(folder))
-            return cls(full)
+            made = cls(full)
+        if path.stat().st_size >= _LARGE_FILE:
+            # glibc only, which otherwise keeps what reading took: more than the tokenizer does.
+            with contextlib.suppress(OSError, AttributeError, TypeError):
+                ctypes.CDLL(None).malloc_trim(0)
+        return made
 
     def encode_plain(self, text: str, most: int | None = None) -> list[int]:
         """Token ids of `text` taken literally: `<|im_end|>` is encoded as ordinary text.

@@ -137,7 +137,7 @@ class HubModel:
         self, options: BackendOptions, *, devices: Sequence[torch.device], memory_bytes: int
     ) -> str | None:
         """The format that the planner would choose; None if the model doesn't fit. Arguments as for `fit`."""
-        how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(None, self.config)}
+        how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(self.config)}
         try:
             fitted, _ = fit_tensors(options, self.config, self.tensors, self.hub_id, **how)
         except ConfigError:

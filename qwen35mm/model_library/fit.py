@@ -69,7 +69,7 @@ def fit(
     """
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored = read_checkpoint(folder, config.quantization)
-    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(folder, config)}
+    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
     fitted, need = fit_tensors(options, config, stored, name, **how)
     if fitted.weights != options.weights:
         dtype = choose_dtype(options.dtype)
@@ -220,7 +220,7 @@ def with_slots_for_many(
     stored = read_checkpoint(folder, config.quantization)
     available = available if options.max_memory is None else available_within(options)
     memory_bytes = sum(map(available, devices))
-    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(folder, config)}
+    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
     waiting_bytes = _MEDIA_A_SLOT * pixel_bytes(config, options.media_budget(devices[0]))
     while slots > fewest:
         wanted = replace(options, settings=replace(options.settings, slots=slots))
@@ -246,7 +246,7 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
     memory_bytes = available_within(options)(cpu) - STARTED_BYTES
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored = read_checkpoint(folder, config.quantization)
-    how = {"devices": [cpu], "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(folder, config)}
+    how = {"devices": [cpu], "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
 
     def tried(options: BackendOptions) -> tuple[BackendOptions, MemoryNeed]:
         return fit_tensors(options, config, stored, name, **how)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib.util
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -28,8 +27,8 @@ from qwen35mm_preprocess.say import said_of, say
 
 # For the rest of the machine.
 RESERVE_BYTES = 512 << 20
-# Measured with tokenizers 0.22: see docs/models.md.
-_TOKENIZER_TIMES, _TOKEN_BYTES = 15, 1024
+# Bytes of a tokenizer per id, and of llguidance's table. Measured with 152,000 and 248,000 ids: see docs/models.md.
+_TOKEN_BYTES, _GRAMMAR_TOKEN_BYTES = 480, 460
 
 T = TypeVar("T")
 Available = Callable[[torch.device], int]
@@ -187,12 +186,10 @@ def running_alone(cache: CacheSettings, plan: MemoryPlan) -> CacheSettings:
     return replace(cache, kv_bytes=given, state_bytes=cache.state_bytes or 0, vision_bytes=cache.vision_bytes or 0)
 
 
-def tokenizer_bytes(folder: Path | None, config: ModelConfig) -> int:
-    """Approximate memory of a tokenizer, by its file, or by the vocabulary if there is no file."""
-    with contextlib.suppress(OSError):
-        if folder is not None:
-            return (folder / "tokenizer.json").stat().st_size * _TOKENIZER_TIMES
-    return config.text.vocab_size * _TOKEN_BYTES
+def tokenizer_bytes(config: ModelConfig) -> int:
+    """Approximate memory of a tokenizer, and of the table for constrained decoding if its extra is installed."""
+    has_grammars = importlib.util.find_spec("llguidance") is not None
+    return config.text.vocab_size * (_TOKEN_BYTES + (_GRAMMAR_TOKEN_BYTES if has_grammars else 0))
 
 
 def available_within(options: BackendOptions) -> Available:

@@ -166,7 +166,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     memory_bytes = options.max_memory if room_bytes is None else room_bytes
     if memory_bytes is None:
         memory_bytes = sum(map(available_bytes, devices)) + (resident_bytes() if on_cpu else 0)
-    runtime_bytes = own_bytes + tokenizer_bytes(folder, config)
+    runtime_bytes = own_bytes + tokenizer_bytes(config)
     formats = []
     details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
     if on_cpu:

@@ -124,7 +124,7 @@ def test_max_memory_is_kept_to(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     assert within(4_096 * MIB).settings == EngineSettings()
     cache, settings = CacheSettings(kv_dtype="int8"), EngineSettings(slots=1)
     (least,) = forecast(demo_model_path(), replace(OPTIONS, weights="int4", cache=cache, settings=settings)).formats
-    tokenizer = model_memory.tokenizer_bytes(demo_model_path(), ModelConfig.from_pretrained(demo_model_path()))
+    tokenizer = model_memory.tokenizer_bytes(ModelConfig.from_pretrained(demo_model_path()))
     enough = 300 * MIB + STARTED_BYTES + tokenizer + 8_192 * PROMPT_TOKEN_BYTES + least.needed.device_bytes
     one = within(enough)
     assert (one.settings.slots, one.cache.kv_dtype, one.settings.context_length) == (1, "int8", None)
@@ -245,6 +245,59 @@ def test_the_keys_and_values_that_attention_packs_for_amx_are_counted(monkeypatc
     for length in (1_024, 8_192):
         packed = 2 * length * text.num_key_value_heads * text.head_dim * 2
         assert planned(length, True) - planned(length, False) >= packed
+
+
+# Prints how much larger the process is with a tokenizer of 65,792 ids, and with the table for constrained decoding.
+TOKENIZER = """
+import itertools, json, sys
+from pathlib import Path
+import llguidance, psutil
+from qwen35mm.engine.grammar import Grammars
+from qwen35mm.tokenizer import Tokenizer
+
+small, folder, notation = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+resident = psutil.Process().memory_info
+for each in (small, folder):
+    if each is folder:
+        whole = json.loads((small / "tokenizer.json").read_text())
+        first = [text for text in whole["model"]["vocab"] if len(text) == 1]
+        pairs = [*itertools.product(first, first)]
+        vocab = {text: id_ for id_, text in enumerate([*first, *map("".join, pairs)])}
+        merges = [" ".join(pair) for pair in pairs] if notation == "words" else pairs
+        whole["model"] |= {"vocab": vocab, "merges": merges}
+        whole["added_tokens"] = [
+            token | {"id": len(vocab) + at} for at, token in enumerate(whole["added_tokens"])
+        ]
+        (folder / "tokenizer.json").write_text(json.dumps(whole))
+        del whole, pairs, vocab, merges
+    before = resident().rss
+    tokenizer = Tokenizer.from_pretrained(each)
+    for id_ in range(tokenizer.vocab_size):
+        tokenizer.token_bytes(id_)
+    alone = resident().rss
+    size = tokenizer.vocab_size
+    grammars = Grammars(tokenizer, eos_ids=[size - 1], vocab_size=size)
+    grammars._vocabulary
+print("found", tokenizer.vocab_size, alone - before, resident().rss - alone)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("notation", ["pairs", "words"])
+def test_a_tokenizer_takes_what_the_plan_says_however_its_file_is_written(
+    notation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    command = [sys.executable, "-c", TOKENIZER, str(demo_model_path()), str(tmp_path), notation]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    num_ids, tokenizer, table = map(int, done.stdout.split("found ")[1].split())
+    config = ModelConfig.from_pretrained(demo_model_path())
+    planned = model_memory.tokenizer_bytes(config) * num_ids / config.text.vocab_size
+    assert 0.6 * planned < tokenizer + table <= planned
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    planned = model_memory.tokenizer_bytes(config) * num_ids / config.text.vocab_size
+    assert 0.75 * planned < tokenizer <= planned
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from qwen35mm import __version__
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings
@@ -30,6 +31,7 @@ from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.fields import STRICT
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.keys import Keys
+from qwen35mm.server.models import anthropic_model, anthropic_models, openai_model
 from qwen35mm.server.notes import HEADER, Notes, notes_of
 from qwen35mm.server.openai import chat_completions
 from qwen35mm.server.openai.choices import events_of_choices
@@ -135,6 +137,7 @@ class Api(Service):
             Route("/v1/messages/count_tokens", "POST", self.count_tokens, anthropic.CountRequest),
             Route("/v1/models", "GET", self.models),
             Route("/v1/models/{name:path}", "GET", self.model),
+            Route("/version", "GET", self.version),
             Route("/tokenize", "POST", self.tokenize, TokenizeRequest),
             Route("/detokenize", "POST", self.detokenize, DetokenizeRequest),
             Route("/health", "GET", self.health),
@@ -181,25 +184,25 @@ class Api(Service):
         """List the names of the model."""
         self.caller(request)
         names = (self._backend.loaded.name, *(name for name in self._names if name != ANY_NAME))
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+        if _is_anthropic(request):
+            return JSONResponse(anthropic_models(names, self._created))
+        data = [openai_model(self._backend, name, self._created) for name in names]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """Describe the model of this name."""
         self.caller(request)
         name = request.path_params["name"]
         known = self.check_model(name)
-        return JSONResponse(self._model(name if name in self._names else known))
+        shown = name if name in self._names else known
+        if _is_anthropic(request):
+            return JSONResponse(anthropic_model(shown, self._created))
+        return JSONResponse(openai_model(self._backend, shown, self._created))
 
-    def _model(self, name: str) -> dict[str, Any]:
-        length = self._backend.context_length
-        return {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "qwen35mm",
-            "max_model_len": length,
-            "meta": {"n_ctx": length},
-        }
+    async def version(self, request: Request) -> Response:
+        """The program's version."""
+        self.caller(request)
+        return JSONResponse({"version": __version__})
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text; control tokens count as plain text."""
@@ -248,6 +251,11 @@ class Api(Service):
         """The OpenAPI document."""
         self.caller(request)
         return JSONResponse(await asyncio.to_thread(request.app.openapi))
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether an Anthropic client asks, for a path that both protocols have."""
+    return "anthropic-version" in request.headers
 
 
 DOCUMENT = "/openapi.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -49,6 +50,7 @@ class Service:
         self._queue = queue
         self._names = names
         self._metrics = Metrics(backend, queue)
+        self._created = int(time.time())
 
     def caller(self, request: Request) -> Caller:
         return self._keys.caller_of(request)

@@ -248,6 +248,8 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    context_length: int
+    architecture: dict[str, list[str]]
 
 
 class Models(TypedDict):
@@ -263,6 +265,10 @@ class Tokens(TypedDict):
 
 class Prompt(TypedDict):
     prompt: str
+
+
+class Version(TypedDict):
+    version: str
 
 
 class Health(TypedDict):
@@ -281,6 +287,7 @@ REPLIES: dict[str, Any] = {
     "/v1/responses/input_tokens": InputTokens,
     "/v1/models": Models,
     "/v1/models/{name:path}": Model,
+    "/version": Version,
     "/tokenize": Tokens,
     "/detokenize": Prompt,
     "/health": Health,

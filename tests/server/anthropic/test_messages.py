@@ -110,3 +110,9 @@ def test_what_cannot_be_used_is_said_in_anthropics_form(
         body: Any = caught.value.body
         assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
         assert words in body["error"]["message"]
+
+
+def test_the_model_is_listed_in_the_protocols_form(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.display_name, model.type) == ("demo", "demo", "model")
+    assert client.models.retrieve("demo").created_at == model.created_at

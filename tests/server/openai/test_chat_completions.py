@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
+import qwen35mm
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.server.app import create_app
 from qwen35mm.server.parts import Sources
-from tests.server.conftest import CALL, PATIENCE_S, Scripted, sample, serving
+from tests.server.conftest import CALL, HTTP, PATIENCE_S, Scripted, sample, serving
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA = {
@@ -139,7 +141,15 @@ def test_another_model_is_not_found(client: openai.OpenAI, refused: Callable[...
         "There is no model 'gpt-9' here; 'demo' is.",
     )
     assert [model.id for model in client.models.list()] == ["demo"]
-    assert client.models.retrieve("demo").model_dump()["max_model_len"] == 8192
+    model = client.models.retrieve("demo")
+    told = model.model_dump()
+    assert (told["max_model_len"], told["context_length"]) == (8192, 8192)
+    assert told["architecture"]["input_modalities"] == ["text", "image", "video"]
+    assert 0 < model.created <= time.time()
+
+
+def test_the_version_is_told(address: str) -> None:
+    assert HTTP.get(f"{address}/version").json() == {"version": qwen35mm.__version__}
 
 
 def test_media_come_from_where_the_server_allows(

@@ -172,7 +172,7 @@ class ModelBackend(PlainPrompts):
             params=params,
             arrival_s=arrival_s,
             deadline_s=None if request.timeout_s is None else arrival_s + request.timeout_s,
-            calls=calls,
+            calls=None if calls is None else calls.lark,
         )
         commits = request.retain == "conversation" or (request.retain == "memory" and self.idles)
         answering = self._answer(work, request, commits=commits and self._commits_history)

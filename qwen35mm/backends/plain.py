@@ -19,7 +19,7 @@ from qwen35mm.contract import Event, GenerationRequest, Message, Progress, Retai
 from qwen35mm.contract.plain import Conversation, Plain, Pooling, is_plain
 from qwen35mm.contract.request import check_limits, check_params
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
-from qwen35mm.engine import DeferredMedia, Reading, Request, check_json_schema, check_num_tokens
+from qwen35mm.engine import DeferredMedia, Reading, Request, check_constraint, check_num_tokens
 from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import GRAMMARS, PROMPTS
@@ -103,8 +103,8 @@ class PlainPrompts(ABC):
         check_params(params)
         check_limits(retain, timeout_s, tenant)
         params = params or self.loaded.generation
-        if params.json_schema is not None:
-            await GRAMMARS.run_for(tenant, check_json_schema, params.json_schema)
+        if params.is_constrained:
+            await GRAMMARS.run_for(tenant, check_constraint, params)
         reading = None
         if prompt_logprobs is not None:
             reading = Reading("logprobs", 1, _checked_count(prompt_logprobs, "prompt_logprobs"))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from qwen35mm.contract.grammars import MAX_GRAMMAR_CHARS, grammar_of_choices, grammar_of_pattern, lark_of
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.outside_json import read_json
 
@@ -19,7 +21,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-MAX_JSON_SCHEMA_CHARS = 65_536
+# An enum of thousands of labels fits.
+MAX_JSON_SCHEMA_CHARS = 524_288
 # Dividing a logit by less gets close to the limit of float32.
 _MAX_GREEDY_TEMPERATURE = 1e-5
 
@@ -96,11 +99,14 @@ class SamplingParams:
         seed: of the reply's own random generator; None draws one, which the result reports.
         max_tokens: most tokens of a reply, thinking included; None goes up to the end of the context.
         stop: one or more strings that end the reply; they are not part of it. Only the answer is searched, not the
-            thinking.
+            thinking. An answer that follows a schema or a grammar ends where that does: `stop`, `stop_token_ids`,
+            `min_tokens` and `ignore_eos` have no effect on it.
         thinking_budget: most tokens of thinking; 0 allows none, None doesn't limit it.
         json_schema: a JSON schema as JSON text, a dict or a pydantic class; stored as text. It constrains the answer,
             not the thinking, token by token. The answer satisfies it if the reply ends with "stop"; "length" means it
-            was cut off. Can't be combined with `stop`, which could cut the answer anywhere. Needs the extra `schema`.
+            was cut off. Needs the extra `schema`.
+        grammar: another constraint of the answer, stored as text in llguidance's dialect of Lark. A compiled regular
+            expression, a list of strings to choose from and GBNF become such a text. Needs the extra `schema`.
         min_tokens: least tokens of the reply, thinking included. Before that, neither the model's end nor one of
             `stop_token_ids` is chosen, and the text isn't searched for `stop`.
         ignore_eos: whether the reply continues past the model's own end token.
@@ -136,6 +142,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     thinking_budget: int | None = _number(None, 0, is_whole=True, on_page=True)
     json_schema: str | None = None
+    grammar: str | None = None
     min_tokens: int = _number(0, 0, is_whole=True)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -148,6 +155,7 @@ class SamplingParams:
         if isinstance(self.stop_token_ids, list):
             object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+        object.__setattr__(self, "grammar", _grammar_text(self.grammar))
         for name, number in NUMBERS.items():
             if (value := getattr(self, name)) is not None or _NEUTRAL[name] is not None:
                 number.check(name, value)
@@ -157,9 +165,8 @@ class SamplingParams:
             raise ConfigError(f"At most {MAX_STOP_STRINGS} stop strings are allowed; got {len(self.stop)}.")
         if self.json_schema is not None:
             _check_json_schema(self.json_schema)
-            if self.moves_end:
-                names = ", ".join(self.moves_end)
-                raise ConfigError(f"{names} must be left out: a reply that follows a JSON schema ends where that does.")
+            if self.grammar is not None:
+                raise ConfigError("grammar can't be combined with json_schema: an answer follows one of them.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens must be max_tokens ({self.max_tokens}) at most; got {self.min_tokens}.")
         if not isinstance(self.ignore_eos, bool):
@@ -173,8 +180,13 @@ class SamplingParams:
         return self.temperature <= _MAX_GREEDY_TEMPERATURE or self.top_k == 1
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the answer follows a schema or a grammar."""
+        return self.json_schema is not None or self.grammar is not None
+
+    @property
     def moves_end(self) -> tuple[str, ...]:
-        """The fields set that could end a reply elsewhere than a grammar does."""
+        """The fields set that could end a reply elsewhere than a grammar does; a constrained answer ignores them."""
         return tuple(name for name in ("stop", "stop_token_ids", "min_tokens", "ignore_eos") if getattr(self, name))
 
     @property
@@ -227,6 +239,7 @@ class SamplingOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     thinking_budget: int | None
     json_schema: Any
+    grammar: Any
     min_tokens: int | None
     ignore_eos: bool | None
     stop_token_ids: Sequence[int] | None
@@ -282,6 +295,24 @@ def _schema_text(schema: Any) -> Any:
         return json.dumps(dict(schema), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"json_schema can't be written as JSON ({error}).") from None
+
+
+def _grammar_text(grammar: Any) -> str | None:
+    """A grammar as Lark text."""
+    if grammar is None:
+        return None
+    if isinstance(grammar, re.Pattern):
+        text = grammar_of_pattern(grammar)
+    elif isinstance(grammar, list | tuple):
+        text = grammar_of_choices(grammar)
+    elif isinstance(grammar, str) and grammar.strip():
+        text = lark_of(grammar)
+    else:
+        what = "a text in Lark or GBNF, a compiled regular expression, or a list of strings to choose from"
+        raise ConfigError(f"grammar must be {what}; got {grammar!r:.80}.")
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise ConfigError(f"grammar may have {MAX_GRAMMAR_CHARS:,} characters; it has {len(text):,}.")
+    return text
 
 
 def _check_ids(ids: Any) -> None:

@@ -3,7 +3,7 @@
 from qwen35mm.engine.async_engine import AsyncEngine
 from qwen35mm.engine.call_grammar import constrained_calls
 from qwen35mm.engine.engine import Engine
-from qwen35mm.engine.grammar import check_json_schema
+from qwen35mm.engine.grammar import check_constraint, check_grammar, check_json_schema
 from qwen35mm.engine.reading import Reading
 from qwen35mm.engine.request import (
     CachedPrompt,
@@ -24,6 +24,8 @@ __all__ = [
     "Reading",
     "Request",
     "StepOutput",
+    "check_constraint",
+    "check_grammar",
     "check_json_schema",
     "check_num_tokens",
     "check_token_ids",

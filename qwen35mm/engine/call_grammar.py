@@ -11,12 +11,11 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qwen35mm.contract import GenerationRequest, SamplingParams
-from qwen35mm.contract.sampling import MAX_JSON_SCHEMA_CHARS
-from qwen35mm.engine.grammar import check_json_schema, embedded, first_refused, refusal, refusal_of_tools
+from qwen35mm.engine.grammar import check_constraint, embedded, first_refused, refusal, refusal_of_tools
 from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
@@ -35,14 +34,28 @@ _OF_TEXTS = {"minLength", "maxLength", "pattern", "format", "not", "if", "allOf"
 _ANY_PARAMETER = '("<parameter=" /[A-Za-z_][A-Za-z0-9_.-]*/ ">\\n" text "\\n")*'
 
 
+@dataclass(frozen=True)
+class CallGrammar:
+    """The grammar of an answer's calls.
+
+    Attributes:
+        lark: in llguidance's dialect of Lark.
+        unenforced: what of strict tools' schemas it can't enforce, in words.
+    """
+
+    lark: str
+    unenforced: tuple[str, ...] = ()
+
+
 async def constrained_calls(
     request: GenerationRequest, params: SamplingParams, loaded: LoadedModel, *, person: str | None = None
-) -> str | None:
+) -> CallGrammar | None:
     """The grammar that constrains an answer's calls; None if they are unconstrained.
 
     `tool_choice` "required" asks for at least one call, a tool's name for one call of that tool. With "auto" the answer
     is constrained if a tool is strict or a JSON schema is set: calls are calls of these tools, and the rest is free
-    text or follows the schema. The schema of a tool that isn't strict is enforced as far as possible.
+    text or follows the schema. With a client's grammar and "auto", the answer follows that grammar and calls nothing.
+    Tools' schemas are enforced as far as possible; `unenforced` says what of a strict one isn't.
 
     Threads check the schemas, including the answer's.
 
@@ -56,14 +69,14 @@ async def constrained_calls(
         EngineError: the schemas couldn't be checked.
     """
     schema, choice, tools = params.json_schema, request.tool_choice, request.shown_tools
-    if schema is not None:
-        await GRAMMARS.run_for(person, check_json_schema, schema)
+    if params.is_constrained:
+        await GRAMMARS.run_for(person, check_constraint, params)
     functions = [tool.get("function", tool) for tool in tools]
     named = [tool for tool, function in zip(tools, functions, strict=True) if function.get("name") == choice]
     if choice not in ("auto", "none", "required") and not named:
         raise RequestError(f"tool_choice must be auto, none, required or a tool's name; got {choice[:80]!r}.")
     is_strict = any(function.get("strict") for function in functions) or schema is not None
-    if choice == "none" or (choice == "auto" and not (tools and is_strict)):
+    if choice == "none" or (choice == "auto" and (params.grammar is not None or not (tools and is_strict))):
         return None
     if not tools:
         raise RequestError("tool_choice is required, and there are no tools to call.")
@@ -72,9 +85,6 @@ async def constrained_calls(
         raise RequestError(
             "This model's chat template writes no tool calls in a known form: replies can't be constrained."
         )
-    if params.moves_end:
-        names = ", ".join(params.moves_end)
-        raise RequestError(f"{names} must be left out: a reply of constrained calls ends where they end.")
     chosen = tools if choice in ("auto", "required") else tuple(named[:1])
     work = functools.partial(
         grammar_of_calls,
@@ -96,20 +106,22 @@ def grammar_of_calls(
     several: bool,
     only_calls: bool,
     json_schema: str | None = None,
-) -> str:
-    """The grammar of an answer's calls, in llguidance's dialect of Lark.
+    loosened: bool = False,
+) -> CallGrammar:
+    """The grammar of an answer's calls.
 
     Args:
         several: whether several calls are allowed.
         only_calls: whether the answer must be calls, at least one.
         json_schema: what an answer without calls follows; None allows free text, and calls after it.
+        loosened: whether to ignore what of strict tools' schemas can't be enforced.
 
     Raises:
-        RequestError: a tool can't be called in this form, or a strict tool's schema can't be enforced.
+        RequestError: a tool can't be called in this form, or its schema can't be read.
         MissingExtraError: llguidance isn't installed.
     """
     write = {"xml": _xml_function, "json": _json_function}[form]
-    functions = [_Function.of(tool) for tool in tools]
+    functions = [_Function.of(tool, loosened=loosened) for tool in tools]
     _check_num_chars(sum(function.num_chars for function in functions))
     marks = [_mark(mark, tokenizer) for mark in (OPEN, CLOSE)]
     call = f'"\\n" ({" | ".join(f"f{at}" for at in range(len(functions)))}) "\\n" {marks[1]}'
@@ -134,10 +146,17 @@ def grammar_of_calls(
     schemas = [held for function in functions for held in function.held]
     parts: list[tuple[Kind, str]] = [(held.kind, held.text) for held in schemas]
     refused = first_refused(*parts, ("lark", grammar))
-    if refused is not None:
-        at, reason = refused
-        raise RequestError(f"{schemas[at].place}: {refusal(reason)}") if at < len(schemas) else refusal_of_tools(reason)
-    return grammar
+    if refused is None:
+        return CallGrammar(grammar, tuple(said for function in functions for said in function.unenforced))
+    at, reason = refused
+    if at == len(schemas):
+        raise refusal_of_tools(reason)
+    if schemas[at].kind == "lenient":
+        raise RequestError(f"{schemas[at].place}: {refusal(reason)}")
+    # What can be enforced is enforced in both ways.
+    options = {"several": several, "only_calls": only_calls, "json_schema": json_schema}
+    found = grammar_of_calls(tools, form, tokenizer, **options, loosened=True)
+    return replace(found, unenforced=(*found.unenforced, f"{schemas[at].place}: {reason}"))
 
 
 def _check_num_chars(num_chars: int) -> None:
@@ -161,11 +180,13 @@ class _Function:
     name: str
     schema: Mapping[str, Any]
     strict: bool
+    lenient: bool
     num_chars: int
     held: list[_Held] = field(default_factory=list[_Held])
+    unenforced: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def of(cls, tool: Mapping[str, Any]) -> _Function:
+    def of(cls, tool: Mapping[str, Any], *, loosened: bool) -> _Function:
         function = tool.get("function", tool)
         name, schema = function.get("name"), function.get("parameters")
         _check_name(name, f"The tool {name!r}")
@@ -175,12 +196,10 @@ class _Function:
             num_chars = len(json.dumps(schema))
         except RecursionError:
             raise RequestError(f"The tool {name!r}: its schema is nested too deeply.") from None
-        if num_chars > MAX_JSON_SCHEMA_CHARS:
-            most = f"{MAX_JSON_SCHEMA_CHARS:,}"
-            raise RequestError(f"The tool {name!r}: its schema may have {most} characters; it has {num_chars:,}.")
         if not _is_of_object(schema):
             raise RequestError(f"The tool {name!r}: its parameters must be a JSON schema of an object.")
-        return cls(name, schema, bool(function.get("strict")), num_chars)
+        strict = bool(function.get("strict"))
+        return cls(name, schema, strict, loosened or not strict, num_chars)
 
 
 def _is_of_object(schema: Any) -> bool:
@@ -202,11 +221,7 @@ def _xml_function(rule: str, function: _Function) -> list[str]:
     schema = function.schema
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if function.strict and (left := schema.keys() - _TOP - _NOTES):
-        named = ", ".join(sorted(left))
-        raise RequestError(
-            f"The tool {function.name!r} can't be strict: {named} of its parameters can't be enforced, only "
-            "the schema of each one. Leave that out, or strict."
-        )
+        function.unenforced.append(f"The tool {function.name!r}: {', '.join(sorted(left))} of its parameters")
     lines, parts = [], []
     for at, name in enumerate(dict.fromkeys([*properties, *required])):
         place = f"The parameter {name!r} of the tool {function.name!r}"
@@ -215,17 +230,20 @@ def _xml_function(rule: str, function: _Function) -> list[str]:
             if name in required:
                 raise RequestError(f"{place} is required, but no value satisfies its schema.")
             continue
-        lines.append(
-            f"{rule}p{at}: {_quoted(f'<parameter={name}>')} {_xml_value(properties.get(name), function, place)}"
-        )
+        value = _xml_value(properties.get(name), function, place, lines, f"{rule}p{at}".upper())
+        lines.append(f"{rule}p{at}: {_quoted(f'<parameter={name}>')} {value}")
         parts.append(f"{rule}p{at}" if name in required else f"{rule}p{at}?")
     if not parts and schema.get("additionalProperties", True) is not False:
         parts = [_ANY_PARAMETER]
     return [f'{rule}: {_quoted(f"<function={function.name}>")} "\\n" {" ".join(parts)} "</function>"', *lines]
 
 
-def _xml_value(given: Any, function: _Function, place: str) -> str:
-    """A parameter's value with its line ends and closing mark."""
+def _xml_value(given: Any, function: _Function, place: str, lines: list[str], name: str) -> str:
+    """A parameter's value with its line ends and closing mark.
+
+    Args:
+        lines: gets a terminal of this name for listed values.
+    """
     schema = resolved(given, function.schema)
     schema = schema if isinstance(schema, Mapping) else {}
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -233,15 +251,15 @@ def _xml_value(given: Any, function: _Function, place: str) -> str:
         texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in listed]
         if unreadable := next((text for text in texts if _END in text), None):
             raise RequestError(f"{place}: no call can hold the value {unreadable[:80]!r}.")
-        return f'"\\n" ({" | ".join(map(_quoted, texts))}) "\\n{_END}\\n"'
+        # One terminal up to the mark, so that thousands of texts are one automaton and one may begin another.
+        lines.append(f'{name}: ({" | ".join(map(_quoted, texts))}) "\\n{_END}\\n"')
+        return f'"\\n" {name}'
     kinds = kinds_of(schema, function.schema)
     if kinds and "string" not in kinds:
         return f'"\\n" {_nested(given, function, place)} "\\n{_END}\\n"'
     if function.strict and (left := _said_of_texts(schema, function.schema)):
-        raise RequestError(
-            f"{place} can't be strict: {', '.join(left)} can't be enforced for a string. Leave that out, or strict."
-        )
-    if function.strict and isinstance(given, Mapping):
+        function.unenforced.append(f"{place}: {', '.join(left)}")
+    elif function.strict and isinstance(given, Mapping):
         _nested(given, function, place)  # raises if it is no schema
     return '"\\n" text "\\n"'
 
@@ -253,9 +271,8 @@ def _nested(given: Mapping[str, Any], function: _Function, place: str) -> str:
 
 
 def _held(schema: dict[str, Any], function: _Function, place: str) -> str:
-    lenient = not function.strict
-    function.held.append(_Held(place, "lenient" if lenient else "strict", json.dumps(schema)))
-    return embedded(schema, lenient=lenient)
+    function.held.append(_Held(place, "lenient" if function.lenient else "strict", json.dumps(schema)))
+    return embedded(schema, lenient=function.lenient)
 
 
 def _said_of_texts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[str]:

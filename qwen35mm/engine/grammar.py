@@ -1,10 +1,10 @@
 """Constrained decoding with llguidance (the extra `schema`): which tokens may come next in an answer that follows a
-JSON schema, or makes calls (`call_grammar`).
+JSON schema or a client's grammar, or makes calls (`call_grammar`).
 
-An answer is JSON on one line as `json.dumps` writes it: the only white space follows `,` and `:`, so that no model
-writes white space without end. Properties come in the schema's order. Characters are written as they are. `\\u` isn't
-allowed: half a surrogate is no text, and an escaped property name would evade the schema. A keyword that can't be
-enforced is refused, not ignored.
+An answer by a schema is JSON on one line as `json.dumps` writes it: the only white space follows `,` and `:`, so that
+no model writes white space without end. Properties come in the schema's order. Characters are written as they are.
+`\\u` isn't allowed: half a surrogate is no text, and an escaped property name would evade the schema. A keyword that
+can't be enforced is refused, not ignored.
 
 The library jsonschema, which checks captions again, is stricter in three places: `multipleOf` with decimals (it divides
 floats), `\\W` (Python's matches no letter of any script), and `minProperties` if a free key was written twice.
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from qwen35mm.contract import SamplingParams
 from qwen35mm.engine import grammar_check
 from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import EngineError, MissingExtraError, RequestError
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_COMPILED = 16
-# The beginning of a schema's refusal.
+# The beginnings of a schema's and a grammar's refusal.
 REFUSAL = "Replies can't be constrained to this JSON schema"
+GRAMMAR_REFUSAL = "Replies can't be constrained to this grammar"
 
 _SCRIPT = Path(grammar_check.__file__)
 # Windows can't limit a child's processor time or memory.
@@ -78,6 +80,32 @@ def check_json_schema(text: str) -> None:
     refused = first_refused(("strict", text))
     if refused is not None:
         raise refusal(refused[1])
+
+
+def check_grammar(lark: str) -> None:
+    """Checks that a client's grammar can constrain answers, as `check_json_schema` does for a schema.
+
+    Raises:
+        RequestError: it can't be read, names tokens, matches nothing, or takes too much time or memory.
+        MissingExtraError: llguidance isn't installed.
+        EngineError: the check failed.
+    """
+    refused = first_refused(("grammar", lark))
+    if refused is not None:
+        raise refusal_of_grammar(refused[1])
+
+
+def check_constraint(params: SamplingParams) -> None:
+    """Checks an answer's schema or grammar; raises what `check_json_schema` and `check_grammar` do."""
+    if params.json_schema is not None:
+        check_json_schema(params.json_schema)
+    elif params.grammar is not None:
+        check_grammar(params.grammar)
+
+
+def refusal_of_grammar(reason: str) -> RequestError:
+    """The error for a client's grammar that can't constrain replies."""
+    return RequestError(f"{GRAMMAR_REFUSAL}: {reason}. Change it, or leave it out.")
 
 
 def refusal(reason: str) -> RequestError:
@@ -216,6 +244,26 @@ class Grammars:
             )
         return Matcher(state, self._not_the_end)
 
+    def matcher_of_grammar(self, lark: str, so_far: str = "") -> Matcher:
+        """A matcher for one reply that follows a client's grammar. The first for a grammar can take seconds.
+
+        Args:
+            lark: a grammar in llguidance's dialect of Lark.
+            so_far: the answer's beginning if a reply is continued.
+
+        Raises:
+            RequestError: what `check_grammar` raises, or `so_far` doesn't fit the grammar.
+            MissingExtraError: llguidance isn't installed.
+            EngineError: the check failed.
+        """
+        state = self._compiled("grammar", lark).deep_copy()
+        if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
+            raise RequestError(
+                "The reply that is to be continued doesn't fit the grammar. Ask again without continuing it, or "
+                "continue it without a grammar."
+            )
+        return Matcher(state, self._not_the_end)
+
     def matcher_of_calls(self, lark: str, so_far: str = "") -> Matcher:
         """A matcher for one reply that calls tools. The first for some tools can take seconds.
 
@@ -239,12 +287,15 @@ class Grammars:
         # Safe here after the child's check; for Lark, `grammar_of_calls` has made it.
         if kind == "strict":
             check_json_schema(text)
+        elif kind == "grammar":
+            check_grammar(text)
         make = functools.partial(_llguidance().LLMatcher, self._vocabulary, log_level=0, limits=grammar_check.limits())
         compiled = _with_a_deep_stack(lambda: make(grammar_check.grammar_of(kind, text)))
         if not compiled.is_error():
             return compiled
         reason = _first_line(compiled.get_error())
-        raise refusal(reason) if kind == "strict" else refusal_of_tools(reason)
+        refused = {"strict": refusal, "grammar": refusal_of_grammar}.get(kind, refusal_of_tools)
+        raise refused(reason)
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -294,7 +345,7 @@ class Matcher:
     def _check(self) -> None:
         if self._state.is_error():
             raise RequestError(
-                "This reply can no longer follow its JSON schema or its tools "
+                "This reply can no longer follow its JSON schema, its grammar or its tools "
                 f"({_first_line(self._state.get_error())}). Take fewer properties and choices, and simpler patterns."
             )
 

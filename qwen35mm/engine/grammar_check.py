@@ -31,16 +31,21 @@ STACK_BYTES = 8 << 20
 # Steps of a trial reply. A grammar with too many choices mostly has them at its beginning.
 _NUM_STEPS = 64
 
-# A schema enforced in full, a schema enforced as far as possible, or llguidance's dialect of Lark.
-Kind = Literal["strict", "lenient", "lark"]
+# A schema enforced in full, a schema enforced as far as possible, or llguidance's dialect of Lark: a grammar of calls,
+# or a client's.
+Kind = Literal["strict", "lenient", "lark", "grammar"]
 
 # Characters that a JSON string can hold only as `\\u`, which grammars here don't allow.
-_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+# A pattern's character outside classes: an escape with its digits, another escape, a class (left out), or itself.
+_OF_PATTERN = re.compile(r"\\(?:x|u00)([0-9A-Fa-f]{2})|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([\s\S])", re.DOTALL)
 # Keywords whose values' keys are names, not keywords.
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # The child's vocabulary: all bytes, one control token and an end.
 _CONTROL_ID, _END_ID = 256, 257
 _CONTROL_TOKEN = re.compile(r"<\[\d+\]>")
+# Lark's texts, regular expressions and comments, where `<` has no meaning of its own.
+_LITERAL = re.compile(r"""//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/""")
 
 # `overrides`, so that a schema can't change them with its own "x-guidance".
 _OPTIONS: Any = {
@@ -81,7 +86,7 @@ def grammar_of(kind: Kind, text: str) -> str:
     """
     from llguidance import LLMatcher
 
-    if kind == "lark":
+    if kind in ("lark", "grammar"):
         return LLMatcher.grammar_from_lark(text)
     try:
         return LLMatcher.grammar_from_json_schema(text, None, options(lenient=kind == "lenient"))
@@ -145,11 +150,13 @@ def check(kind: Kind, text: str, *, follows: bool) -> None:
     """
     from llguidance import LLMatcher
 
+    if kind == "grammar" and "<" in _LITERAL.sub(" ", text):
+        raise RefusalError("it names tokens (<...>), and an answer is text")
     grammar = grammar_of(kind, _CONTROL_TOKEN.sub(f"<[{_CONTROL_ID}]>", text) if kind == "lark" else text)
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     if is_error:
         raise RefusalError(messages[0])
-    if kind != "lark":
+    if kind in ("strict", "lenient"):
         schema = json.loads(text)
         _check_values(schema)
         if not any_reply_ends(schema):
@@ -195,12 +202,17 @@ def _follow(matcher: LLMatcher) -> None:
 
 
 def _check_values(schema: Any) -> None:
-    """Refuses values that llguidance would write without their control characters."""
+    """Refuses values and patterns that llguidance would write without their control characters."""
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if keyword in ("const", "enum"):
             found = _UNWRITABLE.search("".join(_strings(value)))
             if found:
                 raise RefusalError(f"a value of {keyword} holds the control character U+{ord(found[0]):04X}")
+        elif keyword == "pattern" and isinstance(value, str):
+            for digits, plain in _OF_PATTERN.findall(value):
+                character = chr(int(digits, 16)) if digits else plain
+                if _UNWRITABLE.match(character):
+                    raise RefusalError(f"a pattern asks for the control character U+{ord(character):04X}")
         elif keyword in _BY_NAME and isinstance(value, dict):
             for each in value.values():
                 _check_values(each)

@@ -36,11 +36,14 @@ class OutputProcessor:
 
     Args:
         tokenizer: the checkpoint's.
-        params: this class applies its stop strings and ids, `thinking_budget` and `max_tokens`.
+        params: this class applies its stop strings and ids, `min_tokens`, `ignore_eos`, `thinking_budget` and
+            `max_tokens`.
         eos_ids: ids with which the model ends the reply.
         thinking: None if the vocabulary has no thinking tokens.
         num_thought: tokens of the prompt's unfinished thinking, 0 if it only opens one; None if it has none.
-        is_constrained: whether the answer follows a grammar.
+        is_constrained: whether the answer follows a grammar, which alone ends it.
+        text_until: the mark with which a constrained answer's calls begin. Stop strings and ids still end the free text
+            before it.
     """
 
     def __init__(
@@ -52,10 +55,18 @@ class OutputProcessor:
         thinking: ThinkingTokens | None,
         num_thought: int | None,
         is_constrained: bool = False,
+        text_until: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params
-        self._eos_ids = frozenset(() if params.ignore_eos else eos_ids)
+        self._eos_ids = frozenset(() if params.ignore_eos and not is_constrained else eos_ids)
+        self._min_tokens = 0 if is_constrained else params.min_tokens
+        stops = not is_constrained or text_until is not None
+        self._stop = params.stop if stops else ()
+        self._stop_ids = frozenset(params.stop_token_ids if stops else ())
+        self._text_until = text_until
+        if text_until is not None and (mark := tokenizer.control_ids.get(text_until)) is not None:
+            self._stop_ids -= {mark}
         self._thinking = thinking
         self._is_constrained = is_constrained
         self._decoder = StreamDecoder(tokenizer)
@@ -76,7 +87,7 @@ class OutputProcessor:
     @property
     def end_ids(self) -> frozenset[int]:
         """The ids that end the reply: the model's and the request's."""
-        return self._eos_ids | frozenset(self._params.stop_token_ids)
+        return self._eos_ids | self._stop_ids
 
     def next_forced(self) -> int | None:
         """The id that must come next instead of a sampled one; None if the model chooses."""
@@ -96,7 +107,7 @@ class OutputProcessor:
         self.token_ids.append(token_id)
         told = [] if logprob is None else [logprob]
         self.logprobs += told
-        if token_id in self._eos_ids or token_id in self._params.stop_token_ids:
+        if token_id in self.end_ids:
             self.stopped_by = None if token_id in self._eos_ids else token_id
             return self.close("stop")
         self._untold += told
@@ -167,14 +178,21 @@ class OutputProcessor:
 
     def _cut_at_stop_string(self) -> int:
         """How many buffered characters can be returned; sets `finish_reason` if a stop string is complete."""
-        if len(self.token_ids) <= self._params.min_tokens:
+        if len(self.token_ids) <= self._min_tokens or not (self._stop or self._text_until):
             return len(self._held)
-        found = [(at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0]
+        mark, end = self._text_until, len(self._held)
+        begun = -1 if mark is None else self._held.find(mark)
+        pending = 0 if mark is None else _overlap(self._held, mark)
+        text_end = begun if begun >= 0 else end - pending
+        found = [(at, stop) for stop in self._stop if 0 <= (at := self._held.find(stop)) < text_end]
         if found:
             self.finish_reason = "stop"
             at, self.stopped_by = min(found, key=lambda place: place[0])
             return at
-        return len(self._held) - max((_overlap(self._held, stop) for stop in self._params.stop), default=0)
+        if begun >= 0:
+            self._stop, self._stop_ids, self._text_until = (), frozenset(), None
+            return end
+        return end - max((pending, *(_overlap(self._held, stop) for stop in self._stop)))
 
     def _delta(self, text: str) -> TextDelta:
         if self.channel == "reasoning":

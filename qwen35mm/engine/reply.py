@@ -20,6 +20,7 @@ from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request, check_token_ids
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import LoadedModel
+from qwen35mm.prompt.calls import OPEN
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaPlan
 
@@ -104,7 +105,7 @@ class Reply:
 
     @property
     def _may_not_end(self) -> bool:
-        return len(self.output.token_ids) < self.request.params.min_tokens
+        return self._matcher is None and len(self.output.token_ids) < self.request.params.min_tokens
 
     def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
         """Takes or chooses the next token, and returns the text that it completes."""
@@ -254,6 +255,7 @@ class ReplyFactory:
             thinking=self._thinking if request.finds_thinking else None,
             num_thought=self._num_thought(request) if request.finds_thinking else None,
             is_constrained=request.is_constrained,
+            text_until=OPEN if request.calls is not None and not request.params.is_constrained else None,
         )
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
         # A copy, because a requeued reply starts its grammar again.
@@ -261,10 +263,12 @@ class ReplyFactory:
         return Reply(request, prefill, seed, output, matcher, self._tokenizer)
 
     def _matcher(self, request: Request) -> Matcher | None:
-        schema, so_far = request.params.json_schema, request.prompt.reply_text
+        params, so_far = request.params, request.prompt.reply_text
         if request.calls is not None:
             return self._grammars.matcher_of_calls(request.calls, so_far)
-        return None if schema is None else self._grammars.matcher(schema, so_far)
+        if params.grammar is not None:
+            return self._grammars.matcher_of_grammar(params.grammar, so_far)
+        return None if params.json_schema is None else self._grammars.matcher(params.json_schema, so_far)
 
     def _num_thought(self, request: Request) -> int | None:
         """Tokens of the prompt's unfinished thinking, 0 if only line ends; None if it has none."""

@@ -94,7 +94,7 @@ class Request(CachedPrompt):
     @property
     def is_constrained(self) -> bool:
         """Whether its answer follows a grammar."""
-        return self.params.json_schema is not None or self.calls is not None
+        return self.params.is_constrained or self.calls is not None
 
     def check_length(self, context_length: int) -> None:
         """Raises ContextTooLongError for a prompt that leaves no room for a requested reply."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 
 from qwen35mm.contract import GenerationRequest, SamplingParams, ToolCall
 from qwen35mm.engine import call_grammar
-from qwen35mm.engine.call_grammar import grammar_of_calls
 from qwen35mm.engine.grammar import Grammars, Matcher
+from qwen35mm.engine.output import OutputProcessor
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt.calls import CallForm, read_calls
+from qwen35mm.prompt.calls import OPEN, CallForm, read_calls
 from qwen35mm.tokenizer import Tokenizer
 from tests.engine.exact import DENSE, Chat, chat_model, serve, user
 from tests.engine.schemas import engine_of
@@ -48,9 +49,14 @@ BOX = {"type": "object", "properties": {"w": {"type": "boolean"}, "s": {"type": 
 BOX |= {"required": ["w"], "additionalProperties": False}
 
 
+def grammar_of_calls(*given: Any, **options: Any) -> str:
+    return call_grammar.grammar_of_calls(*given, **options).lark
+
+
 def constrained_calls(tools: Any, choice: str, params: SamplingParams, loaded: LoadedModel) -> str | None:
     request = GenerationRequest(params=params, tools=tools or (), tool_choice=choice)
-    return asyncio.run(call_grammar.constrained_calls(request, params, loaded))
+    found = asyncio.run(call_grammar.constrained_calls(request, params, loaded))
+    return None if found is None else found.lark
 
 
 def tool(name: str, properties: dict[str, Any], required: list[str], **more: Any) -> dict[str, Any]:
@@ -222,17 +228,10 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "no object": ([{"function": {"name": "f", "parameters": {"type": "string"}}}], "required", "schema of an object"),
     "no properties": ([{"function": {"name": "f", "parameters": {"properties": [1]}}}], "required", "of an object"),
     "a value with the mark": (strict(enum=["</parameter>"]), "auto", "no call can hold the value"),
-    "a text's pattern": (strict(type="string", pattern="^a"), "auto", "pattern can't be enforced for a string"),
-    "a choice's length": (strict(anyOf=[{"type": "null"}, {"type": "string", "maxLength": 3}]), "auto", "maxLength"),
-    "unique items": (strict(type="array", uniqueItems=True), "auto", "parameter 'a' of the tool 'f': .*uniqueItems"),
     "no choices": (strict(anyOf=5), "auto", "parameter 'a' of the tool 'f': .*anyOf"),
     "nothing": ([tool("f", {"a": False}, ["a"])], "required", "no value satisfies its schema"),
+    "no schema": (strict(type="text"), "auto", "parameter 'a' of the tool 'f': .*text"),
     "no end": ([tool("f", {"a": ENDLESS}, ["a"])], "required", "without end"),
-    "a choice of objects": (
-        [{"function": {"name": "f", "strict": True, "parameters": {"type": "object", "anyOf": [{"required": ["a"]}]}}}],
-        "auto",
-        "can't be strict: anyOf",
-    ),
 }
 
 
@@ -253,10 +252,48 @@ def test_what_is_not_strict_is_held_as_far_as_it_can_be(loaded: LoadedModel) -> 
     assert not accepts(loaded, lark, call.format('["a"]'))
 
 
-@pytest.mark.parametrize("moved", [{"stop": "x"}, {"min_tokens": 1}, {"ignore_eos": True}, {"stop_token_ids": (1,)}])
-def test_calls_end_the_reply_and_nothing_else_does(moved: dict[str, Any], loaded: LoadedModel) -> None:
-    with pytest.raises(RequestError, match=f"^{next(iter(moved))} must be left out"):
-        constrained_calls([WEATHER], "required", SamplingParams(**moved), loaded)
+UNENFORCED: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "a text's pattern": (strict(type="string", pattern="^a"), "The parameter 'a' of the tool 'f': pattern"),
+    "a choice's length": (strict(anyOf=[{"type": "null"}, {"type": "string", "maxLength": 3}]), "'f': maxLength"),
+    "unique items": (strict(type="array", items={"type": "integer"}, uniqueItems=True), "'f': .*uniqueItems"),
+    "a choice of objects": (
+        [{"function": {"name": "f", "strict": True, "parameters": {"type": "object", "anyOf": [{"required": ["a"]}]}}}],
+        "The tool 'f': anyOf of its parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNENFORCED)
+def test_what_of_a_strict_tool_cannot_be_enforced_is_said(name: str, loaded: LoadedModel) -> None:
+    tools, words = UNENFORCED[name]
+    found = asyncio.run(
+        call_grammar.constrained_calls(GenerationRequest(tools=tools), SamplingParams(), loaded)  # pyright: ignore
+    )
+    assert found is not None
+    (said,) = found.unenforced
+    assert re.search(words, said)
+    if name == "unique items":  # and the rest is enforced
+        call = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+        assert accepts(loaded, found.lark, call.format("[1, 1]"))
+        assert not accepts(loaded, found.lark, call.format('["a"]'))
+
+
+MOVED: list[dict[str, Any]] = [{"stop": "e"}, {"min_tokens": 140}, {"ignore_eos": True}, {"stop_token_ids": [101]}]
+
+
+@pytest.mark.parametrize("moved", MOVED)
+def test_calls_end_the_reply_and_nothing_else_does(moved: dict[str, Any], loaded: LoadedModel, chat: Chat) -> None:
+    tools = [tool("f", {"unit": {"enum": ["celsius", "fahrenheit"]}}, ["unit"])]
+    params = SamplingParams(temperature=1.5, max_tokens=150, seed=1)
+    lark = constrained_calls(tools, "required", params, loaded)
+
+    def text(params: SamplingParams) -> str:
+        request = chat.request([user("hi")], tools=tools, enable_thinking=False, calls=lark, params=params)
+        (answer,) = serve(engine_of(loaded), request)
+        assert answer.result.finish_reason == "stop"
+        return answer.result.text
+
+    assert text(params.with_overrides(**moved)) == text(params)
 
 
 def test_a_random_model_calls_after_its_thinking(loaded: LoadedModel, chat: Chat) -> None:
@@ -290,5 +327,44 @@ def test_large_schemas_are_refused_before_they_are_looked_at(loaded: LoadedModel
     large = [tool(f"f{at}", {"a": {"enum": ["x" * 40_000]}}, ["a"]) for at in range(20)]
     with pytest.raises(RequestError, match="tools of this length"):
         constrained_calls(large, "required", SamplingParams(), loaded)
-    with pytest.raises(RequestError, match="The tool 'f': its schema may have 65,536 characters; it has"):
-        constrained_calls([tool("f", {"a": {"enum": ["x" * 70_000]}}, ["a"])], "required", SamplingParams(), loaded)
+
+
+def test_stop_strings_end_free_text_but_no_call(loaded: LoadedModel) -> None:
+    def read(text: str, *, until: str | None, **options: Any) -> tuple[str, Any]:
+        output = OutputProcessor(
+            loaded.tokenizer,
+            SamplingParams(**options),
+            eos_ids=loaded.eos_ids,
+            thinking=None,
+            num_thought=None,
+            is_constrained=True,
+            text_until=until,
+        )
+        for piece in loaded.tokenizer.split_controls(text):
+            for token_id in [piece] if isinstance(piece, int) else loaded.tokenizer.encode_plain(piece):
+                if output.finish_reason is None:
+                    output.push(token_id)
+        output.close("length")
+        return output.text, output.stopped_by
+
+    call, (dot,) = CALL.format("Bonn."), loaded.tokenizer.encode_plain(".")
+    assert read(f"I look. {call}", until=OPEN, stop="look") == ("I ", "look")
+    assert read(f"I look. {call}", until=OPEN, stop_token_ids=[dot]) == ("I look", dot)
+    # Within a call, and the mark itself.
+    for stop in ("Bonn", ".", "</parameter>", "<", "<tool_call>"):
+        assert read(call, until=OPEN, stop=stop) == (call, None)
+    assert read(call, until=OPEN, stop_token_ids=[dot, loaded.tokenizer.control_ids[OPEN]]) == (call, None)
+    assert read("a < b", until=OPEN, stop="<") == ("a ", "<")
+    # An answer by a schema has no free text.
+    assert read('{"a": "look."}', until=None, stop="look", stop_token_ids=[dot]) == ('{"a": "look."}', None)
+
+
+def test_thousands_of_listed_texts_are_a_value(loaded: LoadedModel) -> None:
+    labels = [f"label {number}" for number in range(5000)] + ["label 1\nmore"]
+    lark = grammar_of_calls(
+        [tool("f", {"a": {"enum": labels}}, ["a"])], "xml", loaded.tokenizer, several=True, only_calls=True
+    )
+    call = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for text in ("label 1", "label 4999", "label 1\nmore"):
+        assert accepts(loaded, lark, call.format(text))
+    assert not accepts(loaded, lark, call.format("label 5000"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
 import pytest
 
-from qwen35mm.engine import check_json_schema, grammar
+from qwen35mm.contract import SamplingParams
+from qwen35mm.engine import check_grammar, check_json_schema, grammar
 from qwen35mm.engine.grammar import MAX_COMPILED, Grammars
 from qwen35mm.errors import MissingExtraError, RequestError
 from qwen35mm.model import LoadedModel
@@ -50,6 +52,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a pattern": ({"type": "string", "pattern": "[a"}, "regex"),
     "a control character": ({"const": {"a": ["b\x00"]}}, r"const .*U\+0000"),
     "a choice with one": ({"items": {"anyOf": [{"type": "null"}, {"enum": ["b", "\x1bc"]}]}}, r"enum .*U\+001B"),
+    "a deletion": ({"enum": ["a\x7fb", "c"]}, r"enum .*U\+007F"),
+    "a pattern with one": ({"items": {"pattern": "^a\x7fb$"}}, r"pattern .*U\+007F"),
+    "a pattern that escapes one": ({"pattern": r"^[\]x]a\u0001b$"}, r"pattern .*U\+0001"),
     "itself": ({"$ref": "#"}, "without end"),
     "two that ask for each other": (
         {
@@ -64,8 +69,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 # What looks like them, and can be followed.
 TAKEN: list[dict[str, Any]] = [
-    {"properties": {"const": {"enum": ["a\n\tb", "\x7f"]}}},
+    {"properties": {"const": {"enum": ["a\n\tb", "\x80"]}}},
     {"type": "array", "items": {"$ref": "#"}},
+    {"type": "string", "pattern": r"^[\x01-\x7f]\\x7f\x0a$"},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
     {"type": "object", "properties": {"next": {"$ref": "#"}}},
     {
         "$defs": {
@@ -161,3 +168,63 @@ def test_a_bounded_number_of_schemas_is_kept(loaded: LoadedModel) -> None:
         text = f'{{"const": "{number:03}"}}'
         assert compiled.matcher(text, f'"{number:03}').allowed()[loaded.tokenizer.encode_plain('"')[0]]
         assert compiled._compiled.cache_info().currsize <= MAX_COMPILED
+
+
+GRAMMARS: list[tuple[Any, str]] = [
+    (re.compile(r"[A-Z]{2}-\d{3}/[a-f]+!"), r"[A-Z]{2}-\d{3}/[a-f]+!"),
+    (["red", "dark red", "blue"], "red|dark red|blue"),
+    ('root ::= pair+ "."\npair ::= "(" pair? ")"', r"[()]+\."),
+    ('start: "<" /[a-z]{3}/ ">" // <so>\n', "<[a-z]{3}>"),
+]
+
+
+@pytest.mark.parametrize(("given", "pattern"), GRAMMARS)
+def test_every_reply_that_stops_follows_its_grammar(given: Any, pattern: str, loaded: LoadedModel, chat: Chat) -> None:
+    moved: dict[str, Any] = {"stop": ["e", "(", "1"], "min_tokens": 40, "ignore_eos": True, "stop_token_ids": [101]}
+    options = [{}, {"temperature": 0.0}, moved]
+    requests = [chat.request([user("hi")], params=params(None, grammar=given, **how)) for how in options]
+    results = [answer.result for answer in serve(engine_of(loaded), *requests)]
+    stopped = [result for result in results if result.finish_reason == "stop"]
+    assert len(stopped) >= 2
+    for result in stopped:
+        assert re.fullmatch(pattern, result.text), result.text
+        assert result.stopped_by is None
+    assert results[2].text == results[0].text, "nothing else ends it"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (re.compile("(?=a)b"), "look-around"),
+        ("start: other", "other"),
+        ("start: <|im_end|>", "names tokens"),
+        ('start: "a" <[5]>', "names tokens"),
+        ("nonsense", "."),
+        ("start: %json " + json.dumps(HOSTILE["choices in allOf"][0]), "."),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_is_refused_in_words(given: Any, words: str, loaded: LoadedModel) -> None:
+    text = SamplingParams(grammar=given).grammar
+    assert text is not None
+    with pytest.raises(RequestError, match=rf"(?s)^Replies can't be constrained to this grammar: .*{words}"):
+        check_grammar(text)
+
+
+def test_a_reply_that_does_not_fit_its_grammar_is_not_continued(loaded: LoadedModel) -> None:
+    compiled = grammars(loaded)
+    lark = SamplingParams(grammar=["ab"]).grammar  # pyright: ignore[reportArgumentType]
+    assert lark is not None
+    assert compiled.matcher_of_grammar(lark, "a").allowed()[loaded.tokenizer.encode_plain("b")[0]]
+    with pytest.raises(RequestError, match="doesn't fit the grammar"):
+        compiled.matcher_of_grammar(lark, "b")
+
+
+LABELS = [f"{'a long label ' * (number % 7)}{number}" for number in range(5000)]
+
+
+def test_an_enum_of_thousands_of_labels_is_followed(loaded: LoadedModel, chat: Chat) -> None:
+    schema = record({"label": {"enum": LABELS}})
+    held = [params(schema, max_tokens=400), params(None, grammar=LABELS, max_tokens=400)]
+    by_schema, by_choice = serve(engine_of(loaded), *(chat.request([user("hi")], params=each) for each in held))
+    assert check(by_schema.result, schema)
+    assert by_choice.result.text in LABELS

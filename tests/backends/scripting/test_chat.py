@@ -309,7 +309,6 @@ def test_another_answer_and_another_chat() -> None:
         (lambda m: m.chat().ask("a", colour=3), ConfigError, "'colour': known are temperature"),
         (lambda m: m.chat().ask("a", temperature="hot"), ConfigError, "temperature must be a number.*got 'hot'"),
         (lambda m: m.chat().ask("a", schema=3), ConfigError, "json_schema must be a dict"),
-        (lambda m: m.chat().ask("a", stop=["x"], schema={}), ConfigError, "stop must be left out"),
         (lambda m: m.chat().ask("a", timeout_s="5"), RequestError, "timeout_s must be a number"),
         (lambda m: m.chat().answer_calls("a"), PromptError, "has 0 calls, and there are 1 results"),
     ],

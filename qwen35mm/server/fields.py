@@ -13,6 +13,7 @@ from qwen35mm.contract.sampling import Number as SamplingNumber
 from qwen35mm.engine import check_token_ids
 from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
+from qwen35mm.server import constraints
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.other_names import in_our_names
@@ -20,6 +21,8 @@ from qwen35mm.server.other_names import in_our_names
 MAX_TOOLS = 256
 # Values aren't converted. Unknown fields are noted; see `Notes.ignore_extras`.
 STRICT = ConfigDict(extra="allow", strict=True)
+# An object or its text.
+JsonSchema = dict[str, Any] | str
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # What a call in the form of the family's templates can hold.
 FunctionName = Annotated[str, Field(pattern=r"^[^\s<>]{1,256}$")]
@@ -109,6 +112,17 @@ class RequestFields(_NumberFields):
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateOptions | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], told(**_MEDIA)] | None = None
+    # What the answer follows, in the words of vLLM, SGLang, llama.cpp and Ollama: see `constraints`.
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    format: JsonSchema | None = None
     cache_salt: Annotated[str, Field(max_length=200)] | None = None
     # Describe the request; the model doesn't see them.
     user: Any = None
@@ -134,6 +148,9 @@ class RequestFields(_NumberFields):
     ) -> SamplingParams:
         """The sampling parameters; the checkpoint's own values fill the rest. `check_constraints` checks the schema.
 
+        Args:
+            json_schema: the answer's, if the protocol has its own place for it.
+
         Raises:
             ApiError: 400, a field can't be used; says which and why.
         """
@@ -147,7 +164,9 @@ class RequestFields(_NumberFields):
         if self.stop:
             changes["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         changes |= {"stop_token_ids": _tuple(self.stop_token_ids), "logit_bias": self._biases()}
-        changes |= {"json_schema": json_schema, "logprobs": logprobs}
+        said = {name: getattr(self, name, None) for name in constraints.NAMES} | {"text.format": json_schema}
+        constraint = constraints.constraint_of(said) or constraints.Constraint()
+        changes |= {"json_schema": constraint.json_schema, "grammar": constraint.grammar, "logprobs": logprobs}
         try:
             params = loaded.generation.with_overrides(**changes)
             check_token_ids(params, loaded.config.text.vocab_size)

@@ -7,12 +7,14 @@ from typing import Protocol
 
 from qwen35mm.contract import Backend, GenerationRequest
 from qwen35mm.engine import constrained_calls
-from qwen35mm.engine.grammar import REFUSAL
+from qwen35mm.engine.grammar import GRAMMAR_REFUSAL, REFUSAL
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import PROMPTS
+from qwen35mm.server.constraints import without_effect
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
+from qwen35mm.server.notes import Notes
 
 
 class ServedBackend(Backend, Protocol):
@@ -22,20 +24,25 @@ class ServedBackend(Backend, Protocol):
     def loaded(self) -> LoadedModel: ...
 
 
-async def check_constraints(request: GenerationRequest, caller: Caller, backend: ServedBackend) -> None:
-    """Checks that a reply can be constrained to the requested schema and calls.
+async def check_constraints(request: GenerationRequest, caller: Caller, backend: ServedBackend, notes: Notes) -> None:
+    """Checks that a reply can be constrained to the requested schema, grammar and calls; notes what has no effect.
 
     Raises:
         ApiError: 400, it can't; says why.
     """
     params = request.params or backend.loaded.generation
     try:
-        await constrained_calls(request, params, backend.loaded, person=caller.name or None)
+        calls = await constrained_calls(request, params, backend.loaded, person=caller.name or None)
     except RequestError as error:
-        named = ("tool_choice", *params.moves_end)
-        other = None if str(error).startswith(REFUSAL) else "tools"
-        param = max((name for name in named if str(error).startswith(name)), key=len, default=other)
-        raise ApiError(400, str(error), param) from None
+        message = str(error)
+        other = None if message.startswith((REFUSAL, GRAMMAR_REFUSAL)) else "tools"
+        raise ApiError(400, message, "tool_choice" if message.startswith("tool_choice") else other) from None
+    for name in without_effect(params, request):
+        notes.ignore(name, "doesn't end a constrained answer, which ends where its schema, grammar or calls do")
+    if params.grammar is not None and request.tool_choice == "auto" and request.shown_tools:
+        notes.ignore("tools", "can't be called by an answer that follows a grammar")
+    for said in () if calls is None else calls.unenforced:
+        notes.change("tools", f"are strict, and this can't be enforced: {said}")
 
 
 def tenant_of(caller: Caller, salt: str) -> str | None:

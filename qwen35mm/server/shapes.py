@@ -78,6 +78,7 @@ class ChatMessage(TypedDict):
 
 class PlainFormat(TypedDict):
     type: Literal["text", "json_object"]
+    schema: NotRequired[dict[str, Any]]
 
 
 class NamedSchema(TypedDict):
@@ -91,7 +92,22 @@ class SchemaFormat(TypedDict):
     json_schema: NamedSchema
 
 
-ResponseFormat = PlainFormat | SchemaFormat
+class FlatSchemaFormat(TypedDict):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class RegexFormat(TypedDict):
+    type: Literal["regex"]
+    pattern: str
+
+
+class GrammarFormat(TypedDict):
+    type: Literal["grammar"]
+    grammar: str
+
+
+ResponseFormat = PlainFormat | SchemaFormat | FlatSchemaFormat | RegexFormat | GrammarFormat
 
 
 class TextBlock(TypedDict):

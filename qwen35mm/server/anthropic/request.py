@@ -132,7 +132,7 @@ async def asked_of(
         continue_reply=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         tenant=tenant_of(caller, ""),
     )
-    await check_constraints(asked, caller, backend)
+    await check_constraints(asked, caller, backend, notes)
     return asked
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -152,7 +151,7 @@ async def asked_of(
             backend.loaded,
             max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
             effort=request.reasoning_effort,
-            json_schema=_schema(request.response_format),
+            json_schema=None,
             logprobs=_num_logprobs(request),
         ),
         enable_thinking=request.thinks(request.reasoning_effort),
@@ -163,7 +162,7 @@ async def asked_of(
         continue_reply=request.continue_final_message or continues(request.messages[-1]),
         tenant=tenant_of(caller, request.cache_salt or ""),
     )
-    await check_constraints(asked, caller, backend)
+    await check_constraints(asked, caller, backend, notes)
     return asked
 
 
@@ -178,16 +177,3 @@ def _num_logprobs(request: ChatCompletionRequest) -> int | None:
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
     return request.top_logprobs if request.logprobs else None
-
-
-def _schema(response_format: dict[str, Any] | None) -> str | None:
-    """The JSON schema, as text, that constrains the answer; None for plain text."""
-    match response_format:
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return '{"type": "object"}'
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return json.dumps(schema)
-    place = "response_format"
-    raise ApiError(400, f'{place} must be {{"type": "text"}}, "json_object" or "json_schema" with a schema.', place)

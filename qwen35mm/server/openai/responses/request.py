@@ -65,7 +65,7 @@ async def question_of(
         tenant=tenant_of(caller, request.cache_salt or ""),
         conversation=past.conversation if is_kept else None,
     )
-    await check_constraints(asked, caller, backend)
+    await check_constraints(asked, caller, backend, notes)
     return Question(node, turn, asked)
 
 

@@ -20,7 +20,8 @@ from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import GRAMMARS
-from qwen35mm.prompt.calls import CLOSE, OPEN, CallForm, form_of, kinds_of, resolved
+from qwen35mm.prompt.call_values import kinds_of, resolved
+from qwen35mm.prompt.calls import CLOSE, OPEN, CallForm, form_of
 from qwen35mm.tokenizer import Tokenizer
 
 MAX_CHARS = 500_000

@@ -8,156 +8,549 @@
     </function>
     </tool_call>
 
-Text that looks like a call but can't be parsed stays text: nothing is lost.
+Models write these forms with damage, and any template's model writes either. What is read:
+
+- The opening `<tool_call>` may be missing before a `<function=` that begins a line. Such a call counts if
+  `</tool_call>` closes it, or if nothing but calls follows.
+- Closing marks may be missing if the reply ends, or another call or (for `</parameter>`) another parameter follows, and
+  at least one mark closes the last value. A reply that was cut off needs `</function>` or `</tool_call>`.
+- Names may be in quotes or attributes, headers may lack their `>`, blocks may hold several calls.
+- Values follow the schema: Python's literals, trailing commas, numbers in quotes. A text that its schema can't mean
+  stays a string, for the tool to refuse. NaN and infinities stay text.
+
+What stays text, as it was written: a call of a function that wasn't offered (if any were), a call whose value nothing
+closes, one with a parameter given twice or with other text inside, and a call in a code fence or in code inside a line,
+unless nothing but calls follows it. Nothing is lost.
+
+A string value is written raw, so some can't be told from the end of their parameter. Every string is read back as it
+was written, except one with
+
+- `</parameter>`, white space, and `<parameter=`, `<function=`, `<tool_call>` or both of `</function>` and
+  `</tool_call>`, unless a whole call that the string quotes has them;
+- a line that begins with `<parameter=` and the name of a parameter that wasn't given, before any other mark;
+- the beginning of a call, up to the value of a parameter, without its end;
+- the text `null` where the schema allows null, too, or the JSON of a value that is no string and that the schema lists.
+
+The name of a parameter is read back unless it has `>`, a line end, quotes around it, space at its ends, or more than
+256 characters.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from qwen35mm.contract import ToolCall
 from qwen35mm.errors import PromptError
+from qwen35mm.prompt.call_marks import Code, Marks, Token
+from qwen35mm.prompt.call_parts import NO_CALL, Call, JsonObject, JsonValue, RawValue, is_space, properties_of
+from qwen35mm.prompt.call_values import ValueReader, read_literal
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CallForm = Literal["xml", "json"]
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-# A value may hold the closing mark: the real one stands before another parameter, or at the end.
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
-_BEGINNING = re.compile(r"\s*<parameter=([^>\n]+)>\s*")
-_CLOSING = re.compile(r"\s*</parameter>(?=\s*(?:<parameter=|\Z))")
-_JSON = json.JSONDecoder()
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-# Schemas may refer to themselves.
-_MAX_REFERENCES = 16
+
+
+@dataclass(frozen=True)
+class CallBegun:
+    """A call that is certain to be one. Its arguments and its end follow."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The next part of a call's arguments, as JSON; all parts together are the JSON of the call's arguments."""
+
+    index: int
+    json: str
+
+
+@dataclass(frozen=True)
+class CallLost:
+    """A begun call won't end: the reply was cut off, or damaged. `text` is the call as it was written."""
+
+    index: int
+    text: str
+
+
+Found = str | CallBegun | CallArguments | CallLost | ToolCall
 
 
 class CallParser:
     """Takes a reply's text in deltas; returns its text and its calls.
 
+    A call comes as `CallBegun`, its `CallArguments` and the whole `ToolCall`, or ends with `CallLost`. How the text is
+    cut into deltas changes nothing. The work is linear in the text.
+
     Args:
-        tools: definitions in OpenAI's form, whose schemas tell numbers from strings.
+        tools: definitions in OpenAI's form, whose schemas tell numbers from strings; only these may be called. Without
+            any, every name may.
+        only_last: calls count only if nothing but calls follows; else they are text.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]] = (), *, only_last: bool = False) -> None:
         self._schemas = dict(_schema(tool) for tool in tools)
-        self._rest = ""
+        self._only_last = only_last
+        self._marks = Marks()
+        self._code = Code()
+        self._found: list[Found] = []
+        self._num_calls = 0
+        self._state: Callable[[Token], None] = self._outside
+        # White space before what comes next: text keeps it, a call drops it.
+        self._space: list[str] = []
+        self._drops_space = False
+        # The block that is being read, as it was written since its last whole call.
+        self._raw: list[str] = []
+        self._is_held = False
+        self._is_quoted = False
+        # Calls that count only if nothing but calls follows, and their text.
+        self._held: list[ToolCall] = []
+        self._held_raw: list[str] = []
+        self._call = NO_CALL
+        self._raw_value = RawValue("", ValueReader(None, {}), has_begun=False)
+        self._value = JsonValue("", ValueReader(None, {}))
+        self._json = JsonObject()
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[Found]:
         """Takes the next delta. Returns non-empty texts and calls, in order."""
-        self._rest += text
-        return self._take(is_last=False)
+        for token in self._marks.push(text):
+            self._take(token)
+        return self._taken()
 
-    def flush(self) -> list[str | ToolCall]:
-        """Returns the rest at the end; an incomplete call is text."""
-        return self._take(is_last=True)
+    def flush(self, *, is_cut: bool = False) -> list[Found]:
+        """Returns the rest at the end.
 
-    def _take(self, *, is_last: bool) -> list[str | ToolCall]:
-        found: list[str | ToolCall] = []
-        start = self._rest.find(OPEN)
-        while start >= 0:
-            call, stop = self._call(start + len(OPEN))
-            if call is None and _may_be_call(self._rest[start + len(OPEN) : start + len(OPEN) + 100]):
-                break
-            if call is None:
-                start = self._rest.find(OPEN, start + 1)
-                continue
-            # White space around calls belongs to their form.
-            found += [text] if (text := self._rest[:start].rstrip()) else []
-            found.append(call)
-            self._rest = self._rest[stop:].lstrip()
-            start = self._rest.find(OPEN)
-        if is_last:
-            known, self._rest = self._rest, ""
+        Args:
+            is_cut: a limit or a stop string ended the reply, so that its last call may be incomplete.
+        """
+        for token in self._marks.flush():
+            self._take(token)
+        self._end(is_cut=is_cut)
+        return self._taken()
+
+    # The states: each takes a token and chooses the next.
+
+    def _outside(self, token: Token) -> None:
+        if token.kind == "tool_call":
+            self._open(token, is_bare=False)
+            self._state = self._opened
+        elif token.kind == "function" and not token.is_broken and self._code.is_at_start:
+            self._open(token, is_bare=True)
+            self._function(token)
         else:
-            at = self._held_from() if start < 0 else len(self._rest[:start].rstrip())
-            known, self._rest = self._rest[:at], self._rest[at:]
-        return [*found, known] if known else found
+            self._say(token.raw)
 
-    def _call(self, start: int) -> tuple[ToolCall | None, int]:
-        """The call whose content begins at `start`, and where it ends; None if it is incomplete or no call."""
-        stop = self._rest.find(CLOSE, start)
-        while stop >= 0:
-            # An argument may hold the closing mark.
-            call = _read(self._rest[start:stop], self._schemas)
-            if call is not None:
-                return call, stop + len(CLOSE)
-            stop = self._rest.find(CLOSE, stop + 1)
-        return None, 0
+    def _opened(self, token: Token) -> None:
+        """After `<tool_call>`."""
+        if token.kind == "function" and (not token.is_broken or token.name in self._schemas):
+            self._function(token)
+        elif _begins(token, "{["):
+            self._json = JsonObject()
+            self._state = self._json_call
+            self._json_call(token)
+        elif not is_space(token):
+            self._fail(token)
 
-    def _held_from(self) -> int:
-        """Where a possible call begins, including white space before it."""
-        for length in range(min(len(OPEN) - 1, len(self._rest)), 0, -1):
-            if self._rest.endswith(OPEN[:length]):
-                return len(self._rest[:-length].rstrip())
-        return len(self._rest.rstrip())
+    def _function(self, token: Token) -> None:
+        """After `<function=...>`, and after each of its parameters."""
+        call = self._call
+        if token.kind == "function" and not call.is_open:
+            self._call = Call(token.name, self._schemas.get(token.name, {}), is_offered=self._is_offered(token.name))
+            self._state = self._function
+        elif token.kind == "parameter":
+            self._parameter(token)
+        elif token.kind == "/function":
+            self._end_call()
+        elif token.kind == "/tool_call" or (token.kind in ("function", "tool_call") and call.arguments):
+            # Its closing mark is missing.
+            self._untake(1)
+            self._end_call()
+            self._take(token)
+        elif _begins(token, "{") and not call.arguments:
+            self._json = JsonObject()
+            self._state = self._json_arguments
+            self._json_arguments(token)
+        elif token.kind != "/parameter" and not is_space(token):
+            self._fail(token)
+
+    def _parameter(self, token: Token) -> None:
+        call = self._call
+        is_unsure = token.is_broken and token.name not in call.properties
+        if is_unsure or call.is_whole or token.name in call.arguments:
+            self._fail(token)
+            return
+        reader = ValueReader(call.properties.get(token.name), call.schema)
+        if not self._is_held and call.is_offered:
+            self._tell_parameter(token.name)
+        if reader.is_text:
+            self._raw_value = RawValue(token.name, reader, has_begun=token.is_broken)
+            self._state = self._in_raw_value
+        else:
+            self._value = JsonValue(token.name, reader)
+            self._state = self._in_value
+
+    def _in_raw_value(self, token: Token) -> None:
+        """Inside a value that is written as it is: a mark may belong to it."""
+        value, run = self._raw_value, self._raw_value.run_kinds
+        is_ended = run[:2] == ["/parameter", "/function"]
+        if token.kind == "text":
+            if run and is_space(token):
+                value.wait(token)
+            elif run and run[-1] == "tool_call" and _begins(token, "{"):
+                self._end_raw_value(token)
+            else:
+                self._add(token)
+        elif token.kind == "/parameter":
+            if value.closes(token):
+                self._add(token)
+            else:
+                self._add()
+                value.wait(token)
+        elif token.kind in ("/function", "/tool_call"):
+            if run[:1] != ["/parameter"] and value.closes(token):
+                self._add(token)
+                return
+            value.wait(token)
+            if is_ended and token.kind == "/tool_call":
+                self._end_raw_value()
+        elif token.kind == "parameter":
+            is_next = run == ["/parameter"] and (not token.is_broken or token.name in self._call.properties)
+            if is_next or (not run and self._is_next(token)):
+                self._end_raw_value(token)
+            else:
+                self._add(token)
+        elif token.kind == "tool_call" and run and value.is_sure and "tool_call" not in run:
+            value.wait(token)
+        elif token.kind == "function" and run and value.is_sure and (is_ended or self._is_offered(token.name)):
+            self._end_raw_value(token)
+        else:
+            self._add(token)
+
+    def _is_next(self, token: Token) -> bool:
+        """Whether a parameter begins although the one before isn't closed."""
+        value, call = self._raw_value, self._call
+        is_new = token.name in call.properties and token.name not in call.arguments and token.name != value.name
+        return is_new and not token.is_broken and value.is_at_line and value.is_plain
+
+    def _add(self, token: Token | None = None) -> None:
+        """Adds the marks that wait, and the token, to the value."""
+        value = self._raw_value
+        known = value.add(token)
+        if known and self._call.is_begun:
+            self._tell(_escaped(known) if value.is_told else f'"{_escaped(known)}')
+            value.is_told = True
+
+    def _end_raw_value(self, *following: Token) -> None:
+        """Ends the value before the marks that wait, and takes these again, and the tokens after them."""
+        value, call = self._raw_value, self._call
+        read = value.reader.read(value.text)
+        call.arguments[value.name] = read
+        if call.is_begun:
+            self._tell('"' if value.is_told else _dumped(read))
+        tokens = [*value.run, *following]
+        self._untake(len(tokens))
+        self._state = self._function
+        for token in tokens:
+            self._take(token)
+
+    def _in_value(self, token: Token) -> None:
+        """Inside a JSON value, whose strings may hold marks."""
+        value, call = self._value, self._call
+        is_end = token.kind == "/parameter" or (not value.scanner.depth and not token.is_broken)
+        if token.kind == "text" or value.scanner.in_string or not is_end:
+            value.push(token.raw)
+            return
+        read = value.reader.read(value.text)
+        call.arguments[value.name] = read
+        if call.is_begun:
+            self._tell(_dumped(read))
+        self._state = self._function
+        if token.kind != "/parameter":
+            self._untake(1)
+            self._take(token)
+
+    def _json_call(self, token: Token) -> None:
+        """Inside `{"name": ..., "arguments": ...}` or a list of these."""
+        if token.kind == "text" or self._json.scanner.in_string:
+            rest = self._json.push(token.raw)
+            if rest is not None:
+                self._split(token, rest, self._after_json)
+        elif token.kind == "/tool_call" and self._json.close():
+            self._untake(1)
+            self._state = self._after_json
+            self._take(token)
+        else:
+            self._fail(token)
+
+    def _after_json(self, token: Token) -> None:
+        """After a JSON call: something must close it, or another call must follow."""
+        if token.kind == "text":
+            following = token.raw.lstrip(" \t\r\n,}")
+            if not following:
+                return
+            if following[0] != "{":
+                self._fail(token)
+                return
+        calls = self._json_calls() if token.kind in ("text", "tool_call", "/tool_call") else None
+        if calls is None:
+            self._fail(token)
+            return
+        self._untake(1)
+        self._finish(calls)
+        if token.kind == "text":
+            self._state = self._opened
+            token = Token("text", token.raw.lstrip(" \t\r\n,}"))
+        self._take(token)
+
+    def _json_calls(self) -> list[ToolCall] | None:
+        """The calls that were read; None if one isn't a call of an offered function."""
+        try:
+            read = read_literal(self._json.text)
+            calls = [self._call_of(each) for each in (read if isinstance(read, list) else [read])]
+        except (ValueError, KeyError, TypeError, AttributeError, PromptError):
+            return None
+        return calls if calls and all(self._is_offered(call.name) for call in calls) else None
+
+    def _call_of(self, values: Any) -> ToolCall:
+        values = values["function"] if isinstance(values.get("function"), dict) else values
+        arguments = values["arguments"] if "arguments" in values else values.get("parameters")
+        arguments = read_literal(arguments) if isinstance(arguments, str) else arguments
+        return self._fitted(values["name"], {} if arguments is None else arguments)
+
+    def _fitted(self, name: str, arguments: Mapping[str, Any]) -> ToolCall:
+        schema = self._schemas.get(name, {})
+        properties = properties_of(schema)
+        fitted = {key: ValueReader(properties.get(key), schema).fitted(value) for key, value in arguments.items()}
+        return ToolCall(name, fitted)
+
+    def _json_arguments(self, token: Token) -> None:
+        """Inside a JSON object that a function has instead of parameters."""
+        if token.kind != "text" and not self._json.scanner.in_string:
+            self._fail(token)
+            return
+        rest = self._json.push(token.raw)
+        if rest is None:
+            return
+        try:
+            made = self._fitted(self._call.name, read_literal(self._json.text))
+        except (ValueError, AttributeError, PromptError):
+            self._fail(token)
+            return
+        self._call.arguments = dict(made.arguments)
+        self._call.is_whole = True
+        self._split(token, rest, self._function)
+
+    def _after_call(self, token: Token) -> None:
+        """Inside a block, after a whole call."""
+        if token.kind == "/tool_call":
+            self._end_block(is_closed=True)
+        elif token.kind == "function" and not token.is_broken:
+            if not self._call.is_offered:
+                self._untake(1)
+                self._say(self._taken_raw())
+                self._raw = [token.raw]
+            self._function(token)
+        elif token.kind in ("tool_call", "parameter", "function") or (token.kind == "text" and not is_space(token)):
+            self._untake(1)
+            self._end_block(is_closed=False)
+            self._take(token)
+
+    # What the states do.
+
+    def _take(self, token: Token) -> None:
+        if self._state != self._outside:
+            self._raw.append(token.raw)
+        self._state(token)
+
+    def _untake(self, number: int) -> None:
+        """Forgets the last tokens, which another state will take."""
+        del self._raw[len(self._raw) - number :]
+
+    def _split(self, token: Token, rest: str, state: Callable[[Token], None]) -> None:
+        """Leaves the end of the last token to another state."""
+        self._raw[-1] = token.raw[: len(token.raw) - len(rest)]
+        self._state = state
+        if rest:
+            self._take(Token("text", rest))
+
+    def _open(self, token: Token, *, is_bare: bool) -> None:
+        self._raw = [*self._space, token.raw]
+        self._space = []
+        self._is_quoted = self._only_last or self._code.is_inside
+        self._is_held = self._is_quoted or is_bare or bool(self._held)
+        self._call = NO_CALL
+
+    def _is_offered(self, name: str) -> bool:
+        return bool(name) and (name in self._schemas or not self._schemas)
+
+    def _fail(self, token: Token | None = None) -> None:
+        """What was read since the last whole call is text, and the token comes after it."""
+        if token is not None:
+            self._untake(1)
+        raw, call = self._taken_raw(), self._call
+        self._state, self._call = self._outside, NO_CALL
+        if call.is_begun:
+            self._found.append(CallLost(self._num_calls - 1, raw))
+            self._drops_space = False
+        else:
+            self._say(raw)
+        if token is not None:
+            self._take(token)
+
+    def _taken_raw(self) -> str:
+        raw, self._raw = "".join(self._raw), []
+        return raw
+
+    def _tell_parameter(self, name: str) -> None:
+        call = self._call
+        if not call.is_begun:
+            call.is_begun = True
+            self._found.append(CallBegun(self._num_calls, call.name))
+            self._num_calls += 1
+        self._tell(f"{', ' if call.arguments else '{'}{_dumped(name)}: ")
+
+    def _tell(self, text: str) -> None:
+        self._found.append(CallArguments(self._num_calls - 1, text))
+
+    def _end_call(self) -> None:
+        """The call is whole."""
+        call = self._call
+        call.is_open = False
+        self._state = self._after_call
+        if not call.is_offered:
+            return
+        try:
+            made = ToolCall(call.name, call.arguments)
+        except PromptError:
+            self._fail()
+            return
+        if not call.is_begun:
+            self._finish([made])
+            return
+        self._tell("}")
+        self._found.append(made)
+        self._raw, self._call = [], NO_CALL
+        self._forget_space()
+
+    def _finish(self, calls: Sequence[ToolCall]) -> None:
+        """Takes whole calls that weren't told."""
+        self._state, self._call = self._after_call, NO_CALL
+        if self._is_held:
+            self._held += calls
+            self._held_raw.append(self._taken_raw())
+        else:
+            self._raw = []
+            self._give(calls)
+
+    def _give(self, calls: Sequence[ToolCall]) -> None:
+        for call in calls:
+            index, self._num_calls = self._num_calls, self._num_calls + 1
+            told = CallArguments(index, _dumped(dict(call.arguments)))
+            self._found += [CallBegun(index, call.name), told, call]
+        self._forget_space()
+
+    def _forget_space(self) -> None:
+        self._space, self._drops_space = [], True
+        self._code.end_line()
+
+    def _end_block(self, *, is_closed: bool) -> None:
+        self._state = self._outside
+        raw = self._taken_raw()
+        if not self._call.is_offered:
+            self._say(raw)
+        elif self._held and (self._is_quoted or not is_closed):
+            self._held_raw.append(raw)
+        elif self._held:
+            self._give(self._taken_held())
+
+    def _taken_held(self) -> list[ToolCall]:
+        held, self._held, self._held_raw = self._held, [], []
+        return held
+
+    def _say(self, text: str) -> None:
+        """Takes text outside calls."""
+        if self._held and not text.strip():
+            self._held_raw.append(text)
+            return
+        if self._held:
+            # They were no calls, since this follows.
+            text = "".join([*self._held_raw, text])
+            self._taken_held()
+        if self._drops_space:
+            text = text.lstrip()
+            self._drops_space = not text
+        self._code.push(text)
+        known = text.rstrip()
+        if known:
+            self._found.append("".join([*self._space, known]))
+            self._space = []
+        if len(text) > len(known):
+            self._space.append(text[len(known) :])
+
+    def _end(self, *, is_cut: bool) -> None:
+        if self._state == self._in_raw_value and self._raw_value.is_closed(is_cut=is_cut):
+            self._end_raw_value()
+        elif self._state == self._in_value and self._value.is_closed and not is_cut:
+            self._in_value(Token("/parameter", ""))
+        elif self._state == self._after_json and (calls := self._json_calls()) is not None:
+            self._finish(calls)
+        if self._state == self._function and self._call.arguments and not is_cut:
+            self._end_call()
+        if self._state == self._after_call:
+            self._end_block(is_closed=False)
+        elif self._state != self._outside:
+            self._fail()
+        if self._held and is_cut:
+            held = "".join(self._held_raw)
+            self._taken_held()
+            self._say(held)
+        elif self._held:
+            self._give(self._taken_held())
+        self._found += self._space
+        self._space = []
+
+    def _taken(self) -> list[Found]:
+        """What was found, with neighbours joined."""
+        found: list[Found] = []
+        texts: list[str] = []
+
+        def join() -> None:
+            if texts:
+                last = found[-1]
+                text = "".join(texts)
+                found[-1] = CallArguments(last.index, text) if isinstance(last, CallArguments) else text
+                texts.clear()
+
+        for each in self._found:
+            last = found[-1] if found else None
+            is_same = isinstance(each, CallArguments) and isinstance(last, CallArguments) and each.index == last.index
+            if not is_same and not (isinstance(each, str) and isinstance(last, str)):
+                join()
+                found.append(each)
+            if isinstance(each, str | CallArguments):
+                texts.append(each if isinstance(each, str) else each.json)
+        join()
+        self._found = []
+        return found
 
 
-def read_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
-    """A whole reply's text without its calls, and the calls."""
-    parser = CallParser(tools)
-    found = [*parser.push(text), *parser.flush()]
+def read_calls(
+    text: str, tools: Sequence[Mapping[str, Any]], *, is_cut: bool = False, only_last: bool = False
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """A whole reply's text without its calls, and the calls. Arguments as `CallParser`'s."""
+    parser = CallParser(tools, only_last=only_last)
+    found = [*parser.push(text), *parser.flush(is_cut=is_cut)]
     calls = tuple(each for each in found if isinstance(each, ToolCall))
-    return "".join(each for each in found if isinstance(each, str)), calls
+    texts = (each.text if isinstance(each, CallLost) else each for each in found)
+    return "".join(each for each in texts if isinstance(each, str)), calls
 
 
 def form_of(template: str) -> CallForm | None:
     """The form of a template's calls; None if it has no calls."""
     return None if OPEN not in template else "xml" if "<function=" in template else "json"
-
-
-def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema, or its reference's target in `root`; None if there is no such target."""
-    for _ in range(_MAX_REFERENCES):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str):
-            return schema
-        schema = root
-        for name in reference.removeprefix("#").split("/")[1:]:
-            name = unquote(name).replace("~1", "/").replace("~0", "~")
-            schema = schema.get(name) if isinstance(schema, Mapping) else None
-    return None
-
-
-def kinds_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema allows; empty if it doesn't restrict them."""
-    return _kinds_of(schema, root, {}, 0)
-
-
-def _kinds_of(schema: Any, root: Mapping[str, Any], found: dict[int, set[str]], depth: int) -> set[str]:
-    """`found` has the kinds of visited schemas by identity, since choices may share schemas."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
-        return set()
-    if id(schema) not in found:
-        # A reference to itself adds nothing.
-        found[id(schema)] = set()
-        found[id(schema)] = _own_kinds(schema, root, found, depth)
-    return found[id(schema)]
-
-
-def _own_kinds(schema: Mapping[str, Any], root: Mapping[str, Any], found: dict[int, set[str]], depth: int) -> set[str]:
-    kinds = schema.get("type")
-    if isinstance(kinds, str | list):
-        return {kinds} if isinstance(kinds, str) else {each for each in kinds if isinstance(each, str)}
-    if "const" in schema or isinstance(schema.get("enum"), list):
-        return {_kind(each) for each in ([schema["const"]] if "const" in schema else schema["enum"])}
-    for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list):
-            choices = [_kinds_of(each, root, found, depth + 1) for each in schema[name]]
-            return set().union(*choices) if all(choices) else set()
-    parts = schema.get("allOf")
-    parts = [_kinds_of(each, root, found, depth + 1) for each in parts] if isinstance(parts, list) else []
-    known = [kinds for kinds in parts if kinds]
-    return set.intersection(*known) if known else set()
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else _KINDS.get(type(value), "object")
 
 
 def _schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -167,66 +560,16 @@ def _schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return str(function.get("name")), parameters if isinstance(parameters, Mapping) else {}
 
 
-def _may_be_call(beginning: str) -> bool:
-    """Whether the text after an opening mark may still become a call."""
-    beginning = beginning.lstrip()
-    return beginning.startswith("{") or beginning.startswith("<function=") or "<function=".startswith(beginning)
+def _begins(token: Token, marks: str) -> bool:
+    """Whether a text begins with one of these characters, after white space."""
+    text = token.raw.lstrip()
+    return token.kind == "text" and text[:1] != "" and text[0] in marks
 
 
-def _read(inside: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
-    function = _FUNCTION.fullmatch(inside)
-    try:
-        if function is None:
-            values = json.loads(inside)
-            arguments = values.get("arguments", {})
-            return ToolCall(values["name"], json.loads(arguments) if isinstance(arguments, str) else arguments)
-        name, body = function[1].strip(), function[2].rstrip()
-        arguments, end, root = {}, 0, schemas.get(name, {})
-        properties = root.get("properties") or {}
-        while begun := _BEGINNING.match(body, end):
-            key = begun[1].strip()
-            found = _json_value(body, begun.end(), properties.get(key), root)
-            if found is None:
-                whole = _PARAMETER.match(body, end)
-                if whole is None:
-                    return None
-                found = _value(whole[2], properties.get(key), root), whole.end()
-            arguments[key], end = found
-        return ToolCall(name, arguments) if not body[end:].strip() else None
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, PromptError):
-        return None
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _json_value(body: str, start: int, schema: Any, root: Mapping[str, Any]) -> tuple[Any, int] | None:
-    """A JSON value that is no string, and where its parameter ends; None if there is none.
-
-    JSON has its own end, so the value may hold the closing mark.
-    """
-    kinds = kinds_of(schema, root)
-    if not kinds or "string" in kinds:
-        return None
-    try:
-        value, stop = _JSON.raw_decode(body, start)
-    except ValueError:
-        return None
-    closing = _CLOSING.match(body, stop)
-    return None if closing is None else (value, closing.end())
-
-
-def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """A parameter's value; a string if its schema allows one or doesn't restrict types."""
-    kinds, schema = kinds_of(schema, root), resolved(schema, root)
-    if "string" in kinds or not kinds:
-        listed = schema.get("enum") if isinstance(schema, Mapping) else None
-        others = [each for each in listed if not isinstance(each, str)] if isinstance(listed, list) else []
-        if text not in (listed or ()) and (kinds > {"null"} or others):
-            with contextlib.suppress(ValueError, RecursionError):
-                value = json.loads(text)
-                return value if (value is None and "null" in kinds) or value in others else text
-        return text
-    if "boolean" in kinds and text.strip().lower() in ("true", "false"):
-        return text.strip().lower() == "true"
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def _escaped(text: str) -> str:
+    """A part of a JSON string."""
+    return _dumped(text)[1:-1]

@@ -20,6 +20,7 @@ from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Request
 from qwen35mm.model import load
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
+from qwen35mm.prompt.replies import is_cut
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 logger = logging.getLogger(__name__)
@@ -108,11 +109,11 @@ class LocalBackend(ModelBackend, LocalTexts):
                     elif isinstance(event, Finished):
                         is_finished = True
                         if commits and request is not None:
-                            self._remember(request, texts)
+                            self._remember(request, texts, cut=is_cut(event.result))
                     yield event
         except (GeneratorExit, asyncio.CancelledError):
             if commits and request is not None and not is_finished:
-                self._remember(request, texts)
+                self._remember(request, texts, cut=True)
             raise
 
     def memory(self) -> dict[str, int]:
@@ -146,9 +147,9 @@ class LocalBackend(ModelBackend, LocalTexts):
         self._committer.shutdown(cancel_futures=True)
         self.engine.close()
 
-    def _remember(self, request: GenerationRequest, texts: dict[str, list[str]]) -> None:
+    def _remember(self, request: GenerationRequest, texts: dict[str, list[str]], *, cut: bool) -> None:
         """Has the conversation's history computed with its new reply."""
-        ended = ended_by(request, "".join(texts["answer"]), "".join(texts["reasoning"]))
+        ended = ended_by(request, "".join(texts["answer"]), "".join(texts["reasoning"]), cut=cut)
         if ended is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 self._committer.submit(self._commit, ended)

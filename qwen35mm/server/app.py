@@ -30,6 +30,7 @@ from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.fields import STRICT
 from qwen35mm.server.generation import ServedBackend, num_tokens
+from qwen35mm.server.identity import request_id_header, system_fingerprint
 from qwen35mm.server.keys import Keys
 from qwen35mm.server.models import anthropic_model, anthropic_models, openai_model
 from qwen35mm.server.notes import HEADER, Notes, notes_of
@@ -152,7 +153,8 @@ class Api(Service):
         model = self.check_model(body.model)
         asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
-        reply = Completion(model, readers, includes_usage=body.includes_usage)
+        fingerprint = system_fingerprint(self._backend.loaded)
+        reply = Completion(model, readers, fingerprint=fingerprint, includes_usage=body.includes_usage)
         events = events_of_choices(asked, body.n, functools.partial(self.answer, caller))
         if body.stream:
             return await self.stream_events(request, events, reply.frames, lambda error: frame(error.body))
@@ -275,11 +277,13 @@ def answering(handler: Handler, *, strict_fields: bool = False) -> Handler:
             if told := notes.header:
                 response.headers[HEADER] = told
                 notes.log(request.url.path)
-            return response
         except ClientDisconnect:
-            return Response(status_code=499)
+            response = Response(status_code=499)
         except Exception as error:
-            return await answer_error(request, error)
+            response = await answer_error(request, error)
+        name, value = request_id_header(request.url.path)
+        response.headers[name] = value
+        return response
 
     return answer
 

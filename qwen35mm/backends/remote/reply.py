@@ -23,7 +23,7 @@ from qwen35mm.contract import (
     ToolCall,
 )
 from qwen35mm.errors import PromptError, RefusedError
-from qwen35mm.prompt.calls import read_calls
+from qwen35mm.prompt.replies import read_reply
 
 DONE = "[DONE]"
 Piece = Progress | Prefilled | TextDelta
@@ -158,13 +158,17 @@ class Reply:
         decode_s = 0.0 if self._first_s is None else self._last_s - self._first_s
         # The server's own time excludes a slow network.
         decode_s = _seconds(self._timings, "predicted_ms") or decode_s
-        text, calls = "".join(self._texts["answer"]), tuple(self._read_calls)
-        if self._tools and not self._calls:
-            text, calls = read_calls(text, self._tools)
+        reason = _FINISH_REASONS[self._finish_reason]
+        read = read_reply(
+            "".join(self._texts["answer"]),
+            "".join(self._texts["reasoning"]) or None,
+            () if self._calls else self._tools,
+            is_cut=reason != "stop" or self._stopped_by is not None,
+        )
         return Result(
-            text=text,
-            reasoning="".join(self._texts["reasoning"]) or None,
-            finish_reason=_FINISH_REASONS[self._finish_reason],
+            text=read.text,
+            reasoning=read.reasoning or None,
+            finish_reason=reason,
             token_ids=(),
             prompt_token_ids=(),
             num_prompt_tokens=num_prompt,
@@ -178,7 +182,7 @@ class Reply:
                 prefill_s=_seconds(self._timings, "prompt_ms"),
                 decode_s=decode_s,
             ),
-            tool_calls=calls,
+            tool_calls=read.calls or tuple(self._read_calls),
             stopped_by=self._stopped_by,
             logprobs=tuple(self._logprobs) or None,
         )

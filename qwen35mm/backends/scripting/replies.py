@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from qwen35mm.backends.scripting import loop
 from qwen35mm.contract import Event, Finished, MediaPlanned, Result, TextDelta
 from qwen35mm.errors import RequestError
-from qwen35mm.prompt.calls import CallParser
+from qwen35mm.prompt.calls import CallLost, CallParser
+from qwen35mm.prompt.replies import is_cut
 from qwen35mm_preprocess import MediaPlan
 
 In = TypeVar("In")
@@ -107,7 +108,7 @@ class ReplyStream:
             elif isinstance(event, TextDelta) and event.channel == "answer":
                 self._add(self._parser.push(event.text) if self._parser else [event.text])
             elif isinstance(event, Finished):
-                self._add(self._parser.flush() if self._parser else [])
+                self._add(self._parser.flush(is_cut=is_cut(event.result)) if self._parser else [])
                 self._result = replace(event.result, schema=self._schema)
             elif event is None:
                 self._has_failed = self._result is None
@@ -122,7 +123,8 @@ class ReplyStream:
         return True
 
     def _add(self, found: Iterable[object]) -> None:
-        self._pending.extend(each for each in found if isinstance(each, str) and each)
+        texts = (each.text if isinstance(each, CallLost) else each for each in found)
+        self._pending.extend(each for each in texts if isinstance(each, str) and each)
 
     def _next(self) -> str | None:
         if self._is_open and self._pending:

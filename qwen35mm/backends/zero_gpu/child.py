@@ -20,6 +20,7 @@ from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.request import failed_on
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.model import LoadedModel
+from qwen35mm.prompt.replies import is_cut
 from qwen35mm_preprocess import PreparedMedia
 from qwen35mm_preprocess.say import Said, said_of
 
@@ -161,7 +162,7 @@ class Child:
             engine.flush()
 
     def _commit(self, engine: Engine, request: GenerationRequest, result: Result) -> None:
-        ended = ended_by(request, result.text, result.reasoning or "")
+        ended = ended_by(request, result.text, result.reasoning or "", cut=is_cut(result))
         try:
             if ended is not None:
                 engine.commit(self._backend.history(ended))

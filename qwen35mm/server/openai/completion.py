@@ -10,8 +10,9 @@ from typing import Any
 
 from qwen35mm.contract import Finished, Result, TokenLogprob, ToolCall
 from qwen35mm.http.streams import frame
+from qwen35mm.prompt.calls import CallArguments, CallBegun
 from qwen35mm.server.openai.choices import OfChoice
-from qwen35mm.server.reply import Piece, ReplyReader
+from qwen35mm.server.reply import Part, Piece, ReplyReader
 
 
 class Completion:
@@ -20,11 +21,15 @@ class Completion:
     Args:
         model: the model's name in the answer.
         readers: one for each reply.
+        fingerprint: of what computes the answer.
     """
 
-    def __init__(self, model: str, readers: Sequence[ReplyReader], *, includes_usage: bool = False) -> None:
+    def __init__(
+        self, model: str, readers: Sequence[ReplyReader], *, fingerprint: str, includes_usage: bool = False
+    ) -> None:
         self._choices = [_Choice(index, reader) for index, reader in enumerate(readers)]
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = head | {"system_fingerprint": fingerprint, "service_tier": "default"}
         self._includes_usage = includes_usage
 
     def take(self, told: OfChoice) -> Iterable[object]:
@@ -72,16 +77,17 @@ class _Choice:
         self.reader = reader
         self._index = index
         self._has_begun = False
-        self._num_calls = 0
+        # Of the call that is being written; a lost one keeps its own.
+        self._call_index = -1
 
     def whole(self) -> dict[str, Any]:
         """The whole choice, once it is finished."""
         result, calls = self.reader.finished, self.reader.calls
         message: dict[str, Any] = {"role": "assistant", "content": self.reader.text, "refusal": None}
         if calls:
-            message |= {"content": self.reader.text or None, "tool_calls": [_call(call) for call in calls]}
-        if result.reasoning:
-            message |= _reasoning(result.reasoning)
+            message |= {"content": self.reader.text or None, "tool_calls": [_called(call) for call in calls]}
+        if self.reader.thinking:
+            message |= _reasoning(self.reader.thinking)
         return {"index": self._index, "message": message, **self._end, "logprobs": self._logprobs(result)}
 
     def parts(self, told: OfChoice) -> Iterator[dict[str, Any]]:
@@ -90,15 +96,21 @@ class _Choice:
             self._has_begun = True
             yield self._part({"role": "assistant", "content": ""})
         for found in self.reader.take(told.event):
-            yield self._part(self._delta(found))
+            if (delta := self._delta(found)) is not None:
+                yield self._part(delta)
         if isinstance(told.event, Finished):
             yield {**self._part({}), **self._end}
 
-    def _delta(self, found: Piece | ToolCall) -> dict[str, Any]:
-        if isinstance(found, ToolCall):
-            self._num_calls += 1
-            return {"tool_calls": [{"index": self._num_calls - 1, **_call(found)}]}
-        return {"content": found.text} if found.kind == "text" else _reasoning(found.text)
+    def _delta(self, found: Part) -> dict[str, Any] | None:
+        """None for the end of a call: what was told of it is all."""
+        if isinstance(found, Piece):
+            return {"content": found.text} if found.kind == "text" else _reasoning(found.text)
+        if isinstance(found, CallBegun):
+            self._call_index += 1
+            return {"tool_calls": [{"index": self._call_index, **_call(found.name, "")}]}
+        if isinstance(found, CallArguments):
+            return {"tool_calls": [{"index": self._call_index, "function": {"arguments": found.json}}]}
+        return None
 
     def _part(self, delta: dict[str, Any]) -> dict[str, Any]:
         logprobs = None if "reasoning" in delta or "role" in delta else self._logprobs()
@@ -119,8 +131,12 @@ class _Choice:
         return {"content": [_logprob(each, with_top=True) for each in told], "refusal": None}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+def _called(call: ToolCall) -> dict[str, Any]:
+    return _call(call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 

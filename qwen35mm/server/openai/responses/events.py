@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -10,12 +9,15 @@ from typing import Any
 
 from qwen35mm.contract import Event, Result, TokenLogprob, ToolCall
 from qwen35mm.http.streams import frame
+from qwen35mm.prompt.calls import CallArguments, CallBegun
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.openai.responses.items import item_id
-from qwen35mm.server.reply import Piece, ReplyReader
+from qwen35mm.server.reply import Part, Piece, ReplyReader
 
 # The responses API's error codes; every other status is the server's fault.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+_ARGUMENTS = "response.function_call_arguments"
 
 Values = dict[str, Any]
 
@@ -134,15 +136,22 @@ class Output:
         # The kind of the last item while it grows.
         self._open: str | None = None
 
-    def take(self, found: Piece | ToolCall, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Values]:
+    def take(self, found: Part, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Values]:
         """The events of the reply's next chunk.
 
         Args:
             logprobs: of its tokens, if requested; not sent for calls.
         """
-        if isinstance(found, ToolCall):
+        if isinstance(found, CallBegun):
             yield from self.end()
-            yield from self._call(found)
+            yield from self._begin_call(found.name)
+            return
+        if isinstance(found, CallArguments):
+            self.items[-1]["arguments"] += found.json
+            yield {"type": f"{_ARGUMENTS}.delta", **self._place, "delta": found.json}
+            return
+        if not isinstance(found, Piece):
+            yield from self.end("completed" if isinstance(found, ToolCall) else "incomplete")
             return
         if self._open != found.kind:
             yield from self.end()
@@ -158,7 +167,15 @@ class Output:
         """Ends the item that still grows, if there is one."""
         if self._open is None:
             return
-        item, part = self.items[-1], self._part
+        item = self.items[-1]
+        if self._open == "call":
+            # Of an incomplete one, the part that was told.
+            yield {"type": f"{_ARGUMENTS}.done", **self._place, "arguments": item["arguments"]}
+            item["status"] = status
+            self._open = None
+            yield self._of_item("done", item)
+            return
+        part = self._part
         told = {"logprobs": list(map(_without_bytes, part["logprobs"]))} if self._open == "text" else {}
         yield {"type": f"{self._text_event}.done", **self._place, "text": part["text"], **told}
         yield {"type": f"{self._part_event}.done", **self._place, "part": part}
@@ -180,16 +197,11 @@ class Output:
         (item["summary"] if self._is_summary else item["content"]).append(part)
         yield {"type": f"{self._part_event}.added", **self._place, "part": part}
 
-    def _call(self, call: ToolCall) -> Iterator[Values]:
-        arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-        head = {"type": "function_call", "call_id": f"call_{uuid.uuid4().hex[:24]}", "name": call.name}
-        item = self._new({**head, "arguments": ""})
+    def _begin_call(self, name: str) -> Iterator[Values]:
+        self._open = "call"
+        call_id = f"call_{uuid.uuid4().hex[:24]}"
+        item = self._new({"type": "function_call", "call_id": call_id, "name": name, "arguments": ""})
         yield self._of_item("added", item)
-        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        yield {"type": "response.function_call_arguments.delta", **place, "delta": arguments}
-        yield {"type": "response.function_call_arguments.done", **place, "arguments": arguments}
-        item |= {"arguments": arguments, "status": "completed"}
-        yield self._of_item("done", item)
 
     def _new(self, item: Values) -> Values:
         self.items.append({"id": item_id(item["type"], self._node, len(self.items)), "status": "in_progress", **item})
@@ -209,8 +221,8 @@ class Output:
 
     @property
     def _place(self) -> Values:
-        index = "summary_index" if self._is_summary else "content_index"
-        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, index: 0}
+        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return place if self._open == "call" else {**place, "summary_index" if self._is_summary else "content_index": 0}
 
     @property
     def _text_event(self) -> str:

@@ -158,7 +158,7 @@ def messages_of(turns: Sequence[Turn], instructions: str | None) -> list[Message
         reply = _Reply()
         for at, item in enumerate(turn.items):
             place = f"input.{at}" if number == len(turns) - 1 else f"previous_response_id: item {item['id']}"
-            if item["type"] == "function_call":
+            if item["type"] == "function_call" and item.get("status") != "incomplete":
                 called.add(item["call_id"])
             if item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant":
                 messages += reply.take(item, place)
@@ -191,7 +191,10 @@ class _Reply:
     def take(self, item: dict[str, Any], place: str) -> list[Message]:
         """Adds an item. Returns the previous answer if this item begins a new one."""
         ended: list[Message] = []
-        if item["type"] == "function_call":
+        if item["type"] == "function_call" and item.get("status") == "incomplete":
+            # Its arguments are cut off, so it is no call: the model sees what it wrote.
+            self._texts.append(f"{item['name']}: {item['arguments']}")
+        elif item["type"] == "function_call":
             self._calls.append(ToolCall(item["name"], _arguments(item["arguments"], place), item["call_id"]))
         elif item["type"] == "reasoning":
             ended = self.end() if self._texts or self._calls else []

@@ -1,0 +1,27 @@
+"""What answers say about who gave them: the model's fingerprint, and the request's number."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import uuid
+
+from qwen35mm import __version__
+from qwen35mm.model import LoadedModel
+
+
+@functools.lru_cache(maxsize=32)
+def _fingerprint(name: str, weights: str) -> str:
+    digest = hashlib.sha256(f"{__version__}\n{name}\n{weights}".encode()).hexdigest()
+    return f"fp_{digest[:10]}"
+
+
+def system_fingerprint(loaded: LoadedModel) -> str:
+    """Changes with the program's version, the model and the format of its weights."""
+    return _fingerprint(loaded.name, loaded.weights)
+
+
+def request_id_header(path: str) -> tuple[str, str]:
+    """The header that numbers an answer, in the form of its protocol."""
+    number = uuid.uuid4().hex
+    return ("request-id", f"req_{number}") if path.startswith("/v1/messages") else ("x-request-id", f"req_{number}")

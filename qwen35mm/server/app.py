@@ -170,17 +170,17 @@ class Api(Service):
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
         reply = anthropic_reply.Reply(model, reader)
         if body.stream:
-            return await self.stream(request, caller, asked, reply.frames, anthropic_reply.error_frame)
-        await self.finish(request, caller, asked, reader)
+            return await self.stream(request, caller, asked.request, reply.frames, anthropic_reply.error_frame)
+        await self.finish(request, caller, asked.request, reader)
         return JSONResponse(reply.whole())
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation, in Anthropic's form."""
         caller = self.caller(request)
-        body = await read_body(request, anthropic.CountRequest, anthropic.known_fields)
+        body = await read_body(request, anthropic.CountRequest, anthropic.known_count_fields)
         self.check_model(body.model)
         asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
-        return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
+        return JSONResponse({"input_tokens": await num_tokens(asked.request, self._backend)})
 
     async def models(self, request: Request) -> Response:
         """List the names of the model."""

@@ -112,7 +112,7 @@ ResponseFormat = PlainFormat | SchemaFormat | FlatSchemaFormat | RegexFormat | G
 
 class TextBlock(TypedDict):
     type: Literal["text"]
-    text: str
+    text: NotRequired[str | None]
 
 
 class ImageSource(TypedDict):
@@ -126,6 +126,13 @@ class ImageBlock(TypedDict):
     source: ImageSource
 
 
+class DocumentBlock(TypedDict):
+    type: Literal["document"]
+    source: dict[str, Any]
+    title: NotRequired[str | None]
+    context: NotRequired[str | None]
+
+
 class ToolUseBlock(TypedDict):
     type: Literal["tool_use"]
     id: str
@@ -136,7 +143,8 @@ class ToolUseBlock(TypedDict):
 class ToolResultBlock(TypedDict):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: NotRequired[str | list[TextBlock | ImageBlock] | None]
+    content: NotRequired[str | list[TextBlock | ImageBlock | DocumentBlock | OtherBlock] | None]
+    is_error: NotRequired[bool | None]
 
 
 class ThinkingBlock(TypedDict):
@@ -144,16 +152,18 @@ class ThinkingBlock(TypedDict):
     thinking: str
 
 
-class RedactedThinkingBlock(TypedDict):
-    type: Literal["redacted_thinking"]
+class OtherBlock(TypedDict):
+    """A block of another type is carried as text, if it says something."""
+
+    type: str
 
 
-Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Block = TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | OtherBlock
 
 
 class AnthropicMessage(TypedDict):
-    role: Literal["user", "assistant"]
-    content: str | list[Block]
+    role: str
+    content: NotRequired[str | list[str | Block] | Block | None]
 
 
 class ErrorOfOpenAI(TypedDict):

@@ -2,59 +2,93 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from typing import Annotated, Any, Literal
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from qwen35mm.contract import (
-    GenerationRequest,
-    Image,
-    Message,
-    SamplingParams,
-    Text,
-    ToolCall,
-)
+from qwen35mm.contract import GenerationRequest, SamplingParams
+from qwen35mm.contract.sampling import NUMBERS
 from qwen35mm.errors import ConfigError
+from qwen35mm.server import fields
+from qwen35mm.server.anthropic.blocks import Blocks
+from qwen35mm.server.anthropic.tools import Tool, Toolbox, plain_tools
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import MAX_TOOLS, STRICT, FunctionName, Number
+from qwen35mm.server.fields import EFFORTS, MAX_TOOLS, STRICT, Number, Values
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
-from qwen35mm.server.notes import Notes
+from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.parts import Parts, Sources
-from qwen35mm.server.shapes import AnthropicMessage, Described, TextBlock
+from qwen35mm.server.shapes import AnthropicMessage, Described, OtherBlock, TextBlock
+
+# Each with the values that ask for nothing.
+_HINTS: dict[str, Values] = {
+    "billing_policy": (),
+    "container": (),
+    "context_management": ({}, {"edits": []}),
+    "diagnostics": (),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "user_profile_id": (),
+    "workspace_id": (),
+}
+_REFUSED: dict[str, Values] = {
+    # The answer would have to be a summary in a form of its own.
+    "compaction": (),
+    # A conversation that is kept elsewhere.
+    "thread": ({"type": "create"},),
+}
+# Change nothing here: the cache keeps everything anyway, and no field waits for a header.
+_SILENT = ("anthropic_version", "betas", "cache_control")
+_NUMBERS = ("temperature", "top_p", "top_k")
 
 
 class Thinking(BaseModel):
+    """How the model thinks: `type` is enabled, adaptive or disabled."""
+
     model_config = STRICT
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    type: str
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    # Thinking is always shown as it is, and needs no seal.
+    display: str | None = None
+    block_binding: Any = None
 
 
-class Tool(BaseModel):
+class Format(BaseModel):
+    """The form of the answer: `type` is json_schema."""
+
     model_config = STRICT
 
-    name: FunctionName
-    input_schema: dict[str, Any]
-    description: str | None = None
-    type: Literal["custom"] = "custom"
-    strict: bool | None = None
+    type: str
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    name: str | None = None
+
+
+class OutputConfig(BaseModel):
+    model_config = STRICT
+
+    effort: str | None = None
+    format: Format | None = None
+
+
+def _choice(value: Any) -> Any:
+    """Converts a word to Anthropic's form."""
+    return {"type": value} if isinstance(value, str) else value
 
 
 class ToolChoice(BaseModel):
+    """`type` is auto, any, none or tool."""
+
     model_config = STRICT
 
-    type: Literal["auto", "none", "any", "tool"]
+    type: str
     name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-    @property
-    def choice(self) -> str:
-        """The choice in the form that the backend's `stream` takes."""
-        return {"any": "required", "tool": self.name or ""}.get(self.type, self.type)
+    disable_parallel_tool_use: bool | None = None
 
 
 class CountRequest(BaseModel):
@@ -62,170 +96,166 @@ class CountRequest(BaseModel):
 
     model_config = STRICT
 
-    model: str
+    model: str | None = None
     messages: Annotated[
         list[Annotated[dict[str, Any], Described(AnthropicMessage)]], Field(min_length=1, max_length=10_000)
     ]
-    system: str | list[Annotated[dict[str, Any], Described(TextBlock)]] | None = None
+    system: str | list[str | Annotated[dict[str, Any], Described(TextBlock | OtherBlock)]] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
-    tool_choice: ToolChoice | None = None
+    tool_choice: Annotated[str | ToolChoice, BeforeValidator(_choice)] | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # The former place of `output_config.format`.
+    output_format: Format | None = None
 
     @property
     def one_call(self) -> bool:
-        return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+        return isinstance(self.tool_choice, ToolChoice) and self.tool_choice.disable_parallel_tool_use is True
 
 
 class MessagesRequest(CountRequest):
-    """The body of POST /v1/messages. Unknown and unsupported fields are refused by name."""
+    """The body of POST /v1/messages. Unknown fields are noted."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = None
     stop_sequences: list[str] = []
     metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for the backend.
+
+    Attributes:
+        tools: those that the reply may call: also the ones that the prompt doesn't list, but the conversation.
+    """
+
+    request: GenerationRequest
+    tools: tuple[dict[str, Any], ...]
 
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
-    """Drops null fields and `cache_control`: the cache keeps everything anyway."""
-    return {
-        name: _without_marks(value) for name, value in body.items() if value is not None and name != "cache_control"
-    }
+    """Drops null fields and those that have no effect, and translates tools of other forms.
+
+    Raises:
+        ApiError: 400, a field asks for something that can't be done.
+    """
+    if _clears_nothing(body.get("context_management")):
+        del body["context_management"]
+    body = fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
+    body = {name: value for name, value in body.items() if name not in _SILENT}
+    return {**body, "tools": plain_tools(body["tools"], notes)} if "tools" in body else body
 
 
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_marks(each) for each in value]
-    if isinstance(value, dict) and "cache_control" in value and ("type" in value or "input_schema" in value):
-        value = {name: each for name, each in value.items() if name != "cache_control"}
-    if isinstance(value, dict) and isinstance(value.get("content"), list):
-        return {**value, "content": _without_marks(value["content"])}
-    return value
+def known_count_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """As `known_fields`, without fields of a request for a reply, which don't change the count."""
+    only_replies = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
+    return known_fields({name: value for name, value in body.items() if name not in only_replies}, notes)
+
+
+def _clears_nothing(management: Any) -> bool:
+    edits = management.get("edits") if isinstance(management, dict) and len(management) == 1 else None
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict) and edit.get("keep") == "all" and str(edit.get("type")).startswith("clear_thinking")
+        for edit in edits
+    )
 
 
 async def asked_of(
     request: CountRequest, caller: Caller, backend: ServedBackend, sources: Sources, notes: Notes
-) -> GenerationRequest:
+) -> Asked:
     """Builds the request for the backend from a body.
 
     Raises:
         ApiError: 400, a field can't be used; says which and why.
         PromptError: the messages can't be used.
     """
-    parts = Parts(sources, backend.media, None, notes)
-    messages = [Message("system", (Text(_system(request.system)),))] if request.system else []
-    for at, values in enumerate(request.messages):
-        messages += await _messages(values, f"messages.{at}", parts)
-    thinking = request.thinking
-    choice = "auto" if request.tool_choice is None else request.tool_choice.choice
+    toolbox = Toolbox(request.tools, notes)
+    choice = _chosen(request, toolbox, notes)
+    toolbox.show(choice)
+    blocks = Blocks(Parts(sources, backend.media, None, notes), toolbox, notes)
+    messages = [*blocks.system(request.system or ()), *await blocks.messages(request.messages)]
+    thinks, budget = _thinking(request, notes)
     asked = GenerationRequest(
         messages,
-        _params(request, backend.loaded.generation) if isinstance(request, MessagesRequest) else SamplingParams(),
-        enable_thinking=None if thinking is None else thinking.type != "disabled",
-        tools=tuple(_tool(tool) for tool in request.tools) if choice != "none" else (),
+        _params(request, backend.loaded.generation, budget, notes),
+        enable_thinking=thinks,
+        tools=() if choice == "none" else toolbox.shown,
         tool_choice=choice,
         parallel_tool_calls=not request.one_call,
         # The client wrote the beginning of the reply.
-        continue_reply=messages[-1].role == "assistant" and not messages[-1].tool_calls,
+        continue_reply=bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls,
         tenant=tenant_of(caller, ""),
     )
     await check_constraints(asked, caller, backend, notes)
-    return asked
+    return Asked(asked, () if choice == "none" else toolbox.callable)
 
 
-def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
+def _chosen(request: CountRequest, toolbox: Toolbox, notes: Notes) -> str:
+    """The choice in the form that the backend's `stream` takes."""
+    choice = request.tool_choice
+    if not isinstance(choice, ToolChoice):
+        return "auto"
+    match choice.type:
+        case "auto" | "none":
+            return choice.type
+        case "any" | "required" if toolbox.shown or not request.tools:
+            return "required"
+        case "tool" if choice.name not in toolbox.left_out:
+            return choice.name or ""
+        case "any" | "required" | "tool":
+            notes.change("tool_choice", "asks for tools that were left out; the model chooses")
+        case _:
+            notes.ignore("tool_choice.type", UNSUPPORTED)
+    return "auto"
+
+
+def _thinking(request: CountRequest, notes: Notes) -> tuple[bool | None, int | None]:
+    """Whether the model thinks, and for how many tokens at most; None leaves it to the template or the checkpoint."""
+    effort = request.output_config and request.output_config.effort
+    if effort is not None and effort not in EFFORTS:
+        notes.ignore("output_config.effort", UNSUPPORTED)
+        effort = None
+    budget = None if effort is None else EFFORTS[effort]
     thinking = request.thinking
+    if thinking is None:
+        return None, budget
+    if thinking.type not in ("enabled", "adaptive", "disabled"):
+        notes.ignore("thinking.type", UNSUPPORTED)
+        return None, budget
+    is_given = thinking.type == "enabled" and thinking.budget_tokens is not None
+    return thinking.type != "disabled", thinking.budget_tokens if is_given else budget
+
+
+def _params(request: CountRequest, defaults: SamplingParams, budget: int | None, notes: Notes) -> SamplingParams:
+    changes: dict[str, Any] = {"json_schema": _schema(request), "thinking_budget": budget}
+    if isinstance(request, MessagesRequest):
+        changes |= {name: getattr(request, name) for name in _NUMBERS}
+        for name in _NUMBERS:
+            if changes[name] is not None and NUMBERS[name].is_off(changes[name]):
+                changes[name] = getattr(SamplingParams(), name)
+        stop = tuple(filter(None, request.stop_sequences))
+        if len(stop) < len(request.stop_sequences):
+            notes.ignore("stop_sequences", "has empty texts")
+        changes |= {"max_tokens": request.max_tokens, "stop": stop or None}
     try:
-        return defaults.with_overrides(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            max_tokens=request.max_tokens,
-            stop=tuple(request.stop_sequences) or None,
-            thinking_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,
-        )
+        return defaults.with_overrides(**changes)
     except ConfigError as error:
         raise ApiError(400, str(error)) from None
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    function |= {"strict": tool.strict}
-    return {"type": "function", "function": {name: each for name, each in function.items() if each is not None}}
-
-
-def _system(system: str | list[dict[str, Any]]) -> str:
-    if isinstance(system, str):
-        return system
-    for at, block in enumerate(system):
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise ApiError(400, f"system.{at} must be a block of type text.", f"system.{at}")
-    return "\n\n".join(block["text"] for block in system)
-
-
-async def _messages(values: dict[str, Any], place: str, parts: Parts) -> list[Message]:
-    """Converts one message of a body. Each tool result becomes a turn of its own."""
-    role, content = values.get("role"), values.get("content")
-    if role not in ("user", "assistant"):
-        raise ApiError(400, f"{place}.role must be user or assistant; got {role!r}.", f"{place}.role")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ApiError(400, f"{place}.content must be a string or a list of blocks.", f"{place}.content")
-    results: list[Message] = []
-    own: list[Text | Image] = []
-    calls: list[ToolCall] = []
-    thoughts: list[str] = []
-    for at, block in enumerate(blocks):
-        where = f"{place}.content.{at}"
-        match block:
-            case {"type": "text", "text": str(text)}:
-                own.append(Text(text))
-            case {"type": "image", "source": dict(source)} if role == "user":
-                own.append(await _image(source, where, parts))
-            case {"type": "tool_result", "tool_use_id": str(name)} if role == "user":
-                results.append(Message("tool", await _result(block, where, parts), tool_call_id=name))
-            case {"type": "tool_use", "id": str(name), "name": str(function), "input": dict(arguments)}:
-                calls.append(ToolCall(function, arguments, name))
-            case {"type": "thinking", "thinking": str(text)}:
-                thoughts.append(text)
-            case {"type": "redacted_thinking"}:
-                pass
-            case _:
-                kind = block.get("type")
-                raise ApiError(400, f"{where}: a block of type {kind!r} isn't supported here.", where)
-    if role == "assistant":
-        return [Message("assistant", tuple(own), reasoning="".join(thoughts) or None, tool_calls=tuple(calls))]
-    return [*results, *([Message("user", tuple(own))] if own or not results else [])]
-
-
-async def _result(block: dict[str, Any], place: str, parts: Parts) -> tuple[Text | Image, ...]:
-    content = block.get("content")
-    if content is None or isinstance(content, str):
-        return (Text(content or ""),)
-    if not isinstance(content, list):
-        raise ApiError(400, f"{place}.content must be a string or a list of blocks.", f"{place}.content")
-    found: list[Text | Image] = []
-    for at, each in enumerate(content):
-        match each:
-            case {"type": "text", "text": str(text)}:
-                found.append(Text(text))
-            case {"type": "image", "source": dict(source)}:
-                found.append(await _image(source, f"{place}.content.{at}", parts))
-            case _:
-                raise ApiError(400, f"{place}.content.{at} must be a block of type text or image.", place)
-    return tuple(found)
-
-
-async def _image(source: dict[str, Any], place: str, parts: Parts) -> Image:
-    match source:
-        case {"type": "base64", "data": str(data)}:
-            try:
-                return parts.image(base64.b64decode(data, validate=True))
-            except (binascii.Error, ValueError):
-                raise ApiError(400, f"{place}.source.data isn't base64.", f"{place}.source.data") from None
-        case {"type": "url", "url": str(url)}:
-            return parts.image(await parts.source(url, f"{place}.source.url"))
-    raise ApiError(400, f"{place}.source must be of type base64 or url.", f"{place}.source")
+def _schema(request: CountRequest) -> str | None:
+    named = {"output_format": request.output_format}
+    if request.output_config is not None:
+        named["output_config.format"] = request.output_config.format
+    for place, asked in named.items():
+        if asked is None or asked.type == "text":
+            continue
+        if asked.type != "json_schema" or asked.json_schema is None:
+            raise ApiError(400, f"{place} must be of type json_schema with a schema; got {asked.type[:60]!r}.", place)
+        return json.dumps(asked.json_schema)
+    return None

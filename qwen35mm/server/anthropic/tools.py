@@ -1,0 +1,160 @@
+"""Anthropic's tools: those that the prompt lists, and those that the model learns of in the conversation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from qwen35mm.server.fields import STRICT
+from qwen35mm.server.notes import UNSUPPORTED, Notes
+
+_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
+_TEXT = {"type": "string"}
+_LINES = {"type": "array", "items": {"type": "integer"}}
+_PATHS = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT}
+_INSERT = {"insert_line": {"type": "integer"}, "insert_text": _TEXT, "view_range": _LINES}
+
+
+def _commands(*names: str, **more: Any) -> dict[str, Any]:
+    properties = {"command": {"enum": list(names)}, **_PATHS, **_INSERT, **more}
+    return {"type": "object", "properties": properties, "required": ["command"]}
+
+
+# The client runs these; Anthropic documents what they take. By the beginning of the type.
+_KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "bash_": (
+        "Runs a command in a bash session that stays open between calls.",
+        {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
+    ),
+    "text_editor_20250429": (
+        "Views, creates and edits text files.",
+        _commands("view", "create", "str_replace", "insert"),
+    ),
+    "memory_": (
+        "Views, creates and edits files below /memories, which later conversations can read.",
+        _commands("view", "create", "str_replace", "insert", "delete", "rename", old_path=_TEXT, new_path=_TEXT),
+    ),
+}
+_KNOWN["text_editor_20250728"] = _KNOWN["text_editor_20250429"]
+_SEARCH = "tool_search"
+
+
+class Tool(BaseModel):
+    """A function that the client runs, or a tool of a type that Anthropic defines."""
+
+    model_config = STRICT
+
+    name: str | None = None
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    # Change nothing here.
+    cache_control: Any = None
+    eager_input_streaming: Any = None
+    allowed_callers: Any = None
+    input_examples: Any = None
+
+
+def plain_tools(tools: Any, notes: Notes) -> Any:
+    """Translates tools in OpenAI's form. Leaves nothing of a tool without its meaning but name and type."""
+    if not isinstance(tools, list):
+        return tools
+    found: list[Any] = []
+    for at, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(tool, dict) and "parameters" in tool and "input_schema" not in tool:
+            function = {name: value for name, value in tool.items() if name != "type"}
+        if isinstance(function, dict):
+            notes.change(f"tools.{at}", "is read as in OpenAI's form")
+            tool = {**function, "input_schema": function.get("parameters")}
+            tool.pop("parameters", None)
+        elif isinstance(tool, dict) and _is_typed(tool.get("type")):
+            tool = {name: value for name, value in tool.items() if name in ("name", "type", "defer_loading")}
+        found.append(tool)
+    return found
+
+
+def _is_typed(kind: Any) -> bool:
+    return isinstance(kind, str) and kind not in ("custom", "function")
+
+
+class Toolbox:
+    """The tools of one request, in OpenAI's form.
+
+    Attributes:
+        shown: those that the prompt lists.
+        left_out: names of those that have no meaning here.
+    """
+
+    def __init__(self, tools: Sequence[Tool], notes: Notes) -> None:
+        self._notes = notes
+        read = [self._read(tool, f"tools.{at}") for at, tool in enumerate(tools)]
+        # Nobody else could tell the model about them.
+        shows_all = any((tool.type or "").startswith(_SEARCH) for tool in tools)
+        kept = [(tool, definition) for tool, definition in zip(tools, read, strict=True) if definition is not None]
+        is_deferred = [bool(tool.defer_loading) and not shows_all for tool, _ in kept]
+        self.shown = tuple(each for (_, each), later in zip(kept, is_deferred, strict=True) if not later)
+        self._later = {_name(each): each for (_, each), later in zip(kept, is_deferred, strict=True) if later}
+        self._told: dict[str, dict[str, Any]] = {}
+        self.left_out = {tool.name for tool, each in zip(tools, read, strict=True) if tool.name and each is None}
+
+    @property
+    def callable(self) -> tuple[dict[str, Any], ...]:
+        """Those that the model knows: the shown ones, and those that the conversation introduced."""
+        return (*self.shown, *self._told.values())
+
+    def show(self, name: str) -> None:
+        """Shows a deferred tool in the prompt."""
+        if name in self._later:
+            self.shown = (*self.shown, self._later.pop(name))
+
+    def introduce(self, name: Any) -> str:
+        """What tells the model at a place in the conversation that it may call a tool."""
+        tool = self._later.get(name) if isinstance(name, str) else None
+        if tool is None:
+            return f"The tool {name!s:.256} can be called."
+        self._told[_name(tool)] = tool
+        return f"This tool can be called now:\n<tools>\n{json.dumps(tool, ensure_ascii=False)}\n</tools>"
+
+    def define(self, values: Any, place: str) -> str | None:
+        """Like `introduce`, for a tool that is defined in the conversation; None if it can't be called here."""
+        (plain,) = plain_tools([values], self._notes)
+        tool = None if not isinstance(plain, dict) else self._read(_lenient(plain), place)
+        if tool is None:
+            return None
+        self._later[_name(tool)] = tool
+        return self.introduce(_name(tool))
+
+    def _read(self, tool: Tool, place: str) -> dict[str, Any] | None:
+        """The tool in OpenAI's form; None if it must be left out."""
+        schema, description = tool.input_schema, tool.description
+        if _is_typed(tool.type):
+            kind = tool.type or ""
+            known = next((each for start, each in _KNOWN.items() if kind.startswith(start)), None)
+            if known is None or tool.name is None:
+                self._notes.ignore(f"{place} of type {kind[:60]!r}", UNSUPPORTED)
+                return None
+            self._notes.change(f"{place} of type {kind[:60]!r}", "is described by its documented parameters")
+            description, schema = known
+        if not _NAME.fullmatch(tool.name or ""):
+            self._notes.ignore(place, f"can't be called by the name {tool.name!r:.60}")
+            return None
+        schema = schema or {"type": "object", "properties": {}}
+        function = {"name": tool.name, "description": description, "parameters": schema, "strict": tool.strict}
+        return {"type": "function", "function": {name: each for name, each in function.items() if each is not None}}
+
+
+def _lenient(values: Mapping[str, Any]) -> Tool:
+    texts = {name: values[name] for name in ("name", "description", "type") if isinstance(values.get(name), str)}
+    schema = values.get("input_schema")
+    return Tool(**texts, input_schema=schema if isinstance(schema, dict) else None)
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return tool["function"]["name"]

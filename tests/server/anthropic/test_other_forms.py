@@ -194,7 +194,7 @@ def test_a_request_may_leave_its_limit_out(backend: Recording) -> None:
 
 
 def test_counting_takes_the_fields_of_a_reply(backend: Recording) -> None:
-    body = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
+    body: dict[str, Any] = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
     answer = post(backend, "/v1/messages/count_tokens", **body, stream=True, temperature=1, stop_sequences=["x"])
     assert HEADER not in answer.headers
     assert answer.json() == post(backend, "/v1/messages/count_tokens", **body).json()

@@ -200,39 +200,23 @@ def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.
             [{"days": 3}, {"days": 4}],
         )
         assert [(message.role, message.text) for message in given] == [("tool", "Rain")] * 2
-        # Nobody else's results.
-        with pytest.raises(openai.BadRequestError, match="there is no function call 'call_x' before"):
-            ask(client, [{**results[0], "call_id": "call_x"}], previous_response_id=kept.id)
+        # Results need no call before them.
+        ask(client, [{**results[0], "call_id": "call_x"}], previous_response_id=kept.id)
 
 
-CALLED = {"type": "function_call", "call_id": "a", "name": "f"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"background": True}, "background", "isn't supported here"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'web_search' isn't supported here; these are: function"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "of type function with the name of a tool"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "'other'"),
     ({"temperature": 200}, "temperature", "from 0 to 100; got 200"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
-    ({"include": ["file_search_call.results"]}, "include.0", "message.input_image.image_url"),
     ({"top_logprobs": 2}, "top_logprobs", "name message.output_text.logprobs in include"),
-    ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format", "json_schema"),
-    ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'low'"),
     ({"given": []}, "input", "at least 1 item"),
-    ({"given": [{"type": "computer_call"}]}, "input.0.type", "these are: message"),
-    ({"given": [3]}, "input.0", "an object"),
-    ({"given": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0", "input_image"),
-    ({"given": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1", "before all others"),
+    ({"given": [{"type": "compaction_trigger"}]}, "input.0.type", "no compaction here"),
+    ({"given": [3]}, "input.0", "must be a text, or an object"),
+    ({"given": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0", "bring its data along"),
     ({"given": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "no item 'msg_1'"),
-    (
-        {"given": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[]"}]},
-        "input.0.arguments",
-        "JSON object",
-    ),
-    (
-        {"given": [{"role": "system", "content": [{"type": "input_image", "image_url": "data:,x"}]}]},
-        "input.0",
-        "can't hold media",
-    ),
     (
         {"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/"}]}]},
         "input.0.content.0.image_url",
@@ -262,13 +246,10 @@ def test_what_cannot_be_used_is_named(client: openai.OpenAI, refused: Callable[.
         b'{"input": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
         b'{"input": [{"role": ["user"], "content": "hi"}]}',
         b'{"input": [{"type": ["message"], "role": "user", "content": "hi"}]}',
-        b'{"input": [{"role": "user", "content": {"type": "input_text"}}]}',
-        b'{"input": [{"role": "user", "content": [null]}]}',
+        b'{"input": [{"role": "user", "content": 5}]}',
+        b'{"input": [{"role": "user", "content": [5]}]}',
         b'{"input": "hi", "tools": {"type": "function"}}',
         b'{"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,x"}]}]}',
-        json.dumps({"input": [CALLED | {"arguments": '{"a": "\\ud800"}'}]}).encode(),
-        json.dumps({"input": [CALLED | {"arguments": '{"\\ud800": 1}'}]}).encode(),
-        b'{"input": [{"type": "function_call", "call_id": "a", "name": "", "arguments": ""}]}',
     ],
 )
 def test_a_damaged_body_is_told_so(body: bytes, address: str) -> None:
@@ -291,8 +272,8 @@ def test_the_document_says_what_bodies_hold(address: str) -> None:
     assert set(references(document)) == named
     post = document["paths"]["/v1/responses"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert post["additionalProperties"] is True
-    text, items = post["properties"]["input"]["oneOf"]
-    assert (text["type"], len(items["items"]["oneOf"])) == ("string", 6)
+    text, items, one = post["properties"]["input"]["oneOf"]
+    assert (text["type"], items["items"]["oneOf"]) == ("string", [{"type": "string"}, one])
     parameters = document["paths"]["/v1/responses/{id}/input_items"]["get"]["parameters"]
     assert [each["name"] for each in parameters] == ["id", "after", "include", "limit", "order"]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
-from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import MAX_TOOLS, STRICT, Effort, FunctionName, RequestFields, ToolChoice, Values
-from qwen35mm.server.notes import Notes
-from qwen35mm.server.openai.responses.item_bodies import KINDS, TEXT_OR_LIST, Items
+from qwen35mm.server.fields import EFFORTS, MAX_TOOLS, STRICT, RequestFields, Values
+from qwen35mm.server.notes import UNSUPPORTED, Notes
+from qwen35mm.server.openai.responses.item_bodies import MAX_ITEMS, Item
+from qwen35mm.server.openai.responses.tools import Tool, plain_tools
+from qwen35mm.server.shapes import Described
 
 # Each with the values that ask for nothing.
 _HINTS: dict[str, Values] = {
@@ -26,6 +28,8 @@ _HINTS: dict[str, Values] = {
     "service_tier": ("auto", "default", "flex", "priority"),
     "truncation": ("disabled",),
 }
+# Describe the client.
+_SILENT = ("client_metadata",)
 _REFUSED: dict[str, Values] = {
     # The client would ask again for an answer that it already has.
     "background": (False,),
@@ -42,28 +46,24 @@ Includable = Literal[
 ]
 
 
-class Tool(BaseModel):
-    model_config = STRICT
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+_SUMMARIES = ("auto", "concise", "detailed")
 
 
 class Reasoning(BaseModel):
     model_config = STRICT
 
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    effort: str | None = None
+    summary: str | None = None
     # The former name of `summary`.
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: Literal["auto", "current_turn"] | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
 
     @property
     def asked_summary(self) -> str | None:
-        return self.summary or self.generate_summary
+        """The requested summary, which is the thinking itself; None for none."""
+        asked = self.summary or self.generate_summary
+        return None if asked == "none" else asked if asked in _SUMMARIES or asked is None else "auto"
 
 
 class PlainText(BaseModel):
@@ -82,7 +82,7 @@ class JsonSchema(BaseModel):
     model_config = STRICT
 
     type: Literal["json_schema"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: str = "answer"
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
     # The schema always constrains the answer, strict or not.
@@ -93,7 +93,7 @@ class TextOptions(BaseModel):
     model_config = STRICT
 
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: str | None = None
 
 
 class StreamOptions(BaseModel):
@@ -102,63 +102,93 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
+def _kind_of_input(value: Any) -> str:
+    # Tags in < > don't belong to the places in error messages.
+    return "<text>" if isinstance(value, str) else "<item>" if isinstance(value, dict) else "<list>"
+
+
+_AnyItem = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Described(Item), Tag("<item>")],
+    Discriminator(_kind_of_input, custom_error_type="item", custom_error_message="must be a text, or an object"),
+]
+_Items = Annotated[list[_AnyItem], Field(min_length=1, max_length=MAX_ITEMS)]
+
+
 class CountRequest(RequestFields):
     """The body of POST /v1/responses/input_tokens."""
 
-    input: Annotated[Annotated[str, Tag("<text>"), Field(min_length=1)] | Annotated[Items, Tag("<list>")], TEXT_OR_LIST]
+    input: Annotated[
+        Annotated[str, Field(min_length=1), Tag("<text>")]
+        | Annotated[_Items, Tag("<list>")]
+        | Annotated[dict[str, Any], Described(Item), Tag("<item>")],
+        Discriminator(_kind_of_input),
+    ]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: Annotated[list[Tool], Field(default_factory=list, max_length=MAX_TOOLS)]
-    tool_choice: ToolChoice = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
 
     @property
-    def effort(self) -> Effort | None:
-        return None if self.reasoning is None else self.reasoning.effort
+    def effort(self) -> Any:
+        """The reasoning's effort, if it is a known one."""
+        effort = self.reasoning and self.reasoning.effort
+        return effort if effort in EFFORTS else None
 
 
 class ResponsesRequest(CountRequest):
-    """The body of POST /v1/responses. Unknown and unsupported fields are refused by name."""
+    """The body of POST /v1/responses. Unknown fields are noted."""
 
     stream_options: StreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     include: list[Includable] = Field(default_factory=list)
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     store: bool = True
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = None
+    metadata: dict[str, Any] | None = None
 
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
-    """Drops what has no effect.
+    """Drops what has no effect, and translates what other forms say.
 
     Raises:
-        ApiError: 400, a field, an item or a tool asks for something that can't be done.
+        ApiError: 400, a field asks for something that can't be done.
     """
     body = fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
-    for name, known in (("input", KINDS), ("tools", ("function",))):
-        for at, each in enumerate(_dicts(body.get(name))):
-            kind = each.get("type")
-            if kind is not None and kind not in known:
-                place = f"{name}.{at}.type"
-                message = f"{place}: {kind!r} isn't supported here; these are: {', '.join(known)}."
-                raise ApiError(400, message, place, "unsupported_field")
-    return {name: _without_nulls(value) if name == "input" else value for name, value in body.items()}
+    body = {name: value for name, value in body.items() if name not in _SILENT}
+    if isinstance(included := body.get("include"), list):
+        body["include"] = [each for each in included if each in _INCLUDABLE]
+        if len(body["include"]) < len(included):
+            notes.ignore("include", "names what isn't known here")
+    if isinstance(metadata := body.get("metadata"), dict):
+        body["metadata"] = {
+            name: each if isinstance(each, str) else json.dumps(each) for name, each in metadata.items()
+        }
+    if format_ := _schema_format(_at(body, "text", "format"), notes):
+        body["text"] = {**body["text"], "format": format_}
+    if _at(body, "text", "verbosity") not in (None, "medium"):
+        notes.ignore("text.verbosity", UNSUPPORTED)
+    effort = _at(body, "reasoning", "effort")
+    if isinstance(effort, str) and effort not in EFFORTS:
+        notes.ignore("reasoning.effort", UNSUPPORTED)
+    return {**body, "tools": plain_tools(body["tools"], notes)} if "tools" in body else body
 
 
-def _dicts(values: Any) -> list[dict[str, Any]]:
-    return [each if isinstance(each, dict) else {} for each in values] if isinstance(values, list) else []
+_INCLUDABLE = get_args(Includable)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Drops nulls: clients send a received item back with all its fields, null where there is no value."""
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return value
+def _schema_format(given: Any, notes: Notes) -> dict[str, Any] | None:
+    """A format with a schema, from other servers' forms of it."""
+    if not isinstance(given, dict):
+        return None
+    if isinstance(given.get("json_schema"), dict):
+        notes.change("text.format", "is read as in the form of chat completions")
+        return {**given["json_schema"], "type": "json_schema"}
+    if given.get("type") == "json_object" and isinstance(given.get("schema"), dict):
+        return {**given, "type": "json_schema"}
+    return None
+
+
+def _at(body: dict[str, Any], name: str, inner: str) -> Any:
+    value = body.get(name)
+    return value.get(inner) if isinstance(value, dict) else None

@@ -12,14 +12,18 @@ from qwen35mm.http.streams import frame
 from qwen35mm.prompt.calls import CallArguments, CallBegun
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.openai.responses.items import item_id
+from qwen35mm.server.openai.responses.tools import input_of
 from qwen35mm.server.reply import Part, Piece, ReplyReader
 
 # The responses API's error codes; every other status is the server's fault.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 _ARGUMENTS = "response.function_call_arguments"
+_INPUT = "response.custom_tool_call_input"
 
 Values = dict[str, Any]
+# What an item of a call says about its tool, by the name that the model called.
+HeadOf = Callable[[str], Values]
 
 
 class Answer:
@@ -28,6 +32,7 @@ class Answer:
     Args:
         head: the fields that never change, among them `id`.
         reader: reads its reply.
+        head_of: gives the form of a call.
         node: 32 hex digits, the id under which it is kept.
         summarizes: put the thinking where clients look for its summary.
         keep: stores the finished response and returns whether it could; None if it isn't to be kept.
@@ -37,6 +42,7 @@ class Answer:
         self,
         head: Values,
         reader: ReplyReader,
+        head_of: HeadOf,
         *,
         node: str,
         summarizes: bool,
@@ -45,7 +51,7 @@ class Answer:
         self.reader = reader
         self._head = head
         self._keep = keep
-        self._output = Output(node, summarizes=summarizes)
+        self._output = Output(node, head_of, summarizes=summarizes)
         self._num_events = 0
 
     def take(self, event: Event) -> Iterator[Values]:
@@ -129,9 +135,10 @@ class Output:
         items: all so far; the last one may still grow.
     """
 
-    def __init__(self, node: str, *, summarizes: bool = False) -> None:
+    def __init__(self, node: str, head_of: HeadOf, *, summarizes: bool = False) -> None:
         self.items: list[Values] = []
         self._node = node
+        self._head_of = head_of
         self._summarizes = summarizes
         # The kind of the last item while it grows.
         self._open: str | None = None
@@ -146,9 +153,9 @@ class Output:
             yield from self.end()
             yield from self._begin_call(found.name)
             return
+        if isinstance(found, CallArguments | ToolCall):
+            yield from self._add_arguments(found)
         if isinstance(found, CallArguments):
-            self.items[-1]["arguments"] += found.json
-            yield {"type": f"{_ARGUMENTS}.delta", **self._place, "delta": found.json}
             return
         if not isinstance(found, Piece):
             yield from self.end("completed" if isinstance(found, ToolCall) else "incomplete")
@@ -170,8 +177,11 @@ class Output:
         item = self.items[-1]
         if self._open == "call":
             # Of an incomplete one, the part that was told.
-            yield {"type": f"{_ARGUMENTS}.done", **self._place, "arguments": item["arguments"]}
-            item["status"] = status
+            if item["type"] == "function_call":
+                yield {"type": f"{_ARGUMENTS}.done", **self._place, "arguments": item["arguments"]}
+                item["status"] = status
+            else:
+                yield {"type": f"{_INPUT}.done", **self._place, "input": item["input"]}
             self._open = None
             yield self._of_item("done", item)
             return
@@ -192,19 +202,31 @@ class Output:
         else:
             item = {"type": "reasoning", "summary": []} | ({} if self._summarizes else {"content": []})
             part = {"type": "summary_text" if self._summarizes else "reasoning_text", "text": ""}
-        yield self._of_item("added", self._new(item))
+        yield self._of_item("added", self._new({"status": "in_progress", **item}))
         item = self.items[-1]
         (item["summary"] if self._is_summary else item["content"]).append(part)
         yield {"type": f"{self._part_event}.added", **self._place, "part": part}
 
     def _begin_call(self, name: str) -> Iterator[Values]:
         self._open = "call"
-        call_id = f"call_{uuid.uuid4().hex[:24]}"
-        item = self._new({"type": "function_call", "call_id": call_id, "name": name, "arguments": ""})
+        head = {**self._head_of(name), "call_id": f"call_{uuid.uuid4().hex[:24]}"}
+        # Custom tools' calls have no status.
+        is_custom = head["type"] == "custom_tool_call"
+        item = self._new({**head, **({"input": ""} if is_custom else {"status": "in_progress", "arguments": ""})})
         yield self._of_item("added", item)
 
+    def _add_arguments(self, found: CallArguments | ToolCall) -> Iterator[Values]:
+        """Adds to the open call: arguments as they are written, the text for a custom tool at the end."""
+        item = self.items[-1]
+        if item["type"] == "custom_tool_call" and isinstance(found, ToolCall):
+            item["input"] = input_of(found.arguments)
+            yield {"type": f"{_INPUT}.delta", **self._place, "delta": item["input"]}
+        elif item["type"] == "function_call" and isinstance(found, CallArguments):
+            item["arguments"] += found.json
+            yield {"type": f"{_ARGUMENTS}.delta", **self._place, "delta": found.json}
+
     def _new(self, item: Values) -> Values:
-        self.items.append({"id": item_id(item["type"], self._node, len(self.items)), "status": "in_progress", **item})
+        self.items.append({"id": item_id(item["type"], self._node, len(self.items)), **item})
         return self.items[-1]
 
     def _of_item(self, what: str, item: Values) -> Values:

@@ -1,24 +1,28 @@
-"""Items in the form in which they are kept, and their conversion to and from requests and messages."""
+"""Items in the form in which they are kept, and their conversion to messages and for clients."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
 from qwen35mm.contract import Image, Message, Text, ToolCall, Video
-from qwen35mm.server.errors import ApiError
-from qwen35mm.server.parts import Parts
+from qwen35mm.server.history import read_call
+from qwen35mm.server.notes import Notes
+from qwen35mm.server.openai.responses.tools import shown_name
 
 PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "cto",
     "reasoning": "rs",
 }
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+# The phase of a text that stands before the answer in the same turn.
+COMMENTARY = "commentary"
 
 
 @dataclass(frozen=True)
@@ -33,92 +37,12 @@ class Turn:
     media: tuple[Image | Video, ...] = ()
 
 
-# Finds an item of a kept response, with the media of its turn.
-Find = Callable[[str, str], Awaitable[tuple[dict[str, Any], Sequence[Image | Video]]]]
-
-
-async def read_turn(given: str | Sequence[BaseModel], node: str, parts: Parts, find: Find) -> Turn:
-    """Reads the items of a request's input.
-
-    Args:
-        node: 32 hex digits, the id under which the turn will be kept.
-        find: looks an item up, given its id and its place in the request.
-
-    Raises:
-        ApiError: 400 or 404, an item can't be used; says which and why.
-    """
-    if isinstance(given, str):
-        values: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": given}]
-    else:
-        values = [item.model_dump(exclude_none=True) for item in given]
-    media: list[Image | Video] = []
-    items: list[dict[str, Any]] = []
-    for at, value in enumerate(values):
-        place = f"input.{at}"
-        if value["type"] == "item_reference":
-            value, kept = await find(value["id"], place)
-            for part in _media_parts(value):
-                media.append(kept[part["media"]])
-                part["media"] = len(media) - 1
-        else:
-            value = await _read_item(value, place, parts, media)
-        items.append({"id": item_id(value["type"], node, at), **value})
-    return Turn(tuple(items), tuple(media))
-
-
 def item_id(kind: str, node: str, at: int) -> str:
     """The id of an item: its kind, the 32 hex digits of its node, and its index there."""
     return f"{PREFIXES[kind]}_{node}{at:x}"
 
 
-async def _read_item(value: dict[str, Any], place: str, parts: Parts, media: list[Image | Video]) -> dict[str, Any]:
-    kind = value["type"]
-    if kind == "reasoning":
-        thoughts = {name: value[name] for name in ("summary", "content") if value.get(name)}
-        return {"type": kind, "summary": [], "status": "completed", **thoughts}
-    if kind == "function_call":
-        _arguments(value["arguments"], place)
-        return {name: value[name] for name in ("type", "call_id", "name", "arguments")} | {"status": "completed"}
-    if kind == "function_call_output":
-        output = value["output"]
-        if not isinstance(output, str):
-            output = await _read_parts(output, f"{place}.output", parts, media)
-        return {"type": kind, "call_id": value["call_id"], "output": output, "status": "completed"}
-    role, content = value["role"], value["content"]
-    if role == "assistant":
-        said = [{"type": "output_text", "text": content}] if isinstance(content, str) else content
-        said = [_said(part) for part in said]
-        return {"type": kind, "role": role, "status": value.get("status", "completed"), "content": said}
-    content = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    read = await _read_parts(content, f"{place}.content", parts, media)
-    if role != "user" and _media_parts({"content": read}):
-        raise ApiError(400, f"{place}: a {role} message can't hold media; put them into a user message.", place)
-    return {"type": kind, "role": role, "status": "completed", "content": read}
-
-
-def _said(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] == "refusal":
-        return {"type": "refusal", "refusal": part["refusal"]}
-    return {"type": "output_text", "text": part["text"], "annotations": []}
-
-
-async def _read_parts(
-    values: Iterable[dict[str, Any]], place: str, parts: Parts, media: list[Image | Video]
-) -> list[dict[str, Any]]:
-    read = []
-    for at, value in enumerate(values):
-        if value["type"] == "input_text":
-            read.append({"type": "input_text", "text": value["text"]})
-            continue
-        part = await parts.part(value, f"{place}.{at}")
-        assert isinstance(part, Image | Video), "a part with a text is of type input_text"
-        media.append(part)
-        detail = {"detail": value["detail"]} if value["type"] == "input_image" else {}
-        read.append({"type": value["type"], **detail, "media": len(media) - 1})
-    return read
-
-
-def _media_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
+def media_parts(item: dict[str, Any]) -> list[dict[str, Any]]:
     """The parts of an item that have a medium."""
     content = item.get("content") or item.get("output")
     return [part for part in content if "media" in part] if isinstance(content, list) else []
@@ -145,37 +69,32 @@ def with_addresses(item: dict[str, Any], address_of: Callable[[str, int], str | 
     return {**item, **shown_parts}
 
 
-def messages_of(turns: Sequence[Turn], instructions: str | None) -> list[Message]:
-    """Converts turns to the messages of a conversation.
+def messages_of(turns: Sequence[Turn], instructions: str | None, notes: Notes) -> list[Message]:
+    """Converts turns to the messages of a conversation. The last turn is the request's input.
 
-    Raises:
-        ApiError: 400, an item is in the wrong place. The last turn is the request's input.
+    Instructions, and the system messages before all others, are one system message.
     """
     system = [instructions] if instructions else []
     messages: list[Message] = []
-    called: set[str] = set()
     for number, turn in enumerate(turns):
-        reply = _Reply()
+        reply = _Reply(notes)
         for at, item in enumerate(turn.items):
             place = f"input.{at}" if number == len(turns) - 1 else f"previous_response_id: item {item['id']}"
-            if item["type"] == "function_call" and item.get("status") != "incomplete":
-                called.add(item["call_id"])
-            if item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant":
+            if item["type"] in ("reasoning", *CALLS) or item.get("role") == "assistant":
                 messages += reply.take(item, place)
                 continue
             messages += reply.end()
-            if item["type"] == "function_call_output":
-                if item["call_id"] not in called:
-                    raise ApiError(400, f"{place}: there is no function call {item['call_id'][:200]!r} before.", place)
+            if item["type"] in OUTPUTS:
                 output = item["output"]
                 content = (Text(output),) if isinstance(output, str) else _content(output, turn.media)
                 messages.append(Message("tool", content, tool_call_id=item["call_id"]))
             elif item["role"] == "user":
                 messages.append(Message("user", _content(item["content"], turn.media)))
-            elif messages:
-                raise ApiError(400, f"{place}: a {item['role']} message must come before all others.", place)
-            else:
-                system.append("".join(part["text"] for part in item["content"]))
+            elif text := "".join(part["text"] for part in item["content"]):
+                if messages:
+                    messages.append(Message("system", (Text(text),)))
+                else:
+                    system.append(text)
         messages += reply.end()
     return [Message("system", (Text("\n\n".join(system)),)), *messages] if system else messages
 
@@ -183,10 +102,13 @@ def messages_of(turns: Sequence[Turn], instructions: str | None) -> list[Message
 class _Reply:
     """Collects items into one answer of the assistant."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
         self._thoughts: list[str] = []
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
+        # Whether the last text belongs to the answer that follows.
+        self._is_open = False
 
     def take(self, item: dict[str, Any], place: str) -> list[Message]:
         """Adds an item. Returns the previous answer if this item begins a new one."""
@@ -194,34 +116,27 @@ class _Reply:
         if item["type"] == "function_call" and item.get("status") == "incomplete":
             # Its arguments are cut off, so it is no call: the model sees what it wrote.
             self._texts.append(f"{item['name']}: {item['arguments']}")
-        elif item["type"] == "function_call":
-            self._calls.append(ToolCall(item["name"], _arguments(item["arguments"], place), item["call_id"]))
+        elif item["type"] in CALLS:
+            name = shown_name(item["name"], item.get("namespace"))
+            given = {"input": item["input"]} if item["type"] == "custom_tool_call" else item["arguments"]
+            self._calls.append(read_call(name, given, item["call_id"], place, self._notes))
         elif item["type"] == "reasoning":
-            ended = self.end() if self._texts or self._calls else []
+            ended = self.end() if (self._texts and not self._is_open) or self._calls else []
             self._thoughts += [part["text"] for part in item.get("content") or item["summary"]]
         else:
             # Calls may stand between the texts of one answer, but two texts in a row are two answers.
-            ended = self.end() if self._texts and not self._calls else []
+            ended = self.end() if self._texts and not self._calls and not self._is_open else []
             self._texts.append("".join(part.get("text") or part.get("refusal", "") for part in item["content"]))
+            self._is_open = item.get("phase") == COMMENTARY
         return ended
 
     def end(self) -> list[Message]:
         """The answer, if it isn't empty."""
         text, thoughts, calls = "".join(self._texts), "".join(self._thoughts), tuple(self._calls)
-        self._texts, self._thoughts, self._calls = [], [], []
+        self._texts, self._thoughts, self._calls, self._is_open = [], [], [], False
         content = (Text(text),) if text or not calls else ()
         return [Message("assistant", content, reasoning=thoughts or None, tool_calls=calls)] if text or calls else []
 
 
 def _content(parts: Iterable[dict[str, Any]], media: Sequence[Image | Video]) -> tuple[Text | Image | Video, ...]:
     return tuple(media[part["media"]] if "media" in part else Text(part["text"]) for part in parts)
-
-
-def _arguments(text: str, place: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ApiError(400, f"{place}.arguments must be a JSON object, as text.", f"{place}.arguments")
-    return arguments

@@ -14,8 +14,10 @@ from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.responses.bodies import LOGPROBS, CountRequest, JsonObject, JsonSchema, ResponsesRequest
-from qwen35mm.server.openai.responses.items import Find, Turn, messages_of, read_turn
+from qwen35mm.server.openai.responses.item_reader import Find, read_turn
+from qwen35mm.server.openai.responses.items import Turn, messages_of
 from qwen35mm.server.openai.responses.kept import Past
+from qwen35mm.server.openai.responses.tools import Toolbox
 from qwen35mm.server.parts import Parts, Sources
 
 
@@ -26,6 +28,7 @@ class Question:
     node: str
     turn: Turn
     asked: GenerationRequest
+    toolbox: Toolbox
 
 
 async def question_of(
@@ -45,7 +48,8 @@ async def question_of(
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs, notes)
     node = new_id()
-    turn = await read_turn(request.input, node, parts, find)
+    turn = await read_turn(request.input, node, parts, find, notes)
+    toolbox = Toolbox(request.tools, request.tool_choice, notes)
     max_tokens = request.max_output_tokens if isinstance(request, ResponsesRequest) else None
     params = request.params(
         backend.loaded,
@@ -56,22 +60,29 @@ async def question_of(
     )
     is_kept = isinstance(request, ResponsesRequest) and request.store
     asked = GenerationRequest(
-        messages_of((*past.turns, turn), request.instructions),
+        messages_of((*past.turns, turn), request.instructions, notes),
         params,
         enable_thinking=request.thinks(request.effort),
-        tools=_tools(request),
-        tool_choice=request.tool_choice,
+        tools=toolbox.shown,
+        tool_choice=toolbox.choice,
         parallel_tool_calls=request.parallel_tool_calls,
         tenant=tenant_of(caller, request.cache_salt or ""),
         conversation=past.conversation if is_kept else None,
     )
     await check_constraints(asked, caller, backend, notes)
-    return Question(node, turn, asked)
+    return Question(node, turn, asked, toolbox)
 
 
-def head_of(request: ResponsesRequest, node: str, model: str, params: SamplingParams) -> dict[str, Any]:
+def head_of(
+    request: ResponsesRequest, toolbox: Toolbox, node: str, model: str, params: SamplingParams
+) -> dict[str, Any]:
     """The fields of a response that never change."""
-    text = {} if request.text is None else request.text.model_dump(exclude_none=True, by_alias=True)
+    form = request.text and request.text.format
+    said = (
+        None
+        if form is None
+        else form.model_dump(include=set(type(form).model_fields), exclude_none=True, by_alias=True)
+    )
     reasoning = request.reasoning
     return {
         "id": f"resp_{node}",
@@ -91,31 +102,14 @@ def head_of(request: ResponsesRequest, node: str, model: str, params: SamplingPa
         "service_tier": "default",
         "store": request.store,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
-        "tool_choice": _said(request.tool_choice),
-        "tools": [
-            {"parameters": None, "strict": False, **tool.model_dump(exclude_none=True)} for tool in request.tools
-        ],
+        "text": {"format": said or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": toolbox.said_choice,
+        "tools": toolbox.said,
         "top_logprobs": request.top_logprobs,
         "top_p": params.top_p,
         "truncation": "disabled",
         "user": request.user,
     }
-
-
-def _said(choice: str) -> str | dict[str, str]:
-    return choice if choice in ("auto", "none", "required") else {"type": "function", "name": choice}
-
-
-def _tools(request: CountRequest) -> tuple[dict[str, Any], ...]:
-    """The tools that the prompt lists, in the form of chat completions; empty if the model may call none."""
-    if request.tool_choice == "none":
-        return ()
-    functions = [
-        tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
-        for tool in request.tools
-    ]
-    return tuple({"type": "function", "function": function} for function in functions)
 
 
 def _num_logprobs(request: CountRequest) -> int | None:

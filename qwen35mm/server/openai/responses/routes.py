@@ -92,10 +92,10 @@ class ResponsesRoutes:
         question = await self._question(request, caller, body, past)
         asked, node = question.asked, new_id()
         reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
-        head = head_of(body, node, model, asked.params or self._backend.loaded.generation)
+        head = head_of(body, question.toolbox, node, model, asked.params or self._backend.loaded.generation)
         keep = functools.partial(self._keep, caller, past, question, reader) if body.store else None
         summarizes = body.reasoning is not None and body.reasoning.asked_summary is not None
-        answer = Answer(head, reader, node=node, summarizes=summarizes, keep=keep)
+        answer = Answer(head, reader, question.toolbox.head_of, node=node, summarizes=summarizes, keep=keep)
         with _named_input():
             if body.stream:
                 return await self._service.stream(request, caller, asked, answer.frames, answer.failed)

@@ -116,7 +116,7 @@ class CountRequest(BaseModel):
 class MessagesRequest(CountRequest):
     """The body of POST /v1/messages. Unknown fields are noted."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: int | None = None
     stream: bool = False
     temperature: Number | None = None
     top_p: Number | None = None

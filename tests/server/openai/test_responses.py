@@ -209,7 +209,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "of type function with the name of a tool"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "'other'"),
     ({"temperature": 200}, "temperature", "from 0 to 100; got 200"),
-    ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
+    ({"max_output_tokens": "many"}, "max_output_tokens", "valid integer"),
     ({"top_logprobs": 2}, "top_logprobs", "name message.output_text.logprobs in include"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format", "json_schema"),
     ({"given": []}, "input", "at least 1 item"),

@@ -141,7 +141,7 @@ class ResponsesRequest(CountRequest):
     """The body of POST /v1/responses. Unknown fields are noted."""
 
     stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: int | None = None
     include: list[Includable] = Field(default_factory=list)
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     store: bool = True

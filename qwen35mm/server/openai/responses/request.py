@@ -10,7 +10,7 @@ from typing import Any
 from qwen35mm.chat.store.store import new_id
 from qwen35mm.contract import GenerationRequest, SamplingParams
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
+from qwen35mm.server.generation import ServedBackend, check_constraints, conversation_of, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.responses.bodies import LOGPROBS, CountRequest, JsonObject, JsonSchema, ResponsesRequest
@@ -67,7 +67,7 @@ async def question_of(
         tool_choice=toolbox.choice,
         parallel_tool_calls=request.parallel_tool_calls,
         tenant=tenant_of(caller, request.cache_salt or ""),
-        conversation=past.conversation if is_kept else None,
+        conversation=past.conversation if is_kept else conversation_of(caller, request.prompt_cache_key),
     )
     await check_constraints(asked, caller, backend, notes)
     return Question(node, turn, asked, toolbox)

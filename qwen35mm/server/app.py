@@ -154,7 +154,8 @@ class Api(Service):
         asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
         fingerprint = system_fingerprint(self._backend.loaded)
-        reply = Completion(model, readers, fingerprint=fingerprint, includes_usage=body.includes_usage)
+        tells = {"includes_usage": body.includes_usage, "tells_ids": body.return_token_ids}
+        reply = Completion(model, readers, fingerprint=fingerprint, **tells)
         events = events_of_choices(asked, body.n, functools.partial(self.answer, caller))
         if body.stream:
             return await self.stream_events(request, events, reply.frames, lambda error: frame(error.body))

@@ -189,13 +189,19 @@ def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
 
 
 def known_fields(
-    body: dict[str, Any], notes: Notes, *, hints: Mapping[str, Values], refused: Mapping[str, Values]
+    body: dict[str, Any],
+    notes: Notes,
+    *,
+    hints: Mapping[str, Values],
+    refused: Mapping[str, Values],
+    can_write_nothing: bool = False,
 ) -> dict[str, Any]:
     """Drops null fields and those that have no effect, and reads the names of other servers.
 
     Args:
         hints: fields that may be ignored, each with the values that ask for nothing: other values are noted.
         refused: fields without which the answer would mean something else, each with the values that ask for nothing.
+        can_write_nothing: see `in_our_names`.
 
     Raises:
         ApiError: 400, a field asks for something that can't be done.
@@ -208,7 +214,8 @@ def known_fields(
         if name in refused:
             raise ApiError(400, f"{name} isn't supported here. Leave it out.", name, "unsupported_field")
         notes.ignore(name, UNSUPPORTED)
-    return in_our_names({name: value for name, value in body.items() if value is not None})
+    body = {name: value for name, value in body.items() if value is not None}
+    return in_our_names(body, can_write_nothing=can_write_nothing)
 
 
 def _is_bool(value: Any) -> bool:

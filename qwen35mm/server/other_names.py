@@ -25,13 +25,17 @@ _FROM_ZERO = ("seed", "thinking_budget")
 _MOST_SEEDS = 2**63
 
 
-def in_our_names(body: dict[str, Any]) -> dict[str, Any]:
-    """A body with the fields that this server knows for those of other servers, and numbers in the right types."""
+def in_our_names(body: dict[str, Any], *, can_write_nothing: bool = False) -> dict[str, Any]:
+    """A body with the fields that this server knows for those of other servers, and numbers in the right types.
+
+    Args:
+        can_write_nothing: whether a limit of 0 tokens means that; else it means no limit, as -1 does.
+    """
     body = {_NAMES.get(name, name): value for name, value in body.items() if _NAMES.get(name) not in body}
     for name in _NUMBERS:
         if name in body:
             body[name] = _number(body[name], name in NUMBERS and not NUMBERS[name].is_whole)
-    for names, least in ((_ABOVE_ZERO, 1), (_FROM_ZERO, 0)):
+    for names, least in ((() if can_write_nothing else _ABOVE_ZERO, 1), (_FROM_ZERO, 0)):
         for name in names:
             if _is_whole(body.get(name)) and body[name] < least:
                 del body[name]

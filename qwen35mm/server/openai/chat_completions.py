@@ -94,6 +94,7 @@ class ChatCompletionRequest(RequestFields):
     tool_choice: ToolChoice = "auto"
     reasoning_effort: Effort | None = None
     continue_final_message: bool = False
+    return_token_ids: bool = False
     add_generation_prompt: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     logprobs: bool = False

@@ -22,11 +22,19 @@ class Completion:
         model: the model's name in the answer.
         readers: one for each reply.
         fingerprint: of what computes the answer.
+        tells_ids: whether the answer has the token ids of the prompt and of the replies; a stream has them at its end.
     """
 
     def __init__(
-        self, model: str, readers: Sequence[ReplyReader], *, fingerprint: str, includes_usage: bool = False
+        self,
+        model: str,
+        readers: Sequence[ReplyReader],
+        *,
+        fingerprint: str,
+        includes_usage: bool = False,
+        tells_ids: bool = False,
     ) -> None:
+        self._tells_ids = tells_ids
         self._choices = [_Choice(index, reader) for index, reader in enumerate(readers)]
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._head = head | {"system_fingerprint": fingerprint, "service_tier": "default"}
@@ -38,8 +46,9 @@ class Completion:
 
     def whole(self) -> dict[str, Any]:
         """The whole answer, once it is finished."""
-        choices = [choice.whole() for choice in self._choices]
+        choices = [choice.whole() | self._ids(choice) for choice in self._choices]
         head = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+        head |= self._prompt_ids(self._choices[0])
         return head | {"timings": _timings([choice.reader.finished for choice in self._choices])}
 
     async def frames(self, events: AsyncIterator[OfChoice]) -> AsyncIterator[bytes]:
@@ -47,12 +56,20 @@ class Completion:
         async for told in events:
             choice = self._choices[told.index]
             for part in choice.parts(told):
-                is_last = isinstance(told.event, Finished) and part["finish_reason"]
-                timings = {"timings": _timings([choice.reader.finished])} if is_last else {}
-                yield frame(self._chunk([part]) | timings)
+                more: dict[str, Any] = {}
+                if isinstance(told.event, Finished) and part["finish_reason"]:
+                    part |= self._ids(choice)
+                    more = {"timings": _timings([choice.reader.finished]), **self._prompt_ids(choice)}
+                yield frame(self._chunk([part]) | more)
         if self._includes_usage:
             yield frame(self._chunk([]) | {"usage": self._usage()})
         yield b"data: [DONE]\n\n"
+
+    def _ids(self, choice: _Choice) -> dict[str, Any]:
+        return {"token_ids": list(choice.reader.finished.token_ids)} if self._tells_ids else {}
+
+    def _prompt_ids(self, choice: _Choice) -> dict[str, Any]:
+        return {"prompt_token_ids": list(choice.reader.finished.prompt_token_ids)} if self._tells_ids else {}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}

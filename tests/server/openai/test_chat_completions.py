@@ -211,3 +211,22 @@ def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.
         before, given = scripted.asked[-1]["messages"][-2:]
         assert [dict(call.arguments) for call in before.tool_calls] == [{"days": 3}, {"days": 4}]
         assert (given.role, given.text) == ("tool", "Rain")
+
+
+def test_token_ids_are_told(client: openai.OpenAI, backend: LocalBackend) -> None:
+    whole = ask(client, max_tokens=5, extra_body={"return_token_ids": True}).model_dump()
+    prompt, reply = whole["prompt_token_ids"], whole["choices"][0]["token_ids"]
+    assert (len(prompt), len(reply)) == (whole["usage"]["prompt_tokens"], 5)
+    text = backend.loaded.tokenizer.decode(prompt, skip_special=False)
+    assert text.startswith("<|im_start|>")
+    assert "Hello" in text
+    last = [
+        chunk.model_dump() for chunk in ask(client, max_tokens=5, stream=True, extra_body={"return_token_ids": True})
+    ][-1]
+    assert (last["prompt_token_ids"], last["choices"][0]["token_ids"]) == (prompt, reply)
+    assert "token_ids" not in ask(client, max_tokens=5).choices[0].model_dump()
+    continued = client.completions.create(
+        model="demo", prompt=prompt, max_tokens=5, temperature=0, extra_body={"return_token_ids": True}
+    )
+    choice = continued.choices[0].model_dump()
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (prompt, reply)

@@ -46,6 +46,7 @@ class CompletionRequest(RequestFields):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=0)] = _MAX_TOKENS
     echo: bool = False
+    return_token_ids: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
 
@@ -72,7 +73,7 @@ class Choice:
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
-    return fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
+    return fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED, can_write_nothing=True)
 
 
 def choices_of(request: CompletionRequest, loaded: LoadedModel) -> list[Choice]:
@@ -109,10 +110,11 @@ class Piece:
 
 
 class ChoiceReader:
-    """Reads the events of one completion."""
+    """Reads the events of one completion. `tells_ids`: its end has the token ids of the prompt and the reply."""
 
-    def __init__(self, choice: Choice, tokenizer: Tokenizer) -> None:
+    def __init__(self, choice: Choice, tokenizer: Tokenizer, *, tells_ids: bool = False) -> None:
         self.choice = choice
+        self._tells_ids = tells_ids
         self._tokenizer = tokenizer
         self._pieces: list[Piece] = []
         self._num_told = 0
@@ -160,9 +162,12 @@ class ChoiceReader:
     @property
     def end(self) -> dict[str, Any]:
         """Why it ended; `stop_reason` is vLLM's field for the request's stop string or token."""
-        if self.result is None:
+        result = self.result
+        if result is None:
             return {"finish_reason": "length", "stop_reason": None}
-        return {"finish_reason": self.result.finish_reason, "stop_reason": self.result.stopped_by}
+        ids = {"token_ids": list(result.token_ids), "prompt_token_ids": list(result.prompt_token_ids)}
+        why = {"finish_reason": result.finish_reason, "stop_reason": result.stopped_by}
+        return why | (ids if self._tells_ids else {})
 
     def written(self, piece: Piece, **end: Any) -> dict[str, Any]:
         """A piece in OpenAI's form."""

@@ -62,7 +62,10 @@ class TextRoutes:
         body = await read_body(request, CompletionRequest, known_fields)
         model = self._service.check_model(body.model)
         loaded, tenant = self._backend.loaded, tenant_of(caller, body.cache_salt or "")
-        readers = [ChoiceReader(choice, loaded.tokenizer) for choice in choices_of(body, loaded)]
+        readers = [
+            ChoiceReader(choice, loaded.tokenizer, tells_ids=body.return_token_ids)
+            for choice in choices_of(body, loaded)
+        ]
         streams = [self._completion(caller, reader.choice, tenant) for reader in readers]
         usage = body.stream_options is not None and body.stream_options.include_usage
         reply = Completions(model, readers, includes_usage=usage)

@@ -254,7 +254,7 @@ class AnthropicReply(TypedDict):
     content: list[dict[str, Any]]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
-    usage: dict[str, int]
+    usage: dict[str, int | str]
 
 
 class InputTokens(TypedDict):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qwen35mm.contract import Image, Message, Text, ToolCall, Video
@@ -34,6 +36,34 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_removal": ("tool",),
 }
 Content = list[Text | Image | Video]
+# What clients write between tags of their own, such as <system-reminder>.
+_NOTE = re.compile(r"<([a-z][a-z0-9_-]*)>.*</\1>", re.DOTALL)
+
+
+@dataclass
+class _Result:
+    """A tool's result.
+
+    Attributes:
+        loads_tools: whether it tells the model of tools.
+    """
+
+    content: Content
+    call_id: str | None
+    loads_tools: bool
+
+    def takes(self, text: str) -> bool:
+        """Whether a text after this result belongs to it: a note of the client, such as a reminder, or that tools are
+        loaded.
+
+        As the user's own turn it would be a new question, for which the template drops the thinking of all steps
+        before: they would have to be read again.
+        """
+        return self.loads_tools or _NOTE.fullmatch(text.strip()) is not None
+
+    @property
+    def message(self) -> Message:
+        return Message("tool", tuple(self.content) or (Text(""),), tool_call_id=self.call_id)
 
 
 class Blocks:
@@ -88,7 +118,7 @@ class Blocks:
         if role is None:
             self._notes.change(f"{place}.role", f"{given!r:.60} is read as user")
             role = "user"
-        results: list[Message] = []
+        results: list[_Result] = []
         content: Content = []
         calls: list[ToolCall] = []
         thoughts: list[str] = []
@@ -102,6 +132,9 @@ class Blocks:
                     calls.append(read_call(block.get("name"), block.get("input"), block.get("id"), where, self._notes))
                 case {"type": "tool_result"} if role == "user":
                     results.append(await self._result(block, where))
+                case {"type": "text", "text": str(text)} if results and results[-1].takes(text):
+                    self._check_fields(block, where)
+                    results[-1].content.append(Text(f"\n\n{text}"))
                 case {"type": "thinking"} if role == "assistant":
                     self._check_fields(block, where)
                     thoughts.append(_text(block.get("thinking"), f"{where}.thinking"))
@@ -113,22 +146,25 @@ class Blocks:
         if role == "assistant":
             reasoning = "".join(thoughts) or None
             return [Message("assistant", tuple(content), reasoning=reasoning, tool_calls=tuple(calls))]
-        return [*results, *([Message("user", tuple(content))] if content or not results else [])]
+        turns = [result.message for result in results]
+        return [*turns, *([Message("user", tuple(content))] if content or not results else [])]
 
-    async def _result(self, block: dict[str, Any], place: str) -> Message:
+    async def _result(self, block: dict[str, Any], place: str) -> _Result:
         self._check_fields(block, place)
         content: Content = []
         given = block.get("content")
         if isinstance(given, dict) and "type" not in given:
             self._notes.change(f"{place}.content", "isn't text or blocks; it is read as JSON text")
             given = json.dumps(given, ensure_ascii=False)
-        for at, each in enumerate(_listed(given, f"{place}.content")):
+        listed = _listed(given, f"{place}.content")
+        for at, each in enumerate(listed):
             await self._add(content, each, f"{place}.content.{at}", must_read=False)
         # The prompt has no other place for it.
         if block.get("is_error") is True and not any("error" in _lower(part) for part in content):
             content.insert(0, Text("Error: " if content else "Error"))
         name = block.get("tool_use_id")
-        return Message("tool", tuple(content) or (Text(""),), tool_call_id=name if isinstance(name, str) else None)
+        loads = any(isinstance(each, dict) and each.get("type") == "tool_reference" for each in listed)
+        return _Result(content, name if isinstance(name, str) else None, loads)
 
     async def _add(self, content: Content, block: Any, place: str, *, must_read: bool) -> None:
         """Reads a block of a message, or of a tool's result."""

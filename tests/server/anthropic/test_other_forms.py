@@ -323,6 +323,21 @@ def test_results_come_in_many_forms(content: Any, more: dict[str, Any], text: st
     assert (last.role, last.text, last.tool_call_id) == ("tool", text, "t1")
 
 
+def test_notes_of_the_client_after_a_result_are_no_new_question(backend: Recording) -> None:
+    reminder = "<system-reminder>\nFiles changed.\n</system-reminder>\n"
+    blocks = [
+        *result("Rain")["content"],
+        {"type": "text", "text": reminder},
+        {"type": "text", "text": "And <b>now</b>?"},
+    ]
+    (*_, tool, user), notes = conversation(backend, U, assistant(use()), {"role": "user", "content": blocks})
+    assert (tool.text, user.text, notes) == (f"Rain\n\n{reminder}", "And <b>now</b>?", [])
+    found = result([{"type": "tool_reference", "tool_name": "weather"}])["content"]
+    blocks = [*found, {"type": "text", "text": "Tool loaded."}]
+    (*_, tool), _ = conversation(backend, U, assistant(use()), {"role": "user", "content": blocks})
+    assert (tool.role, tool.text.endswith("\n\n\nTool loaded.")) == ("tool", True)
+
+
 def test_calls_and_results_need_not_match(backend: Recording) -> None:
     (_, called, after), _ = conversation(backend, U, assistant(use()), U, tools=[TOOL])
     assert (len(called.tool_calls), after.role) == (1, "user")

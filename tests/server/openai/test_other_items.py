@@ -315,6 +315,18 @@ def test_calls_come_back_in_the_form_of_their_tools(backend: Recording, monkeypa
     assert notes == []
 
 
+def test_half_a_custom_call_is_text(backend: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = call_of("apply_patch", "input", "*** Begin Patch")
+    monkeypatch.setattr(instant, "TEXT", whole[: whole.index(" Patch")])
+    for stream in (False, True):
+        answer = post(backend, tools=[CUSTOM], stream=stream)
+        events = [json.loads(line[6:]) for line in answer.content.decode().splitlines() if line.startswith("data: ")]
+        response = events[-1]["response"] if stream else answer.json()
+        (item,) = response["output"]
+        assert item["type"] == "message"
+        assert "*** Begin" in item["content"][0]["text"]
+
+
 def test_kept_custom_calls_are_continued(backend: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instant, "TEXT", call_of("apply_patch", "input", "x"))
     app = create_app(backend)

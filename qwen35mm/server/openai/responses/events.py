@@ -9,7 +9,7 @@ from typing import Any
 
 from qwen35mm.contract import Event, Result, TokenLogprob, ToolCall
 from qwen35mm.http.streams import frame
-from qwen35mm.prompt.calls import CallArguments, CallBegun
+from qwen35mm.prompt.calls import CallArguments, CallBegun, CallLost
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.openai.responses.items import item_id
 from qwen35mm.server.openai.responses.tools import input_of
@@ -142,6 +142,8 @@ class Output:
         self._summarizes = summarizes
         # The kind of the last item while it grows.
         self._open: str | None = None
+        # The head of a call of a custom tool while it is written.
+        self._custom: Values | None = None
 
     def take(self, found: Part, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Values]:
         """The events of the reply's next chunk.
@@ -153,10 +155,17 @@ class Output:
             yield from self.end()
             yield from self._begin_call(found.name)
             return
-        if isinstance(found, CallArguments | ToolCall):
-            yield from self._add_arguments(found)
         if isinstance(found, CallArguments):
+            if self._open == "call":
+                self.items[-1]["arguments"] += found.json
+                yield {"type": f"{_ARGUMENTS}.delta", **self._place, "delta": found.json}
             return
+        if isinstance(found, ToolCall) and self._custom is not None:
+            yield from self._custom_call(self._custom, found)
+            return
+        if isinstance(found, CallLost) and self._custom is not None:
+            self._custom = None
+            found = Piece("text", found.text)
         if not isinstance(found, Piece):
             yield from self.end("completed" if isinstance(found, ToolCall) else "incomplete")
             return
@@ -177,11 +186,8 @@ class Output:
         item = self.items[-1]
         if self._open == "call":
             # Of an incomplete one, the part that was told.
-            if item["type"] == "function_call":
-                yield {"type": f"{_ARGUMENTS}.done", **self._place, "arguments": item["arguments"]}
-                item["status"] = status
-            else:
-                yield {"type": f"{_INPUT}.done", **self._place, "input": item["input"]}
+            yield {"type": f"{_ARGUMENTS}.done", **self._place, "arguments": item["arguments"]}
+            item["status"] = status
             self._open = None
             yield self._of_item("done", item)
             return
@@ -208,22 +214,26 @@ class Output:
         yield {"type": f"{self._part_event}.added", **self._place, "part": part}
 
     def _begin_call(self, name: str) -> Iterator[Values]:
+        head = self._head_of(name)
+        if head["type"] == "custom_tool_call":
+            # A half of its text would be run: it has no status.
+            self._custom = head
+            return
         self._open = "call"
-        head = {**self._head_of(name), "call_id": f"call_{uuid.uuid4().hex[:24]}"}
-        # Custom tools' calls have no status.
-        is_custom = head["type"] == "custom_tool_call"
-        item = self._new({**head, **({"input": ""} if is_custom else {"status": "in_progress", "arguments": ""})})
+        call_id = f"call_{uuid.uuid4().hex[:24]}"
+        item = self._new({**head, "call_id": call_id, "arguments": "", "status": "in_progress"})
         yield self._of_item("added", item)
 
-    def _add_arguments(self, found: CallArguments | ToolCall) -> Iterator[Values]:
-        """Adds to the open call: arguments as they are written, the text for a custom tool at the end."""
-        item = self.items[-1]
-        if item["type"] == "custom_tool_call" and isinstance(found, ToolCall):
-            item["input"] = input_of(found.arguments)
-            yield {"type": f"{_INPUT}.delta", **self._place, "delta": item["input"]}
-        elif item["type"] == "function_call" and isinstance(found, CallArguments):
-            item["arguments"] += found.json
-            yield {"type": f"{_ARGUMENTS}.delta", **self._place, "delta": found.json}
+    def _custom_call(self, head: Values, call: ToolCall) -> Iterator[Values]:
+        """The events of a call of a custom tool, which is told once it is whole."""
+        self._custom = None
+        item = self._new({**head, "call_id": f"call_{uuid.uuid4().hex[:24]}", "input": ""})
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        yield self._of_item("added", item)
+        item["input"] = text = input_of(call.arguments)
+        yield {"type": f"{_INPUT}.delta", **place, "delta": text}
+        yield {"type": f"{_INPUT}.done", **place, "input": text}
+        yield self._of_item("done", item)
 
     def _new(self, item: Values) -> Values:
         self.items.append({"id": item_id(item["type"], self._node, len(self.items)), **item})

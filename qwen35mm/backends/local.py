@@ -7,9 +7,10 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from qwen35mm.backends.history import ended_by
 from qwen35mm.backends.local_texts import LocalTexts
@@ -68,6 +69,7 @@ class LocalBackend(ModelBackend, LocalTexts):
         settings: EngineSettings | None = None,
         cache: CacheSettings | str | Path | None = None,
         commit_history: bool = True,
+        template_options: Mapping[str, Any] | None = None,
         min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> LocalBackend:
         """Loads a checkpoint as `load` does and starts its engine. From `budget` on, options are the constructor's.
@@ -91,6 +93,7 @@ class LocalBackend(ModelBackend, LocalTexts):
             settings=settings,
             cache=cache,
             commit_history=commit_history,
+            template_options=template_options,
             min_segment=min_segment,
         )
 

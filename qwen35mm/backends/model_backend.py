@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -47,10 +48,13 @@ from qwen35mm.engine import (
     check_token_ids,
     constrained_calls,
 )
+from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS, Asker
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, PromptBuilder
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, ChatTemplate, PromptBuilder
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
+
+logger = logging.getLogger(__name__)
 
 
 class ModelBackend(PlainPrompts):
@@ -64,6 +68,7 @@ class ModelBackend(PlainPrompts):
         cache: how much of finished requests is cached, and whether on disk; a folder caches there, None in memory.
         commit_history: whether a finished turn is computed as the next turn will see it.
         min_segment: fewest tokens between two cuts where a conversation can continue.
+        template_options: values of the chat template's switches for requests that don't say them.
         decoders: processes for reading media; None reads them in this process.
 
     Raises:
@@ -80,6 +85,7 @@ class ModelBackend(PlainPrompts):
         cache: CacheSettings | str | Path | None = None,
         commit_history: bool = True,
         min_segment: int = DEFAULT_MIN_SEGMENT,
+        template_options: Mapping[str, Any] | None = None,
         decoders: Decoders | None = None,
     ) -> None:
         check_options(
@@ -91,9 +97,16 @@ class ModelBackend(PlainPrompts):
         )
         cache = CacheSettings.of(cache)
         self.loaded = loaded
+        template = loaded.template
         self.info = ModelInfo(
-            loaded.name, loaded.generation, loaded.template.default_enable_thinking, weights=loaded.weights
+            loaded.name,
+            loaded.generation,
+            template.default_enable_thinking,
+            weights=loaded.weights,
+            thinking=template.switches_thinking,
+            template_options={name: template.values_of(name) for name in sorted(template.switches)},
         )
+        self.template_options = _checked_options(template_options, template)
         media = MediaProcessor(
             loaded.image_processing,
             loaded.video_processing,
@@ -137,6 +150,7 @@ class ModelBackend(PlainPrompts):
         """
         arrival_s = time.monotonic()
         check_conversation(request.messages)
+        request = self._with_options(request)
         params = request.params or self.loaded.generation
         check_token_ids(params, self.loaded.config.text.vocab_size)
         calls = await constrained_calls(request, params, self.loaded, person=request.tenant)
@@ -159,6 +173,7 @@ class ModelBackend(PlainPrompts):
             request.messages,
             plans,
             enable_thinking=request.enable_thinking,
+            template_options=request.template_options,
             tools=tools or None,
             continue_reply=request.continue_reply,
         )
@@ -187,6 +202,7 @@ class ModelBackend(PlainPrompts):
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the prompt that these messages become. Media need no plan and aren't decoded.
@@ -197,8 +213,14 @@ class ModelBackend(PlainPrompts):
         """
         check_conversation(messages)
         plans = [self._plan_of(part) for part in iter_media(messages)]
-        thinking = self._thinks(self.loaded.generation, enable_thinking)
-        return len(self._prompt(messages, plans, enable_thinking=thinking, tools=tools).token_ids)
+        asked = GenerationRequest(enable_thinking=enable_thinking, template_options=template_options or {})
+        asked = self._with_options(asked)
+        how = {
+            "enable_thinking": self._thinks(self.loaded.generation, asked.enable_thinking),
+            "template_options": asked.template_options,
+            "tools": tools,
+        }
+        return len(self._prompt(messages, plans, **how).token_ids)
 
     def history(self, request: GenerationRequest) -> CachedPrompt:
         """A conversation that ends with a reply, as its next turn will see it. Reads media without a plan.
@@ -208,12 +230,14 @@ class ModelBackend(PlainPrompts):
             ContextTooLongError: they exceed two contexts; the count stops there.
         """
         check_conversation(request.messages)
+        request = self._with_options(request)
         media = [self.find(part) or self.media_of(part) for part in iter_media(request.messages)]
         with self._counting():
             prompt = self._prompts.history(
                 request.messages,
                 [medium.plan for medium in media],
                 enable_thinking=self._thinks(request.params or self.loaded.generation, request.enable_thinking),
+                template_options=request.template_options,
                 tools=request.shown_tools or None,
                 most_tokens=self._most_tokens,
             )
@@ -256,9 +280,15 @@ class ModelBackend(PlainPrompts):
 
     def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
         """Whether the model thinks first: as requested, else the template's default."""
-        if params.thinking_budget == 0:
+        if params.thinking_budget == 0 and self.loaded.template.switches_thinking:
             return False
         return self.loaded.template.default_enable_thinking if enable_thinking is None else enable_thinking
+
+    def _with_options(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with this backend's template options beneath its own."""
+        if not self.template_options:
+            return request
+        return replace(request, template_options={**self.template_options, **request.template_options})
 
     def _plan_of(self, part: Image | Video) -> MediaPlan:
         if isinstance(part.source, PreparedMedia | EncodedMedium):
@@ -312,6 +342,19 @@ class ModelBackend(PlainPrompts):
                 if not reading.done():
                     abandoned.set()
                     asker.leave()
+
+
+def _checked_options(options: Mapping[str, Any] | None, template: ChatTemplate) -> dict[str, Any]:
+    """Warns of names that the template doesn't read: another model may be loaded with the same options."""
+    given = dict(options or {})
+    try:
+        GenerationRequest(template_options=given)
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+    if unread := sorted(given.keys() - template.switches - {"enable_thinking"}):
+        known = ", ".join(sorted(template.switches)) or "no others"
+        logger.warning("The chat template doesn't read the option %s; it reads %s.", ", ".join(unread), known)
+    return given
 
 
 def _salt(tenant: str | None) -> bytes:

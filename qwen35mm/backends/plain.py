@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,7 @@ class PlainPrompts(ABC):
     context_length: int
     loaded: LoadedModel
     _prompts: PromptBuilder
+    template_options: Mapping[str, Any]
 
     @abstractmethod
     def _answer(
@@ -123,6 +124,7 @@ class PlainPrompts(ABC):
         num_top: int = 0,
         control_tokens: bool = False,
         enable_thinking: bool = False,
+        template_options: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
         retain: Retain = "shared",
         tenant: str | None = None,
@@ -142,7 +144,8 @@ class PlainPrompts(ABC):
         if given is None or is_plain(given):
             source = await PROMPTS.run(self._plain, given, text, control_tokens)
         elif isinstance(text, str):
-            source = await self._rendered(given, text, enable_thinking=enable_thinking, tools=tools)
+            how = {"enable_thinking": enable_thinking, "template_options": template_options, "tools": tools}
+            source = await self._rendered(given, text, **how)
         else:
             raise PromptError(f"An answer must be a string; got {type(text).__name__}.")
         if source.start >= len(source.prompt.token_ids):
@@ -159,6 +162,7 @@ class PlainPrompts(ABC):
         pooling: Pooling = "last",
         control_tokens: bool = False,
         enable_thinking: bool = False,
+        template_options: Mapping[str, Any] | None = None,
         retain: Retain = "shared",
         tenant: str | None = None,
         timeout_s: float | None = None,
@@ -178,7 +182,7 @@ class PlainPrompts(ABC):
         if is_plain(given):
             source = await PROMPTS.run(self._plain, None, given, control_tokens)
         else:
-            source = await self._rendered(given, enable_thinking=enable_thinking)
+            source = await self._rendered(given, enable_thinking=enable_thinking, template_options=template_options)
         reading = Reading(pooling)
         async with contextlib.aclosing(self._read(source, reading, arrival_s, retain, tenant, timeout_s)) as events:
             async for event in events:
@@ -226,6 +230,7 @@ class PlainPrompts(ABC):
     async def _rendered(self, given: Any, answer: str | None = None, **how: Any) -> _Source:
         """A conversation in its template, with an answer if given."""
         messages = conversation_of(given)
+        how["template_options"] = {**self.template_options, **(how["template_options"] or {})}
         media: list[PreparedMedia | DeferredMedia] = []
         async with contextlib.aclosing(self._read_media(messages, media)) as updates:
             async for _ in updates:

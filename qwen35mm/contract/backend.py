@@ -37,6 +37,7 @@ class Backend(Protocol):
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int: ...
 

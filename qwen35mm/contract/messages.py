@@ -36,7 +36,7 @@ class Message:
     list of these.
 
     Attributes:
-        role: "system" (first message only, no media), "user", "assistant" or "tool" (a result).
+        role: "system" (at any place), "user", "assistant" or "tool" (a result).
         content: parts in order of appearance; adjacent texts are not joined.
         reasoning: an assistant's thinking, without `<think>` tags.
         tool_calls: an assistant's calls.
@@ -65,8 +65,6 @@ class Message:
         values |= {"tool_calls": _tool_calls(tool_calls), "tool_call_id": tool_call_id, "name": name}
         for key, value in values.items():
             object.__setattr__(self, key, value)
-        if self.role == "system" and self.media:
-            raise PromptError("The system message can't hold images or videos; put them into a user message.")
         for key in ("reasoning", "tool_call_id", "name"):
             value = getattr(self, key)
             if value is not None and not isinstance(value, str):
@@ -143,13 +141,10 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Raises PromptError if these aren't messages, or their order is wrong."""
+    """Raises PromptError if these aren't messages, or there are none."""
     check_messages(messages)
     if not messages:
         raise PromptError("There are no messages: send at least one.")
-    for number, message in enumerate(messages, start=1):
-        if message.role == "system" and number > 1:
-            raise PromptError(f"The system message must be the first; message {number} is one too.")
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qwen35mm.contract.sampling import SamplingParams
@@ -26,6 +27,8 @@ class ModelInfo:
         tools, schemas: whether it takes tools, and answers in a JSON schema.
         continues: whether it can continue a reply that ended early.
         exact_counts: whether `count_tokens` is exact, not an estimate.
+        template_options: the further variables that its chat template reads, and the values of each if they are known,
+            else none. Empty if its template is unknown.
         unsupported: fields of SamplingParams that it lacks; a request with one raises an error.
     """
 
@@ -41,4 +44,5 @@ class ModelInfo:
     schemas: bool | None = True
     continues: bool | None = True
     exact_counts: bool = True
+    template_options: Mapping[str, tuple[bool | str, ...]] = field(default_factory=dict)
     unsupported: frozenset[str] = field(default=frozenset())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, get_args
 
 from qwen35mm.contract.messages import Message, check_messages
+from qwen35mm.contract.parts import check_json
 from qwen35mm.contract.sampling import SamplingParams
-from qwen35mm.errors import RequestError
+from qwen35mm.errors import PromptError, RequestError
 
 # What stays cached of a prompt: the points where a conversation continues; the same, but nothing on disk; the same,
 # without the history that includes the reply; only what was requested before; nothing.
 Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
+
+MAX_OPTION_CHARS = 10_000
+"""Most characters of a request's template options."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +30,10 @@ class GenerationRequest:
         params: how the reply is sampled; None takes the model's defaults.
         enable_thinking: whether the model thinks first; None takes the model's default. A `thinking_budget` of 0 turns
             thinking off.
+        template_options: values of further variables that the chat template reads, such as `preserve_thinking`, as JSON
+            values by name; a model's are `ModelInfo.template_options`. None leaves the template's default, and other
+            names have no effect. `enable_thinking` is taken from here if the request doesn't say it, and so is a
+            `reasoning_effort` of "none", which turns thinking off.
         tools: definitions in OpenAI's form.
         tool_choice: "auto" leaves calls to the model, "none" hides the tools; "required" and a tool's name constrain
             the answer to calls (needs the extra `schema`).
@@ -47,6 +55,7 @@ class GenerationRequest:
     params: SamplingParams | None = None
     _: KW_ONLY
     enable_thinking: bool | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
@@ -65,6 +74,7 @@ class GenerationRequest:
         for name in ("parallel_tool_calls", "continue_reply"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False; got {getattr(self, name)!r}.")
+        self._take_options()
         if not isinstance(self.enable_thinking, bool | None):
             raise RequestError(f"enable_thinking must be True, False or None; got {self.enable_thinking!r}.")
         if not isinstance(self.tool_choice, str):
@@ -77,10 +87,41 @@ class GenerationRequest:
             raise RequestError(f"tools must be a list of definitions in OpenAI's form; got {tools!r:.100}.")
         object.__setattr__(self, "tools", tuple(tools))
 
+    def _take_options(self) -> None:
+        given = {} if self.template_options is None else self.template_options
+        if not isinstance(given, Mapping):
+            raise RequestError(f"template_options must be names and JSON values; got {type(given).__name__}.")
+        try:
+            check_json(given, "template_options")
+        except PromptError as error:
+            raise RequestError(str(error)) from None
+        options = {name: value for name, value in given.items() if value is not None}
+        if (size := sum(map(len, _texts(options)))) > MAX_OPTION_CHARS:
+            raise RequestError(f"template_options have {size:,} characters; at most {MAX_OPTION_CHARS:,} are accepted.")
+        thinks = options.pop("enable_thinking", None)
+        if thinks is None and options.get("reasoning_effort") == "none":
+            thinks = False
+        object.__setattr__(self, "template_options", options)
+        if self.enable_thinking is None:
+            object.__setattr__(self, "enable_thinking", thinks)
+
     @property
     def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools that the model sees: none if it may not call any."""
         return () if self.tool_choice == "none" else tuple(self.tools)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield name
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 def check_limits(retain: Retain, timeout_s: float | None, tenant: str | None) -> None:

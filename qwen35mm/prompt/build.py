@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from qwen35mm.contract import Message, Text, iter_media
 from qwen35mm.contract.messages import check_conversation
 from qwen35mm.contract.parts import check_json
 from qwen35mm.errors import ConfigError, PromptError
+from qwen35mm.prompt.carry import NUM_MARKS, Carrier, is_ordinary, num_leading
 from qwen35mm.prompt.layout import Span, lay_out, span_positions
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS, StandIns, check_texts, template_message, visit_json
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, MAX_RUN, Segment, cut_segments
@@ -92,6 +94,7 @@ class PromptBuilder:
         *,
         enable_thinking: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_reply: bool = False,
         most_tokens: int | None = None,
@@ -105,6 +108,7 @@ class PromptBuilder:
             messages: the conversation.
             media: the plans of its images and videos, in order of appearance.
             tools: function definitions in OpenAI's form.
+            template_options: values of the template's switches, JSON values by name; see `ChatTemplate.switches`.
             continue_reply: the last message is a reply that ended early. The prompt stops after its text, or after its
                 reasoning if it has no text, without the turn's end.
             most_tokens: tokenizing stops once the prompt is longer.
@@ -120,7 +124,7 @@ class PromptBuilder:
                 raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
         generate = add_generation_prompt or continue_reply
         how = {"add_generation_prompt": generate, "reply": reply, "most_tokens": most_tokens}
-        ids, spans = self._encode(messages, media, tools, enable_thinking, **how)
+        ids, spans = self._encode(messages, media, tools, enable_thinking, template_options or {}, **how)
         starts = self._turn_starts(ids)
         reply_text = "" if reply is None else reply.text
         return self._cut(ids, spans, starts, system_stop=_system_stop(messages, starts), reply_text=reply_text)
@@ -132,6 +136,7 @@ class PromptBuilder:
         *,
         enable_thinking: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
         most_tokens: int | None = None,
     ) -> Prompt:
         """A conversation that ends with a reply, as its next turn's prompt will begin.
@@ -147,7 +152,8 @@ class PromptBuilder:
             raise PromptError("A history must end with an assistant's message.")
         following = Message("tool" if messages[-1].tool_calls else "user", (Text("..."),))
         how = {"add_generation_prompt": False, "most_tokens": most_tokens}
-        ids, spans = self._encode([*messages, following], media, tools, enable_thinking, **how)
+        messages = [*messages, following]
+        ids, spans = self._encode(messages, media, tools, enable_thinking, template_options or {}, **how)
         turn_starts = self._turn_starts(ids)
         if not turn_starts:
             raise PromptError(f"The model's chat template marks no turns with {TURN_START}.")
@@ -163,6 +169,7 @@ class PromptBuilder:
         *,
         enable_thinking: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
         most_tokens: int | None = None,
     ) -> tuple[Prompt, int]:
         """A conversation with an unfinished answer to its last message, and the index of the answer's first token.
@@ -173,7 +180,8 @@ class PromptBuilder:
             PromptError: the messages can't become a prompt, or there is no text.
             TooManyTokensError: it would have more than `most_tokens`.
         """
-        how = {"enable_thinking": enable_thinking, "tools": tools, "most_tokens": most_tokens}
+        how = {"enable_thinking": enable_thinking, "tools": tools, "template_options": template_options}
+        how["most_tokens"] = most_tokens
         asked = self.prompt(messages, media, **how)
         answer = Message("assistant", (Text(text),))
         answered = self.prompt([*messages, answer], media, continue_reply=True, **how)
@@ -248,6 +256,7 @@ class PromptBuilder:
         media: Sequence[MediaPlan],
         tools: Sequence[Mapping[str, Any]] | None,
         enable_thinking: bool,
+        template_options: Mapping[str, Any],
         *,
         add_generation_prompt: bool,
         reply: Message | None = None,
@@ -256,15 +265,18 @@ class PromptBuilder:
         """Token ids `[T]` int64 and their media spans; a continued reply follows the generation prompt."""
         check_conversation(messages)
         _check_media(messages, media)
-        outside = _outside_texts([*messages, *([reply] if reply else [])], tools)
-        stand_ins = StandIns(self._tokenizer.control_first_chars, [self._template.source, *outside])
+        options = self._template.chosen(template_options)
+        outside = _outside_texts([*messages, *([reply] if reply else [])], tools, options)
+        chars = self._tokenizer.control_first_chars
+        stand_ins = StandIns(chars, [self._template.source, *outside], num_marks=NUM_MARKS)
+        how = {
+            "tools": visit_json(tools, stand_ins.hide),
+            "enable_thinking": enable_thinking,
+            "add_generation_prompt": add_generation_prompt,
+            "options": visit_json(options, stand_ins.hide),
+        }
         try:
-            rendered = self._template.render(
-                [template_message(message, stand_ins.hide) for message in messages],
-                tools=visit_json(tools, stand_ins.hide),
-                enable_thinking=enable_thinking,
-                add_generation_prompt=add_generation_prompt,
-            )
+            rendered = self._rendered(messages, stand_ins, how)
         except PromptError as error:
             raise PromptError(stand_ins.restore(str(error))) from error
         if reply is not None:
@@ -277,6 +289,21 @@ class PromptBuilder:
             restore=stand_ins.restore,
             most_tokens=most_tokens,
         )
+
+    def _rendered(self, messages: Sequence[Message], stand_ins: StandIns, how: dict[str, Any]) -> str:
+        """The template's text with stand-ins. The template is asked first; what it refuses is carried."""
+        template = self._template
+        if is_ordinary(messages):
+            return template.render([template_message(message, stand_ins.hide) for message in messages], **how)
+        carrier = Carrier(stand_ins.hide, stand_ins.marks)
+        later = [message.text for message in messages[num_leading(messages) :] if message.role == "system"]
+        if later and template.takes_later(enable_thinking=how["enable_thinking"], options=how["options"]):
+            with contextlib.suppress(PromptError):
+                given = carrier.carried(messages, template, takes_later=True)
+                rendered = carrier.rewritten(template.render(given, **how))
+                if all(stand_ins.hide(text.strip()) in rendered for text in later):
+                    return rendered
+        return carrier.rewritten(template.render(carrier.carried(messages, template, takes_later=False), **how))
 
     def _cut(
         self,
@@ -311,7 +338,7 @@ def num_in_common(first: np.ndarray, second: np.ndarray) -> int:
 
 def _system_stop(messages: Sequence[Message], turn_starts: Sequence[int]) -> int:
     """Where the system message ends; 0 without one."""
-    has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
+    has_system = num_leading(messages) > 0 and turn_starts[:1] == [0] and len(turn_starts) > 1
     return turn_starts[1] if has_system else 0
 
 
@@ -325,7 +352,9 @@ def _continuation(reply: Message, stand_ins: StandIns, *, in_thinking: bool) -> 
     return thought
 
 
-def _outside_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _outside_texts(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, options: Mapping[str, Any]
+) -> list[str]:
     """Every outside string, checked."""
     texts: list[str] = []
 
@@ -344,6 +373,10 @@ def _outside_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
         check_json(list(tools), "The tool definitions")
         visit_json(tools, collect)
         total += check_texts(texts[checked:], "The tool definitions")
+        checked = len(texts)
+    check_json(options, "The template options")
+    visit_json(options, collect)
+    total += check_texts(texts[checked:], "The template options")
     if total > MAX_OUTSIDE_CHARS:
         raise PromptError(
             say(

@@ -10,6 +10,7 @@ This doesn't protect a template that writes the beginning of a control token and
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -29,18 +30,22 @@ MAX_OUTSIDE_CHARS = 2_000_000
 class StandIns:
     """Stand-ins for `chars` that occur in none of `texts`, neither literally nor as JSON escapes.
 
+    Attributes:
+        marks: `num_marks` further characters that occur in none of them.
+
     Raises:
         PromptError: the texts hold nearly all private-use characters.
     """
 
-    def __init__(self, chars: Iterable[str], texts: Iterable[str]) -> None:
+    def __init__(self, chars: Iterable[str], texts: Iterable[str], *, num_marks: int = 0) -> None:
         used: set[str] = set()
         for text in texts:
             used.update(text)
             used.update(chr(int(code, 16)) for code in _JSON_ESCAPE.findall(text))
         free = (char for char in map(chr, _PRIVATE_USE) if char not in used)
         pairs = list(zip(sorted(chars), free, strict=False))
-        if len(pairs) < len(set(chars)):
+        self.marks = tuple(itertools.islice(free, num_marks))
+        if len(pairs) < len(set(chars)) or len(self.marks) < num_marks:
             raise PromptError("The messages hold too many different private-use characters (U+E000 to U+F8FF).")
         self._hidden = pairs
         # A template may write JSON that escapes every non-ASCII character.

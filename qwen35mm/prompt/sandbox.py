@@ -9,10 +9,10 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NoReturn
 
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -31,6 +31,18 @@ def compile_template(source: str) -> Template:
     if len(source) > MAX_SOURCE_CHARS:
         raise TooMuchError(f"has {len(source):,} characters, and up to {MAX_SOURCE_CHARS:,} are read")
     return _environment().from_string(source)
+
+
+def read_names(source: str) -> set[str]:
+    """The variables that a template reads from outside. Its own variables aren't among them, except one that it gives
+    a default, as in `{% set x = x if x is defined else 1 %}`."""
+    environment = _environment()
+    tree = environment.parse(source)
+    own = {name.name for part in tree.find_all((nodes.For, nodes.Macro)) for name in _assigned(part)}
+    for assignment in tree.find_all(nodes.Assign):
+        names = {name.name for name in _assigned(assignment)}
+        own |= names - {name.name for name in assignment.node.find_all(nodes.Name)}
+    return meta.find_undeclared_variables(tree) - own - environment.globals.keys()
 
 
 def plain(value: Any) -> Any:
@@ -62,6 +74,11 @@ def _environment() -> BoundedEnvironment:
         "namespace": _Namespace,
     }
     return environment.bound()
+
+
+def _assigned(part: nodes.Node) -> Iterator[nodes.Name]:
+    names = part.find_all(nodes.Name)
+    return (name for name in names if name.ctx == "store")
 
 
 class _Generation(Extension):

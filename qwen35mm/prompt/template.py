@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,21 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from qwen35mm.errors import CheckpointError, PromptError
 from qwen35mm.outside_json import read_json
 from qwen35mm.prompt.limits import TooMuchError
-from qwen35mm.prompt.sandbox import MAX_SOURCE_CHARS, compile_template, plain
+from qwen35mm.prompt.sandbox import MAX_SOURCE_CHARS, compile_template, plain, read_names
 from qwen35mm.tokenizer import read_tokenizer_config
+from qwen35mm_preprocess.say import Said, say
 
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+"""Words for how much a model thinks, from the least on."""
+
+# The family's switches.
+_VALUES: dict[str, tuple[bool | str, ...]] = dict.fromkeys(("preserve_thinking", "add_vision_id"), (False, True))
 _MAX_REASON_CHARS = 1000
 _PROBE = [{"role": "user", "content": "Hello"}]
+# Answers about a template that are remembered.
+_MAX_ANSWERS = 64
+# Not switches: what every render gets.
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "enable_thinking"})
 
 
 class ChatTemplate:
@@ -24,6 +37,10 @@ class ChatTemplate:
     Attributes:
         source: the Jinja text.
         default_enable_thinking: whether the template enables thinking by default.
+        refused_thinking: the value of `enable_thinking` that the template refuses; None if it accepts both.
+        switches_thinking: whether the template has a switch for thinking and accepts both its values.
+        switches: the further variables that the template reads, such as `preserve_thinking`.
+        efforts: the values of EFFORTS that the template accepts as `reasoning_effort`; empty if it doesn't read that.
 
     Args:
         source: the Jinja text.
@@ -36,7 +53,12 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._variables = dict(variables or {})
-        self.default_enable_thinking = self._read_default()
+        self.refused_thinking: bool | None = None
+        self.default_enable_thinking, self.switches_thinking = self._read_thinking()
+        self.switches = frozenset(read_names(source) - _GIVEN - self._variables.keys())
+        self.efforts = tuple(each for each in EFFORTS if self._accepts_effort(each))
+        self._takes_leading: dict[int, bool] = {}
+        self._takes_later: dict[tuple[bool, str], bool] = {}
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ChatTemplate:
@@ -74,14 +96,21 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool,
         add_generation_prompt: bool,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of the prompt, with one placeholder per image or video.
+
+        Args:
+            options: values of `switches`; other names have no effect.
 
         Raises:
             PromptError: the template refuses the messages (has its reason) or fails on them.
         """
+        if enable_thinking is self.refused_thinking:
+            raise PromptError(_one_way(thinks=not enable_thinking))
         try:
-            return self._run(messages, tools, add_generation_prompt, enable_thinking=enable_thinking)
+            chosen = self.chosen(options or {})
+            return self._run(messages, tools, add_generation_prompt, enable_thinking=enable_thinking, **chosen)
         except TooMuchError as error:
             raise PromptError(f"The model's chat template {error}. Use another one, or send less.") from error
         except Exception as error:  # a template can raise anything
@@ -89,6 +118,74 @@ class ChatTemplate:
                 reason = str(error)[:_MAX_REASON_CHARS]
                 raise PromptError(f"The model's chat template refuses these messages: {reason}") from error
             raise PromptError(f"The model's chat template fails on these messages ({type(error).__name__}).") from error
+
+    def values_of(self, switch: str) -> tuple[bool | str, ...]:
+        """The values of a switch; none if they are unknown."""
+        return self.efforts if switch == "reasoning_effort" else _VALUES.get(switch, ())
+
+    def chosen(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the template reads, without None, which leaves its default.
+
+        A `reasoning_effort` of EFFORTS that the template refuses becomes the nearest that it accepts, of two the
+        larger.
+        """
+        chosen = {name: value for name, value in options.items() if name in self.switches and value is not None}
+        effort = chosen.get("reasoning_effort")
+        if effort == "none":  # thinking is off, which `enable_thinking` says
+            del chosen["reasoning_effort"]
+        if isinstance(effort, str) and effort in EFFORTS and self.efforts:
+            place = EFFORTS.index(effort)
+            chosen["reasoning_effort"] = min(reversed(self.efforts), key=lambda each: abs(EFFORTS.index(each) - place))
+        return chosen
+
+    def takes_leading(self, number: int) -> bool:
+        """Whether the template writes so many system messages at the beginning."""
+        if number not in self._takes_leading:
+            told = [{"role": "system", "content": f"qwen35mm-{each}."} for each in range(number)]
+            rendered = self._tried([*told, *_PROBE])
+            self._takes_leading[number] = rendered is not None and all(each["content"] in rendered for each in told)
+        return self._takes_leading[number]
+
+    def takes_later(self, *, enable_thinking: bool, options: Mapping[str, Any] | None = None) -> bool:
+        """Whether the template writes a system message at its place, wherever that is, and then changes nothing before
+        it."""
+        how = (enable_thinking, json.dumps(self.chosen(options or {}), sort_keys=True))
+        if how not in self._takes_later:
+            if len(self._takes_later) >= _MAX_ANSWERS:
+                self._takes_later.clear()
+            self._takes_later[how] = self._ask_later(*how)
+        return self._takes_later[how]
+
+    @functools.cached_property
+    def needs_query(self) -> bool:
+        """Whether the template refuses conversations without a user's message."""
+        return self._tried([{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]) is None
+
+    def _ask_later(self, enable_thinking: bool, chosen: str) -> bool:
+        call = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+        asked = {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [call]}
+        answer = {"role": "assistant", "content": "said", "reasoning_content": "because"}
+        told = {"role": "system", "content": "qwen35mm-told."}
+        user, result = {"role": "user", "content": "question"}, {"role": "tool", "content": "result"}
+        messages = [user, told, asked, result, told, told, answer, user, told, asked, result, answer, told, user]
+        options = {"enable_thinking": enable_thinking, **json.loads(chosen)}
+        renders = [self._tried(messages[:end], **options) for end in range(1, len(messages) + 1)]
+        return all(
+            before is not None
+            and after is not None
+            and after.startswith(before)
+            and told["content"] in after[len(before) :]
+            for message, (before, after) in zip(messages[1:], itertools.pairwise(renders), strict=True)
+            if message is told
+        )
+
+    def _tried(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str | None:
+        """The render without a generation prompt; None if it fails."""
+        options = {"enable_thinking": self.default_enable_thinking, **options}
+        try:
+            return self._run(messages, None, False, **options)
+        except Exception:  # a template can raise anything
+            return None
 
     def _run(
         self,
@@ -103,24 +200,50 @@ class ChatTemplate:
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._variables,
-            **options,
+            **plain(options),
         )
 
-    def _read_default(self) -> bool:
-        try:
-            default, on, off = (
-                self._run(_PROBE, None, True, **options)
-                for options in ({}, {"enable_thinking": True}, {"enable_thinking": False})
-            )
-        except TemplateSyntaxError as error:
-            raise CheckpointError(f"The chat template has a syntax error in line {error.lineno}.") from error
-        except TooMuchError as error:
-            raise CheckpointError(f"The chat template {error}, and can't be used.") from error
-        except Exception as error:  # a template can raise anything
-            raise CheckpointError(f"The chat template can't render 'Hello' ({type(error).__name__}).") from error
+    def _accepts_effort(self, effort: str) -> bool:
+        options = {"enable_thinking": self.default_enable_thinking, "reasoning_effort": effort}
+        if "reasoning_effort" not in self.switches:
+            return False
+        if self.switches_thinking:
+            options["enable_thinking"] = True
+        return self._tried(_PROBE, **options) is not None
+
+    def _read_thinking(self) -> tuple[bool, bool]:
+        """The template's default, and whether it has a switch that can be turned both ways."""
+        refusal: Exception | None = None
+        renders: list[str | None] = []
+        for options in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+            try:
+                renders.append(self._run(_PROBE, None, True, **options))
+            except TemplateSyntaxError as error:
+                raise CheckpointError(f"The chat template has a syntax error in line {error.lineno}.") from error
+            except TooMuchError as error:
+                raise CheckpointError(f"The chat template {error}, and can't be used.") from error
+            except Exception as error:  # a template can raise anything
+                renders.append(None)
+                refusal = error
+        default, on, off = renders
+        if on is None and off is None:
+            name = type(refusal).__name__
+            raise CheckpointError(f"The chat template can't render 'Hello' ({name}).") from refusal
+        if on is None or off is None:
+            self.refused_thinking = on is None
+            return not self.refused_thinking, False
         if on == off:  # no switch: thinking is on if the template always opens it
-            return default.rstrip().endswith("<think>")
-        return default == on
+            return on.rstrip().endswith("<think>"), False
+        return default == on, True
+
+
+def _one_way(*, thinks: bool) -> Said:
+    if thinks:
+        return say(
+            "This model always thinks: its chat template refuses to turn thinking off. Leave thinking on, and limit it "
+            "by a thinking budget."
+        )
+    return say("This model can't think first: its chat template refuses it. Leave thinking off.")
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

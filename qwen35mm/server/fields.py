@@ -75,12 +75,6 @@ def told(**limits: Any) -> Any:
     return Field(json_schema_extra=limits)
 
 
-class TemplateOptions(BaseModel):
-    model_config = STRICT
-
-    enable_thinking: bool | None = None
-
-
 def _field_of(number: SamplingNumber) -> Any:
     low = number.low if number.off_from is None else number.off_from
     limits = {"exclusiveMinimum" if number.is_open else "minimum": low}
@@ -110,7 +104,7 @@ class RequestFields(_NumberFields):
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[str, Number], told(propertyNames={"pattern": "^[0-9]{1,9}$"})] | None = None
     parallel_tool_calls: bool = True
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], told(**_MEDIA)] | None = None
     # What the answer follows, in the words of vLLM, SGLang, llama.cpp and Ollama: see `constraints`.
     structured_outputs: dict[str, Any] | None = None
@@ -132,10 +126,19 @@ class RequestFields(_NumberFields):
 
     def thinks(self, effort: Effort | None) -> bool | None:
         """Whether the model thinks first; None leaves it to the template."""
-        said = None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
+        said = (self.chat_template_kwargs or {}).get("enable_thinking")
+        if said is not None and not isinstance(said, bool):
+            raise ApiError(400, f"enable_thinking must be true or false; got {said!r:.40}.", "chat_template_kwargs")
         if said is None and effort is not None:
             return effort != "none"
         return said
+
+    def template_options(self, effort: Effort | None, loaded: LoadedModel, notes: Notes) -> dict[str, Any]:
+        """The values of the chat template's switches. Notes those that the template doesn't read."""
+        given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
+        for name in sorted(given.keys() - loaded.template.switches - {"enable_thinking"}):
+            notes.ignore(f"chat_template_kwargs.{name}", "isn't read by the model's chat template")
+        return given if effort is None else {"reasoning_effort": effort, **given}
 
     def params(
         self,

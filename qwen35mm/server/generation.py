@@ -67,6 +67,11 @@ async def num_tokens(request: GenerationRequest, backend: ServedBackend) -> int:
     """
     # As the backend decides it.
     never_thinks = request.params is not None and request.params.thinking_budget == 0
-    thinking = False if never_thinks else request.enable_thinking
-    count = functools.partial(backend.count_tokens, enable_thinking=thinking, tools=request.shown_tools or None)
+    thinking = False if never_thinks and backend.loaded.template.switches_thinking else request.enable_thinking
+    count = functools.partial(
+        backend.count_tokens,
+        enable_thinking=thinking,
+        template_options=request.template_options,
+        tools=request.shown_tools or None,
+    )
     return await PROMPTS.run(count, request.messages)

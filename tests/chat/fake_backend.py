@@ -115,7 +115,12 @@ class FakeBackend:
             self.active -= 1
 
     def count_tokens(
-        self, messages: Sequence[Message], *, enable_thinking: bool | None = None, tools: Any = None
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool | None = None,
+        template_options: Any = None,
+        tools: Any = None,
     ) -> int:
         """A token for every four characters, and what media are planned to take."""
         plans = [part.plan for message in messages for part in message.media]

@@ -87,6 +87,7 @@ class Echo:
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         return sum(len(message.text) for message in messages)

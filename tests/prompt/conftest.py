@@ -8,6 +8,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.contract import Message
 from qwen35mm.prompt import ChatTemplate, PromptBuilder
 from qwen35mm.tokenizer import Tokenizer
+from tests.prompt.templates import lenient, switching
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +38,18 @@ def thinking_template(template) -> ChatTemplate:
     switch = "if enable_thinking else"
     assert template.source.count(switch) == 1
     return ChatTemplate(template.source.replace(switch, "if enable_thinking is not defined or enable_thinking else"))
+
+
+@pytest.fixture(scope="session")
+def switching_template(template) -> ChatTemplate:
+    """The demo's template with the switches of newer ones."""
+    return ChatTemplate(switching(template.source))
+
+
+@pytest.fixture(scope="session")
+def lenient_template(template) -> ChatTemplate:
+    """The demo's template, but it writes system messages at their places and needs no user's message."""
+    return ChatTemplate(lenient(template.source))
 
 
 @pytest.fixture(scope="session")

@@ -205,6 +205,7 @@ class RemoteBackend(RemoteTexts):
         messages: Sequence[Message],
         *,
         enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the prompt that these messages become. The server counts at most the texts, see
@@ -219,7 +220,7 @@ class RemoteBackend(RemoteTexts):
         plans = [self._plan(part) for part in iter_media(messages)]
         num_tools = estimate(json.dumps(tools)) if tools else 0
         num_media = sum(plan.num_prompt_tokens for plan in plans)
-        return counter.count(messages, enable_thinking) + num_media + num_tools
+        return counter.count(messages, enable_thinking, template_options or {}) + num_media + num_tools
 
     def memory(self) -> dict[str, int]:
         """Nothing: the server manages its own memory."""

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -42,12 +42,14 @@ class TokenCounter:
         # A page counts the same prefixes again and again.
         self._counted = functools.lru_cache(maxsize=512)(self._ask)
 
-    def count(self, messages: Sequence[Message], enable_thinking: bool | None) -> int:
+    def count(
+        self, messages: Sequence[Message], enable_thinking: bool | None, template_options: Mapping[str, Any]
+    ) -> int:
         """Tokens of these messages as a prompt, without their media."""
         if self._counting is not None and time.monotonic() >= self._not_before_s:
             values = [{"role": message.role, "content": message.text} for message in messages]
             try:
-                return self._counted(json.dumps(values), enable_thinking)
+                return self._counted(json.dumps(values), enable_thinking, json.dumps(template_options))
             except (httpx.HTTPError, ValueError, RecursionError, KeyError, TypeError, RuntimeError) as error:
                 self._not_before_s = time.monotonic() + _PAUSE_S
                 logger.info("the server didn't count tokens, so they are estimated: %s", type(error).__name__)
@@ -57,9 +59,10 @@ class TokenCounter:
         """Closes the connection; later counts are estimates."""
         self._client.close()
 
-    def _ask(self, texts: str, enable_thinking: bool | None) -> int:
+    def _ask(self, texts: str, enable_thinking: bool | None, options: str) -> int:
         messages: list[dict[str, str]] = json.loads(texts)
-        template = {} if enable_thinking is None else {"chat_template_kwargs": {"enable_thinking": enable_thinking}}
+        chosen = {**json.loads(options), **({} if enable_thinking is None else {"enable_thinking": enable_thinking})}
+        template = {"chat_template_kwargs": chosen} if chosen else {}
         if self._counting == "vllm":
             body = {"model": self._model, "messages": messages, "add_generation_prompt": True, **template}
             return _count(self._post("/tokenize", body)["count"])

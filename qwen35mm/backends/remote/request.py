@@ -25,8 +25,9 @@ def reply_fields(request: GenerationRequest, program: Program = UNKNOWN) -> dict
     params = request.params
     sent = sampling_fields(params, program)
     thinks = False if params is not None and params.thinking_budget == 0 else request.enable_thinking
-    if thinks is not None:
-        sent["chat_template_kwargs"] = {"enable_thinking": thinks}
+    template = {**request.template_options, **({} if thinks is None else {"enable_thinking": thinks})}
+    if template:
+        sent["chat_template_kwargs"] = template
     if request.shown_tools:
         choice = _choice(request)
         if choice and not program.chooses_tools:

@@ -138,7 +138,7 @@ class RemoteTexts(TextModel):
 
     async def _told(self, path: str, options: Mapping[str, Any], **fields: Any) -> Any:
         """The answer to a request that isn't streamed; repeats it while that can help."""
-        for name in ("enable_thinking", "tools"):
+        for name in ("enable_thinking", "template_options", "tools"):
             if name in options:
                 raise RequestError(f"{name.removeprefix('enable_')} is for conversations: leave it out of texts.")
         with self._faults_in_words():

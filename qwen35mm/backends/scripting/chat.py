@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,6 +53,7 @@ class Chat:
         messages: the first ones.
         tools: definitions in OpenAI's form, for every answer.
         thinking: whether the model thinks first; None takes its default.
+        template_options: see `GenerationRequest`.
         params: for its answers; None takes the model's.
         name: of the conversation, which keeps its cache separate; None makes one up.
         tenant, retain: see `LocalBackend.stream`.
@@ -68,6 +69,7 @@ class Chat:
         messages: Sequence[Message] = (),
         tools: Tools | None = None,
         thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
         params: Params | None = None,
         name: str | None = None,
         tenant: str | None = None,
@@ -80,7 +82,8 @@ class Chat:
         self._model = model
         base = GenerationRequest(params=model.default_params, conversation=self.name, tenant=tenant, retain=retain)
         # The base of its requests; `tools` become those of the newest question.
-        self._template = request_of(base, params, {"thinking": thinking, "tools": tools})
+        options = {"thinking": thinking, "template_options": template_options, "tools": tools}
+        self._template = request_of(base, params, options)
         self._lock = threading.Lock()
         # The writer of the next answer: a question in progress, or a stream, whose reader may have left.
         self._writer: object | None = None
@@ -105,7 +108,8 @@ class Chat:
             images, videos: one or several, placed before the text.
             params: a SamplingParams, or a dict of some of its fields.
             options: single fields of SamplingParams; `schema` (a dict, JSON text or a pydantic class), by which the
-                result gets `parsed`; `thinking`; `timeout_s`; and `tools`, which the chat keeps from then on.
+                result gets `parsed`; `thinking`; `template_options`; `timeout_s`; and `tools`, which the chat keeps
+                from then on.
 
         Raises:
             Qwen35mmError: as the model's `stream`, and for invalid arguments; the chat stays unchanged.

@@ -24,7 +24,10 @@ Clip = str | Path | bytes | Video
 Params = SamplingParams | Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-_STREAM_OPTIONS = ("thinking", "tools", "tool_choice", "parallel_tool_calls", "timeout_s", "retain", "tenant")
+_STREAM_OPTIONS = (
+    *("thinking", "template_options", "tools", "tool_choice", "parallel_tool_calls"),
+    *("timeout_s", "retain", "tenant"),
+)
 
 
 # Hints for options that belong elsewhere, by the name in the singular.
@@ -40,6 +43,7 @@ class AskOptions(SamplingOptions, total=False):
 
     schema: Any
     thinking: bool | None
+    template_options: Mapping[str, Any] | None
     tools: Tools | None
     tool_choice: str | None
     parallel_tool_calls: bool | None

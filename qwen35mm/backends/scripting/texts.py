@@ -34,6 +34,7 @@ class ReadOptions(TypedDict, total=False):
 
     control_tokens: bool
     thinking: bool
+    template_options: Mapping[str, Any] | None
     retain: Retain
     tenant: str | None
     timeout_s: float | None
@@ -138,7 +139,7 @@ class TextModel(ScriptedModel):
             control_tokens: as in `complete`, for texts; an answer has none.
             thinking: for a conversation: whether the model would think first. Then the scored text starts with the end
                 of its thinking.
-            tools: for a conversation, as in `generate`.
+            tools, template_options: for a conversation, as in `generate`.
             retain, tenant, timeout_s: as in `generate`.
 
         Raises:
@@ -243,6 +244,8 @@ def _read_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
             checked_bool(name, how[name])
     if "thinking" in how:
         how["enable_thinking"] = how.pop("thinking")
+    if "template_options" in how:
+        how["template_options"] = GenerationRequest(template_options=how["template_options"]).template_options
     if "tools" in how:
         how["tools"] = tools_of(how["tools"])
     return how

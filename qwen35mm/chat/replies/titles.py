@@ -135,7 +135,6 @@ class Titles:
         request = GenerationRequest(
             [Message("user", (Text("\n\n".join(parts)),))],
             params,
-            enable_thinking=False,
             # Retains nothing, so it evicts nothing.
             retain="nothing",
             tenant=reply.work.request.tenant,

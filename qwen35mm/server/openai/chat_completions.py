@@ -156,6 +156,7 @@ async def asked_of(
             logprobs=_num_logprobs(request),
         ),
         enable_thinking=request.thinks(request.reasoning_effort),
+        template_options=request.template_options(request.reasoning_effort, backend.loaded, notes),
         tools=tools_of(request),
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,

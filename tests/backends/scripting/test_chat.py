@@ -285,7 +285,6 @@ def test_another_answer_and_another_chat() -> None:
     ("ask", "error", "words"),
     [
         (lambda m: m.chat(["system"]), PromptError, "system message must be a string; got list"),
-        (lambda m: m.chat("a", messages=[Message("system", "b")]), PromptError, "must be the first; message 2"),
         (lambda m: m.chat(messages=[3]), PromptError, "got one with int in it"),
         (lambda m: m.chat(tools={"type": "function"}), PromptError, "tools must be a list of definitions.*got dict"),
         (lambda m: m.chat(tools=[print]), PromptError, "definition in OpenAI's form.*got a function"),

@@ -66,12 +66,7 @@ async def test_the_first_finished_answer_brings_a_title(kit: TitleKit) -> None:
     assert len(message.text) < 2_500
     assert "Question: echo blue stars" in message.text
     assert "Answer: blue stars" in message.text
-    assert (call.retain, call.enable_thinking, call.params.max_tokens, call.params.thinking_budget) == (
-        "nothing",
-        False,
-        32,
-        0,
-    )
+    assert (call.retain, call.params.max_tokens, call.params.thinking_budget) == ("nothing", 32, 0)
     assert getattr(call, "conversation", None) is None
     await kit.ask("echo more", asked.conversation, asked.reply)
     await kit.settled()

@@ -63,6 +63,7 @@ async def question_of(
         messages_of((*past.turns, turn), request.instructions, notes),
         params,
         enable_thinking=request.thinks(request.effort),
+        template_options=request.template_options(request.effort, backend.loaded, notes),
         tools=toolbox.shown,
         tool_choice=toolbox.choice,
         parallel_tool_calls=request.parallel_tool_calls,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -68,6 +69,24 @@ class Names(tuple[str, ...]):
 def parse_names(text: str) -> Names:
     """The texts that are separated by commas or white space."""
     return Names(re.split(r"[\s,]+", text.strip(" ,\n"))) if text.strip(" ,\n") else Names()
+
+
+def parse_json_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Names and values of `name=value` texts. A value that isn't JSON is a string.
+
+    Raises:
+        typer.BadParameter: a text has no name or no value.
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not (name.strip() and mark and value):
+            raise typer.BadParameter(f"expected NAME=VALUE, such as preserve_thinking=true; got '{text}'.")
+        try:
+            values[name.strip()] = json.loads(value)
+        except (ValueError, RecursionError):
+            values[name.strip()] = value
+    return values
 
 
 def parse_token(text: str) -> str:

@@ -22,6 +22,7 @@ from qwen35mm.option_values import (
     Logins,
     Names,
     parse_folder,
+    parse_json_options,
     parse_logins,
     parse_names,
     parse_size,
@@ -97,6 +98,14 @@ class ModelOptions:
         _size(
             rich_help_panel="Model",
             help="Most memory of the program on a processor: weights, context and slots are chosen to fit.",
+        ),
+    ] = None
+    template_option: Annotated[
+        list[str] | None,
+        _model(
+            metavar="NAME=VALUE",
+            help="A switch of the chat template for requests that don't set it, such as preserve_thinking=true or "
+            "reasoning_effort=low; may be repeated.",
         ),
     ] = None
     slots: Annotated[
@@ -245,6 +254,7 @@ class ModelOptions:
             budget=self._media_budget(),
             limits=self.limits,
             settings=EngineSettings(**chosen),
+            template_options=parse_json_options(self.template_option or ()),
             cache=self._cache_settings(default_cache_dir),
             max_memory=self.max_memory,
             fixed_slots=self.slots is not None,

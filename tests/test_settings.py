@@ -15,7 +15,7 @@ from qwen35mm.cache.planner import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
-from qwen35mm.option_values import parse_logins, parse_size, with_options
+from qwen35mm.option_values import parse_json_options, parse_logins, parse_size, with_options
 from qwen35mm.settings import ModelOptions, PageOptions
 from qwen35mm_preprocess import MediaBudget
 
@@ -25,6 +25,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "dtype": ("float32", "float32"),
     "device": ("cpu", "cpu"),
     "context_length": ("4096", 4096),
+    "template_option": ("preserve_thinking=true", ["preserve_thinking=true"]),
     "slots": ("2", 2),
     "max_image_tokens": ("10", 10),
     "max_video_tokens": ("20", 20),
@@ -95,6 +96,17 @@ def test_flags_are_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_options(["--batch-invariant", "--no-disk-cache"])[0] == given
     monkeypatch.setenv("QWEN35MM_NO_DISK_CACHE", "1")
     assert read_options(["--batch-invariant"])[0] == given
+
+
+def test_template_options_are_json_or_strings() -> None:
+    texts = ["preserve_thinking=true", "reasoning_effort=low", "most= 3", "mark==", "preserve_thinking=false"]
+    values = {"preserve_thinking": False, "reasoning_effort": "low", "most": 3, "mark": "="}
+    assert parse_json_options(texts) == values
+    options = [each for text in texts for each in ("--template-option", text)]
+    assert read_options(options)[0].backend_options().template_options == values
+    for text in ("preserve_thinking", "=low", "reasoning_effort="):
+        with pytest.raises(typer.BadParameter, match="expected NAME=VALUE"):
+            parse_json_options([text])
 
 
 def test_an_option_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

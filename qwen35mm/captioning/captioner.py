@@ -89,6 +89,8 @@ class Captioner:
         identity = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
         if loaded.model.integers is not None:
             identity["integers"] = loaded.model.integers
+        if backend.template_options:
+            identity["template_options"] = dict(backend.template_options)
         return cls(
             backend=backend,
             name=loaded.name,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +38,7 @@ class BackendOptions:
     settings: EngineSettings = field(default_factory=EngineSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     commit_history: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
     decoders: Decoders | None = None
     max_memory: int | None = None
     fixed_slots: bool = False
@@ -74,6 +77,7 @@ class BackendOptions:
             settings=self.settings,
             cache=self.cache,
             commit_history=self.commit_history,
+            template_options=self.template_options,
             decoders=self.decoders,
         )
 

@@ -109,7 +109,14 @@ def test_each_option_arrives_under_its_name_and_is_read(path: str) -> None:
 
 MODEL: dict[str, Any] = {
     **{"model": "m", "dtype": "float32", "weights": "int8", "device": "cpu", "context_length": 9, "threads": 7},
-    **{"rope_scaling": "yarn,factor=2", "max_memory": 9, "slots": 9, "batch_invariant": True, "no_disk_cache": True},
+    **{
+        "rope_scaling": "yarn,factor=2",
+        "max_memory": 9,
+        "slots": 9,
+        "template_option": ["a=1"],
+        "batch_invariant": True,
+        "no_disk_cache": True,
+    },
     **{"max_image_tokens": 9, "max_video_tokens": 9, "max_frames": 9, "fps": 0.5, "max_pixels": 9, "max_image_size": 9},
     **{"max_video_size": 9, "max_seconds": 9.0, "color": "checkpoint", "kv_memory": 9, "kv_dtype": "int8"},
     **{"kept_states": "bf16", "state_memory": 9, "cache_dir": Path("c"), "cache_size": 9},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +61,30 @@ assert {*SAMPLING, *LENGTHS} == {name for name, number in PARAMETERS.items() if 
     "the page offers the parameters of SamplingParams that say on_page"
 )
 NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA}
-NAMES = frozenset({*NUMBERS, "system", "thinking"})
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A switch of chat templates; shown if the model's template has it. Unset, the template decides."""
+
+    label: dict[str, Any]
+    hint: dict[str, Any]
+
+
+SWITCHES = {
+    "preserve_thinking": Switch(say("Earlier thinking"), say("The model sees what it thought before earlier answers.")),
+    "reasoning_effort": Switch(say("Thinking effort"), say("How much the model is asked to think.")),
+    "add_vision_id": Switch(say("Numbered pictures"), say("The model sees a number before each picture and video.")),
+}
+NAMES = frozenset({*NUMBERS, *SWITCHES, "system", "thinking"})
+_EFFORT_NAMES = {
+    "minimal": say("Minimal"),
+    "low": say("Low"),
+    "medium": say("Medium"),
+    "high": say("High"),
+    "xhigh": say("Very high"),
+    "max": say("Highest"),
+}
 
 
 @dataclass(frozen=True)
@@ -118,6 +141,15 @@ class Settings:
         thinks = self.values.get("thinking", model.default_enable_thinking)
         return bool(thinks) and self.values.get("thinking_budget") != 0
 
+    @property
+    def switches(self) -> dict[str, Any]:
+        """The switches that are set."""
+        return {name: self.values[name] for name in SWITCHES if name in self.values}
+
+    def template_options(self, model: ModelInfo) -> dict[str, Any]:
+        """The switches that are set and that the model's template has."""
+        return {name: value for name, value in self.switches.items() if name in model.template_options}
+
     def budget(self, default: MediaBudget) -> MediaBudget:
         """The budget of media, with the machine's defaults for what isn't set."""
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
@@ -133,6 +165,7 @@ def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     params = settings.params(model)
     values: dict[str, Any] = {name: getattr(params, name) for name in (*SAMPLING, *LENGTHS)}
     values["thinking"] = settings.enable_thinking(model)
+    values |= settings.template_options(model)
     values["system"] = settings.system[:_SHOWN_SYSTEM_CHARS] or None
     values["weights"] = model.weights
     return {name: value for name, value in values.items() if value is not None}
@@ -166,7 +199,18 @@ def describe_settings(backend: Backend) -> dict[str, Any]:
         for name, field in members.items()
         if name not in backend.info.unsupported
     }
-    return {"fields": fields, "defaults": shown}
+    switches = {
+        name: {"label": switch.label, "hint": switch.hint, "values": _choices(values)}
+        for name, switch in SWITCHES.items()
+        if (values := backend.info.template_options.get(name))
+    }
+    thinking = backend.info.thinking is not False
+    return {"fields": fields, "switches": switches, "thinking": thinking, "defaults": shown}
+
+
+def _choices(values: Sequence[bool | str]) -> list[dict[str, Any]]:
+    names: Mapping[Any, dict[str, Any]] = {False: say("Off"), True: say("On"), **_EFFORT_NAMES}
+    return [{"value": value, "label": names[value]} for value in values]
 
 
 def _check(name: str, value: Any) -> Any:
@@ -175,6 +219,13 @@ def _check(name: str, value: Any) -> Any:
             raise ConfigError(
                 say("The system prompt must be a text of at most {most} characters.", most=MAX_SYSTEM_CHARS)
             )
+        return value
+    if name in SWITCHES:
+        effort = name == "reasoning_effort"
+        if not (
+            value in _EFFORT_NAMES if effort and isinstance(value, str) else isinstance(value, bool) and not effort
+        ):
+            raise ConfigError(say("“{label}” can't be {value}.", label=SWITCHES[name].label, value=_short(value)))
         return value
     if name == "thinking":
         if not isinstance(value, bool):

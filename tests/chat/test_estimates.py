@@ -36,7 +36,7 @@ class TokenBackend(FakeBackend):
         self._prompts = PromptBuilder(Tokenizer.from_pretrained(folder), template, ModelConfig.from_pretrained(folder))
         self.info = replace(self.info, default_enable_thinking=template.default_enable_thinking)
 
-    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None, **_: Any) -> int:
         plans = [part.plan for part in iter_media(messages) if part.plan is not None]
         return len(self._prompts.prompt(messages, plans, enable_thinking=bool(enable_thinking)).token_ids)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
+from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings, made_with
 from qwen35mm.contract import ModelInfo, SamplingParams
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess import MediaBudget
@@ -76,6 +76,32 @@ def test_what_a_model_cannot_be_asked_for_is_left_out() -> None:
     backend = FakeBackend()
     backend.info = model
     assert set(describe_settings(backend)["fields"]) == set(NUMBERS) - {"seed", "top_k"}
+
+
+def test_switches_of_the_chat_template_are_offered_and_sent() -> None:
+    """As far as the model's template has them; another model's stay in the chat."""
+    values = {"preserve_thinking": True, "reasoning_effort": "low", "add_vision_id": False}
+    settings = Settings.read(values)
+    options = {"preserve_thinking": (False, True), "reasoning_effort": ("low", "xhigh"), "tool_format": ()}
+    model = ModelInfo("m", SamplingParams(), True, template_options=options)
+    sent = {"preserve_thinking": True, "reasoning_effort": "low"}
+    assert settings.template_options(model) == sent
+    assert settings.template_options(ModelInfo("m", SamplingParams(), True)) == {}
+    assert sent.items() <= made_with(settings, model).items()
+    backend = FakeBackend()
+    assert describe_settings(backend)["switches"] == {}
+    backend.info = model
+    switches = describe_settings(backend)["switches"]
+    assert [[each["value"] for each in switch["values"]] for switch in switches.values()] == [
+        [False, True],
+        ["low", "xhigh"],
+    ]
+
+
+@pytest.mark.parametrize("values", [{"preserve_thinking": 1}, {"reasoning_effort": True}, {"reasoning_effort": "huge"}])
+def test_values_that_no_switch_has_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="can't be"):
+        Settings.read(values)
 
 
 def test_the_page_is_told_ranges_and_defaults() -> None:

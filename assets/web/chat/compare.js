@@ -1,7 +1,7 @@
 // Answers to the same question beside each other: of two models, or with other settings. They are branches of the
 // conversation, so a comparison is there whenever it is opened again.
 
-/** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings } from "../common/types.d.ts" */
+/** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings, Switch } from "../common/types.d.ts" */
 /** @import { Models } from "../model/models.js" */
 /** @import { MessageDesk } from "./message.js" */
 /** @import { Presets } from "./presets.js" */
@@ -55,7 +55,8 @@ class OwnSettings extends SettingsPanel {
     this.drawPresets();
     const fields = Object.entries(this.fields).filter(([, { group }]) => group !== "media");
     const [first, ...others] = fields.map(([name, field]) => this.number(name, field));
-    const more = h("details", h("summary", t("More settings")), h("div.more", this.systemPrompt(), others));
+    const rest = h("div.more", this.systemPrompt(), this.switches(), others);
+    const more = h("details", h("summary", t("More settings")), rest);
     redraw(this.body, this.presetRow, this.thinking(), first, more);
   }
 
@@ -277,8 +278,9 @@ export class Comparison {
   }
 
   #label(/** @type {string} */ name) {
-    /** @type {Field | undefined} */
-    const field = this.desk.app.settings.fields[name];
+    const { fields, switches } = this.desk.app.settings;
+    /** @type {Field | Switch | undefined} */
+    const field = fields[name] ?? switches[name];
     if (field) return said(field.label);
     return name === "thinking" ? t("Think first") : name === "system" ? t("System prompt") : t("Weights");
   }

@@ -76,6 +76,7 @@ export class SettingsPanel {
       this.presetRow,
       this.systemPrompt(),
       this.thinking(),
+      this.switches(),
       groups.map(([group, title]) => {
         const fields = Object.entries(this.fields).filter(([, field]) => field.group === group);
         return fieldset(
@@ -111,11 +112,28 @@ export class SettingsPanel {
   }
 
   thinking() {
-    if (this.app.server?.thinking === false) return null;
+    if (!this.app.settings.thinking) return null;
     const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
     box.addEventListener("change", () => this.set("thinking", box.checked));
     const hint = h("small", t("Slower, but better at hard questions."));
     return h("label.check.row", box, h("span", t("Think first"), hint));
+  }
+
+  /** What the model's chat template can be told. */
+  switches() {
+    return Object.entries(this.app.settings.switches).map(([name, { label, hint, values }]) => {
+      const chosen = values.findIndex(({ value }) => value === this.values[name]);
+      const options = values.map((each, at) =>
+        h("option", { value: String(at), selected: at === chosen }, said(each.label)),
+      );
+      const change = (/** @type {string} */ at) => this.set(name, at === "" ? null : values[Number(at)].value);
+      const standard = h("option", { value: "", selected: chosen < 0 }, t("Model default"));
+      return h(
+        "label.number",
+        h("span", said(label), h("small", said(hint))),
+        select({}, change, [standard, ...options]),
+      );
+    });
   }
 
   titles() {

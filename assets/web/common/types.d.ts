@@ -216,8 +216,18 @@ export interface Field {
   hint: Said | null;
 }
 
+export interface Switch {
+  label: Said;
+  hint: Said;
+  values: { value: boolean | string; label: Said }[];
+}
+
 export interface Fields {
   fields: Record<string, Field>;
+  /** Of the model's chat template. */
+  switches: Record<string, Switch>;
+  /** Whether thinking can be turned on and off. */
+  thinking: boolean;
   defaults: Settings;
 }
 

@@ -28,7 +28,7 @@ export class Quick {
     this.presets = presets;
     this.change = change;
     this.thinking = button("pill", t("Think first"), () => this.set("thinking", !this.thinks), {
-      hidden: app.server?.thinking === false,
+      hidden: !app.settings.thinking,
       title: t("Slower, but better at hard questions."),
     });
     this.system = button("pill", t("System prompt"), () => {});

@@ -38,7 +38,6 @@ export interface Server {
 export interface ServerInfo {
   host: string;
   notes: Said[];
-  thinking: boolean | null;
   continues: boolean | null;
 }
 

@@ -189,30 +189,32 @@ class Drafts:
     def _estimate(self, draft: Draft) -> tuple[int, int]:
         """Tokens before a planned draft, and of its whole prompt; 0 if it is invalid."""
         settings, model = draft.settings, self._backend.info
-        alone = Settings({"thinking": settings.enable_thinking(model)})
+        alone = Settings({"thinking": settings.enable_thinking(model), **settings.switches})
         try:
-            num_history = self._count_past(
-                draft.past, draft.start, settings.system, alone.values["thinking"], model, self._backend.media
-            )
+            how = tuple(sorted(alone.values.items()))
+            num_history = self._count_past(draft.past, draft.start, settings.system, how, model, self._backend.media)
             if draft.growing:
                 num_history += self._count([*draft.growing, _NEXT], alone) - self._count([_NEXT], alone)
             return num_history, num_history + self._count([draft.node], alone)
         except PromptError:
             return 0, 0
 
-    def _count_before(self, past: Past, start: int, system: str, thinking: bool, *_of_model: Any) -> int:
-        """Tokens that these messages add to a prompt."""
+    def _count_before(
+        self, past: Past, start: int, system: str, how: Sequence[tuple[str, Any]], *_of_model: Any
+    ) -> int:
+        """Tokens that these messages add to a prompt; `how` are the other settings that change it."""
         if start == len(past.path) and not system:
             return 0
-        settings = Settings({"system": system, "thinking": thinking})
-        with_them = self._count([*past.path[start:], _NEXT], settings)
-        return with_them - self._count([_NEXT], Settings({"thinking": thinking}))
+        alone = dict(how)
+        with_them = self._count([*past.path[start:], _NEXT], Settings({"system": system, **alone}))
+        return with_them - self._count([_NEXT], Settings(alone))
 
     def _count(self, path: Sequence[Node], settings: Settings) -> int:
         messages = prompt_messages(path, self._media, settings.system, self._backend.media)
-        thinking = settings.enable_thinking(self._backend.info)
+        model = self._backend.info
+        how = {"enable_thinking": settings.enable_thinking(model), "template_options": settings.template_options(model)}
         try:
-            return self._backend.count_tokens(messages, enable_thinking=thinking)
+            return self._backend.count_tokens(messages, **how)
         except ContextTooLongError as error:
             return error.num_tokens or self._backend.context_length  # any count this large says that it doesn't fit
         except MediaError as error:

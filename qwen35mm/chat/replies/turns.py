@@ -343,6 +343,7 @@ class Turns:
             messages,
             settings.params(model),
             enable_thinking=settings.enable_thinking(model),
+            template_options=settings.template_options(model),
             conversation=conversation.id,
             tenant=person.tenant,
             continue_reply=messages[-1].role == "assistant",

@@ -132,6 +132,7 @@ class Calls:
                 [*checked.messages, question],
                 settings.params(model),
                 enable_thinking=settings.enable_thinking(model),
+                template_options=settings.template_options(model),
                 retain="conversation" if alone else "nothing",
                 tenant=None if alone else f"call {secrets.token_hex(16)}",
             )

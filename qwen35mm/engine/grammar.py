@@ -12,6 +12,7 @@ floats), `\\W` (Python's matches no letter of any script), and `minProperties` i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -20,7 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,10 @@ from qwen35mm.contract import SamplingParams
 from qwen35mm.engine import grammar_check
 from qwen35mm.engine.grammar_check import Kind
 from qwen35mm.errors import EngineError, MissingExtraError, RequestError
-from qwen35mm.tokenizer import Tokenizer
+from qwen35mm.model.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -212,16 +213,15 @@ class Grammars:
     """Compiles grammars for one vocabulary and keeps the most recent. Any thread may use it.
 
     Args:
-        tokenizer: the checkpoint's.
-        eos_ids: ids that end a reply.
+        vocabulary: the checkpoint's.
         vocab_size: number of logits.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, eos_ids: Collection[int], vocab_size: int) -> None:
-        self._tokenizer = tokenizer
-        self._eos_ids = sorted(eos_ids)
+    def __init__(self, vocabulary: GrammarVocabulary, *, vocab_size: int) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer = vocabulary.tokenizer
         self._not_the_end = torch.ones(vocab_size, dtype=torch.bool)
-        self._not_the_end[self._eos_ids] = False
+        self._not_the_end[vocabulary.eos_ids] = False
         self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(self._compile)
 
     def matcher(self, json_schema: str, so_far: str = "") -> Matcher:
@@ -289,20 +289,14 @@ class Grammars:
             check_json_schema(text)
         elif kind == "grammar":
             check_grammar(text)
-        make = functools.partial(_llguidance().LLMatcher, self._vocabulary, log_level=0, limits=grammar_check.limits())
+        make_matcher = _llguidance().LLMatcher
+        make = functools.partial(make_matcher, self._vocabulary.table, log_level=0, limits=grammar_check.limits())
         compiled = _with_a_deep_stack(lambda: make(grammar_check.grammar_of(kind, text)))
         if not compiled.is_error():
             return compiled
         reason = _first_line(compiled.get_error())
         refused = {"strict": refusal, "grammar": refusal_of_grammar}.get(kind, refusal_of_tools)
         raise refused(reason)
-
-    @functools.cached_property
-    def _vocabulary(self) -> LLTokenizer:
-        """Every id with its bytes. Answers contain no control tokens; the ids that end a reply end the grammar."""
-        llguidance = _llguidance()
-        wrapped = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos_ids[0]))
-        return llguidance.LLTokenizer(wrapped, eos_token=self._eos_ids, slices=llguidance.LLTokenizer.json_slices())
 
 
 class Matcher:
@@ -325,10 +319,13 @@ class Matcher:
         """bool `[vocab_size]`: ids allowed next in the answer; only the reply's end if no other is.
 
         Raises:
-            RequestError: the schema is too complex to follow.
+            RequestError: the schema is too complex to follow, or nothing may come next.
         """
-        packed = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
+        with _failures_in_words():
+            packed = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         self._check()
+        if not packed.any():
+            raise _cannot_follow("nothing may come next")
         # Embedding rows without a token are False.
         bits = np.unpackbits(packed, count=len(self.while_thinking), bitorder="little")
         return torch.from_numpy(bits.view(np.bool_))
@@ -339,29 +336,32 @@ class Matcher:
         Raises:
             RequestError: the schema is too complex to follow.
         """
-        self._state.consume_token(token_id)
+        with _failures_in_words():
+            self._state.consume_token(token_id)
         self._check()
 
     def _check(self) -> None:
         if self._state.is_error():
-            raise RequestError(
-                "This reply can no longer follow its JSON schema, its grammar or its tools "
-                f"({_first_line(self._state.get_error())}). Take fewer properties and choices, and simpler patterns."
-            )
+            raise _cannot_follow(_first_line(self._state.get_error()))
 
 
-class _Vocabulary:
-    """The tokenizer in the form that llguidance asks for."""
+@contextlib.contextmanager
+def _failures_in_words() -> Iterator[None]:
+    """Turns the library's failures, also panics, which aren't Exceptions, into the error of one request."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        logger.warning("llguidance failed", exc_info=error)
+        raise _cannot_follow("the library fails on it") from None
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos_id
-        self.bos_token_id = None
-        self.tokens: Sequence[bytes] = [tokenizer.token_bytes(id_) for id_ in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.control_ids.values())
 
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode_plain(text)
+def _cannot_follow(reason: str) -> RequestError:
+    return RequestError(
+        f"This reply can no longer follow its JSON schema, its grammar or its tools ({reason}). Take fewer properties "
+        "and choices, and simpler patterns."
+    )
 
 
 def _first_line(message: str) -> str:

@@ -232,7 +232,7 @@ class ReplyFactory:
         self._tokenizer, self._eos_ids = loaded.tokenizer, loaded.eos_ids
         self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
         self._vocab_size = loaded.config.text.vocab_size
-        self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
+        self._grammars = Grammars(loaded.vocabulary, vocab_size=loaded.config.text.vocab_size)
 
     def prepared(self, request: Request) -> Request:
         """The request with its matcher. Any thread may call it.

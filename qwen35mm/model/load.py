@@ -16,6 +16,7 @@ from qwen35mm.contract.sampling import read_generation_config
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
+from qwen35mm.model.vocabulary import GrammarVocabulary
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model.weights import load_model
 from qwen35mm.model.weights_cache import WeightsCache
@@ -39,6 +40,7 @@ class LoadedModel:
         path: the folder that it was read from.
         weights: the format of its matrices: float32, bf16, int8, int4, as stored or fp8.
         eos_ids: ids that end a reply.
+        vocabulary: for constrained decoding.
         generation: the checkpoint's sampling defaults.
     """
 
@@ -53,6 +55,7 @@ class LoadedModel:
     video_processing: VideoProcessing
     generation: SamplingParams
     eos_ids: frozenset[int]
+    vocabulary: GrammarVocabulary
 
 
 def load(
@@ -101,6 +104,8 @@ def load(
     eos_ids |= {
         tokenizer.control_ids[text] for text in ("<|im_end|>", "<|endoftext|>") if text in tokenizer.control_ids
     }
+    vocabulary = GrammarVocabulary(tokenizer, eos_ids)
+    vocabulary.begin()
     model = load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache)
     return LoadedModel(
         name=model_name(path_or_hub_id),
@@ -114,6 +119,7 @@ def load(
         video_processing=video_processing,
         generation=SamplingParams.from_generation_config(generation),
         eos_ids=frozenset(eos_ids),
+        vocabulary=vocabulary,
     )
 
 

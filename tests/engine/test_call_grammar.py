@@ -78,7 +78,7 @@ def tools_of(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def grammars(loaded: LoadedModel) -> Grammars:
-    return Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
+    return Grammars(loaded.vocabulary, vocab_size=loaded.config.text.vocab_size)
 
 
 def written(

@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from qwen35mm.contract import SamplingParams
 from qwen35mm.engine import check_grammar, check_json_schema, grammar
-from qwen35mm.engine.grammar import MAX_COMPILED, Grammars
+from qwen35mm.engine.grammar import MAX_COMPILED, Grammars, Matcher
 from qwen35mm.errors import MissingExtraError, RequestError
 from qwen35mm.model import LoadedModel
 from tests.engine.exact import Chat, serve, user, words
@@ -110,7 +111,7 @@ def test_without_the_extra_its_name_is_said(monkeypatch: pytest.MonkeyPatch, loa
 
 
 def grammars(loaded: LoadedModel) -> Grammars:
-    return Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
+    return Grammars(loaded.vocabulary, vocab_size=loaded.config.text.vocab_size)
 
 
 def test_only_the_end_may_follow_a_complete_answer(loaded: LoadedModel) -> None:
@@ -228,3 +229,66 @@ def test_an_enum_of_thousands_of_labels_is_followed(loaded: LoadedModel, chat: C
     by_schema, by_choice = serve(engine_of(loaded), *(chat.request([user("hi")], params=each) for each in held))
     assert check(by_schema.result, schema)
     assert by_choice.result.text in LABELS
+
+
+class PanicException(BaseException):
+    """As a library in Rust raises it."""
+
+
+class Failing:
+    """A matcher of llguidance that fails."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def compute_bitmask(self) -> bytes:
+        if self._error is not None:
+            raise self._error
+        return bytes(8)
+
+    def consume_token(self, token_id: int) -> None:
+        self.compute_bitmask()
+
+    def is_error(self) -> bool:
+        return False
+
+
+def test_failures_of_the_library_are_words() -> None:
+    def matcher(error: BaseException | None) -> Matcher:
+        return Matcher(Failing(error), torch.ones(64, dtype=torch.bool))  # pyright: ignore[reportArgumentType]
+
+    for error in (PanicException("index out of bounds"), ValueError("a mask")):
+        for step in (matcher(error).allowed, lambda error=error: matcher(error).accept(1)):
+            with pytest.raises(RequestError, match=r"can no longer follow .*the library fails on it"):
+                step()
+    with pytest.raises(RequestError, match="nothing may come next"):
+        matcher(None).allowed()
+    with pytest.raises(KeyboardInterrupt):
+        matcher(KeyboardInterrupt()).allowed()
+
+
+def test_a_reply_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, chat: Chat) -> None:
+    (alone,) = serve(engine_of(loaded), chat.request([user("hi")], params=params({"type": "boolean"})))
+    engine = engine_of(loaded)
+    failing = chat.request([user("hi")], params=params({"type": "string", "maxLength": 40}))
+    other = chat.request([user("hi")], params=params({"type": "boolean"}))
+    engine.add(failing)
+    engine.add(other)
+    accept, num_accepted = Matcher.accept, 0
+
+    def fails_later(self: Matcher, token_id: int) -> None:
+        nonlocal num_accepted
+        accept(self, token_id)
+        if self.allowed().sum() > 10:  # in the string
+            num_accepted += 1
+            if num_accepted > 3:
+                self._state = Failing(PanicException())  # pyright: ignore[reportAttributeAccessIssue]
+
+    monkeypatch.setattr(Matcher, "accept", fails_later)
+    told: dict[str, list[Any]] = {failing.id: [], other.id: []}
+    while engine.has_work:
+        for output in engine.step():
+            told[output.request_id].append(output.event)
+    assert isinstance(told[failing.id][-1], RequestError)
+    assert "can no longer follow" in str(told[failing.id][-1])
+    assert told[other.id][-1].result.text == alone.result.text

@@ -252,7 +252,7 @@ TOKENIZER = """
 import itertools, json, sys
 from pathlib import Path
 import llguidance, psutil
-from qwen35mm.engine.grammar import Grammars
+from qwen35mm.model.vocabulary import GrammarVocabulary
 from qwen35mm.tokenizer import Tokenizer
 
 small, folder, notation = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -275,9 +275,8 @@ for each in (small, folder):
     for id_ in range(tokenizer.vocab_size):
         tokenizer.token_bytes(id_)
     alone = resident().rss
-    size = tokenizer.vocab_size
-    grammars = Grammars(tokenizer, eos_ids=[size - 1], vocab_size=size)
-    grammars._vocabulary
+    vocabulary = GrammarVocabulary(tokenizer, [tokenizer.vocab_size - 1])
+    vocabulary.table
 print("found", tokenizer.vocab_size, alone - before, resident().rss - alone)
 """
 

@@ -34,7 +34,7 @@ CLANG_FORMAT := $(PY) -c "from clang_format import clang_format; clang_format()"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-emulated test-gpu test-space pytest lint format type pyright tsc scripts bench docs clean
+.PHONY: help chat ask test test-quick test-slow test-emulated test-gpu test-agents test-space pytest lint format type pyright tsc scripts bench docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -102,6 +102,10 @@ test-space: $(STAMP) $(SPACE_VENV)/.installed  ## app.py as a Space starts it: e
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels $(ARGS)
+
+# They come from npm and PyPI, 2 GB in build/agents-*, in the versions that tests/agents/programs.py names.
+test-agents: $(STAMP)  ## real agents (Claude Code, Codex and others) against the server, with a scripted model
+	$(PY) -m pytest -m agents -rsP tests/agents $(ARGS)
 
 lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome for the page, clang-format for C++
 	$(PY) -m ruff check .

@@ -101,7 +101,7 @@ class ScriptedBackend(ModelBackend):
     async def _answer(
         self, work: Request, request: GenerationRequest | None, *, commits: bool = False
     ) -> AsyncGenerator[Event, None]:
-        assert request is not None, "a script answers conversations"
+        request = request or GenerationRequest()  # a plain prompt has no messages
         work.check_length(self.context_length)
         tokenizer, num_prompt_tokens = self.loaded.tokenizer, len(work.prompt.token_ids)
         num_cached = self._num_cached(work)
@@ -118,7 +118,7 @@ class ScriptedBackend(ModelBackend):
             num_thought=0 if thinks else None,
         )
         yield Prefilled(num_prompt_tokens, 0.001, 1, report)
-        for token_id in [*self._ids(text), min(self.loaded.eos_ids)]:
+        for token_id in [*self._written(text), min(self.loaded.eos_ids)]:
             for delta in output.push(token_id, 0.0):
                 yield delta
             if output.finish_reason is not None:
@@ -140,7 +140,7 @@ class ScriptedBackend(ModelBackend):
             cache=report,
             stopped_by=output.stopped_by,
         )
-        if commits:
+        if commits and request.messages:
             ended = ended_by(request, output.text, output.reasoning or "")
             if ended is not None:
                 self._keep(self.history(ended))
@@ -171,7 +171,7 @@ class ScriptedBackend(ModelBackend):
             return False
         return thinking.end_id not in tail[len(tail) - tail[::-1].index(thinking.start_id) :]
 
-    def _ids(self, text: str) -> list[int]:
+    def _written(self, text: str) -> list[int]:
         tokenizer = self.loaded.tokenizer
         ids: list[int] = []
         for part in tokenizer.split_controls(text):

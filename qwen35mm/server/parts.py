@@ -9,11 +9,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from qwen35mm.contract import Image, Text, Video
+from qwen35mm.pools import REQUESTS
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import left_out
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaProcessor, VideoClip
-from qwen35mm_preprocess.media import from_base64, is_data_uri, open_stream
+from qwen35mm_preprocess.media import from_base64, is_data_uri, open_stream, read_format
 
 # An image's token limit for OpenAI's detail "low"; "high", "auto" and "original" use the server's limit.
 LOW_DETAIL_TOKENS = 256
@@ -114,6 +115,8 @@ class Parts:
             where = f"{place}.{at}" if isinstance(content, list) else place
             try:
                 read = await self.part(part, where)
+                if not must_read:
+                    await self.check_format(read, where)
             except UnreadableError as error:
                 if must_read:
                     raise
@@ -149,6 +152,19 @@ class Parts:
         known = "text, image_url, video_url or input_video"
         message = f"{place} must be an object with a type: {known}; got {kind!r:.100}."
         raise UnreadableError(400, message, f"{place}.type", kind=f"{kind!s:.50}")
+
+    async def check_format(self, part: Text | Image | Video | None, place: str) -> None:
+        """Raises UnreadableError if a medium is of no format that is read here. What is behind its head isn't read."""
+        if not isinstance(part, Image | Video) or not isinstance(part.source, str | bytes):
+            return
+        try:
+            await REQUESTS.run(self._read_format, part.source)
+        except MediaError as error:
+            raise UnreadableError(400, f"{place}: {error}", place, kind=part.kind) from None
+
+    def _read_format(self, source: str | bytes) -> None:
+        with open_stream(source, None, self._media.limits) as stream:
+            read_format(stream, source)
 
     def _text(self, part: dict[str, Any], place: str) -> Text | None:
         self._notes.ignore_rest(part, (*_TEXTS, *_SAID_WITH_TEXT), place)

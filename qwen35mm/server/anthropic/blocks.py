@@ -181,7 +181,10 @@ class Blocks:
                 content += [Text(text)] if text else []
             case "image" | "document" | "container_upload":
                 try:
-                    content += await self._file(block, kind, place)
+                    found = await self._file(block, kind, place)
+                    for part in () if must_read else found:
+                        await self._parts.check_format(part, place)
+                    content += found
                 except UnreadableError as error:
                     if must_read:
                         raise

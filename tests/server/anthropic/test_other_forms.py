@@ -248,10 +248,12 @@ def test_files_of_past_turns_are_left_out(backend: Recording) -> None:
         first.text == "Hi\n[file left out: it can't be read here]\n[container_upload left out: it can't be read here]\n"
     )
     assert [note.partition(" ")[0] for note in notes] == ["messages.0.content.1", "messages.0.content.2"]
-    # A tool's result is no end of a conversation either, but what the user attached now is.
-    (*_, last), notes = conversation(backend, U, assistant(use()), result([PDF]), tools=[TOOL])
-    assert last.text == "[file left out: it can't be read here]\n"
-    assert len(notes) == 1
+    # Nor does a tool's result end a conversation.
+    damaged = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    for block, kind in ((PDF, "file"), (damaged, "image")):
+        (*_, last), notes = conversation(backend, U, assistant(use()), result([block]), tools=[TOOL])
+        assert last.text == f"[{kind} left out: it can't be read here]\n"
+        assert len(notes) == 1
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def test_damaged_calls_are_carried(arguments: Any, read: dict[str, Any], backend
         ([IMAGE, {"type": "input_text", "text": "Rain"}], "Rain", 1, 0),
         ({"content": "Rain", "success": False}, "Rain", 0, 0),
         ({"a": 1}, '{"a": 1}', 0, 1),
+        (5, "5", 0, 1),
+        ([{**IMAGE, "image_url": "data:image/png;base64,AAAA"}], "[image left out: it can't be read here]", 0, 1),
         ([{"type": "input_audio"}], "[audio left out: it can't be read here]", 0, 1),
     ],
 )

@@ -194,7 +194,7 @@ class _Reader:
         output = value.get("output")
         if isinstance(output, dict) and isinstance(output.get("content"), str):
             output = output["content"]
-        elif isinstance(output, dict) and not _is_part(output):
+        elif output is not None and not isinstance(output, str | list) and not _is_part(output):
             self._notes.change(f"{place}.output", "isn't text or parts; it is read as JSON text")
             output = json.dumps(output, ensure_ascii=False)
         if not isinstance(output, str):

@@ -30,6 +30,7 @@ class Call:
         is_open: whether its parameters may follow.
         is_begun: whether its beginning was told.
         is_whole: whether it has all its arguments.
+        is_doubtful: whether a value has marks, which may not have been meant as its text.
     """
 
     def __init__(self, name: str, schema: Mapping[str, Any], *, is_offered: bool, is_open: bool = True) -> None:
@@ -40,7 +41,14 @@ class Call:
         self.is_open = is_open
         self.is_begun = False
         self.is_whole = False
+        self.is_doubtful = False
         self.arguments: dict[str, Any] = {}
+
+    @property
+    def lacks_arguments(self) -> bool:
+        """Whether required ones are missing."""
+        required = self.schema.get("required")
+        return isinstance(required, list) and not all(name in self.arguments for name in required)
 
 
 NO_CALL = Call("", {}, is_offered=True, is_open=False)

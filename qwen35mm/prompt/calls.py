@@ -19,8 +19,8 @@ Models write these forms with damage, and any template's model writes either. Wh
   stays a string, for the tool to refuse. NaN and infinities stay text.
 
 What stays text, as it was written: a call of a function that wasn't offered (if any were), a call whose value nothing
-closes, one with a parameter given twice or with other text inside, and a call in a code fence or in code inside a line,
-unless nothing but calls follows it. Nothing is lost.
+closes, one with a parameter given twice or with other text inside, one with marks in a value and a parameter missing or
+unknown, and a call in a code fence or in code inside a line, unless nothing but calls follows it. Nothing is lost.
 
 A string value is written raw, so some can't be told from the end of their parameter. Every string is read back as it
 was written, except one with
@@ -178,7 +178,7 @@ class CallParser:
 
     def _parameter(self, token: Token) -> None:
         call = self._call
-        is_unsure = token.is_broken and token.name not in call.properties
+        is_unsure = (token.is_broken or (call.is_doubtful and call.properties)) and token.name not in call.properties
         if is_unsure or call.is_whole or token.name in call.arguments:
             self._fail(token)
             return
@@ -248,6 +248,7 @@ class CallParser:
         value, call = self._raw_value, self._call
         read = value.reader.read(value.text)
         call.arguments[value.name] = read
+        call.is_doubtful |= not value.is_plain
         if call.is_begun:
             self._tell('"' if value.is_told else _dumped(read))
         tokens = [*value.run, *following]
@@ -421,6 +422,9 @@ class CallParser:
         call.is_open = False
         self._state = self._after_call
         if not call.is_offered:
+            return
+        if call.is_doubtful and call.lacks_arguments:
+            self._fail()
             return
         try:
             made = ToolCall(call.name, call.arguments)

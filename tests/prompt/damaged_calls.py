@@ -354,6 +354,10 @@ QUOTED = [
 
 # Nothing says which reading is meant.
 AMBIGUOUS = [
+    _same(f"<tool_call>\n<function=write>\n<parameter=path>\nb\n{P}\n\nx\n{P}\n{F}\n{T}"),
+    _same(f"<tool_call>\n<function=run>\n<parameter=command>\nls\n{P}\n5\n{P}\n{F}\n{T}"),
+    _same(f"{_WRITE}x\n{P}\n{F}\n<tool_call>\n<parameter=command>\nls\n{P}\n<parameter=timeout>\n5\n{P}\n{F}\n{T}"),
+    _same(f"{_WRITE}x\n{F}\n{T}\n<parameter=command>\nls\n{P}\n<parameter=timeout>\n5\n{P}\n{F}\n{T}"),
     _same(f"<tool_call>\n<function=read>\n<parameter=path>\na\n{P}\n<parameter=path>\nb\n{P}\n{F}\n{T}"),
     _same(f"<tool_call>\n<function=read>\npath: a.py\n{F}\n{T}"),
     _same(f"<tool_call>\nread\n<parameter=path>\na.py\n{P}\n{F}\n{T}"),

@@ -11,6 +11,19 @@ from tests.server.conftest import HTTP
 
 LONG = "word " * 10_000
 TURN = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4}
+# What clients search for in the message of an error, by client; each needs one of its own.
+PATTERNS = {
+    "LiteLLM": r"(?i)this model's maximum context length is",
+    "LiteLLM's Anthropic": r"prompt is too long",
+    "Claude Code": r"(?i)prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)",
+    "opencode and pi": r"(?i)maximum context length is \d+ tokens",
+    "Cline": r"(?i)prompt is too long.*tokens?\s*>\s*\d+\s*maximum",
+    "Cline's agents": r"(?i)tokens?\s*>\s*[\d,]+\s*(maximum|limit)",
+    "OpenHands": r"(?i)prompt is too long",
+    "openclaw": r"(?i)maximum context length",
+}
+# What makes some of them think of a limit of requests instead.
+NOT_IN_IT = r"(?i)rate.?limit|too many requests|quota|\b429\b|throttl"
 
 
 @pytest.mark.parametrize(
@@ -33,5 +46,7 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_know(
     assert int(told[1]) >= 10_000
     assert int(told[2]) == 8192
     assert "This model's maximum context length is 8192 tokens." in error["message"]
+    assert [client for client, pattern in PATTERNS.items() if not re.search(pattern, error["message"])] == []
+    assert not re.search(NOT_IN_IT, error["message"])
     if param is not None:
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from openai.types import Completion
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.server.app import create_app
 from tests.server.conftest import HTTP, PATIENCE_S, serving
+from tests.server.sdk import check, events_in
 
 # Unfinished, so that a model has something to go on with.
 TEXT = "A red circle at the top left, a blue star in the center and a green cross on the right. The code of the room is"
@@ -240,3 +242,18 @@ def test_a_server_that_only_knows_conversations_says_so(backend: LocalBackend, r
         asking = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
         error = refused(asking.completions.create, model="demo", prompt="a")
     assert (error.status_code, error.code) == (501, "unsupported")
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_answers_are_what_openais_client_knows(logprobs: int | None, address: str) -> None:
+    body = {"prompt": "A red circle", "logprobs": logprobs, "max_tokens": 4, "stream_options": {"include_usage": True}}
+    whole = HTTP.post(f"{address}/v1/completions", json={**body, "stream_options": None}).json()
+    check(Completion, whole, {"stop_reason", "timings"})
+    *chunks, (_, last) = events_in(HTTP.post(f"{address}/v1/completions", json={**body, "stream": True}).text)
+    assert last == "[DONE]"
+    assert len(chunks) > 2
+    for _, chunk in chunks:
+        # OpenAI's own chunks have null before the end, whatever its type says.
+        choices = [{**each, "finish_reason": each["finish_reason"] or "stop"} for each in chunk["choices"]]
+        check(Completion, {**chunk, "choices": choices}, {"stop_reason", "timings"})
+        assert chunk["system_fingerprint"] == whole["system_fingerprint"]

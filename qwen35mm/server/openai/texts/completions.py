@@ -193,12 +193,13 @@ class Completions:
 
     Args:
         model: the model's name in the answer.
+        fingerprint: of what computes the answer.
     """
 
-    def __init__(self, model: str, readers: Sequence[ChoiceReader], *, includes_usage: bool) -> None:
+    def __init__(self, model: str, readers: Sequence[ChoiceReader], *, fingerprint: str, includes_usage: bool) -> None:
         self._readers = readers
         self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        self._head["model"] = model
+        self._head |= {"model": model, "system_fingerprint": fingerprint}
         self._includes_usage = includes_usage
 
     def whole(self) -> dict[str, Any]:

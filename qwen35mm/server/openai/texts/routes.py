@@ -16,6 +16,7 @@ from qwen35mm.http.streams import frame
 from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend, tenant_of
+from qwen35mm.server.identity import system_fingerprint
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.openai.texts import embeddings
 from qwen35mm.server.openai.texts.completions import (
@@ -68,7 +69,8 @@ class TextRoutes:
         ]
         streams = [self._completion(caller, reader.choice, tenant) for reader in readers]
         usage = body.stream_options is not None and body.stream_options.include_usage
-        reply = Completions(model, readers, includes_usage=usage)
+        fingerprint = system_fingerprint(self._backend.loaded)
+        reply = Completions(model, readers, fingerprint=fingerprint, includes_usage=usage)
         if body.stream:
             return await self._service.stream_events(request, _chained(streams), reply.frames, lambda e: frame(e.body))
         await self._service.read(request, list(zip(streams, readers, strict=True)))

@@ -86,7 +86,7 @@ class Captioner:
             CheckpointError: its files can't be read.
         """
         loaded = backend.loaded
-        identity = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
+        identity: dict[str, Any] = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
         if loaded.model.integers is not None:
             identity["integers"] = loaded.model.integers
         if backend.template_options:

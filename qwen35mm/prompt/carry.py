@@ -16,7 +16,7 @@ The marks are private-use characters that occur in no outside text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qwen35mm.contract import Message, Text
@@ -48,6 +48,17 @@ def is_ordinary(messages: Sequence[Message]) -> bool:
         and first.role != "tool"
         and any(message.role == "user" for message in messages)
     )
+
+
+def is_carried(
+    messages: Sequence[Message], template: ChatTemplate, *, enable_thinking: bool, options: Mapping[str, Any]
+) -> bool:
+    """Whether system messages reach the model otherwise than the template would write them."""
+    number = num_leading(messages)
+    if number > 1 and not template.takes_leading(number):
+        return True
+    later = any(message.role == "system" for message in messages[number:])
+    return later and not template.takes_later(enable_thinking=enable_thinking, options=options)
 
 
 class Carrier:

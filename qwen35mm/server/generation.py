@@ -11,6 +11,7 @@ from qwen35mm.engine.grammar import GRAMMAR_REFUSAL, REFUSAL
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import PROMPTS
+from qwen35mm.prompt import is_carried
 from qwen35mm.server.constraints import without_effect
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
@@ -25,7 +26,8 @@ class ServedBackend(Backend, Protocol):
 
 
 async def check_constraints(request: GenerationRequest, caller: Caller, backend: ServedBackend, notes: Notes) -> None:
-    """Checks that a reply can be constrained to the requested schema, grammar and calls; notes what has no effect.
+    """Checks that a reply can be constrained to the requested schema, grammar and calls; notes what has no effect, and
+    system messages that the template refuses.
 
     Raises:
         ApiError: 400, it can't; says why.
@@ -41,6 +43,13 @@ async def check_constraints(request: GenerationRequest, caller: Caller, backend:
         notes.ignore(name, "doesn't end a constrained answer, which ends where its schema, grammar or calls do")
     if params.grammar is not None and request.tool_choice == "auto" and request.shown_tools:
         notes.ignore("tools", "can't be called by an answer that follows a grammar")
+    template, thinks = backend.loaded.template, request.enable_thinking
+    thinks = template.default_enable_thinking if thinks is None else thinks
+    if is_carried(request.messages, template, enable_thinking=thinks, options=request.template_options):
+        told = (
+            "have system messages that the model's chat template refuses: the first are joined, later ones become turns"
+        )
+        notes.change("messages", told)
     for said in () if calls is None else calls.unenforced:
         notes.change("tools", f"are strict, and this can't be enforced: {said}")
 

@@ -20,6 +20,7 @@ from tests.server.instant import Answer, Instant, ask
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]
+CLAUDE = {"messages": HELLO, "model": "default", "max_tokens": 5}
 THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "Be polite."}
 
 
@@ -61,6 +62,7 @@ def post(backend: Instant, path: str, body: dict[str, Any], *, strict: bool = Fa
             {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "low"}},
             "low",
         ),
+        ("/v1/messages", {**CLAUDE, "output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}}, "xhigh"),
         (RESPONSES, {"input": "Hello", "chat_template_kwargs": {"enable_thinking": True}}, "xhigh"),
         # A template's own option goes before the protocol's field.
         (
@@ -136,7 +138,10 @@ def test_a_model_that_always_thinks_says_so(demo: LoadedModel) -> None:
 def test_system_messages_are_taken_anywhere(backend: Recording, role: str) -> None:
     told = {"role": role, "content": "Be brief."}
     body = {"messages": [told, told, *HELLO, told, THOUGHT, *HELLO, told]}
-    assert post(backend, CHAT, body).status == 200
+    answer = post(backend, CHAT, body)
+    assert answer.status == 200
+    assert "later ones become turns" in answer.headers[HEADER][0]
+    assert post(backend, CHAT, body, strict=True).status == 400
     (prompt,) = backend.prompts
     assert prompt.count("Be brief.") == 4
     assert prompt.count("system\nBe brief.\n") == 3

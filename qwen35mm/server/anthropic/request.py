@@ -180,10 +180,12 @@ async def asked_of(
     blocks = Blocks(Parts(sources, backend.media, None, notes), toolbox, notes)
     messages = [*blocks.system(request.system or ()), *await blocks.messages(request.messages)]
     thinks, budget = _thinking(request, notes)
+    effort = request.output_config and request.output_config.effort
     asked = GenerationRequest(
         messages,
         _params(request, backend.loaded.generation, budget, notes),
         enable_thinking=thinks,
+        template_options={"reasoning_effort": effort} if effort in EFFORTS else {},
         tools=() if choice == "none" else toolbox.shown,
         tool_choice=choice,
         parallel_tool_calls=not request.one_call,

@@ -38,14 +38,19 @@ Values = tuple[Any, ...]
 
 
 def _chosen(choice: Any) -> Any:
-    """Converts OpenAI's forms of a tool choice to a word, or to the name of the tool to call."""
+    """Converts the forms of a tool choice to a word, or to the name of the tool to call."""
     match choice:
-        case {"type": "function", "function": {"name": str(name)}, **more} if not more:
+        case {"type": "function", "function": {"name": str(name)}}:
             pass
-        case {"type": "function", "name": str(name), **more} if not more:
+        case {"type": "function" | "tool", "name": str(name)}:
             pass
-        case "auto" | "none" | "required":
-            return choice
+        case "auto" | "none" | "required" as word:
+            return word
+        case {"type": "auto" | "none" | "required" as word}:
+            return word
+        # Anthropic's and Mistral's word.
+        case "any" | {"type": "any"}:
+            return "required"
         case _:
             name = ""
     if name in ("", "auto", "none", "required"):

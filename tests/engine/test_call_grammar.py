@@ -122,6 +122,38 @@ def test_whatever_is_written_is_calls_of_these_tools(
         jsonschema.Draft202012Validator(parameters[call.name]).validate(dict(call.arguments))
 
 
+@settings(max_examples=25, deadline=None)
+@given(tools=tools_of(), form=st.sampled_from(FORMS), several=st.booleans(), seed=st.integers(0, 2**32))
+def test_calls_after_free_text_are_of_these_tools(
+    tools: list[dict[str, Any]], form: CallForm, several: bool, seed: int
+) -> None:
+    """No other name is called, whatever the text before says."""
+    loaded = chat_model(DENSE)
+    lark = grammar_of_calls(tools, form, loaded.tokenizer, several=several, only_calls=False)
+    matcher, rng, (mark,) = (
+        grammars(loaded).matcher_of_calls(lark),
+        random.Random(seed),
+        [loaded.tokenizer.control_ids[OPEN]],
+    )
+    begun: list[int] = []
+    while len(begun) < rng.randrange(8):
+        allowed = [
+            each for each in matcher.allowed().nonzero().flatten().tolist() if each not in {*loaded.eos_ids, mark}
+        ]
+        begun.append(rng.choice(allowed))
+        matcher.accept(begun[-1])
+    assert matcher.allowed()[mark]
+    matcher.accept(mark)
+    rest = written(matcher, loaded.tokenizer, loaded.eos_ids, rng)
+    if rest is None:
+        return
+    _, calls = read_calls(loaded.tokenizer.decode([*begun, mark]) + rest, tools)
+    assert calls
+    parameters = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
+    for call in calls:
+        jsonschema.Draft202012Validator(parameters[call.name]).validate(dict(call.arguments))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_walk_comes_to_its_end(form: CallForm, loaded: LoadedModel) -> None:
     """Or the test above would hold nothing."""

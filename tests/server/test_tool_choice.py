@@ -62,6 +62,24 @@ def test_a_call_is_required(temperature: float, client: openai.OpenAI) -> None:
     assert [made.function.name for made in named.choices[0].message.tool_calls] == ["clock"]
 
 
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_only_allowed_tools_are_called(is_flat: bool, client: openai.OpenAI) -> None:
+    names = [{"type": "function", "name": "clock"} if is_flat else tool("clock", NOTHING), {"type": "custom"}]
+    allowed = {"mode": "required", "tools": names}
+    choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
+    for seed in range(3):
+        calls = ask(client, tool_choice=choice, seed=seed, parallel_tool_calls=False).choices[0].message.tool_calls
+        assert [call.function.name for call in calls] == ["clock"]
+
+
+@pytest.mark.parametrize("said", ["any", {"type": "any"}, {"type": "required"}, {"type": "tool", "name": "clock"}])
+def test_a_choice_in_other_words_means_the_same(said: Any, client: openai.OpenAI) -> None:
+    word: Any = {"type": "function", "function": {"name": "clock"}} if "name" in said else "required"
+    same = {"parallel_tool_calls": False, "seed": 5}
+    made, asked = (ask(client, tool_choice=choice, **same).choices[0].message for choice in (said, word))
+    assert [call.function for call in made.tool_calls] == [call.function for call in asked.tool_calls]
+
+
 def test_thinking_stays_free_before_calls(client: openai.OpenAI, demo: LoadedModel) -> None:
     body = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 6}
     closing = {str(demo.tokenizer.control_ids["</think>"]): -100}  # the budget closes the thoughts, not the model
@@ -110,7 +128,7 @@ def test_responses_are_held_the_same_way(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("options", "param", "words"),
     [
-        ({"tool_choice": "any"}, "tool_choice", 'must be "auto", "none", "required"'),
+        ({"tool_choice": "some"}, "tool_choice", 'must be "auto", "none", "required"'),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "'other'"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools to call"),
         ({"tools": [tool("f", {"type": "string"})], "tool_choice": "required"}, "tools", "schema of an object"),

@@ -115,10 +115,32 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
         body["tools"] = [
             tool for at, each in enumerate(body["tools"]) if (tool := _function(each, f"tools.{at}", notes))
         ]
+    body = _only_allowed(body)
     # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
     if isinstance(number := body.get("logprobs"), int) and not isinstance(number, bool):
         body |= {"logprobs": True, "top_logprobs": body.get("top_logprobs", number)}
     return body
+
+
+def _only_allowed(body: dict[str, Any]) -> dict[str, Any]:
+    """Leaves only the tools that a choice of type allowed_tools names; its mode is the choice."""
+    match body.get("tool_choice"):
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)}}:
+            pass
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(listed)}:
+            pass
+        case _:
+            return body
+    tools, names = body.get("tools"), {_name(tool) for tool in listed} - {None}
+    kept = [tool for tool in tools if _name(tool) in names] if isinstance(tools, list) else tools
+    return {**body, "tool_choice": mode, "tools": kept}
+
+
+def _name(tool: Any) -> str | None:
+    match tool:
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    return None
 
 
 def _function(tool: Any, place: str, notes: Notes) -> Any:

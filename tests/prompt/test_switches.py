@@ -70,6 +70,23 @@ def test_other_names_have_no_effect(build, template):
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("options", SWITCHES, ids=str)
+def test_the_ids_are_those_of_transformers(build, theirs, switching_template, options, thinking):
+    call = {"type": "function", "function": {"name": "clock", "arguments": {"zone": None, "at": [1.5, True]}}}
+    messages = [
+        {"role": "user", "content": "What is the time?"},
+        {"role": "assistant", "content": "", "reasoning_content": "I need the clock.", "tool_calls": [call]},
+        {"role": "tool", "content": "noon"},
+        {"role": "assistant", "content": "It is noon.", "reasoning_content": THOUGHT},
+        {"role": "user", "content": "Thanks."},
+    ]
+    how = {"template": switching_template, "enable_thinking": thinking}
+    for end in (1, 3, 5):
+        expected = theirs(messages[:end], **how, **options)
+        assert build(messages[:end], template_options=options, **how).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("options", SWITCHES, ids=str)
 @pytest.mark.parametrize("preserves", [False, True])
 def test_the_next_turn_finds_the_history_with_the_same_switches(build, template, preserves, options, thinking):
     """After a call, after its result, and after the answer."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qwen35mm.contract.cache_report import CacheReport
 from qwen35mm.contract.parts import ToolCall
+from qwen35mm.contract.typed_schemas import is_type, value_of
 from qwen35mm_preprocess import MediaPlan
 from qwen35mm_preprocess.say import Said
 
@@ -153,7 +154,7 @@ class Result:
 
     @functools.cached_property
     def parsed(self) -> Any:
-        """The answer's value by its schema: an instance of the pydantic class, or JSON types.
+        """The answer's value by its schema: an instance of the type, or JSON types.
 
         None without a schema, and if the answer was cut off or calls a tool.
 
@@ -162,7 +163,7 @@ class Result:
         """
         if self.schema is None or self.finish_reason != "stop" or self.tool_calls:
             return None
-        return self.schema.model_validate_json(self.text) if isinstance(self.schema, type) else json.loads(self.text)
+        return value_of(self.schema, self.text) if is_type(self.schema) else json.loads(self.text)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able dict, with the fields in the order above."""

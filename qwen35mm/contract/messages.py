@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from PIL import Image as PILImage
 
-from qwen35mm.contract.parts import Image, Part, Text, ToolCall, Video
+from qwen35mm.contract.parts import Image, Part, Tensor, Text, ToolCall, Video, is_picture
 from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaPlan
 from qwen35mm_preprocess.media import is_data_uri
@@ -22,7 +22,7 @@ ROLES: tuple[str, ...] = get_args(Role)
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING_KEYS})
 # What callers may pass as a message's content; see Message.
-Piece = str | Part | PILImage.Image | np.ndarray | Mapping[str, Any]
+Piece = str | Part | PILImage.Image | np.ndarray | Tensor | Mapping[str, Any]
 Content = Piece | Sequence[Piece] | None
 
 _MEDIA_TYPES = {"image": Image, "image_url": Image, "video": Video, "video_url": Video}
@@ -170,10 +170,10 @@ def _piece(piece: Any) -> Part:
             return piece
         case str():
             return Text(piece)
-        case PILImage.Image() | np.ndarray():
-            return Image(piece)
         case Mapping():
             return _part(piece, allow_paths=True)
+        case _ if is_picture(piece):
+            return Image(piece)
     expected = "a string, Text, Image or Video, a picture, or a part in OpenAI's form"
     raise PromptError(f"A message's content can't hold a {type(piece).__name__}; expected {expected}.")
 

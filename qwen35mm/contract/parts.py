@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal, Protocol
 
 import numpy as np
 from PIL import Image as PILImage
@@ -16,6 +16,12 @@ from qwen35mm_preprocess.media import is_data_uri
 from qwen35mm_preprocess.say import Said
 
 _MAX_JSON_DEPTH = 64
+
+
+class Tensor(Protocol):
+    """A tensor of torch, which isn't loaded here."""
+
+    def detach(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,9 @@ class _Medium:
 
 
 class Image(_Medium):
-    """An image: a path, bytes, a PIL image, an array of uint8 [height, width, 3] (copied), or a `data:` URI.
+    """An image: a path, bytes, an open file, a `data:` URI, a PIL image, or an array or a torch tensor (copied).
+
+    Arrays are uint8 [height, width, 3]. Tensors may also be [3, height, width], and floats from 0 to 1.
 
     `plan` pins how it is read. `budget` limits the cost of a new plan; None takes the backend's.
     """
@@ -76,17 +84,17 @@ class Image(_Medium):
 
     def __init__(
         self,
-        source: MediaSource | PreparedMedia | EncodedMedium | np.ndarray,
+        source: MediaSource | PreparedMedia | EncodedMedium | BinaryIO | np.ndarray | Tensor,
         plan: MediaPlan | None = None,
         *,
         budget: MediaBudget | None = None,
     ) -> None:
-        super().__init__(_picture(source) if isinstance(source, np.ndarray) else source, plan, budget=budget)
+        super().__init__(_picture(source) if is_array(source) else _whole(source), plan, budget=budget)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Video(_Medium):
-    """A video: a path, bytes or a `data:` URI.
+    """A video: a path, bytes, an open file or a `data:` URI. `from_frames` makes one of pictures.
 
     `plan` pins how it is read. `clip` selects the part that a new plan reads, `budget` limits its cost.
     """
@@ -94,10 +102,18 @@ class Video(_Medium):
     kind = "video"
     clip: VideoClip | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.clip, VideoClip | None):
-            raise PromptError(f"The video's clip must be a VideoClip, or None; got {type(self.clip).__name__}.")
+    def __init__(
+        self,
+        source: MediaSource | PreparedMedia | EncodedMedium | BinaryIO,
+        plan: MediaPlan | None = None,
+        clip: VideoClip | None = None,
+        *,
+        budget: MediaBudget | None = None,
+    ) -> None:
+        if not isinstance(clip, VideoClip | None):
+            raise PromptError(f"The video's clip must be a VideoClip, or None; got {type(clip).__name__}.")
+        object.__setattr__(self, "clip", clip)
+        super().__init__(_whole(source), plan, budget=budget)
 
 
 Part = Text | Image | Video
@@ -142,13 +158,68 @@ def check_json(value: Any, what: str, depth: int = 0) -> None:
         raise PromptError(f"{what}: a {type(value).__name__} is not a JSON value.")
 
 
-def _picture(values: np.ndarray) -> PILImage.Image:
-    """A picture from a uint8 array [height, width] or [height, width, 3 or 4]."""
-    is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in (3, 4))
-    if values.dtype != np.uint8 or not is_picture or not values.size:
-        came = f"{values.dtype} of shape {list(values.shape)}"
+def is_picture(value: object) -> bool:
+    """Whether a bare value is a picture: one of PIL's, an array or a tensor."""
+    return isinstance(value, PILImage.Image) or is_array(value)
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array of NumPy or a tensor of torch."""
+    return isinstance(value, np.ndarray) or _is_tensor(value)
+
+
+def _is_tensor(value: object) -> bool:
+    # Told by the name, so that torch needn't be loaded.
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def _whole(source: Any) -> Any:
+    """The bytes of an open file, from its start; anything else unchanged."""
+    if not callable(getattr(source, "read", None)):
+        return source
+    if callable(getattr(source, "seekable", None)) and source.seekable():
+        source.seek(0)
+    data = source.read()
+    if not isinstance(data, bytes | bytearray):
+        raise PromptError(f"The file gives {type(data).__name__}, not bytes. Open it with mode 'rb'.")
+    return bytes(data)
+
+
+def _picture(values: Any) -> PILImage.Image:
+    """A picture from a uint8 array [height, width] or [height, width, 3 or 4]; tensors see `_pixels`."""
+    came = f"{values.dtype} of shape {list(values.shape)}"
+    if not isinstance(values, np.ndarray):
+        values = _pixels(values, came)
+    has_shape = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in (3, 4))
+    if values.dtype != np.uint8 or not has_shape or not values.size:
         raise PromptError(f"The image is an array of {came}; expected uint8 of shape [height, width, 3].")
     return PILImage.fromarray(values.copy())
+
+
+def _pixels(tensor: Any, came: str) -> np.ndarray:
+    """A tensor with colours first or last, uint8 or floats from 0 to 1, as an array with colours last.
+
+    Raises:
+        PromptError: it could be read in two ways, or in none.
+    """
+    values = tensor.detach().cpu()
+    if values.is_floating_point():
+        pixels = values.float().numpy()
+        if not pixels.size or not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise PromptError(f"The image is a tensor of {came}; floats must lie between 0 and 1.")
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    else:
+        pixels = values.numpy()
+    if pixels.ndim != 3:
+        return pixels
+    first, last = pixels.shape[0] in (1, 3, 4), pixels.shape[2] in (3, 4)
+    if first and last:
+        raise PromptError(
+            f"The image is a tensor of {came}, whose colours may be first or last. Pass an array instead."
+        )
+    if not first:
+        return pixels
+    return pixels[0] if pixels.shape[0] == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
 def _check_source(source: object, kind: str) -> None:
@@ -166,8 +237,8 @@ def _check_source(source: object, kind: str) -> None:
             raise PromptError(f"The {kind} was prepared as {source.plan.kind}; prepare it again as what it is.")
     elif not isinstance(source, Path | bytes | PILImage.Image):
         raise PromptError(
-            f"The {kind} is a {type(source).__name__}; expected a path, bytes, a data: URI"
-            f"{', a PIL image or an array of uint8' if kind == 'image' else ''}."
+            f"The {kind} is a {type(source).__name__}; expected a path, bytes, an open file, a data: URI"
+            f"{', a PIL image, an array of uint8 or a tensor' if kind == 'image' else ' or Video.from_frames'}."
         )
     elif kind == "video" and isinstance(source, PILImage.Image):
-        raise PromptError("A video can't be a PIL image; use Image for it.")
+        raise PromptError("A video can't be a PIL image; use Image for it, or Video.from_frames for several.")

@@ -38,7 +38,7 @@ class GenerationRequest:
         tool_choice: "auto" leaves calls to the model, "none" hides the tools; "required" and a tool's name constrain
             the answer to calls (needs the extra `schema`).
         parallel_tool_calls: whether a constrained answer may have several calls.
-        schema: what `Result.parsed` is read with, as the caller gave it: a pydantic class, a dict or JSON text. The
+        schema: what `Result.parsed` is read with, as the caller gave it: a type, a dict or JSON text. The
             constraint itself is `params.json_schema`.
         conversation: its name; a newer turn replaces the unfinished history commit of an older one.
         retain: what stays cached, see `Retain`.

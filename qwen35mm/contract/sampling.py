@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from qwen35mm.contract.grammars import MAX_GRAMMAR_CHARS, grammar_of_choices, grammar_of_pattern, lark_of
+from qwen35mm.contract.typed_schemas import is_type, schema_of
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.outside_json import read_json
 
@@ -102,9 +103,9 @@ class SamplingParams:
             thinking. An answer that follows a schema or a grammar ends where that does: `stop`, `stop_token_ids`,
             `min_tokens` and `ignore_eos` have no effect on it.
         thinking_budget: most tokens of thinking; 0 allows none, None doesn't limit it.
-        json_schema: a JSON schema as JSON text, a dict or a pydantic class; stored as text. It constrains the answer,
-            not the thinking, token by token. The answer satisfies it if the reply ends with "stop"; "length" means it
-            was cut off. Needs the extra `schema`.
+        json_schema: a JSON schema as JSON text, a dict or a type; stored as text. It constrains the answer, not the
+            thinking, token by token. The answer satisfies it if the reply ends with "stop"; "length" means it was cut
+            off. Needs the extra `schema`.
         grammar: another constraint of the answer, stored as text in llguidance's dialect of Lark. A compiled regular
             expression, a list of strings to choose from and GBNF become such a text. Needs the extra `schema`.
         min_tokens: least tokens of the reply, thinking included. Before that, neither the model's end nor one of
@@ -287,8 +288,8 @@ def _check(name: str, value: float, low: float, high: float, *, is_open: bool = 
 
 def _schema_text(schema: Any) -> Any:
     """A schema as JSON text; anything else unchanged."""
-    if isinstance(schema, type) and callable(of_class := getattr(schema, "model_json_schema", None)):
-        schema = of_class()
+    if is_type(schema):
+        schema = schema_of(schema)
     if not isinstance(schema, Mapping):
         return schema
     try:
@@ -340,7 +341,7 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 def _check_json_schema(text: str) -> None:
     if not isinstance(text, str) or len(text) > MAX_JSON_SCHEMA_CHARS:
         came = f"{len(text):,}" if isinstance(text, str) else type(text).__name__
-        what = f"a dict, a pydantic class, or JSON text of at most {MAX_JSON_SCHEMA_CHARS:,} characters"
+        what = f"a dict, a type, or JSON text of at most {MAX_JSON_SCHEMA_CHARS:,} characters"
         raise ConfigError(f"json_schema must be {what}; got {came}.")
     try:
         schema = json.loads(text)

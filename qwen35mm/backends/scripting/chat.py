@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,9 +20,10 @@ from qwen35mm.backends.scripting.forms import (
     conversation_of,
     question_of,
     request_of,
-    result_text,
 )
+from qwen35mm.backends.scripting.functions import MAX_ROUNDS, arun_calls, content_of, run_calls
 from qwen35mm.backends.scripting.replies import ReplyStream
+from qwen35mm.backends.scripting.rounds import FunctionStream, Rounds, has_functions
 from qwen35mm.contract import Event, GenerationRequest, Message, Result, Retain, SamplingParams, Text, pin_plans
 from qwen35mm.contract.messages import Content
 from qwen35mm.errors import ConfigError, PromptError, RequestError
@@ -51,7 +53,7 @@ class Chat:
     Args:
         model: answers the questions.
         messages: the first ones.
-        tools: definitions in OpenAI's form, for every answer.
+        tools: Python functions, or definitions in OpenAI's form, for every answer.
         thinking: whether the model thinks first; None takes its default.
         template_options: see `GenerationRequest`.
         params: for its answers; None takes the model's.
@@ -98,28 +100,32 @@ class Chat:
         images: Picture | Sequence[Picture] = (),
         videos: Clip | Sequence[Clip] = (),
         params: Params | None = None,
+        max_rounds: int = MAX_ROUNDS,
         **options: Unpack[AskOptions],
     ) -> Result:
-        """Asks, and waits for the whole answer.
+        """Asks, and waits for the whole answer. Runs the calls of tools that are functions, until there is an answer.
 
         Args:
             text: the question, or a list of texts and pictures in order. Without text and media, the chat's last
                 message is answered: a tool's result, or a question whose answer was dropped.
             images, videos: one or several, placed before the text.
             params: a SamplingParams, or a dict of some of its fields.
-            options: single fields of SamplingParams; `schema` (a dict, JSON text or a pydantic class), by which the
-                result gets `parsed`; `thinking`; `template_options`; `timeout_s`; and `tools`, which the chat keeps
+            max_rounds: how often functions may be called one after the other; beyond, RequestError is raised.
+            options: single fields of SamplingParams; `schema` (a type, a dict or JSON text), by which the result gets
+                `parsed`; `thinking`; `template_options`; `timeout_s`, for each round; and `tools`, which the chat keeps
                 from then on.
 
         Raises:
             Qwen35mmError: as the model's `stream`, and for invalid arguments; the chat stays unchanged.
         """
         request = self._request(text, images, videos, params, options)
-        try:
-            self._begin(request)
-            return self._keep(request, *loop.run(self._model.reply(request)))
-        finally:
-            self._end(request)
+        with self._asked(request, max_rounds) as rounds:
+            for current in rounds:
+                result = self._keep(current, *loop.run(self._model.reply(current)))
+                if not (calls := rounds.calls_of(result)):
+                    return result
+                rounds.add(run_calls(calls, request.tools, loop.run))
+            raise AssertionError("rounds end with an answer or an error")
 
     async def aask(
         self,
@@ -128,15 +134,18 @@ class Chat:
         images: Picture | Sequence[Picture] = (),
         videos: Clip | Sequence[Clip] = (),
         params: Params | None = None,
+        max_rounds: int = MAX_ROUNDS,
         **options: Unpack[AskOptions],
     ) -> Result:
-        """`ask` for programs with an event loop."""
+        """`ask` for programs with an event loop. Runs the calls of one answer at the same time."""
         request = self._request(text, images, videos, params, options)
-        try:
-            self._begin(request)
-            return self._keep(request, *await loop.arun(self._model.reply(request)))
-        finally:
-            self._end(request)
+        with self._asked(request, max_rounds) as rounds:
+            for current in rounds:
+                result = self._keep(current, *await loop.arun(self._model.reply(current)))
+                if not (calls := rounds.calls_of(result)):
+                    return result
+                rounds.add(await arun_calls(calls, request.tools))
+            raise AssertionError("rounds end with an answer or an error")
 
     def stream(
         self,
@@ -145,12 +154,20 @@ class Chat:
         images: Picture | Sequence[Picture] = (),
         videos: Clip | Sequence[Clip] = (),
         params: Params | None = None,
+        max_rounds: int = MAX_ROUNDS,
         **options: Unpack[AskOptions],
-    ) -> ReplyStream:
+    ) -> ReplyStream | FunctionStream:
         """The answer's text as it is written, for `for` and `async for`; its `result` at the end. Arguments and errors
-        as in `ask`. Another question ends a stream that was left."""
-        request = self._request(text, images, videos, params, options)
+        as in `ask`. Another question ends a stream that was left.
 
+        With functions as tools, a `FunctionStream` runs them as it is read, and its `events` also show the calls.
+        """
+        request = self._request(text, images, videos, params, options)
+        if has_functions(request):
+            return FunctionStream(self, Rounds(self, request, max_rounds), self._stream)
+        return self._stream(request)
+
+    def _stream(self, request: GenerationRequest) -> ReplyStream:
         def end(read: str, plans: tuple[MediaPlan, ...] | None, result: Result | None) -> None:
             if result is not None:
                 self._keep(request, result, plans)
@@ -169,7 +186,7 @@ class Chat:
         """Adds the results of the last answer's tool calls, in their order; `ask()` then continues.
 
         Args:
-            results: one for each call: a string, or JSON values.
+            results: one for each call: a string, JSON values or pictures.
 
         Raises:
             PromptError: the last message has no calls, or another number of them.
@@ -179,7 +196,7 @@ class Chat:
         if not calls or len(calls) != len(given):
             raise PromptError(f"The last message has {len(calls)} calls, and there are {len(given)} results for them.")
         self.messages += [
-            Message("tool", result_text(result), tool_call_id=call.id, name=call.name)
+            Message("tool", content_of(result), tool_call_id=call.id, name=call.name)
             for call, result in zip(calls, given, strict=True)
         ]
 
@@ -209,6 +226,20 @@ class Chat:
         if messages[-1].role not in ("user", "tool"):
             raise PromptError("There is nothing to answer: ask something, or drop the last answer.")
         return replace(request_of(self._template, params, options), messages=messages)
+
+    @contextlib.contextmanager
+    def _asked(self, request: GenerationRequest, max_rounds: int) -> Iterator[Rounds]:
+        """The rounds of one question; an error leaves the chat as it was before."""
+        before, rounds = (self.messages, self._template), Rounds(self, request, max_rounds)
+        try:
+            self._begin(request)
+            yield rounds
+        except BaseException:
+            if self._writer is request:
+                self.messages, self._template = before
+            raise
+        finally:
+            self._end(request)
 
     def _stop_left_stream(self) -> None:
         left = self._writer() if isinstance(self._writer, weakref.ref) else None

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image as PILImage
 
+from qwen35mm.backends.scripting.functions import FunctionTool
 from qwen35mm.contract import GenerationRequest, Image, Message, Retain, SamplingParams, Video
 from qwen35mm.contract.messages import Content, check_conversation
+from qwen35mm.contract.parts import Tensor
 from qwen35mm.contract.sampling import SamplingOptions
 from qwen35mm.errors import ConfigError, PromptError
 
 # One prompt: a question, a message, or a conversation.
 Prompt = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
-Picture = str | Path | bytes | PILImage.Image | np.ndarray | Image
-Clip = str | Path | bytes | Video
+Picture = str | Path | bytes | BinaryIO | PILImage.Image | np.ndarray | Tensor | Image
+Clip = str | Path | bytes | BinaryIO | Video
 Params = SamplingParams | Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
 
 _STREAM_OPTIONS = (
     *("thinking", "template_options", "tools", "tool_choice", "parallel_tool_calls"),
@@ -148,35 +149,28 @@ def question_of(
     return Message("user", parts) if parts else None
 
 
-def result_text(value: Any) -> str:
-    """A tool's result for the model: a string unchanged, anything else as JSON.
-
-    Raises:
-        PromptError: it isn't JSON.
-    """
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        raise PromptError(f"A tool's result must be a string or JSON values; got {type(value).__name__}.") from None
-
-
 def tools_of(tools: Any) -> tuple[dict[str, Any], ...]:
-    """Checks tool definitions in OpenAI's form.
+    """Tools as definitions in OpenAI's form; functions become `FunctionTool`s.
 
     Raises:
-        PromptError: one has another form.
+        PromptError: one has another form, or is a function that can't be a tool.
+        MissingExtraError: a function, without pydantic.
     """
     if not isinstance(tools, list | tuple):
-        raise PromptError(f"tools must be a list of definitions in OpenAI's form; got {type(tools).__name__}.")
-    for tool in tools:
+        raise PromptError(f"tools must be a list of functions or definitions; got {type(tools).__name__}.")
+    found: list[Any] = [
+        FunctionTool.of(tool) if callable(tool) and not isinstance(tool, type) else tool for tool in tools
+    ]
+    for tool in found:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            came = "a function" if callable(tool) else repr(tool)[:100]
             form = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-            raise PromptError(f"A tool must be a definition in OpenAI's form, {form}; got {came}.")
-    return tuple(dict(tool) for tool in tools)
+            raise PromptError(
+                f"A tool must be a function, or a definition in OpenAI's form, {form}; got {tool!r:.100}."
+            )
+    if len({tool["function"]["name"] for tool in found}) < len(found):
+        raise PromptError("Two tools have the same name.")
+    return tuple(tool if isinstance(tool, FunctionTool) else dict(tool) for tool in found)
 
 
 def _message(given: Any) -> Message:

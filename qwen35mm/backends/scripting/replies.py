@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from qwen35mm.backends.scripting import loop
-from qwen35mm.contract import Event, Finished, MediaPlanned, Result, TextDelta
+from qwen35mm.contract import Event, Finished, MediaPlanned, Result, TextDelta, ToolCall
 from qwen35mm.errors import RequestError
 from qwen35mm.prompt.calls import CallLost, CallParser
 from qwen35mm.prompt.replies import is_cut
@@ -87,6 +87,18 @@ class ReplyStream:
         if text is None:
             raise StopAsyncIteration
         return text
+
+    def events(self) -> Iterator[str | ToolCall]:
+        """Its texts, then its calls of tools."""
+        yield from self
+        yield from self.result.tool_calls
+
+    async def aevents(self) -> AsyncGenerator[str | ToolCall, None]:
+        """`events` for programs with an event loop."""
+        async for text in self:
+            yield text
+        for call in self.result.tool_calls:
+            yield call
 
     def close(self, why: RequestError | None = None) -> None:
         """Ends the answer with the text read so far; a second call does nothing.

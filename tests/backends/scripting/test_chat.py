@@ -209,8 +209,8 @@ def test_calls_are_kept_as_calls_and_answered_in_order() -> None:
     for wrong in ([], [1, 2]):
         with pytest.raises(PromptError, match=f"has 1 calls, and there are {len(wrong)} results"):
             chat.answer_calls(wrong)
-    with pytest.raises(PromptError, match="A tool's result must be a string or JSON values; got set"):
-        chat.answer_calls([{1}])
+    with pytest.raises(PromptError, match="A tool's result must be a string, JSON values or pictures; got object"):
+        chat.answer_calls([object()])
     chat.answer_calls([{"rain": True}])
     assert chat.ask().text == "It rains."
     given, answered = chat.messages[1:3]
@@ -286,8 +286,12 @@ def test_another_answer_and_another_chat() -> None:
     [
         (lambda m: m.chat(["system"]), PromptError, "system message must be a string; got list"),
         (lambda m: m.chat(messages=[3]), PromptError, "got one with int in it"),
-        (lambda m: m.chat(tools={"type": "function"}), PromptError, "tools must be a list of definitions.*got dict"),
-        (lambda m: m.chat(tools=[print]), PromptError, "definition in OpenAI's form.*got a function"),
+        (
+            lambda m: m.chat(tools={"type": "function"}),
+            PromptError,
+            "a list of functions or definitions.*got dict",
+        ),
+        (lambda m: m.chat(tools=[print]), PromptError, "function 'print' have no JSON schema"),
         (lambda m: m.chat(tools=["f"]), PromptError, "definition in OpenAI's form.*got 'f'"),
         (lambda m: m.chat(thinking="yes"), ConfigError, "thinking must be True or False.*got 'yes'"),
         (lambda m: m.chat(params=0.5), ConfigError, "params must be SamplingParams, or a dict.*got 0.5"),

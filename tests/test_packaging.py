@@ -50,6 +50,7 @@ EXTRAS_OF = {
     "preprocess/": ["heif", "jxl"],
     "qwen35mm/captioning/": ["datasets", "schema", "ray"],
     "qwen35mm/engine/grammar": ["schema"],
+    "qwen35mm/model/vocabulary.py": ["schema"],
     "qwen35mm/contract/typed_schemas.py": ["schema"],
     "qwen35mm/backends/scripting/functions.py": ["schema"],
     "examples/": ["chat"],

@@ -215,6 +215,7 @@ def test_options_are_the_parameters() -> None:
     assert set(AskOptions.__annotations__) == {each.name for each in fields(SamplingParams)} | {
         "schema",
         "thinking",
+        "template_options",
         "tools",
         "tool_choice",
         "parallel_tool_calls",

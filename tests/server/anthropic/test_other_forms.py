@@ -203,8 +203,8 @@ def test_counting_takes_the_fields_of_a_reply(backend: Recording) -> None:
 
 def test_system_messages_may_stand_anywhere(backend: Recording) -> None:
     said = [U, {"role": "system", "content": [HI]}, assistant(HI), {"role": "developer", "content": "Be brief."}, U]
-    post(backend, messages=said, system="First.")
-    assert [(message.role, message.text) for message in backend.asked.messages] == [
+    messages, _ = conversation(backend, *said, system="First.")
+    assert [(message.role, message.text) for message in messages] == [
         ("system", "First."),
         ("user", "Hello"),
         ("system", "Hi"),

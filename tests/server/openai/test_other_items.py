@@ -123,6 +123,26 @@ def test_formats_of_other_servers_constrain_the_answer(backend: Recording) -> No
         assert json.loads(params.json_schema or "") == SCHEMA
 
 
+@pytest.mark.parametrize(
+    ("body", "thinks", "budget"),
+    [
+        ({"enable_thinking": False}, False, None),
+        ({"think": True, "reasoning": {"effort": "low"}}, True, 1024),
+        ({"reasoning_effort": "minimal"}, True, 512),
+        ({"reasoning_effort": "minimal", "reasoning": {"effort": "low", "summary": "auto"}}, True, 1024),
+        ({"thinking": {"type": "enabled", "budget_tokens": 77}}, True, 77),
+    ],
+)
+def test_thinking_is_asked_for_in_many_ways(
+    body: dict[str, Any], thinks: bool, budget: int | None, backend: Recording
+) -> None:
+    request, notes = asked(backend, **body)
+    assert notes == []
+    assert request.params is not None
+    assert request.enable_thinking is thinks
+    assert request.params.thinking_budget == budget
+
+
 def test_messages_come_in_many_forms(backend: Recording) -> None:
     parts = [{"type": "text", "text": "A"}, {"type": "input_text", "text": "B", "cache_control": None}, "C"]
     picture = {"type": "image_url", "image_url": {"url": PICTURE}}
@@ -166,11 +186,10 @@ def test_chat_completions_messages_are_taken(backend: Recording) -> None:
 
 
 def test_system_messages_may_stand_anywhere(backend: Recording) -> None:
-    given = [{"role": "developer", "content": "A"}, {"role": "system", "content": "B"}, U, SAID]
-    post(
-        backend, [*given, {"role": "developer", "content": "C"}, {"role": "system", "content": ""}, U], instructions="I"
-    )
-    assert [(message.role, message.text) for message in backend.asked.messages] == [
+    given: list[Any] = [{"role": "developer", "content": "A"}, {"role": "system", "content": "B"}, U, SAID]
+    given += [{"role": "developer", "content": "C"}, {"role": "system", "content": ""}, U]
+    messages, _ = conversation(backend, *given, instructions="I")
+    assert [(message.role, message.text) for message in messages] == [
         ("system", "I\n\nA\n\nB"),
         ("user", "Hello"),
         ("assistant", "Hi"),

@@ -13,6 +13,7 @@ from qwen35mm.server.fields import EFFORTS, MAX_TOOLS, STRICT, RequestFields, Va
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.openai.responses.item_bodies import MAX_ITEMS, Item
 from qwen35mm.server.openai.responses.tools import Tool, plain_tools
+from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.shapes import Described
 
 # Each with the values that ask for nothing.
@@ -154,7 +155,7 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     Raises:
         ApiError: 400, a field asks for something that can't be done.
     """
-    body = fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
+    body = _thinking_in_our_names(fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED), notes)
     body = {name: value for name, value in body.items() if name not in _SILENT}
     if isinstance(included := body.get("include"), list):
         body["include"] = [each for each in included if each in _INCLUDABLE]
@@ -172,6 +173,16 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     if isinstance(effort, str) and effort not in EFFORTS:
         notes.ignore("reasoning.effort", UNSUPPORTED)
     return {**body, "tools": plain_tools(body["tools"], notes)} if "tools" in body else body
+
+
+def _thinking_in_our_names(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    """Reads other servers' ways to ask for thinking. What `reasoning` says wins: it is the protocol's own field."""
+    own = body.pop("reasoning", None)
+    body = thinking_in_our_names(body, notes)
+    effort = body.pop("reasoning_effort", None)
+    if effort is not None and (own is None or isinstance(own, dict)):
+        own = {"effort": effort, **(own or {})}
+    return body if own is None else {**body, "reasoning": own}
 
 
 _INCLUDABLE = get_args(Includable)

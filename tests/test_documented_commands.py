@@ -28,8 +28,8 @@ HISTORY = {"decisions.md"}
 CURRENT = [path for path in DOCUMENTS if path.name not in HISTORY]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 SOURCES = [path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
-# Of other programs: pytest's, CMake's, setuptools' and servers'.
-FOREIGN = {"--embeddings", "--hypothesis-profile", "--inplace", "--target"}
+# Of other programs: agents', pytest's, CMake's, setuptools' and servers'.
+FOREIGN = {"--config", "--embeddings", "--hypothesis-profile", "--inplace", "--target"}
 # Typer has a copy of Click's classes in newer versions: this is `click.UsageError` in all of them.
 UsageError: Any = typer.BadParameter.__base__
 COMMAND: Any = typer.main.get_command(app)

@@ -18,6 +18,7 @@ TASK = "Change beta to gamma in notes.txt, then show the file and look at pictur
 COMMAND = "cat notes.txt > ran.txt; cat ran.txt"
 DONE = "Everything is done."
 MODEL = "Qwen3.5-4B"
+_PATCH = "*** Begin Patch\n*** Update File: notes.txt\n@@\n alpha\n-beta\n+gamma\n*** End Patch\n"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Program:
         continues: whether each turn begins with all of the one before. A picture that comes as a new user message does
             not: the template then leaves out the thinking of the steps before it.
         thinks: whether it asks for thinking.
+        model: the name under which it asks for the model.
     """
 
     name: str
@@ -49,10 +51,20 @@ class Program:
     shows_pictures: bool = True
     continues: bool = True
     thinks: bool = True
+    model: str = MODEL
 
     @property
     def version(self) -> str:
-        return self.package.rpartition("@" if self.is_npm else "==")[2]
+        return self._parts[2]
+
+    @property
+    def folder(self) -> str:
+        """The name of its installation's folder."""
+        return f"agents-{self._parts[0].removeprefix('@').replace('/', '-')}"
+
+    @property
+    def _parts(self) -> tuple[str, str, str]:
+        return self.package.rpartition("@" if self.is_npm else "==")
 
 
 def _steps(*steps: tuple[str, Mapping[str, Any]]) -> list[Said]:
@@ -77,6 +89,18 @@ def _codex(folder: Path) -> list[Said]:
     return _steps(
         ("exec_command", {"cmd": "cat notes.txt"}),
         ("exec_command", {"cmd": "sed -i s/beta/gamma/ notes.txt"}),
+        ("exec_command", {"cmd": COMMAND}),
+        # Of a namespace; it closes an agent that isn't there.
+        ("multi_agent_v1__close_agent", {"target": "none"}),
+        ("view_image", {"path": str(folder / "picture.jpg")}),
+    )
+
+
+def _codex_patch(folder: Path) -> list[Said]:
+    return _steps(
+        ("exec_command", {"cmd": "cat notes.txt"}),
+        # A custom tool, whose input is text.
+        ("apply_patch", {"input": _PATCH}),
         ("exec_command", {"cmd": COMMAND}),
         ("view_image", {"path": str(folder / "picture.jpg")}),
     )
@@ -240,6 +264,15 @@ PROGRAMS = (
         '$BIN/codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "$TASK"',
         _codex,
         {".codex/config.toml": _CODEX},
+    ),
+    Program(
+        # It has another tool for edits under the names of OpenAI's own models.
+        "codex-patch",
+        "@openai/codex@0.171.0",
+        '$BIN/codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "$TASK"',
+        _codex_patch,
+        {".codex/config.toml": _CODEX},
+        model="gpt-5.5",
     ),
     Program(
         "opencode",

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from qwen35mm.assets import asset_path
 from qwen35mm.contract import GenerationRequest
 from qwen35mm.model import LoadedModel
-from tests.agents.programs import DONE, MODEL, PROGRAMS, TASK, Program
+from tests.agents.programs import DONE, PROGRAMS, TASK, Program
 from tests.agents.scripted import Asked, Said, ScriptedServer, is_continued, serving_script
 
 pytestmark = pytest.mark.agents
@@ -45,13 +46,15 @@ class Session:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_session_edits_runs_looks_and_hits_the_cache(program: Program, demo: LoadedModel, tmp_path: Path):
-    binaries = _installed(program)
+    _BUILD.mkdir(exist_ok=True)
+    with FileLock(_BUILD / f"{program.folder}.lock"):
+        binaries = _installed(program)
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "notes.txt").write_text("alpha\nbeta\n")
     shutil.copy(asset_path("samples") / "two-shapes.jpg", folder / "picture.jpg")
 
-    with serving_script(demo, Session(program.replies(folder)), names=(MODEL,)) as server:
+    with serving_script(demo, Session(program.replies(folder)), names=(program.model,)) as server:
         status, output = _run(program, binaries, server.address, folder, tmp_path)
 
     said = f"{output}\n{server.refused}"
@@ -80,7 +83,7 @@ def _turns(server: ScriptedServer) -> list[Asked]:
 
 def _installed(program: Program) -> Path:
     """The folder of a program's executables. Skips the test if it can't be installed."""
-    folder = _BUILD / f"agents-{program.name}"
+    folder = _BUILD / program.folder
     done, log = folder / f"installed-{program.version}", folder / "install.log"
     binaries = folder / ("node_modules/.bin" if program.is_npm else "bin")
     if done.exists():
@@ -114,10 +117,8 @@ def _installed(program: Program) -> Path:
 
 def _environment(home: Path) -> dict[str, str]:
     """The variables that a program needs, and nothing of this machine's user."""
-    kept = {
-        name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "NODE_EXTRA", "npm_"))
-    }
-    return {**kept, "PATH": f"{_node()}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
+    path = f"{_node()}:/usr/local/bin:/usr/bin:/bin"
+    return {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "TERM": "dumb"}
 
 
 def _node() -> Path:
@@ -132,14 +133,21 @@ def _run(program: Program, binaries: Path, address: str, folder: Path, home: Pat
     """A session's exit status and its output. Nothing of the program runs afterwards."""
 
     def filled(text: str) -> str:
-        return text.replace("@ADDRESS@", address).replace("@MODEL@", MODEL)
+        return text.replace("@ADDRESS@", address).replace("@MODEL@", program.model)
 
     for name, content in program.files.items():
         path = folder / name if name.startswith("./") else home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(filled(content))
     variables = {name: filled(value) for name, value in program.variables.items()}
-    own = {"ADDRESS": address, "TASK": TASK, "MODEL": MODEL, "BIN": str(binaries), "TERM": "dumb", "NO_PROXY": "*"}
+    own = {
+        "ADDRESS": address,
+        "TASK": TASK,
+        "MODEL": program.model,
+        "BIN": str(binaries),
+        "TERM": "dumb",
+        "NO_PROXY": "*",
+    }
     running = subprocess.Popen(
         ["/bin/bash", "-c", program.command],
         cwd=folder,

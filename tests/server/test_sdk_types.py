@@ -116,9 +116,19 @@ async def http(backend: Saying) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-def claude(backend: Saying) -> Iterator[anthropic.Anthropic]:
+def address(backend: Saying) -> Iterator[str]:
     with serving(create_app(backend)) as address:
-        yield anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)
+        yield address
+
+
+@pytest.fixture(scope="module")
+def claude(address: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def chat_body(says: Says) -> dict[str, Any]:
@@ -227,20 +237,16 @@ async def test_events_are_what_anthropics_client_knows(name: str, backend: Sayin
 
 
 @pytest.mark.parametrize("name", WHOLE)
-async def test_openais_stream_of_chunks_adds_up_to_the_whole(
-    name: str, backend: Saying, http: httpx.AsyncClient
-) -> None:
+def test_openais_stream_of_chunks_adds_up_to_the_whole(name: str, backend: Saying, client: openai.OpenAI) -> None:
     backend.says = says = WHOLE[name]
-    client = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=http, max_retries=0)
     body = chat_body(says)
     if says.finish_reason == "length":
-        async with client.chat.completions.stream(**body) as stream:
-            with pytest.raises(openai.LengthFinishReasonError):
-                await stream.get_final_completion()
+        with client.chat.completions.stream(**body) as stream, pytest.raises(openai.LengthFinishReasonError):
+            stream.get_final_completion()
         return
-    async with client.chat.completions.stream(**body) as stream:
-        final = await stream.get_final_completion()
-    whole = await client.chat.completions.create(**body)
+    with client.chat.completions.stream(**body) as stream:
+        final = stream.get_final_completion()
+    whole = client.chat.completions.create(**body)
     ours = ("id", "created", "timings", "usage", "parsed", "parsed_arguments", "index", "stop_reason")
     assert without(final.to_dict(), *ours) == without(whole.to_dict(), *ours)
     for call in final.choices[0].message.tool_calls or ():
@@ -248,18 +254,15 @@ async def test_openais_stream_of_chunks_adds_up_to_the_whole(
 
 
 @pytest.mark.parametrize("name", WHOLE)
-async def test_openais_stream_of_events_adds_up_to_the_whole(
-    name: str, backend: Saying, http: httpx.AsyncClient
-) -> None:
+def test_openais_stream_of_events_adds_up_to_the_whole(name: str, backend: Saying, client: openai.OpenAI) -> None:
     backend.says = says = WHOLE[name]
-    client = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=http, max_retries=0)
     body = response_body(says)
     deltas = ""
-    async with client.responses.stream(**body) as stream:
-        async for event in stream:
+    with client.responses.stream(**body) as stream:
+        for event in stream:
             deltas += event.delta if event.type == "response.function_call_arguments.delta" else ""
-        final = await stream.get_final_response() if says.finish_reason == "stop" else None
-    whole = await client.responses.create(**body)
+        final = stream.get_final_response() if says.finish_reason == "stop" else None
+    whole = client.responses.create(**body)
     told = "".join(item.arguments for item in whole.output if item.type == "function_call")
     assert deltas == told
     if final is not None:

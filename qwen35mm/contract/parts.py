@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, Protocol
@@ -11,7 +11,15 @@ import numpy as np
 from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
-from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor, MediaSource, PreparedMedia, VideoClip
+from qwen35mm_preprocess import (
+    MediaBudget,
+    MediaLimits,
+    MediaPlan,
+    MediaProcessor,
+    MediaSource,
+    PreparedMedia,
+    VideoClip,
+)
 from qwen35mm_preprocess.media import is_data_uri
 from qwen35mm_preprocess.say import Said
 
@@ -114,6 +122,32 @@ class Video(_Medium):
             raise PromptError(f"The video's clip must be a VideoClip, or None; got {type(clip).__name__}.")
         object.__setattr__(self, "clip", clip)
         super().__init__(_whole(source), plan, budget=budget)
+
+    @classmethod
+    def from_frames(
+        cls,
+        frames: Sequence[MediaSource | np.ndarray | Tensor],
+        *,
+        fps: float | None = None,
+        times_s: Sequence[float] | None = None,
+        budget: MediaBudget | None = None,
+    ) -> Video:
+        """A video of pictures of one size, each as for `Image`; it is sampled like any other.
+
+        Args:
+            fps: frames a second; without it and `times_s`, two.
+            times_s: when each frame is shown, in rising order.
+
+        Raises:
+            PromptError, MediaError: a frame can't be read, or sizes or times don't fit.
+        """
+        # Loaded here: most programs make no video of pictures.
+        from qwen35mm_preprocess.frames import clip_of_pictures
+        from qwen35mm_preprocess.image import load_image
+
+        sources = [_picture(frame) if is_array(frame) else _whole(frame) for frame in frames]
+        pictures = [load_image(source, MediaLimits()) for source in sources]
+        return cls(clip_of_pictures(pictures, fps=fps, times_s=times_s), budget=budget)
 
 
 Part = Text | Image | Video

@@ -12,6 +12,8 @@ from PIL import Image as PILImage
 
 from qwen35mm.contract import Image, Message, Video
 from qwen35mm.errors import PromptError
+from qwen35mm_preprocess import MediaLimits, MediaSourceError
+from qwen35mm_preprocess.animation import animation_frames, probe_animation
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 
@@ -58,6 +60,19 @@ def test_tensors_of_one_colour_and_with_alpha() -> None:
 def test_tensors_that_could_mean_two_things_or_none_are_refused(tensor: torch.Tensor, said: str) -> None:
     with pytest.raises(PromptError, match=said):
         Image(tensor)
+
+
+def test_frames_of_any_kind_make_a_video(tmp_path: Path) -> None:
+    picture = PILImage.fromarray(PIXELS)
+    picture.save(path := tmp_path / "a.png")
+    tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
+    video = Video.from_frames([picture, PIXELS, tensor, path, path.read_bytes()], fps=4)
+    assert isinstance(video.source, bytes)
+    read = list(animation_frames(video.source, range(5), MediaLimits(), "srgb"))
+    assert all(np.array_equal(np.asarray(frame), PIXELS) for _, frame in read)
+    assert np.array_equal(probe_animation(video.source, MediaLimits()).times_s, [0, 0.25, 0.5, 0.75, 1])
+    with pytest.raises(MediaSourceError, match="no such file"):
+        Video.from_frames([tmp_path / "b.png"])
 
 
 def test_open_files_are_read_from_their_start(tmp_path: Path) -> None:

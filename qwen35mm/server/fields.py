@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ JsonSchema = dict[str, Any] | str
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # What a call in the form of the family's templates can hold.
 FunctionName = Annotated[str, Field(pattern=r"^[^\s<>]{1,256}$")]
+CALLABLE_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Limits for thinking tokens; None is no limit.
 EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}

@@ -14,7 +14,17 @@ from fastapi import FastAPI
 
 from qwen35mm.backends.model_backend import ModelBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.contract import CacheReport, Event, Finished, Prefilled, PromptRead, Result, TextDelta, TokenLogprob
+from qwen35mm.contract import (
+    CacheReport,
+    Event,
+    Finished,
+    GenerationRequest,
+    Prefilled,
+    PromptRead,
+    Result,
+    TextDelta,
+    TokenLogprob,
+)
 from qwen35mm.engine import EngineSettings, Request
 
 TEXT = "A red circle."
@@ -47,6 +57,17 @@ class Instant(ModelBackend):
 
     def memory(self) -> dict[str, int]:
         return {f"{part}_bytes": 0 for part in ("kv", "states", "vision")}
+
+
+class Recording(Instant):
+    """Keeps what it was asked last."""
+
+    asked: GenerationRequest
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.asked = request
+        async for event in super().stream(request):
+            yield event
 
 
 @dataclass

@@ -15,7 +15,7 @@ from qwen35mm.server import fields
 from qwen35mm.server.anthropic.blocks import Blocks
 from qwen35mm.server.anthropic.tools import Tool, Toolbox, plain_tools
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import EFFORTS, MAX_TOOLS, STRICT, Number, Values
+from qwen35mm.server.fields import EFFORTS, STRICT, Number, Values
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import UNSUPPORTED, Notes
@@ -44,6 +44,8 @@ _REFUSED: dict[str, Values] = {
 }
 # Change nothing here: the cache keeps everything anyway, and no field waits for a header.
 _SILENT = ("anthropic_version", "betas", "cache_control")
+# Deferred tools may be many: agents list those of all their servers.
+_MAX_LISTED = 4096
 _NUMBERS = ("temperature", "top_p", "top_k")
 
 
@@ -101,7 +103,7 @@ class CountRequest(BaseModel):
         list[Annotated[dict[str, Any], Described(AnthropicMessage)]], Field(min_length=1, max_length=10_000)
     ]
     system: str | list[str | Annotated[dict[str, Any], Described(TextBlock | OtherBlock)]] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
+    tools: Annotated[list[Tool], Field(max_length=_MAX_LISTED)] = []
     tool_choice: Annotated[str | ToolChoice, BeforeValidator(_choice)] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from qwen35mm.server.fields import STRICT
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.fields import CALLABLE_NAME, MAX_TOOLS, STRICT
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 
-_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
 _TEXT = {"type": "string"}
 _LINES = {"type": "array", "items": {"type": "integer"}}
 _PATHS = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT}
@@ -90,6 +89,9 @@ class Toolbox:
     Attributes:
         shown: those that the prompt lists.
         left_out: names of those that have no meaning here.
+
+    Raises:
+        ApiError: 400, there are too many.
     """
 
     def __init__(self, tools: Sequence[Tool], notes: Notes) -> None:
@@ -100,6 +102,9 @@ class Toolbox:
         kept = [(tool, definition) for tool, definition in zip(tools, read, strict=True) if definition is not None]
         is_deferred = [bool(tool.defer_loading) and not shows_all for tool, _ in kept]
         self.shown = tuple(each for (_, each), later in zip(kept, is_deferred, strict=True) if not later)
+        if len(self.shown) > MAX_TOOLS:
+            message = f"tools may be {MAX_TOOLS} at most, besides deferred ones; got {len(self.shown):,}."
+            raise ApiError(400, message, "tools")
         self._later = {_name(each): each for (_, each), later in zip(kept, is_deferred, strict=True) if later}
         self._told: dict[str, dict[str, Any]] = {}
         self.left_out = {tool.name for tool, each in zip(tools, read, strict=True) if tool.name and each is None}
@@ -142,7 +147,7 @@ class Toolbox:
                 return None
             self._notes.change(f"{place} of type {kind[:60]!r}", "is described by its documented parameters")
             description, schema = known
-        if not _NAME.fullmatch(tool.name or ""):
+        if not CALLABLE_NAME.fullmatch(tool.name or ""):
             self._notes.ignore(place, f"can't be called by the name {tool.name!r:.60}")
             return None
         schema = schema or {"type": "object", "properties": {}}

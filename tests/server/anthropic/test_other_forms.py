@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from qwen35mm.contract import Event, GenerationRequest, Image, Message, Text
+from qwen35mm.contract import GenerationRequest, Image, Message, Text
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
 from qwen35mm.server.notes import HEADER
 from tests.server import instant
 from tests.server.conftest import CALL, sample
-from tests.server.instant import Answer, Instant, ask
+from tests.server.instant import Answer, Recording, ask
 
 U = {"role": "user", "content": "Hello"}
 HI = {"type": "text", "text": "Hi"}
@@ -25,17 +24,6 @@ TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA
 PICTURE = sample("two-shapes.jpg").partition(",")[2]
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": PICTURE}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
-
-
-class Recording(Instant):
-    """Keeps what it is asked."""
-
-    asked: GenerationRequest
-
-    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        self.asked = request
-        async for event in super().stream(request):
-            yield event
 
 
 @pytest.fixture(scope="module")
@@ -451,6 +439,16 @@ def test_deferred_tools_are_told_where_the_conversation_names_them(
     assert [each["function"]["name"] for each in request.tools] == ["weather"]
     request, _ = asked(backend, tools=tools, tool_choice={"type": "tool", "name": "weather"})
     assert [each["function"]["name"] for each in request.tools] == ["ToolSearch", "weather"]
+
+
+def test_only_deferred_tools_may_be_many(backend: Recording) -> None:
+    tools = [{"name": f"tool_{at}", "input_schema": {}} for at in range(257)]
+    answer = post(backend, tools=tools)
+    assert (answer.status, answer.json()["error"]["message"]) == (
+        400,
+        "tools may be 256 at most, besides deferred ones; got 257.",
+    )
+    assert asked(backend, tools=[{**tool, "defer_loading": True} for tool in tools])[0].tools == ()
 
 
 def test_tools_may_come_and_go_in_the_conversation(backend: Recording) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from qwen35mm.contract import Event, GenerationRequest, Message, Text
+from qwen35mm.contract import GenerationRequest, Message, Text
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
 from qwen35mm.server.notes import HEADER
 from tests.server import instant
 from tests.server.conftest import sample
-from tests.server.instant import Answer, Instant, ask
+from tests.server.instant import Answer, Recording, ask
 
 U = {"role": "user", "content": "Hello"}
 SAID = {"role": "assistant", "content": "Hi"}
@@ -27,17 +27,6 @@ PICTURE = sample("two-shapes.jpg")
 IMAGE = {"type": "input_image", "image_url": PICTURE}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "Rain"}
-
-
-class Recording(Instant):
-    """Keeps what it is asked."""
-
-    asked: GenerationRequest
-
-    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        self.asked = request
-        async for event in super().stream(request):
-            yield event
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import MAX_TOOLS, STRICT
+from qwen35mm.server.fields import CALLABLE_NAME, MAX_TOOLS, STRICT
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 
-_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
 # What a custom tool takes, as a function.
 _TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _KINDS = ("function", "custom", "namespace")
@@ -127,7 +125,7 @@ class Toolbox:
         if kind not in ("function", "custom"):
             self._left_out.add(kind)
             self._notes.ignore(f"{place} of type {kind[:60]!r}", UNSUPPORTED)
-        elif not _NAME.fullmatch(name):
+        elif not CALLABLE_NAME.fullmatch(name):
             self._notes.ignore(place, f"can't be called by the name {name!r:.60}")
         elif name in self._known:
             self._notes.ignore(place, f"has the name of another tool, {name!r:.60}")

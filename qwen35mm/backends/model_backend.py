@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.history import with_calls
 from qwen35mm.backends.options import check_options
@@ -205,7 +207,21 @@ class ModelBackend(PlainPrompts):
         template_options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Tokens of the prompt that these messages become. Media need no plan and aren't decoded.
+        """Tokens of the prompt that these messages become. Arguments and errors as `prompt_ids`."""
+        how: dict[str, Any] = {"enable_thinking": enable_thinking, "template_options": template_options}
+        return len(self.prompt_ids(messages, tools=tools, **how))
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_reply: bool = False,
+    ) -> np.ndarray:
+        """Token ids, int64 `[T]`, of the prompt that these messages become. Media need no plan and aren't decoded.
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
@@ -219,8 +235,10 @@ class ModelBackend(PlainPrompts):
             "enable_thinking": self._thinks(self.loaded.generation, asked.enable_thinking),
             "template_options": asked.template_options,
             "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_reply": continue_reply,
         }
-        return len(self._prompt(messages, plans, **how).token_ids)
+        return self._prompt(messages, plans, **how).token_ids
 
     def history(self, request: GenerationRequest) -> CachedPrompt:
         """A conversation that ends with a reply, as its next turn will see it. Reads media without a plan.

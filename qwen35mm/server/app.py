@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from typing import Annotated
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -21,14 +19,11 @@ from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import frame
-from qwen35mm.pools import PROMPTS
-from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server.anthropic import reply as anthropic_reply
 from qwen35mm.server.anthropic import request as anthropic
 from qwen35mm.server.body import read_body
 from qwen35mm.server.docs import DOCS, docs_file, show_docs
 from qwen35mm.server.errors import ApiError, api_error
-from qwen35mm.server.fields import STRICT
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.identity import request_id_header, system_fingerprint
 from qwen35mm.server.keys import Keys
@@ -45,26 +40,7 @@ from qwen35mm.server.parts import Sources
 from qwen35mm.server.queue import FairQueue
 from qwen35mm.server.reply import ReplyReader
 from qwen35mm.server.service import ANY_NAME, Service
-
-_NUMBERS_AT_ONCE = 10_000
-
-
-class TokenizeRequest(BaseModel):
-    """The body of POST /tokenize: plain text."""
-
-    model_config = STRICT
-
-    model: str | None = None
-    prompt: Annotated[str, Field(max_length=MAX_OUTSIDE_CHARS)]
-
-
-class DetokenizeRequest(BaseModel):
-    """The body of POST /detokenize."""
-
-    model_config = STRICT
-
-    model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=MAX_OUTSIDE_CHARS)]
+from qwen35mm.server.tokens import TokenRoutes
 
 
 def create_app(
@@ -109,11 +85,12 @@ def create_app(
     api = Api(backend, keys or Keys([]), sources, FairQueue(num_places, max_waiting), names)
     responses = ResponsesRoutes(api, backend, sources, kept or KeptResponses.in_memory())
     texts = TextRoutes(api, backend)
+    tokens = TokenRoutes(api, backend, sources)
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(ApiError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
     wrapped = functools.partial(answering, strict_fields=strict_fields)
-    add_routes(app, [*api.routes(), *responses.routes(), *texts.routes()], wrapped)
+    add_routes(app, [*api.routes(), *responses.routes(), *texts.routes(), *tokens.routes()], wrapped)
     for path, handler in ((DOCUMENT, api.document), (DOCS, show_docs), (f"{DOCS}/{{name}}", docs_file)):
         app.add_api_route(path, answering(handler), include_in_schema=False)
     return app
@@ -139,8 +116,6 @@ class Api(Service):
             Route("/v1/models", "GET", self.models),
             Route("/v1/models/{name:path}", "GET", self.model),
             Route("/version", "GET", self.version),
-            Route("/tokenize", "POST", self.tokenize, TokenizeRequest),
-            Route("/detokenize", "POST", self.detokenize, DetokenizeRequest),
             Route("/health", "GET", self.health),
             Route("/ready", "GET", self.ready),
             Route("/metrics", "GET", self.metrics),
@@ -206,35 +181,6 @@ class Api(Service):
         """The program's version."""
         self.caller(request)
         return JSONResponse({"version": __version__})
-
-    async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text; control tokens count as plain text."""
-        self.caller(request)
-        body = await read_body(request, TokenizeRequest)
-        self.check_model(body.model)
-        try:
-            content = await PROMPTS.run(self._tokens, body.prompt)
-        except ValueError as error:
-            raise ApiError(400, str(error), "prompt") from None
-        return Response(content, media_type="application/json")
-
-    def _tokens(self, text: str) -> str:
-        """The body of `tokenize`'s answer, written in chunks: one call for millions of numbers would block others."""
-        tokens = self._backend.loaded.tokenizer.encode_plain(text)
-        pieces = (tokens[at : at + _NUMBERS_AT_ONCE] for at in range(0, len(tokens), _NUMBERS_AT_ONCE))
-        listed = ",".join(",".join(map(str, piece)) for piece in pieces)
-        rest = f'"count":{len(tokens)},"max_model_len":{self._backend.context_length}'
-        return f'{{"tokens":[{listed}],{rest}}}'
-
-    async def detokenize(self, request: Request) -> Response:
-        """The text of tokens."""
-        self.caller(request)
-        body = await read_body(request, DetokenizeRequest)
-        self.check_model(body.model)
-        tokenizer = self._backend.loaded.tokenizer
-        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < tokenizer.vocab_size:
-            raise ApiError(400, f"tokens must be ids from 0 to {tokenizer.vocab_size - 1:,}.", "tokens")
-        return JSONResponse({"prompt": await PROMPTS.run(tokenizer.decode, body.tokens, skip_special=False)})
 
     async def health(self, _: Request) -> Response:
         """Whether the program runs."""

@@ -22,20 +22,39 @@ M = TypeVar("M", bound=BaseModel)
 async def read_body(
     request: Request, model: type[M], prepare: Callable[[dict[str, Any], Notes], dict[str, Any]] | None = None
 ) -> M:
-    """Reads and validates the body of a request. Unknown fields are noted.
+    """Reads and validates the body of a request. Arguments and errors as `read_object` and `validated`."""
+    return validated(await read_object(request), model, notes_of(request), prepare)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object that a request's body holds.
+
+    Raises:
+        HttpError: as `read_bytes`.
+        ApiError: it isn't a JSON object.
+    """
+    body = await read_bytes(request)
+    try:
+        return await _object(body, notes_of(request))
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def validated(
+    values: dict[str, Any],
+    model: type[M],
+    notes: Notes,
+    prepare: Callable[[dict[str, Any], Notes], dict[str, Any]] | None = None,
+) -> M:
+    """Validates a body. Unknown fields are noted.
 
     Args:
         prepare: translates a body before it is validated.
 
     Raises:
-        HttpError: as `read_bytes`.
-        ApiError: it isn't a JSON object, or a field of it can't be used.
+        ApiError: a field can't be used.
     """
-    body = await read_bytes(request)
-    notes = notes_of(request)
     try:
-        values = await _object(body, notes)
-        del body
         read = model.model_validate(values if prepare is None else prepare(values, notes))
     except ValidationError as error:
         raise invalid(error) from None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from qwen35mm.contract import Backend, GenerationRequest
+import numpy as np
+
+from qwen35mm.contract import Backend, GenerationRequest, Message
 from qwen35mm.engine import constrained_calls
 from qwen35mm.engine.grammar import GRAMMAR_REFUSAL, REFUSAL
 from qwen35mm.errors import RequestError
@@ -23,6 +26,8 @@ class ServedBackend(Backend, Protocol):
 
     @property
     def loaded(self) -> LoadedModel: ...
+
+    def prompt_ids(self, messages: Sequence[Message], **options: Any) -> np.ndarray: ...
 
 
 async def check_constraints(request: GenerationRequest, caller: Caller, backend: ServedBackend, notes: Notes) -> None:
@@ -69,7 +74,14 @@ def conversation_of(caller: Caller, key: str | None) -> str | None:
 
 
 async def num_tokens(request: GenerationRequest, backend: ServedBackend) -> int:
-    """The number of prompt tokens of a request.
+    """The number of prompt tokens of a request. Errors as `prompt_ids`."""
+    return len(await prompt_ids(request, backend))
+
+
+async def prompt_ids(
+    request: GenerationRequest, backend: ServedBackend, *, add_generation_prompt: bool = True
+) -> np.ndarray:
+    """The prompt's token ids, int64 `[T]`.
 
     Raises:
         PromptError, MediaError: the request can't become a prompt.
@@ -77,10 +89,12 @@ async def num_tokens(request: GenerationRequest, backend: ServedBackend) -> int:
     # As the backend decides it.
     never_thinks = request.params is not None and request.params.thinking_budget == 0
     thinking = False if never_thinks and backend.loaded.template.switches_thinking else request.enable_thinking
-    count = functools.partial(
-        backend.count_tokens,
+    made = functools.partial(
+        backend.prompt_ids,
         enable_thinking=thinking,
         template_options=request.template_options,
         tools=request.shown_tools or None,
+        add_generation_prompt=add_generation_prompt,
+        continue_reply=request.continue_reply,
     )
-    return await PROMPTS.run(count, request.messages)
+    return await PROMPTS.run(made, request.messages)

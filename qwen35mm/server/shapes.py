@@ -287,6 +287,7 @@ class Tokens(TypedDict):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None
 
 
 class Prompt(TypedDict):
@@ -316,6 +317,7 @@ REPLIES: dict[str, Any] = {
     "/version": Version,
     "/tokenize": Tokens,
     "/detokenize": Prompt,
+    "/apply-template": Prompt,
     "/health": Health,
     "/ready": Health,
 }

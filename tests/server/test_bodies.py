@@ -35,6 +35,7 @@ WHOLE: list[tuple[str, dict[str, Any]]] = [
     (f"{MESSAGES}/count_tokens", {"model": "default", "messages": BLOCKS[:1], "thinking": {"type": "disabled"}}),
     ("/tokenize", {"prompt": "Two circles.", "model": "default"}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
+    ("/apply-template", SAID),
 ]
 # In place of a value: what no field takes, and what some might.
 STRANGE = (

@@ -167,10 +167,32 @@ async def test_callers_take_turns() -> None:
     await asyncio.gather(*waiting)
 
 
+def test_a_conversation_becomes_its_prompt(client: openai.OpenAI, address: str) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool]}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=body["messages"],
+        tools=body["tools"],
+        max_tokens=1,
+        extra_body={"return_token_ids": True, "chat_template_kwargs": body["chat_template_kwargs"]},
+    ).model_dump()
+    found = HTTP.post(f"{address}/tokenize", json={**body, "return_token_strs": True}).json()
+    assert found["tokens"] == answer["prompt_token_ids"]
+    assert "".join(found["token_strs"]) == HTTP.post(f"{address}/apply-template", json=body).json()["prompt"]
+    prompt = HTTP.post(f"{address}/apply-template", json={**body, "add_generation_prompt": False}).json()["prompt"]
+    assert prompt.endswith("Hello<|im_end|>\n")
+    begun = [*body["messages"], {"role": "assistant", "content": "Well"}]
+    body |= {"messages": begun, "continue_final_message": True}
+    assert HTTP.post(f"{address}/apply-template", json=body).json()["prompt"].endswith("Well")
+
+
 def test_tokens_and_back(client: openai.OpenAI, address: str) -> None:
     text = "Two circles, <|im_end|> and ü."
     found = HTTP.post(f"{address}/tokenize", json={"prompt": text}).json()
     assert found["count"] == len(found["tokens"])
+    assert HTTP.post(f"{address}/tokenize", json={"content": text}).json() == found
     assert HTTP.post(f"{address}/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
     for path, body, param in (
         ("tokenize", {"prompt": 3}, "prompt"),

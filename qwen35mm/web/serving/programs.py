@@ -17,7 +17,10 @@ from qwen35mm.pools import REQUESTS
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Keys
 
-_NAMES = ("tokenize", "detokenize", "health", "ready", "metrics", "openapi.json", "docs", "docs/{path:path}")
+_NAMES = (
+    *("tokenize", "detokenize", "apply-template", "version", "health", "ready", "metrics"),
+    *("openapi.json", "docs", "docs/{path:path}"),
+)
 _PATHS = ("/v1/{path:path}", *(f"/{name}" for name in _NAMES))
 
 

@@ -76,7 +76,8 @@ OPEN = {"/", "/icon.svg", "/favicon.ico", "/docs", "/docs/{path:path}", "/health
 OPEN |= {f"/qwen35mm/{name}" for name in ("preview", "web", "samples", "poster/{number}", "session")}
 OF_THE_PAGE = {"api/{name}", "watch", "upload", "pages", "recode", "import", "export"}
 OF_THE_PAGE |= {f"{name}/{{digest}}" for name in ("media", "picture", "frame", "thumbnail")}
-OF_PROGRAMS = {"/v1/{path:path}", "/tokenize", "/detokenize", "/ready", "/metrics", "/openapi.json", "/config"}
+OF_PROGRAMS = {"/v1/{path:path}", "/tokenize", "/detokenize", "/apply-template", "/version", "/ready", "/metrics"}
+OF_PROGRAMS |= {"/openapi.json", "/config"}
 OF_PROGRAMS |= {
     f"/gradio_api/{name}" for name in ("info", "call/chat", "call/chat/{event}", "queue/join", "queue/data")
 }

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.backends.scripting.chat import Chat
+    from qwen35mm.backends.scripting.functions import ToolResult
     from qwen35mm.backends.scripting.replies import ReplyStream
+    from qwen35mm.backends.scripting.rounds import FunctionStream
     from qwen35mm.backends.scripting.texts import Score
     from qwen35mm.cache import CacheSettings
     from qwen35mm.contract import (
@@ -70,6 +72,7 @@ _HOMES = {
     "EngineSettings": "qwen35mm.engine",
     "Event": "qwen35mm.contract",
     "Finished": "qwen35mm.contract",
+    "FunctionStream": "qwen35mm.backends.scripting.rounds",
     "GenerationRequest": "qwen35mm.contract",
     "Image": "qwen35mm.contract",
     "LoadedModel": "qwen35mm.model",
@@ -97,6 +100,7 @@ _HOMES = {
     "TextDelta": "qwen35mm.contract",
     "TokenLogprob": "qwen35mm.contract",
     "ToolCall": "qwen35mm.contract",
+    "ToolResult": "qwen35mm.backends.scripting.functions",
     "Video": "qwen35mm.contract",
     "VideoClip": "qwen35mm_preprocess",
     "load": "qwen35mm.model",
@@ -115,6 +119,7 @@ __all__ = [
     "EngineSettings",
     "Event",
     "Finished",
+    "FunctionStream",
     "GenerationRequest",
     "Image",
     "LoadedModel",
@@ -142,6 +147,7 @@ __all__ = [
     "TextDelta",
     "TokenLogprob",
     "ToolCall",
+    "ToolResult",
     "Video",
     "VideoClip",
     "__version__",

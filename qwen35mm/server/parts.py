@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import left_out
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaProcessor, VideoClip
+from qwen35mm_preprocess.frames import clip_of_jpegs
 from qwen35mm_preprocess.media import from_base64, is_data_uri, open_stream, read_format
 
 # An image's token limit for OpenAI's detail "low"; "high", "auto" and "original" use the server's limit.
@@ -21,7 +22,7 @@ LOW_DETAIL_TOKENS = 256
 _DETAILS = ("low", "high", "auto", "original")
 # How media are read, by the names of vLLM and of Qwen's own processors; for all media of a request, or for one part.
 _KWARGS = ("fps", "num_frames", "max_frames", "max_pixels", "video_start", "video_end")
-_QWEN_NAMES = {"nframes": "num_frames"}
+_QWEN_NAMES = {"nframes": "num_frames", "sample_fps": "fps"}
 # Types of parts. Servers and client libraries have different names for the same.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary_text")
@@ -198,7 +199,21 @@ class Parts:
             value = value.get("url") or value.get("data")
         self._notes.ignore_rest(part, (*_VIDEOS, *_SAID_WITH_MEDIA), place)
         budget, clip = self._budget_of(part, place)
-        return Video(await self._medium(value, f"{place}.{name}", "video"), clip=clip, budget=budget)
+        frames = _frames(value)
+        source = (
+            await self._medium(value, f"{place}.{name}", "video")
+            if frames is None
+            else await REQUESTS.run(self._clip, frames, None if budget is None else budget.fps, f"{place}.{name}")
+        )
+        return Video(source, clip=clip, budget=budget)
+
+    def _clip(self, frames: Sequence[str], fps: float | None, place: str) -> bytes:
+        """A clip of a video's frames, JPEGs in base64."""
+        try:
+            most = self._media.limits.max_bytes("image")
+            return clip_of_jpegs([from_base64(frame, most) for frame in frames], fps=fps)
+        except MediaError as error:
+            raise UnreadableError(400, f"{place}: {error}", place, kind="video") from None
 
     async def _file(self, part: dict[str, Any], place: str) -> Text | Image | Video:
         """A file with its data: a picture, a video or a text."""
@@ -314,6 +329,16 @@ class Parts:
             most = f"{MAX_FETCHED_BYTES / 2**20:,.0f} MiB"
             raise ApiError(413, f"{place}: the media at all addresses of this request are larger than {most}.", place)
         return data
+
+
+def _frames(value: Any) -> list[str] | None:
+    """The base64 texts of a video that comes as frames: a list, or vLLM's `data:video/jpeg`; None for a file."""
+    if isinstance(value, str) and value[:11].lower() == "data:video/" and value[11:16].lower() in ("jpeg;", "jpeg,"):
+        return value.partition(",")[2].split(",")
+    if not isinstance(value, list):
+        return None
+    addresses = [each.get("url") if isinstance(each, dict) else each for each in value]
+    return [each.partition(",")[2] if is_data_uri(each) else "" for each in addresses]
 
 
 def _file(address: str, root: Path | None, place: str, kind: str) -> Path:

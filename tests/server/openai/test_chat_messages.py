@@ -172,6 +172,40 @@ def test_parts_bring_their_own_budget(media: MediaProcessor) -> None:
     assert notes == "messages.0.content.0.mood isn't a known field; ignored"
 
 
+def jpeg(color: str) -> str:
+    stream = io.BytesIO()
+    PILImage.new("RGB", (64, 64), color).save(stream, "jpeg")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+FRAMES = [jpeg(color) for color in ("red", "green", "blue", "white")]
+URIS = [f"data:image/jpeg;base64,{frame}" for frame in FRAMES]
+
+
+@pytest.mark.parametrize(
+    ("part", "times"),
+    [
+        ({"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{','.join(FRAMES)}"}}, [0, 0.5, 1, 1.5]),
+        ({"type": "video", "video": URIS}, [0, 0.5, 1, 1.5]),
+        ({"type": "video", "video": URIS, "fps": 1}, [0, 1, 2, 3]),
+        ({"type": "video", "video": [{"url": uri} for uri in URIS], "sample_fps": 4}, [0, 0.25, 0.5, 0.75]),
+    ],
+)
+def test_videos_as_frames(part: dict[str, Any], times: list[float], media: MediaProcessor) -> None:
+    (message,), notes = read([{"role": "user", "content": [part]}], media)
+    (video,) = message.content
+    assert isinstance(video, Video)
+    plan = video.planner(media).plan(video.source, kind="video", clip=video.clip)
+    assert list(plan.frame_times_s or ()) == pytest.approx(times, abs=0.01)
+    assert notes == ""
+
+
+@pytest.mark.parametrize("frames", [[], ["data:image/png;base64,AAAA"], [*URIS, 5], ["https://a.example/b.jpg"]])
+def test_frames_that_are_none_are_refused(frames: list[Any], media: MediaProcessor) -> None:
+    with pytest.raises(ApiError, match=r"messages\.0\.content\.0\.video"):
+        read([{"role": "user", "content": [{"type": "video", "video": frames}]}], media)
+
+
 def test_texts_in_files_are_read(media: MediaProcessor) -> None:
     data = base64.b64encode("Grüße".encode()).decode()
     part = {"type": "file", "file": {"filename": "a.txt", "file_data": f"data:text/plain;base64,{data}"}}

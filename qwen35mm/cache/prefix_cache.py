@@ -79,9 +79,14 @@ class PrefixCache:
     def num_segments(self) -> int:
         return len(self._index)
 
+    def match(self, chain: Chain) -> int:
+        """How many of a chain's first segments can be reused: all have KV in memory, the last also its state."""
+        held = range(self._num_held(chain))
+        return max((index + 1 for index in held if chain.addresses[index] in self.states), default=0)
+
     def load(self, chain: Chain) -> Future[Loaded] | None:
         """Starts reading from disk what memory lacks of a chain; None if there is nothing to read."""
-        num_segments = self._match(chain)
+        num_segments = self.match(chain)
         if self._disk is None or num_segments == len(chain):
             return None
         has_kv = [self._index.get(chain, index) is not None for index in range(len(chain))]
@@ -99,7 +104,7 @@ class PrefixCache:
             OutOfBlocksError: no room for the KV; nothing has changed.
         """
         loaded = loaded or Loaded()
-        num_segments = self._match(chain)
+        num_segments = self.match(chain)
         state = self.states.get(chain.addresses[num_segments - 1]) if num_segments else None
         if loaded.num_segments > num_segments:
             # Memory may have evicted entries since the disk was asked.
@@ -212,11 +217,6 @@ class PrefixCache:
     def _num_held(self, chain: Chain) -> int:
         """How many of a chain's first segments have KV in memory."""
         return next((index for index in range(len(chain)) if self._index.get(chain, index) is None), len(chain))
-
-    def _match(self, chain: Chain) -> int:
-        """How many of a chain's first segments can be reused: all have KV in memory, the last also its state."""
-        held = range(self._num_held(chain))
-        return max((index + 1 for index in held if chain.addresses[index] in self.states), default=0)
 
     def _miss_reason(self, chain: Chain, num_segments: int, loaded: Loaded) -> MissReason | None:
         """Why a chain's segment `num_segments` wasn't found; None if there is no such segment."""

@@ -9,7 +9,7 @@ its memory, and decoded tokens never enter the cache. Elsewhere the host reads a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,13 +136,16 @@ class Decoder:
         wanted = sum(map(pool.blocks_for, nums_tokens)) + len(self.running) + len(nums_tokens)
         return wanted <= pool.allocator.num_blocks - len(held)
 
-    def make_room(self) -> bool:
+    def make_room(self, give_way: Callable[[], bool]) -> bool:
         """Makes room for one more token of every reply; preempts the youngest ones to host memory if needed.
 
         A reply at the end of the context needs no more room: its last token is already being computed.
 
+        Args:
+            give_way: ends less urgent work that holds blocks; False if there is none.
+
         Returns:
-            Whether there is room. False if a single reply finds none: then a commit or a prompt must give way.
+            Whether there is room. False if a single reply finds none: then a prompt must give way.
         """
         for reply in list(self.running):
             while reply in self.running and reply.cache.length < self._context_length:
@@ -150,7 +153,7 @@ class Decoder:
                     reply.cache.prepare(1)
                     break
                 except OutOfBlocksError:
-                    if reply.prefill.unpin():
+                    if give_way() or reply.prefill.unpin():
                         continue
                     if len(self.running) == 1:
                         return False

@@ -1,8 +1,9 @@
 """The engine: requests in, events out, one bounded unit of work per `step()`.
 
 It is synchronous, starts no threads and does no input or output: a reader and a writer do that. A step runs at most one
-unit of one prompt's work (some vision layers, or one chunk of prefill), then decodes one token of every running reply.
-While a prompt waits for a file, the engine begins the next one. Idle steps compute history commits.
+unit of one prompt's work (some vision layers, or a chunk of prefill, on a CPU one layer of it), then decodes one token
+of every running reply if that is due. `Shares` chooses the prompt and `Pace` the replies' share. Idle steps compute
+history commits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from qwen35mm.engine.reply import Reply, ReplyFactory, StepResult
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput, engine_error
 from qwen35mm.engine.runtime import InlineExecutor, Runtime
 from qwen35mm.engine.sampler import ids_never_sampled
-from qwen35mm.engine.settings import EngineSettings
+from qwen35mm.engine.schedule import Pace, Shares
+from qwen35mm.engine.settings import EngineSettings, pauses_in_chunks
 from qwen35mm.errors import (
     EngineError,
     QueueFullError,
@@ -78,8 +80,10 @@ class Engine:
         self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Reply] = {}
-        # In order of admission. A step runs the first that isn't waiting for a file; if all wait, it admits another.
+        # In order of admission.
         self._prefilling: list[Reply] = []
+        self._shares = Shares()
+        self._pace = Pace() if pauses_in_chunks(loaded.model.device) else None
         invariant = self.settings.batch_invariant
         self._decoder = Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
         self._commits = Commits(self.runtime)
@@ -165,13 +169,13 @@ class Engine:
         """
         outputs = self._schedule()
         nobody_decodes = not self._decoder.can_step
-        ready = next((reply for reply in self._prefilling if not reply.prefill.blocked), None)
-        if ready is not None:
-            outputs += self._run_prefill(ready)
-        if nobody_decodes and self._decoder.can_step and not self._waiting:
+        prefilled, did_work = self._run_prompts()
+        outputs += prefilled
+        if nobody_decodes and self._decoder.can_step and not (self._waiting or self._prefilling):
             return outputs  # return a new reply's first token before computing its second
         if self._decoder.can_step:
-            outputs += self._run_decode()
+            if not did_work or self._pace is None or self._pace.decodes:
+                outputs += self._run_decode()
         elif not (self.has_requests or outputs):
             self._run_idle()
         return outputs
@@ -201,14 +205,12 @@ class Engine:
         self.runtime.vision.check_integrity()
 
     def _schedule(self) -> list[StepOutput]:
-        """Ends late requests, resumes preempted replies, and admits a request if all prompts wait for files."""
+        """Ends late requests, resumes preempted replies, and admits requests."""
         outputs = self._end_late()
         self._decoder.resume()
         if not self._prefilling:
             self.runtime.vision.offload()
-        if all(reply.prefill.blocked for reply in self._prefilling):
-            outputs += self._admit()
-        return outputs
+        return outputs + self._admit()
 
     def _end_late(self) -> list[StepOutput]:
         now = self._clock()
@@ -232,30 +234,67 @@ class Engine:
         return request
 
     def _admit(self) -> list[StepOutput]:
-        """Takes the next request from the queue, if there is room."""
-        request = self._next_request()
-        if request is None:
-            return []
-        del self._waiting[request.id]
-        try:
-            reply = self._factory.make(request, Prefill(self.runtime, request, reading=request.reading))
-        except Exception as error:
-            return [StepOutput(request.id, self.explained(error, request.id))]
-        self._running[request.id] = reply
-        self._prefilling.append(reply)
+        """Takes requests from the queue while there is room."""
+        outputs, num_waiting = [], len(self._waiting)
+        while (request := self._next_request()) is not None:
+            del self._waiting[request.id]
+            try:
+                reply = self._factory.make(request, Prefill(self.runtime, request, reading=request.reading))
+            except Exception as error:
+                outputs.append(StepOutput(request.id, self.explained(error, request.id)))
+                continue
+            self._running[request.id] = reply
+            self._prefilling.append(reply)
         total = len(self._waiting)
-        return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
+        if total == num_waiting:
+            return outputs
+        waiting = enumerate(self._waiting, start=1)
+        return outputs + [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in waiting]
+
+    def _run_prompts(self) -> tuple[list[StepOutput], bool]:
+        """One unit of the first prompt in turn that has room for it: its events, and whether there was one."""
+        ready = self._ready()
+        before_s, stuck = self._clock(), []
+        for reply in self._shares.order(self._prefilling, ready):
+            spent = reply.prefill.spent
+            try:
+                outputs = self._run_prefill(reply)
+            except OutOfBlocksError as error:
+                if self._commits.give_way():
+                    return [], False
+                stuck.append((reply, error))
+                continue
+            self._shares.count(reply, reply.prefill.spent - spent, ready)
+            if self._pace is not None:
+                self._pace.prefilled(self._clock() - before_s, ends_chunk=bool(outputs))
+            return outputs, True
+        return (self._wait_for_room(*stuck[0]) if stuck else []), False
+
+    def _ready(self) -> list[Reply]:
+        """The prompts that could do some work now: without a file, the vision tower, or another prompt's segments."""
+        in_tower = next((reply for reply in self._prefilling if reply.prefill.in_tower), None)
+        return [
+            reply
+            for reply in self._prefilling
+            if not reply.prefill.blocked
+            and not (reply.prefill.needs_tower and in_tower not in (None, reply))
+            and not any(reply.prefill.waits_for(other.prefill) for other in self._prefilling if other is not reply)
+        ]
 
     def _run_prefill(self, reply: Reply) -> list[StepOutput]:
-        """Does one unit of a prompt's work; begins its reply after the last one."""
+        """Does one unit of a prompt's work; begins its reply after the last one.
+
+        Raises:
+            OutOfBlocksError: no room now.
+        """
         try:
             outputs = [StepOutput(reply.request.id, progress) for progress in reply.prefill.step()]
             if reply.prefill.done:
                 self._prefilling.remove(reply)
                 reply.request = reply.request.without_pixels()
                 outputs += self._end_prefill(reply)
-        except OutOfBlocksError as error:
-            return self._wait_for_room(reply, error)
+        except OutOfBlocksError:
+            raise  # another prompt may have room
         except torch.OutOfMemoryError as error:
             if reply.prefill.done or not self.runtime.relieve():
                 return self._fail(error, reply)
@@ -266,11 +305,12 @@ class Engine:
         return outputs
 
     def _wait_for_room(self, reply: Reply, error: OutOfBlocksError) -> list[StepOutput]:
-        """A prompt finds no blocks: ends a commit, waits for replies, unpins its segments, or requeues a prompt."""
-        if self._commits.give_way() or self._decoder.running or reply.prefill.unpin():
+        """No prompt finds blocks: waits for replies, unpins its segments, or requeues a prompt."""
+        if self._decoder.running or reply.prefill.unpin():
             return []
-        if self._decoder.preempted or len(self._prefilling) > 1:
-            self._requeue(reply if self._decoder.preempted else self._prefilling[-1])
+        rivals = [each for each in self._prefilling if each is reply or each.prefill.start is not None]
+        if self._decoder.preempted or len(rivals) > 1:
+            self._requeue(reply if self._decoder.preempted else rivals[-1])
             return []
         return self._fail(error, reply)
 
@@ -290,12 +330,15 @@ class Engine:
 
     def _run_decode(self) -> list[StepOutput]:
         """One token of every running reply."""
-        if not self._decoder.make_room():
+        if not self._decoder.make_room(self._commits.give_way):
             return self._give_way_to(self._decoder.running[0])
+        before_s = self._clock()
         try:
             results = self._decoder.step()
         except Exception as error:
             return self._fail(error, *self._decoder.running)
+        if self._pace is not None:
+            self._pace.decoded(self._clock() - before_s)
         return [output for result in results for output in self._postprocess(result)]
 
     def _run_idle(self) -> None:
@@ -331,11 +374,10 @@ class Engine:
         return outputs
 
     def _give_way_to(self, reply: Reply) -> list[StepOutput]:
-        """The only running reply finds no free block: ends a commit or requeues a prompt that holds some."""
-        if self._commits.give_way():
-            return []
-        if self._prefilling:
-            self._requeue(self._prefilling[-1])
+        """The only running reply finds no free block: requeues a prompt that holds some."""
+        begun = [each for each in self._prefilling if each.prefill.start is not None]
+        if begun:
+            self._requeue(begun[-1])
             return []
         logger.error("a single reply of %s does not fit; the memory plan is wrong", reply.request.id)
         return self._fail(EngineError(say("The cache is full. Start a new chat, or use a larger cache.")), reply)

@@ -21,13 +21,22 @@ from qwen35mm.engine.batches import prefill_batch, upload
 from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.engine.settings import chunk_tokens_at
+from qwen35mm.engine.schedule import work
+from qwen35mm.engine.settings import chunk_tokens_at, pauses_in_chunks
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnits, encode, needed_units, place
+from qwen35mm.model import Batch
 from qwen35mm_preprocess import PreparedMedia
 
 T = TypeVar("T")
-# What work yields: its progress, an error if there is no room (then tried again), or None while it waits for a file.
-Work = Generator[Progress | OutOfBlocksError | None, None, T]
+
+
+class Pause:
+    """A step's end between two layers of a chunk, or before the vision tower."""
+
+
+# What work yields: its progress, a pause, an error if there is no room (then tried again), or None while it waits for
+# a file.
+Work = Generator[Progress | Pause | OutOfBlocksError | None, None, T]
 
 
 class Prefill:
@@ -42,6 +51,8 @@ class Prefill:
     Attributes:
         start: what the cache gave; None until it has answered.
         last_hidden: [1, hidden], the last token's hidden state, once `done`; None without the tail.
+        in_tower: whether a unit is in the vision tower, whose memory is planned for one.
+        spent: the work done so far; see `schedule.work`.
     """
 
     def __init__(
@@ -63,6 +74,12 @@ class Prefill:
         self._created_s = time.monotonic()
         self._num_cached_units = self._num_encoded_units = 0
         self._reading: Future[Any] | None = None
+        self.in_tower = False
+        self.spent = 0.0
+        # The work in all, and its part in the vision tower: known once the cache has answered.
+        self._total, self._num_patches = 0.0, 0
+        # The segment that is computed now, and how many of the first ones enter the cache.
+        self._segment_index = self._num_published = 0
         self._work = self._run()
 
     @property
@@ -76,8 +93,40 @@ class Prefill:
         assert self.start is not None, "the prefill hasn't begun"
         return self.start.sequence
 
+    @property
+    def needs_tower(self) -> bool:
+        """Whether it has units to encode."""
+        return self._num_patches > 0
+
+    @property
+    def left(self) -> float:
+        """The work until the last token. Before the cache has answered, what is in memory counts as cached."""
+        if self.start is not None:
+            return max(self._total - self.spent, 0.0)
+        return self._work_after(self._chain.stop(self._num_matched()))
+
+    def waits_for(self, other: Prefill) -> bool:
+        """Whether this prompt hasn't begun and would first compute a segment that `other` is about to cache."""
+        if self.start is not None or other.start is None or other.blocked:
+            return False
+        index = self._num_matched()
+        is_to_come = other._segment_index <= index < min(other._num_published, len(self._chain))
+        return is_to_come and other._chain.addresses[index] == self._chain.addresses[index]
+
+    def _num_matched(self) -> int:
+        return self._runtime.prefixes.match(self._usable) if self._runtime.reuse else 0
+
+    def _work_after(self, num_cached: int) -> float:
+        """The work after the cached tokens, if no embeddings are cached."""
+        spans = [span for span in self._prompt.spans if num_cached <= span.start < self._stop]
+        per_token = self._runtime.model.config.spatial_merge_size**2 if spans else 0
+        patches = sum(span.stop - span.start for span in spans) * per_token
+        return work(num_cached, self._stop) + patches
+
     def step(self) -> list[Progress]:
-        """Does a bounded unit of work: some vision layers, or one chunk. Returns [] while it waits for a file.
+        """Does a bounded unit of work: some vision layers, a chunk, or on a CPU one layer of it.
+
+        Returns [] between the layers of a chunk, and while it waits for a file.
 
         Raises:
             OutOfBlocksError: no room now; the step can be tried again.
@@ -91,6 +140,8 @@ class Prefill:
                     raise found
                 finally:
                     del found  # else the error and its traceback form a cycle that keeps us in memory
+            if isinstance(found, Pause):
+                break
             if found is not None:
                 told.append(found)
                 if found.phase != "read":
@@ -149,6 +200,13 @@ class Prefill:
         features = yield from self._find_features(list(units.values()))
         missing = [unit for unit in units.values() if unit.address not in features]
         self._num_cached_units, self._num_encoded_units = len(units) - len(missing), len(missing)
+        self._num_patches = sum(unit.grid_thw.num_patches for unit in missing)
+        self._total = work(first, self._stop) + self._num_patches
+        self._segment_index = start.num_segments
+        if self._keeps:
+            self._num_published = num_seen if keeps_shared else len(self._chain)
+        if missing:
+            yield Pause()  # another prompt's unit may be in the tower
         features |= yield from self._encode(missing, self._worth_keeping(units))
         yield from self._run_chunks(start, units, features, num_seen)
         self.done = True
@@ -170,11 +228,14 @@ class Prefill:
             except OutOfBlocksError as error:
                 yield error
 
+    @functools.cached_property
+    def _usable(self) -> Chain:
+        """The segments that needn't be computed even if they are cached."""
+        return self._chain if self._reader is None else self._chain.up_to(self._reader.first_row)
+
     def _begin(self) -> Work[Start]:
         """Looks up the longest cached prefix, in memory first, and begins a sequence with it."""
-        runtime, chain = self._runtime, self._chain
-        if self._reader is not None:
-            chain = chain.up_to(self._reader.first_row)
+        runtime, chain = self._runtime, self._usable
         if not runtime.reuse:
             return Start(runtime.pools.new_sequence(), 0)
         loading = runtime.prefixes.load(chain)
@@ -216,11 +277,14 @@ class Prefill:
             tower = runtime.model.tower
             if medium is None:
                 medium = yield from self._read(unit.media_index, indices)
-            encoding = encode(tower, unit, medium)
+            encoding, num_run, self.in_tower = encode(tower, unit, medium), 0, True
             if unit.media_index not in [following.media_index for following in units[index + 1 : index + 2]]:
                 medium = None  # keep one medium's pixels at a time
             for num_layers, features in encoding:
+                self.spent += unit.grid_thw.num_patches * (num_layers - num_run) / tower.config.depth
+                num_run = num_layers
                 if features is not None:
+                    self.in_tower, self._num_patches = False, self._num_patches - unit.grid_thw.num_patches
                     found[unit.address] = features
                     if unit.address in worth_keeping:
                         runtime.vision.keep(unit.address, features, is_new=self._on_disk)
@@ -259,12 +323,14 @@ class Prefill:
             place(prompt, units, features, embeds, begin)
             for address in [each for each in features if used_until[each] <= stop]:
                 del features[address]
-            hidden = model(prefill_batch(cache, embeds, positions[:, begin:stop]))
+            hidden = yield from self._run_layers(prefill_batch(cache, embeds, positions[:, begin:stop]), begin, stop)
             cache.advance(stop - begin)
             if segment_index is not None:
                 self._runtime.pools.states.round_to_kept(cache.slot)
-            if segment_index is not None and self._keeps:
-                self._publish(start, segment_index, num_seen)
+            if segment_index is not None:
+                if self._keeps:
+                    self._publish(start, segment_index, num_seen)
+                self._segment_index = segment_index + 1
             for _ in () if self._reader is None else self._reader.take(hidden, begin):
                 yield Progress("prefill", stop, num_tokens)
             if stop == num_tokens:
@@ -273,6 +339,18 @@ class Prefill:
             self.done = stop == self._stop
             del embeds, hidden
             yield Progress("prefill", stop, num_tokens)
+
+    def _run_layers(self, batch: Batch, begin: int, stop: int) -> Work[torch.Tensor]:
+        """Runs one chunk; the device decides whether steps end between its layers."""
+        model = self._runtime.model
+        pauses, per_layer = pauses_in_chunks(model.device), work(begin, stop) / len(model.layers)
+        for hidden in model.by_layers(batch):
+            self.spent += per_layer
+            if hidden is not None:
+                return hidden
+            if pauses:
+                yield Pause()
+        raise AssertionError("a model without an end")
 
     def _chunks(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:
         """The chunks after the first segments: (start, stop, the index of the segment that ends there or None)."""

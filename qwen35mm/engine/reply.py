@@ -49,6 +49,7 @@ class Reply:
     Attributes:
         seed: for its draws.
         last_token_id: the newest token; not in the cache yet.
+        ahead: see `schedule.Prompt`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Reply:
         self.seed = seed
         self.output = output
         self.last_token_id: int | None = None
+        self.ahead = 0.0
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._preempted: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
@@ -77,6 +79,16 @@ class Reply:
     def cache(self) -> SequenceCache:
         """The sequence; freed while the reply is preempted."""
         return self.prefill.cache if self._resumed is None else self._resumed
+
+    @property
+    def tenant(self) -> bytes:
+        """Who has sent the prompt, for `Shares`."""
+        return self.request.salt
+
+    @property
+    def left(self) -> float:
+        """The prompt's remaining work, for `Shares`."""
+        return self.prefill.left
 
     @property
     def _told_seed(self) -> int | None:

@@ -25,9 +25,9 @@ class EngineSettings:
 
     Attributes:
         context_length: most tokens of a prompt and its reply; None takes the checkpoint's limit, at most 32,768.
-        chunk_tokens: most prompt tokens of one step; None takes 512 on a CPU and 2,048 on a GPU. It decides bits, so
-            another value needs another cache. A CPU takes half of it after 32,768 tokens, a quarter after 65,536, and
-            so on (see `chunk_tokens_at`).
+        chunk_tokens: most prompt tokens of one pass through the model; None takes 512 on a CPU and 2,048 on a GPU. It
+            decides bits, so another value needs another cache. A CPU takes half of it after 32,768 tokens, a quarter
+            after 65,536, and so on (see `chunk_tokens_at`).
         slots: concurrent requests.
         max_waiting: most requests in the queue; further ones are refused.
         batch_invariant: whether a reply has the same bits whatever else is in its batch. It costs a GPU little (every
@@ -92,8 +92,13 @@ class EngineSettings:
         return self.chunk_tokens or (GPU_CHUNK_TOKENS if device.type == "cuda" else CPU_CHUNK_TOKENS)
 
 
+def pauses_in_chunks(device: torch.device) -> bool:
+    """Whether steps end between a chunk's layers. A GPU's chunk is short, and its layers are bound by launches."""
+    return device.type == "cpu"
+
+
 def chunk_tokens_at(start: int, most: int, device: torch.device) -> int:
-    """Prompt tokens of one step in a segment that begins after `start` tokens; `most` at the prompt's start.
+    """Prompt tokens of one chunk in a segment that begins after `start` tokens; `most` at the prompt's start.
 
     It depends on the prompt alone: other chunks would give other bits.
     """

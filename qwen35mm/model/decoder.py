@@ -5,6 +5,8 @@ Hidden states are flat, [num_tokens, hidden], without padding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -146,17 +148,29 @@ class Qwen35Model(nn.Module):
         Returns:
             [N, hidden], after the final norm; unused rows hold arbitrary values.
         """
+        *_, hidden = self.by_layers(batch)
+        assert hidden is not None
+        return hidden
+
+    def by_layers(self, batch: Batch) -> Iterator[torch.Tensor | None]:
+        """`forward` in parts, for callers in inference mode. Other batches may run between two parts.
+
+        Yields:
+            None between two layers, and the hidden states in the end.
+        """
         assert batch.positions.shape == (3, len(batch.embeds))
         rope = self.rope(batch.positions)
         x, delta = batch.embeds, None
-        for device, layer in zip(self.layer_devices, self.layers, strict=True):
+        for index, (device, layer) in enumerate(zip(self.layer_devices, self.layers, strict=True)):
+            if index:
+                yield None
             if x.device != device:
                 x, rope, batch = x.to(device), (rope[0].to(device), rope[1].to(device)), batch.on(device)
                 delta = None if delta is None else delta.to(device)
             x, delta = layer(x, delta, rope, batch)
         assert delta is not None
         last = self.norm.weight.device
-        return self.norm.add(x.to(last), delta.to(last))
+        yield self.norm.add(x.to(last), delta.to(last))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -146,15 +146,15 @@ def test_a_prompt_that_finds_a_full_card_is_begun_again_without_the_kept_states(
     while engine.has_work:
         engine.step()
     assert set(where(states).values()) == {"cuda"}
-    forward, full = type(loaded.model).forward, [True]
+    by_layers, full = type(loaded.model).by_layers, [True]
 
-    def out_of_memory(self: Any, *args: Any) -> torch.Tensor:
+    def out_of_memory(self: Any, *args: Any) -> Any:
         if full:
             full.pop()
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(self, *args)
+        return by_layers(self, *args)
 
-    monkeypatch.setattr(type(loaded.model), "forward", out_of_memory)
+    monkeypatch.setattr(type(loaded.model), "by_layers", out_of_memory)
     request = chat.request([user(words("second", count=60))])
     (answer,) = serve(engine, request)
     assert not full

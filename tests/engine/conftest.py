@@ -22,14 +22,14 @@ def noise(seed: int) -> PILImage.Image:
     return picture(seed, (90, 120))
 
 
-def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], torch.Tensor]:
-    """A model's forward that fails in "prefill" or in "decode"."""
-    forward = Qwen35Model.forward
+def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], Iterator[torch.Tensor | None]]:
+    """A model's `by_layers` that fails in "prefill" or in "decode"."""
+    by_layers = Qwen35Model.by_layers
 
-    def fail(self: Qwen35Model, batch: Batch) -> torch.Tensor:
+    def fail(self: Qwen35Model, batch: Batch) -> Iterator[torch.Tensor | None]:
         if isinstance(batch.lengths, int) == (phase == "prefill"):
             raise error
-        return forward(self, batch)
+        return by_layers(self, batch)
 
     return fail
 

@@ -356,14 +356,15 @@ class PrefillCount:
 
 @contextmanager
 def counting_prefill() -> Iterator[PrefillCount]:
-    """Counts the tokens of every piece of a prompt that the model runs."""
+    """Counts the tokens of every piece of a prompt that the model has run."""
     count = PrefillCount()
-    forward, take = Qwen35Model.forward, Reply.take
+    by_layers, take = Qwen35Model.by_layers, Reply.take
 
-    def watched_forward(self: Qwen35Model, batch: Batch) -> torch.Tensor:
-        if isinstance(batch.lengths, int):
-            count.pieces.append(len(batch.embeds))
-        return forward(self, batch)
+    def watched_layers(self: Qwen35Model, batch: Batch) -> Iterator[torch.Tensor | None]:
+        for hidden in by_layers(self, batch):
+            if hidden is not None and isinstance(batch.lengths, int):
+                count.pieces.append(len(batch.embeds))
+            yield hidden
 
     def watched_take(self: Reply, *args: Any) -> Any:
         if count.until_first_token is None:
@@ -371,7 +372,7 @@ def counting_prefill() -> Iterator[PrefillCount]:
         return take(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Qwen35Model, "forward", watched_forward)
+        patch.setattr(Qwen35Model, "by_layers", watched_layers)
         patch.setattr(Reply, "take", watched_take)
         yield count
 

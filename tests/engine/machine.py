@@ -42,7 +42,7 @@ CONTEXT = 240
 SETTINGS = EngineSettings(context_length=CONTEXT, chunk_tokens=16, slots=3, max_waiting=4, batch_invariant=True)
 LONGEST_REPLY = 14
 # No request takes longer than this once everything else stands still.
-PATIENCE = 300
+PATIENCE = 600
 
 QUESTIONS = {
     "short": user(words("short", count=3)),
@@ -151,7 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
         histories=st.lists(HISTORIES, min_size=1, max_size=3),
         retain=st.sampled_from(["conversation", "conversation", "shared", "nothing"]),
         max_tokens=st.sampled_from([1, LONGEST_REPLY]),
-        patience=st.sampled_from([None, None, None, 3, 12]),
+        patience=st.sampled_from([None, None, None, 6, 24]),
     )
     def ask(self, histories: list[History], **options: Any) -> None:
         for history in histories:
@@ -200,7 +200,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.open[request.id] = (request, history)
         self.asked.append(history)
 
-    @rule(history=HISTORIES, chat_name=st.sampled_from([None, "one", "two"]), steps=st.sampled_from([0, 0, 3, 6, 9]))
+    @rule(history=HISTORIES, chat_name=st.sampled_from([None, "one", "two"]), steps=st.sampled_from([0, 0, 6, 12, 18]))
     def commit(self, history: History, chat_name: str | None, steps: int) -> None:
         self.engine.commit(replace(history_of(history), conversation=chat_name))
         self.asked.append(history)
@@ -216,13 +216,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     # What the engine does.
 
-    @rule(count=st.integers(1, 8), reads=st.integers(0, 3))
+    @rule(count=st.integers(1, 16), reads=st.integers(0, 3))
     def step(self, count: int, reads: int) -> None:
         self.background.work(reads)
         for _ in range(count):
             self.one_step()
 
-    @rule(count=st.integers(1, 3))
+    @rule(count=st.integers(1, 6))
     def step_and_read(self, count: int) -> None:
         for _ in range(count):
             self.background.work(len(self.background.waiting))

@@ -43,7 +43,7 @@ def counting(patch: pytest.MonkeyPatch) -> None:
     watch(Decoder, "_preempt", lambda *_: "swapped a reply out")
 
     def given_up(self: Engine, reply: Any) -> str | None:
-        return None if self._commits.begun or not self._prefilling else "began again"
+        return "began again" if any(each.prefill.start is not None for each in self._prefilling) else None
 
     watch(Engine, "_give_way_to", given_up)
     watch(Commits, "give_way", lambda self: "ended a commit for room" if self.begun else None)

@@ -75,7 +75,7 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
     while not engine._decoder.running:
         engine.step()
     calls: list[str] = []
-    for owner, name in ((Qwen35Model, "forward"), (StepGraph, "run")):
+    for owner, name in ((Qwen35Model, "by_layers"), (StepGraph, "run")):
         original = getattr(owner, name)
 
         def counted(self: Any, work: Batch | int, _original: Any = original) -> Any:

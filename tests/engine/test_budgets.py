@@ -41,8 +41,8 @@ def no_arithmetic(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model says nothing: what is counted here doesn't depend on what it would say."""
     vocabulary, (eos_id, *_) = loaded.config.text.vocab_size, sorted(loaded.eos_ids)
 
-    def forward(self: Qwen35Model, batch: Batch) -> torch.Tensor:
-        return batch.embeds
+    def by_layers(self: Qwen35Model, batch: Batch) -> Iterator[torch.Tensor]:
+        yield batch.embeds
 
     def logits(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
         scores = torch.zeros(hidden.shape[0], vocabulary)
@@ -55,7 +55,7 @@ def no_arithmetic(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def block(self: VisionBlock, x: torch.Tensor, *args: Any) -> torch.Tensor:
         return x
 
-    monkeypatch.setattr(Qwen35Model, "forward", forward)
+    monkeypatch.setattr(Qwen35Model, "by_layers", by_layers)
     monkeypatch.setattr(Qwen35Model, "logits", logits)
     monkeypatch.setattr(VisionTower, "embed", embed)
     monkeypatch.setattr(VisionBlock, "forward", block)

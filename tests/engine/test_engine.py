@@ -59,7 +59,7 @@ def test_a_request_runs_to_its_end(loaded: LoadedModel, make_request: MakeReques
 
 
 def test_requests_are_served_in_order_and_hear_their_place(loaded: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(loaded)
+    engine = Engine(loaded, EngineSettings(slots=1))
     requests = [make_request(Text(text)) for text in ("hello", "who are you", "what can you do")]
     outputs = run(engine, *requests)
     ends = [output.request_id for output in outputs if isinstance(output.event, Finished)]
@@ -315,7 +315,7 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     engine.add(first)
     engine.add(second)
     with monkeypatch.context() as patch:
-        patch.setattr(Qwen35Model, "forward", failing_in(phase, error))
+        patch.setattr(Qwen35Model, "by_layers", failing_in(phase, error))
         outputs: list[StepOutput] = []
         while not any(isinstance(output.event, EngineError) for output in outputs):
             outputs += engine.step()

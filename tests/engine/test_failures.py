@@ -67,7 +67,7 @@ def test_damaged_weights_are_named(weights: str, tmp_path: Path) -> None:
     engine = Engine(loaded)
     request = Chat(loaded).request([user("hello")])
     engine.add(request)
-    (event,) = [output.event for _ in range(4) for output in engine.step() if isinstance(output.event, Exception)]
+    (event,) = [output.event for _ in range(40) for output in engine.step() if isinstance(output.event, Exception)]
     assert isinstance(event, EngineError)
     assert str(event) == (
         f"The model computed values that are not finite. Weights of damaged are damaged: {stored.name}. "

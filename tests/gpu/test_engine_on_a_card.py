@@ -134,14 +134,14 @@ def test_the_engine_goes_on_after_memory_ran_out(on_card: LoadedModel, monkeypat
     engine = engine_of(on_card)
     chat = Chat(on_card)
     request = chat.request([user(words("long", count=50))], params=GREEDY)
-    forward = type(on_card.model).forward
+    by_layers = type(on_card.model).by_layers
 
-    def greedy_for_memory(*args: Any) -> torch.Tensor:
+    def greedy_for_memory(*args: Any) -> Any:
         torch.empty(1 << 45, dtype=torch.int8, device="cuda")
-        return forward(*args)
+        return by_layers(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(on_card.model), "forward", greedy_for_memory)
+        patch.setattr(type(on_card.model), "by_layers", greedy_for_memory)
         engine.add(request)
         outputs = [output for _ in range(20) for output in engine.step()]
     (error,) = [output.event for output in outputs if isinstance(output.event, EngineError)]

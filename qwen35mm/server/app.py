@@ -82,7 +82,9 @@ def create_app(
         openapi_url=None,
     )
     sources = sources or Sources()
-    api = Api(backend, keys or Keys([]), sources, FairQueue(num_places, max_waiting), names)
+    keys = keys or Keys([])
+    queue = FairQueue(num_places, max_waiting, several=len(keys) > 1)
+    api = Api(backend, keys, sources, queue, names)
     responses = ResponsesRoutes(api, backend, sources, kept or KeptResponses.in_memory())
     texts = TextRoutes(api, backend)
     tokens = TokenRoutes(api, backend, sources)

@@ -58,6 +58,9 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     def with_key(self, key: str) -> Keys:
         """These keys and one more."""
         more = Keys([key])

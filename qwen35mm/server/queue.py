@@ -1,25 +1,29 @@
-"""The queue in front of the engine. Callers take turns, so that many requests of one don't hold up another's."""
+"""The queue in front of the engine. Callers share its places, so that many requests of one don't hold up another's."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 
 from qwen35mm.errors import QueueFullError
 
 
 class FairQueue:
-    """Admits a number of requests at a time. Waiting callers take turns, one request each.
+    """Admits a number of requests at a time: next is the caller who holds the fewest places, in turn among equals.
 
     Args:
         num_places: requests admitted at a time.
         max_waiting: requests that may wait, all callers together.
+        several: whether there are several callers; then none of them holds the last place, whatever its prompts'
+            length, so that another's request is admitted at once.
     """
 
-    def __init__(self, num_places: int, max_waiting: int) -> None:
+    def __init__(self, num_places: int, max_waiting: int, *, several: bool = False) -> None:
         self._free = num_places
+        self._most_each = num_places - (several and num_places > 1)
+        self._held: Counter[str] = Counter()
         self._max_waiting = max_waiting
         self._num_counted = 0
         # Callers in order of turn; the one admitted last is at the end.
@@ -39,8 +43,8 @@ class FairQueue:
         Raises:
             QueueFullError: `max_waiting` requests are waiting.
         """
-        if self._free and not self._waiting:
-            self._free -= 1
+        if self._may_enter(caller) and caller not in self._waiting:
+            self._take(caller)
         else:
             if may_be_refused and self._num_counted >= self._max_waiting:
                 raise QueueFullError(f"{self._num_counted} requests are waiting already. Try again in a moment.")
@@ -52,8 +56,7 @@ class FairQueue:
         try:
             yield
         finally:
-            self._free += 1
-            self._let_through()
+            self._give_back(caller)
 
     async def _wait(self, caller: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -65,8 +68,7 @@ class FairQueue:
                 self._leave(caller, turn)
             else:
                 # Admitted and cancelled at the same time: hand the place on.
-                self._free += 1
-                self._let_through()
+                self._give_back(caller)
             raise
 
     def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
@@ -76,12 +78,26 @@ class FairQueue:
         if not line:
             self._waiting.pop(caller, None)
 
+    def _may_enter(self, caller: str) -> bool:
+        return self._free > 0 and self._held[caller] < self._most_each
+
+    def _take(self, caller: str) -> None:
+        self._free -= 1
+        self._held[caller] += 1
+
+    def _give_back(self, caller: str) -> None:
+        self._free += 1
+        self._held[caller] -= 1
+        self._held += Counter()  # forgets callers without a place
+        self._let_through()
+
     def _let_through(self) -> None:
-        while self._free and self._waiting:
-            caller, line = self._waiting.popitem(last=False)
+        while able := [caller for caller in self._waiting if self._may_enter(caller)]:
+            caller = min(able, key=lambda each: self._held[each])
+            line = self._waiting.pop(caller)
             turn = line.popleft()
             if line:
                 self._waiting[caller] = line
             if not turn.cancelled():  # else it is about to leave, and finds itself gone
-                self._free -= 1
+                self._take(caller)
                 turn.set_result(None)

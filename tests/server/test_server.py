@@ -188,6 +188,51 @@ def test_a_conversation_becomes_its_prompt(client: openai.OpenAI, address: str) 
     assert HTTP.post(f"{address}/apply-template", json=body).json()["prompt"].endswith("Well")
 
 
+async def test_one_callers_requests_leave_a_place_for_anothers() -> None:
+    """Four long prompts of one key would otherwise hold every slot."""
+    line = FairQueue(num_places=3, max_waiting=8, several=True)
+    order: list[str] = []
+    over = asyncio.Event()
+
+    async def ask(caller: str) -> None:
+        async with line.place(caller):
+            order.append(caller)
+            await over.wait()
+
+    tasks = [asyncio.create_task(ask("many")) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert (order, line.num_waiting) == (["many", "many"], 2)
+    tasks.append(asyncio.create_task(ask("few")))
+    await asyncio.sleep(0)
+    assert order == ["many", "many", "few"]
+    over.set()
+    await asyncio.gather(*tasks)
+    assert (len(order), line.num_waiting) == (5, 0)
+
+
+async def test_the_caller_with_the_fewest_places_is_next() -> None:
+    line = FairQueue(num_places=3, max_waiting=8)
+    order: list[str] = []
+    ends = {name: asyncio.Event() for name in ("a1", "a2", "b1", "a3", "b2", "c1")}
+
+    async def ask(name: str) -> None:
+        async with line.place(name[0]):
+            order.append(name)
+            await ends[name].wait()
+
+    tasks = [asyncio.create_task(ask(name)) for name in ends]
+    await asyncio.sleep(0)
+    assert order == ["a1", "a2", "b1"], "without several keys one may hold them all"
+    for number, name in enumerate(("b1", "a1", "a2"), start=4):
+        ends[name].set()
+        while len(order) < number:
+            await asyncio.sleep(0)
+    assert order[3:] == ["b2", "c1", "a3"]
+    for end in ends.values():
+        end.set()
+    await asyncio.gather(*tasks)
+
+
 def test_tokens_and_back(client: openai.OpenAI, address: str) -> None:
     text = "Two circles, <|im_end|> and ü."
     found = HTTP.post(f"{address}/tokenize", json={"prompt": text}).json()

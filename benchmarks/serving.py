@@ -13,6 +13,11 @@ what a server caches of a conversation.
 one request at a time. All get the same prompts, each once, and decode greedily. The checkpoint must be made with
 `--digits`: without it most tokens have no text. transformers serves the language model only, since the whole model
 needs torchvision.
+
+With `--beside N` it measures instead what a prompt of N tokens does to others: alone, beside a short request of 50
+tokens every few seconds, and beside one reply that runs all the time.
+
+    python -m benchmarks.serving --model /tmp/digits-0.8B --weights int8 --beside 40000
 """
 
 from __future__ import annotations
@@ -45,6 +50,9 @@ from qwen35mm.tokenizer import Tokenizer
 
 OURS = "qwen35mm"
 QUESTION_TOKENS = 16
+SHORT_TOKENS = 50
+# Seconds from one short request to the next.
+_SHORT_EVERY_S = 5.0
 # Room for the template, and for replies whose text has more tokens in the next prompt.
 _ROOM = 256
 _START_S = 600.0
@@ -59,6 +67,13 @@ class Turn:
     num_prompt: int
     num_cached: int | None
     num_written: int
+
+
+@dataclass
+class Seen:
+    """Events of a reply so far, those with text."""
+
+    num_events: int = 0
 
 
 class Server:
@@ -113,8 +128,11 @@ def commands(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, lis
     """Name, command and model name of each server. `folder` is for files that a command needs."""
     most, threads = max(arguments.clients), str(torch.get_num_threads())
     length = arguments.prompt_tokens + QUESTION_TOKENS + 2 * arguments.reply_tokens + _ROOM
+    if arguments.beside:
+        length = arguments.beside + SHORT_TOKENS + _ROOM
     ours = [sys.executable, "-m", "qwen35mm", "serve", "--model", str(arguments.model), "--port", "{port}"]
     ours += ["--dtype", arguments.dtype, "--device", arguments.device, "--slots", str(most), "--threads", threads]
+    ours += ["--weights", arguments.weights] if arguments.weights else []
     ours += ["--context-length", str(length), "--no-disk-cache", "--no-store"]
     found = [(OURS, ours, "default")]
     if arguments.ray:
@@ -156,13 +174,16 @@ class Script:
 
     def words(self, *name: int) -> str:
         """The text of this name. The name's last number is the turn, 0 or 1, which decides the length."""
-        count = self._num_tokens[name[-1]]
+        return self.text(self._num_tokens[name[-1]], *name)
+
+    def text(self, count: int, *name: int) -> str:
+        """The text of this name, of about `count` tokens."""
         chosen = random.Random(str(name)).choices(self._words, k=count)
         return self._tokenizer.decode(self._tokenizer.encode_plain(" ".join(chosen))[:count]).strip("\ufffd ")
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, Turn]:
-    """Reads one streamed reply."""
+async def ask(client: httpx.AsyncClient, body: dict[str, Any], seen: Seen | None = None) -> tuple[str, Turn]:
+    """Reads one streamed reply; `seen` counts its events while they come."""
     begun_s = time.perf_counter()
     first_s, texts, usage = math.nan, [], {}
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -179,6 +200,8 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, Tur
                 text = choice["delta"].get("content") or ""
                 if text.strip() and math.isnan(first_s):
                     first_s = time.perf_counter() - begun_s
+                if text and seen is not None:
+                    seen.num_events += 1
                 texts.append(text)
     if math.isnan(first_s):
         raise SystemExit("a reply had no text: was the checkpoint made with --digits?")
@@ -186,11 +209,16 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, Tur
     return "".join(texts).strip(), Turn(first_s, usage["prompt_tokens"], cached, usage["completion_tokens"])
 
 
+def asked(reply_tokens: int) -> dict[str, Any]:
+    """A request's body without its messages."""
+    options = {"temperature": 0, "max_tokens": reply_tokens, "stream": True, "stream_options": {"include_usage": True}}
+    return {**options, "chat_template_kwargs": {"enable_thinking": False}}
+
+
 async def converse(server: Server, script: Script, reply_tokens: int, *name: int) -> list[Turn]:
     """Runs the two turns of one client."""
     messages, turns = [], []
-    options = {"temperature": 0, "max_tokens": reply_tokens, "stream": True, "stream_options": {"include_usage": True}}
-    options["chat_template_kwargs"] = {"enable_thinking": False}
+    options = asked(reply_tokens)
     async with httpx.AsyncClient(base_url=server.address, timeout=_TURN_S) as client:
         for turn in range(2):
             messages.append({"role": "user", "content": script.words(*name, turn)})
@@ -240,6 +268,42 @@ def row_of(server: Server, num_clients: int, runs: list[tuple[float, list[list[T
     return {**row, "load, s": server.load_s}
 
 
+async def beside(server: Server, script: Script, arguments: argparse.Namespace) -> Sample:
+    """What a long prompt and others cost each other on one server."""
+    async with httpx.AsyncClient(base_url=server.address, timeout=_TURN_S) as client:
+
+        async def first_token(count: int, *name: int, reply: int = 1, seen: Seen | None = None) -> float:
+            messages = [{"role": "user", "content": script.text(count, *name)}]
+            body = {"model": server.model, "messages": messages, **asked(reply)}
+            return (await ask(client, body, seen))[1].first_s
+
+        async def long(number: int) -> float:
+            """The long prompt's first token."""
+            seconds = await first_token(arguments.beside, number)
+            print(f"{server.name}, long prompt {number}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            return seconds
+
+        await first_token(SHORT_TOKENS, 0)
+        short_alone_s = await first_token(SHORT_TOKENS, 1)
+        alone_s = await long(10)
+        running, shorts = asyncio.ensure_future(long(11)), []
+        while not (await asyncio.wait([running], timeout=_SHORT_EVERY_S))[0]:
+            shorts.append(await first_token(SHORT_TOKENS, 2, len(shorts)))
+        with_shorts_s, seen = await running, Seen()
+        reply = asyncio.ensure_future(first_token(SHORT_TOKENS, 3, reply=arguments.beside, seen=seen))
+        await asyncio.sleep(_SHORT_EVERY_S)
+        before, before_s = seen.num_events, time.perf_counter()
+        with_reply_s = await long(12)
+        beside_rate = (seen.num_events - before) / (time.perf_counter() - before_s)
+        reply.cancel()
+        await asyncio.gather(reply, return_exceptions=True)
+    row: Sample = {"server": server.name, "short alone, s": short_alone_s, "long alone, s": alone_s}
+    row |= {"short beside, s": percentile(shorts, 0.5), "largest": max(shorts), "shorts": len(shorts)}
+    row |= {"long with shorts, s": with_shorts_s, "later, %": 100 * (with_shorts_s / alone_s - 1)}
+    row |= {"reply beside, tok/s": beside_rate, "reply alone, tok/s": before / (_SHORT_EVERY_S - short_alone_s)}
+    return {**row, "long with reply, s": with_reply_s, "load, s": server.load_s}
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value with at least `share` of the values at or below it."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
@@ -250,6 +314,10 @@ def main() -> None:
     peers.add_options(options, "llama-server")
     options.add_argument("--ray", type=int, metavar="N", help="ours with N engines on a local Ray cluster as well")
     options.add_argument("--clients", type=numbers, default=[1, 4, 16], help="at one time, as 1,4,16")
+    options.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="measure others beside a prompt of N tokens"
+    )
+    options.add_argument("--weights", help="our format, as int8")
     options.add_argument("--prompt-tokens", type=int, default=512, help="of a conversation's first message")
     options.add_argument("--reply-tokens", type=int, default=32)
     options.add_argument("--conversations", type=int, default=6, help="least for each server and number of clients")
@@ -260,8 +328,12 @@ def main() -> None:
         for each in commands(arguments, Path(folder)):
             servers.append(Server(*each))
             stack.callback(servers[-1].close)
-        rows = measure(servers, arguments)
-    report("serving", arguments, {"Conversations of two turns": rows})
+        if arguments.beside:
+            script = Script(arguments)
+            tables = {"Beside a long prompt": [asyncio.run(beside(each, script, arguments)) for each in servers]}
+        else:
+            tables = {"Conversations of two turns": measure(servers, arguments)}
+    report("serving", arguments, tables)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ def asked(demo: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str,
     bodies: list[dict[str, Any]] = []
     ask = serving.ask
 
-    async def noting(client: Any, body: dict[str, Any]) -> Any:
+    async def noting(client: Any, body: dict[str, Any], *rest: Any) -> Any:
         bodies.append(json.loads(json.dumps(body)))
-        return await ask(client, body)
+        return await ask(client, body, *rest)
 
     with contextlib.closing(backend), serving_app(create_app(backend, num_places=2)) as address:
         monkeypatch.setattr(Served, "commands", {}, raising=False)
@@ -79,11 +79,34 @@ def test_clients_of_every_server_see_the_same(asked: list[dict[str, Any]], on_de
     assert Served.commands == {}, "every server has ended"
 
 
+def test_a_long_prompt_has_company(
+    asked: list[dict[str, Any]], on_demo: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_SHORT_EVERY_S", 0.01)
+    data = on_demo("serving", "--beside", "600")
+    ((row,),) = data["tables"].values()
+    assert row["shorts"] == len(asked) - 6
+    assert 0 < row["short beside, s"] <= row["largest"]
+    assert all(row[f"long {name}, s"] > 0 for name in ("alone", "with shorts", "with reply"))
+    assert row["reply beside, tok/s"] >= 0
+    texts = [body["messages"][0]["content"] for body in asked]
+    assert len(set(texts)) == len(texts)
+    assert sorted({body["max_tokens"] for body in asked}) == [1, 600]
+
+
 LLAMA = ["--llama-server", __file__, "--gguf", __file__]
 
 
 def test_each_server_is_started_for_all_clients(tmp_path: Path) -> None:
-    values = {"model": str(demo_model_path()), "device": "cpu", "dtype": "bfloat16", "clients": [1, 8], "ray": 2}
+    values = {
+        "model": str(demo_model_path()),
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "clients": [1, 8],
+        "ray": 2,
+        "beside": 0,
+        "weights": "int8",
+    }
     values |= {"prompt_tokens": 100, "reply_tokens": 10, "peer": ["transformers", "llama.cpp"]}
     arguments = Namespace(**values, gguf=[Path("some.gguf")], program=Path("llama-server"))
     found = {name: command for name, command, _ in serving.commands(arguments, tmp_path)}

@@ -18,6 +18,7 @@ from qwen35mm.backends.model_backend import ModelBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import Event, Finished, GenerationRequest, SamplingParams, TextDelta
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Request
+from qwen35mm.errors import EngineError
 from qwen35mm.model import load
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
@@ -100,6 +101,7 @@ class LocalBackend(ModelBackend, LocalTexts):
     async def _answer(
         self, work: Request, request: GenerationRequest | None, *, commits: bool = False
     ) -> AsyncGenerator[Event, None]:
+        self.engine.check_process()
         events = self.engine.stream(work)
         del work
         texts: dict[str, list[str]] = {"answer": [], "reasoning": []}
@@ -133,11 +135,18 @@ class LocalBackend(ModelBackend, LocalTexts):
 
         Raises:
             MediaError, PromptError, ContextTooLongError: the messages can't become a prompt.
+            EngineError: in a forked child.
         """
+        self.engine.check_process()
         self.engine.commit(self.history(request))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Blocks until requests, history commits and disk writes are done; False if the time was over first."""
+        """Blocks until requests, history commits and disk writes are done; False if the time was over first.
+
+        Raises:
+            EngineError: in a forked child.
+        """
+        self.engine.check_process()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with contextlib.suppress(RuntimeError):  # closed
             # The single thread runs this after all commits.
@@ -146,9 +155,14 @@ class LocalBackend(ModelBackend, LocalTexts):
         return self.engine.wait_idle(_left(deadline))
 
     def close(self) -> None:
-        """Ends the engine's thread. Running streams end with an error, and pending cache entries go to disk."""
-        self._committer.shutdown(cancel_futures=True)
-        self.engine.close()
+        """Ends the engine's thread. Running streams end with an error, and pending cache entries go to disk.
+
+        Does nothing in a forked child.
+        """
+        with contextlib.suppress(EngineError):
+            self.engine.check_process()
+            self._committer.shutdown(cancel_futures=True)
+            self.engine.close()
 
     def _remember(self, request: GenerationRequest, texts: dict[str, list[str]], *, cut: bool) -> None:
         """Has the conversation's history computed with its new reply."""

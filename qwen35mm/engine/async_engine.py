@@ -89,13 +89,15 @@ class AsyncEngine:
     """Runs an `Engine` in a thread of its own.
 
     All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread. So does the
-    end of the program: a thread that computes during Python's shutdown aborts the process.
+    end of the program: a thread that computes during Python's shutdown aborts the process. A forked child has no
+    threads: there every call raises.
 
     Args:
         make_engine: makes the engine from a reader and a writer.
     """
 
     def __init__(self, make_engine: Callable[[Executor, Executor], Engine]) -> None:
+        self._process = os.getpid()
         self._wake = threading.Condition()
         self._reader = FileThreads("reader", self._notify, _NUM_READERS)
         self._writer = FileThreads("writer", self._notify)
@@ -126,8 +128,21 @@ class AsyncEngine:
         """The cache's bytes and budgets; see `Runtime.memory_use`."""
         return self._engine.runtime.memory_use()
 
+    def check_process(self) -> None:
+        """Raises EngineError in a forked child. Takes no lock: a thread of the parent may have held any of them."""
+        if self._process != os.getpid():
+            raise EngineError(
+                f"This model was loaded in process {self._process}, and a forked child has none of its threads. "
+                "Load the model in the child, or use it in the parent alone."
+            )
+
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Blocks until the engine is idle; False after the timeout."""
+        """Blocks until the engine is idle; False after the timeout.
+
+        Raises:
+            EngineError: in a forked child.
+        """
+        self.check_process()
         return self._idle.wait(timeout_s)
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
@@ -138,8 +153,9 @@ class AsyncEngine:
         Raises:
             RequestError: the engine refuses the request, or its time is over.
             MediaError: a medium can't be read any more.
-            EngineError: the engine failed on it, or is closed.
+            EngineError: the engine failed on it, is closed, or belongs to the parent of this forked process.
         """
+        self.check_process()
         if request.is_constrained:
             request = await GRAMMARS.run_for(request.salt.decode() or None, self._engine.prepared, request)
         loop = asyncio.get_running_loop()
@@ -185,7 +201,9 @@ class AsyncEngine:
         self._thread.join()
 
     def begin_to_close(self) -> None:
-        """As `close`, without waiting, for finalizers."""
+        """As `close`, without waiting, for finalizers. Does nothing in a forked child."""
+        if self._process != os.getpid():
+            return
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -200,6 +218,7 @@ class AsyncEngine:
             self._wake.notify()
 
     def _submit(self, command: Callable[[], None]) -> None:
+        self.check_process()
         with self._wake:
             if self._closing:
                 raise EngineError(say("The engine is shut down. Start the program again."))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import os
 import shutil
+import signal
 import sys
 import threading
 import weakref
@@ -36,7 +38,7 @@ from qwen35mm.contract import (
     ToolCall,
     Video,
 )
-from qwen35mm.errors import CheckpointError, ContextTooLongError, PromptError
+from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, PromptError
 from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia, VideoClip
 from tests import forked
@@ -400,6 +402,44 @@ def test_a_program_may_end_without_closing_it(tmp_path: Path) -> None:
         assert (process.returncode, process.stderr) == (expected, "")
         reports.append(process.stdout.strip())
     assert reports == ["", "disk"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_raises_and_never_hangs(backend: LocalBackend) -> None:
+    """As a worker of `multiprocessing` or `datasets.map(num_proc=...)`, forked while another thread has the lock."""
+    messages = [Message("user", (Text("hello"),))]
+    request = GenerationRequest(messages, GREEDY)
+    ended = GenerationRequest([*messages, Message("assistant", (Text("hi"),))])
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with backend.engine._wake:
+            held.set()
+            over.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(240)  # ends a child that hangs
+            for call in (
+                lambda: asyncio.run(collect(backend.stream(request))),
+                lambda: backend.wait_idle(1),
+                lambda: backend.commit_history(ended),
+            ):
+                with pytest.raises(EngineError, match="a forked child has none of its threads"):
+                    call()
+            backend.close()
+            os._exit(7)
+        finally:
+            os._exit(1)
+    over.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert result_of(asyncio.run(collect(backend.stream(request)))).token_ids
 
 
 async def test_the_last_reference_ends_its_threads(demo: LoadedModel) -> None:

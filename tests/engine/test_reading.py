@@ -141,7 +141,7 @@ def test_others_go_on_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(engine_reading, "LOGITS_AT_ONCE", FEW)
     loaded = chat_model(DENSE)
     chat, engine = Chat(loaded), engine_of(loaded)
-    asked = chat.request([user("Tell me.")], params=GREEDY.with_overrides(max_tokens=40))
+    asked = chat.request([user("Tell me.")], params=GREEDY.with_overrides(max_tokens=100))
     alone = results(engine_of(loaded), asked)[asked.id]
     engine.add(asked)
     while not any(isinstance(output.event, TextDelta) for output in engine.step()):

@@ -106,7 +106,8 @@ class RequestFields(_NumberFields):
 
     model: str | None = None
     stream: bool | None = None
-    stop: str | Annotated[list[Annotated[str, told(minLength=1)]], told(maxItems=MAX_STOP_STRINGS)] | None = None
+    # Empty ones and nulls are dropped before.
+    stop: str | Annotated[list[str | None], told(maxItems=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[str, Number], told(propertyNames={"pattern": "^[0-9]{1,9}$"})] | None = None
@@ -172,7 +173,7 @@ class RequestFields(_NumberFields):
             changes["thinking_budget"] = EFFORTS[effort or "high"]
         changes |= {"max_tokens": max_tokens, "ignore_eos": self.ignore_eos}
         if self.stop:
-            changes["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            changes["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(filter(None, self.stop))
         changes |= {"stop_token_ids": _tuple(self.stop_token_ids), "logit_bias": self._biases()}
         said = {name: getattr(self, name, None) for name in constraints.NAMES} | {"text.format": json_schema}
         constraint = constraints.constraint_of(said) or constraints.Constraint()

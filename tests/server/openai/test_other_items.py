@@ -100,6 +100,13 @@ def test_what_is_ignored_or_translated_is_told(body: dict[str, Any], note: str, 
     assert refused.status == 400
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_the_limit_has_many_names(name: str, backend: Recording) -> None:
+    request, notes = asked(backend, **{name: 7})
+    assert request.params is not None
+    assert (request.params.max_tokens, notes) == (7, [])
+
+
 def test_formats_of_other_servers_constrain_the_answer(backend: Recording) -> None:
     forms: list[dict[str, Any]] = [
         {"type": "json_object", "schema": SCHEMA},

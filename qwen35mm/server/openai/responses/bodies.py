@@ -29,6 +29,8 @@ _HINTS: dict[str, Values] = {
     "service_tier": ("auto", "default", "flex", "priority"),
     "truncation": ("disabled",),
 }
+# The other protocols' names.
+_NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 # Describe the client.
 _SILENT = ("client_metadata",)
 _REFUSED: dict[str, Values] = {
@@ -156,7 +158,7 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
         ApiError: 400, a field asks for something that can't be done.
     """
     body = _thinking_in_our_names(fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED), notes)
-    body = {name: value for name, value in body.items() if name not in _SILENT}
+    body = {_NAMES.get(name, name): value for name, value in body.items() if name not in _SILENT}
     if isinstance(included := body.get("include"), list):
         body["include"] = [each for each in included if each in _INCLUDABLE]
         if len(body["include"]) < len(included):

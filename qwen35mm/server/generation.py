@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +27,16 @@ class ServedBackend(Backend, Protocol):
     @property
     def loaded(self) -> LoadedModel: ...
 
-    def prompt_ids(self, messages: Sequence[Message], **options: Any) -> np.ndarray: ...
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_reply: bool = False,
+    ) -> np.ndarray: ...
 
 
 async def check_constraints(request: GenerationRequest, caller: Caller, backend: ServedBackend, notes: Notes) -> None:

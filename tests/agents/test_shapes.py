@@ -1,4 +1,4 @@
-"""Sessions in the shapes of six clients' requests: fields, blocks and items as the real programs were seen to send them
+"""Sessions in the shapes of clients' requests: fields, blocks and items as the real programs were seen to send them
 (`make test-agents`, November 2026), with texts and schemas of our own. Each session has three turns, is answered, and
 continues its prompt from turn to turn."""
 
@@ -38,6 +38,7 @@ READ = {
     "required": ["path"],
     "additionalProperties": False,
 }
+_EAGER = {"eager_input_streaming": True}
 RUN = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 
 
@@ -60,8 +61,33 @@ class Client(ABC):
         """Notes the result of the last answer's call."""
 
 
-class ClaudeCode(Client):
+class AnthropicClient(Client):
     path = "/v1/messages"
+    headers = (("anthropic-version", "2023-06-01"),)
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self._messages = messages
+
+    def take(self, content: bytes) -> str:
+        blocks: list[dict[str, Any]] = []
+        inputs: dict[int, str] = {}
+        for event in _events(content):
+            if event["type"] == "content_block_start":
+                blocks.append(event["content_block"])
+            elif event["type"] == "content_block_delta":
+                delta, block = event["delta"], blocks[event["index"]]
+                if delta["type"] == "input_json_delta":
+                    inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
+                else:
+                    kind = delta["type"].removesuffix("_delta")
+                    block[kind] += delta[kind]
+        for index, text in inputs.items():
+            blocks[index]["input"] = json.loads(text)
+        self._messages.append({"role": "assistant", "content": blocks})
+        return "".join(block["text"] for block in blocks if block["type"] == "text")
+
+
+class ClaudeCode(AnthropicClient):
     headers = (
         ("anthropic-version", "2023-06-01"),
         ("anthropic-beta", "context-management-2025-06-27,effort-2025-11-24"),
@@ -74,7 +100,7 @@ class ClaudeCode(Client):
             "role": "system",
             "content": [{"type": "text", "text": "# Environment\nA folder without a repository."}],
         }
-        self._messages: list[dict[str, Any]] = [{"role": "user", "content": [reminder, question]}, late]
+        super().__init__([{"role": "user", "content": [reminder, question]}, late])
 
     def body(self) -> dict[str, Any]:
         messages = json.loads(json.dumps(self._messages))
@@ -101,24 +127,6 @@ class ClaudeCode(Client):
             "stream": True,
         }
 
-    def take(self, content: bytes) -> str:
-        blocks: list[dict[str, Any]] = []
-        inputs: dict[int, str] = {}
-        for event in _events(content):
-            if event["type"] == "content_block_start":
-                blocks.append(event["content_block"])
-            elif event["type"] == "content_block_delta":
-                delta, block = event["delta"], blocks[event["index"]]
-                if delta["type"] == "input_json_delta":
-                    inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
-                else:
-                    kind = delta["type"].removesuffix("_delta")
-                    block[kind] += delta[kind]
-        for index, text in inputs.items():
-            blocks[index]["input"] = json.loads(text)
-        self._messages.append({"role": "assistant", "content": blocks})
-        return "".join(block["text"] for block in blocks if block["type"] == "text")
-
     def give(self, result: str) -> None:
         call = self._messages[-1]["content"][-1]
         given = {"tool_use_id": call["id"], "type": "tool_result", "content": result, "is_error": False}
@@ -130,6 +138,36 @@ class ClaudeCode(Client):
         }
         is_first = len(self._messages) == 3
         self._messages.append({"role": "user", "content": [given if is_first else seen]})
+
+
+class AiSdk(AnthropicClient):
+    """The AI SDK's provider for Anthropic's servers, streaming with thinking and tools."""
+
+    def __init__(self) -> None:
+        super().__init__([{"role": "user", "content": [{"type": "text", "text": QUESTION}]}])
+
+    def body(self) -> dict[str, Any]:
+        draft = "http://json-schema.org/draft-07/schema#"
+        return {
+            "model": MODEL,
+            "max_tokens": 5_120,
+            "thinking": {"type": "enabled", "budget_tokens": 1_024},
+            "system": [{"type": "text", "text": SYSTEM}],
+            "messages": self._messages,
+            "tools": [
+                {"name": name, "description": "A tool", "input_schema": {"$schema": draft, **schema}, **_EAGER}
+                for name, schema in (("read", READ), ("run", RUN))
+            ],
+            "tool_choice": {"type": "auto"},
+            "stream": True,
+        }
+
+    def give(self, result: str) -> None:
+        call = self._messages[-1]["content"][-1]
+        value = [{"type": "text", "text": result}]
+        self._messages.append(
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": value}]}
+        )
 
 
 class Codex(Client):
@@ -320,7 +358,7 @@ class Smolagents(ChatClient):
         self.messages.append({"role": "user", "content": [{"type": "text", "text": f"Observation:\n{result}"}]})
 
 
-CLIENTS = (ClaudeCode, Codex, Opencode, QwenCode, LiteLlm, Smolagents)
+CLIENTS = (ClaudeCode, AiSdk, Codex, Opencode, QwenCode, LiteLlm, Smolagents)
 
 
 @pytest.mark.parametrize("client_class", CLIENTS)

@@ -253,6 +253,7 @@ PROGRAMS = (
             "ANTHROPIC_MODEL": "@MODEL@",
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "@MODEL@",
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "262144",
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8192",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             # It refuses to skip questions as root elsewhere.
             "IS_SANDBOX": "1",

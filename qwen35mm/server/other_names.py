@@ -9,7 +9,7 @@ from qwen35mm.contract.sampling import NUMBERS
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 
 # llama.cpp's, Ollama's, transformers', vLLM's and SGLang's.
-_NAMES = {
+NAMES = {
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "repeat_penalty": "repetition_penalty",
@@ -18,6 +18,8 @@ _NAMES = {
     "thinking_token_budget": "thinking_budget",
     "reasoning_budget": "thinking_budget",
 }
+# Ways to ask for thinking.
+THINKING = ("enable_thinking", "think", "thinking", "reasoning")
 _NUMBERS = (*NUMBERS, "max_completion_tokens", "max_output_tokens", "n", "top_logprobs")
 # Fields whose values up to 0, or below it, are other servers' way to say nothing.
 _ABOVE_ZERO = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -31,7 +33,7 @@ def in_our_names(body: dict[str, Any], *, can_write_nothing: bool = False) -> di
     Args:
         can_write_nothing: whether a limit of 0 tokens means that; else it means no limit, as -1 does.
     """
-    body = {_NAMES.get(name, name): value for name, value in body.items() if _NAMES.get(name) not in body}
+    body = {NAMES.get(name, name): value for name, value in body.items() if NAMES.get(name) not in body}
     for name in _NUMBERS:
         if name in body:
             body[name] = _number(body[name], name in NUMBERS and not NUMBERS[name].is_whole)
@@ -54,7 +56,7 @@ def thinking_in_our_names(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     What a body says in our own fields wins.
     """
     said: dict[str, Any] = {}
-    for name in ("enable_thinking", "think", "thinking", "reasoning"):
+    for name in THINKING:
         value = body.pop(name, None)
         if isinstance(value, bool):
             said["enable_thinking"] = value

@@ -21,21 +21,21 @@ from qwen35mm_preprocess.media import from_base64, is_data_uri, open_stream, rea
 LOW_DETAIL_TOKENS = 256
 _DETAILS = ("low", "high", "auto", "original")
 # How media are read, by the names of vLLM and of Qwen's own processors; for all media of a request, or for one part.
-_KWARGS = ("fps", "num_frames", "max_frames", "max_pixels", "video_start", "video_end")
-_QWEN_NAMES = {"nframes": "num_frames", "sample_fps": "fps"}
+KWARGS = ("fps", "num_frames", "max_frames", "max_pixels", "video_start", "video_end")
+QWEN_NAMES = {"nframes": "num_frames", "sample_fps": "fps"}
 # Types of parts. Servers and client libraries have different names for the same.
-_TEXTS = ("text", "input_text", "output_text", "refusal")
+TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary_text")
-_IMAGES = ("image_url", "input_image", "image")
-_VIDEOS = ("video_url", "input_video", "video")
-_KINDS = (*_TEXTS, *_IMAGES, *_VIDEOS, "file", "input_audio")
+IMAGES = ("image_url", "input_image", "image")
+VIDEOS = ("video_url", "input_video", "video")
+_KINDS = (*TEXTS, *IMAGES, *VIDEOS, "file", "input_audio")
 # Fields of parts that say nothing to the model.
 _SAID = ("type", "cache_control", "id", "index")
 _SAID_WITH_TEXT = (*_SAID, "content", "annotations", "logprobs", "citations")
 _SAID_WITH_MEDIA = (
     *_SAID,
-    *_KWARGS,
-    *_QWEN_NAMES,
+    *KWARGS,
+    *QWEN_NAMES,
     "detail",
     "source",
     "url",
@@ -138,13 +138,13 @@ class Parts:
         if not isinstance(part, dict):
             raise ApiError(400, f"{place} must be an object with a type; got {type(part).__name__}.", place)
         kind = part.get("type") or next((name for name in _KINDS if name in part), None)
-        if kind in _TEXTS:
+        if kind in TEXTS:
             return self._text(part, place)
         if kind in _THOUGHTS:
             return None
-        if kind in _IMAGES:
+        if kind in IMAGES:
             return await self._image(part, place)
-        if kind in _VIDEOS:
+        if kind in VIDEOS:
             return await self._video(part, place)
         if kind in ("file", "input_file"):
             return await self._file(part, place)
@@ -168,7 +168,7 @@ class Parts:
             read_format(stream, source)
 
     def _text(self, part: dict[str, Any], place: str) -> Text | None:
-        self._notes.ignore_rest(part, (*_TEXTS, *_SAID_WITH_TEXT), place)
+        self._notes.ignore_rest(part, (*TEXTS, *_SAID_WITH_TEXT), place)
         value = next((part[name] for name in ("text", "refusal", "content") if part.get(name) is not None), "")
         if not isinstance(value, str):
             raise ApiError(400, f"{place}.text must be a string; got {type(value).__name__}.", f"{place}.text")
@@ -180,7 +180,7 @@ class Parts:
         if isinstance(value, dict):
             detail = value.get("detail", detail)
             value = value.get("url") or value.get("data")
-        self._notes.ignore_rest(part, (*_IMAGES, *_SAID_WITH_MEDIA), place)
+        self._notes.ignore_rest(part, (*IMAGES, *_SAID_WITH_MEDIA), place)
         budget, _ = self._budget_of(part, place)
         if detail is not None and detail not in _DETAILS:
             self._notes.ignore(f"{place}.detail", UNSUPPORTED)
@@ -197,7 +197,7 @@ class Parts:
         value = part.get(name)
         if isinstance(value, dict):
             value = value.get("url") or value.get("data")
-        self._notes.ignore_rest(part, (*_VIDEOS, *_SAID_WITH_MEDIA), place)
+        self._notes.ignore_rest(part, (*VIDEOS, *_SAID_WITH_MEDIA), place)
         budget, clip = self._budget_of(part, place)
         frames = _frames(value)
         source = (
@@ -261,15 +261,15 @@ class Parts:
 
     def _budget_of(self, part: dict[str, Any], place: str) -> tuple[MediaBudget | None, VideoClip | None]:
         """A part's own budget and clip, or else the request's."""
-        told = {_QWEN_NAMES.get(name, name): value for name, value in part.items() if value is not None}
-        told = {name: told[name] for name in _KWARGS if name in told}
+        told = {QWEN_NAMES.get(name, name): value for name, value in part.items() if value is not None}
+        told = {name: told[name] for name in KWARGS if name in told}
         return self._reading({**self._kwargs, **told}, place) if told else self._own
 
     def _reading(self, kwargs: Mapping[str, Any], place: str) -> tuple[MediaBudget | None, VideoClip | None]:
         """The budget and clip, limited by the server's; None leaves it to the server."""
         for name, value in kwargs.items():
             where = f"{place}.{name}"
-            if name not in _KWARGS:
+            if name not in KWARGS:
                 self._notes.ignore(where, UNSUPPORTED)
             elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
                 raise ApiError(400, f"{where} must be a number above 0; got {value!r:.100}.", where)
@@ -277,7 +277,7 @@ class Parts:
                 raise ApiError(400, f"{where} must be a number above 0; got 0.", where)
             elif name in ("num_frames", "max_frames", "max_pixels") and value != int(value):
                 raise ApiError(400, f"{where} must be a whole number; got {value!r}.", where)
-        said = {name: kwargs[name] for name in _KWARGS if name in kwargs}
+        said = {name: kwargs[name] for name in KWARGS if name in kwargs}
         if not said:
             return None, None
         budget = self._media.budget

@@ -16,14 +16,14 @@ from qwen35mm.server.history import left_out, read_call
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.parts import Parts, UnreadableError
 
-_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 # What clients say about themselves in front of the system prompt. It may change with every request.
 _BILLING = "x-anthropic-billing-header:"
 _COMMON = ("type", "id", "cache_control", "citations", "caller", "index")
 # Blocks that say nothing to the model.
 _SILENT = ("redacted_thinking", "fallback")
 _DATA = ("source", "title", "context", "text", "media_type")
-_FIELDS: dict[str, tuple[str, ...]] = {
+FIELDS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
     "image": _DATA,
     "document": _DATA,
@@ -114,7 +114,7 @@ class Blocks:
         given = values.get("role")
         if not isinstance(given, str):
             raise ApiError(400, f"{place}.role must be user or assistant; got {given!r:.100}.", f"{place}.role")
-        role = _ROLES.get(given)
+        role = ROLES.get(given)
         if role is None:
             self._notes.change(f"{place}.role", f"{given!r:.60} is read as user")
             role = "user"
@@ -173,7 +173,7 @@ class Blocks:
         kind = block.get("type")
         if not isinstance(kind, str):
             raise ApiError(400, f"{place} must be a block with a type; got {kind!r:.100}.", f"{place}.type")
-        if kind in _FIELDS:
+        if kind in FIELDS:
             self._check_fields(block, place)
         match kind:
             case "text":
@@ -266,7 +266,7 @@ class Blocks:
         return line
 
     def _check_fields(self, block: dict[str, Any], place: str) -> None:
-        self._notes.ignore_rest(block, (*_COMMON, *_FIELDS[block["type"]]), place)
+        self._notes.ignore_rest(block, (*_COMMON, *FIELDS[block["type"]]), place)
 
 
 def _listed(content: Any, place: str) -> list[Any]:

@@ -23,7 +23,7 @@ from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.shapes import AnthropicMessage, Described, OtherBlock, TextBlock
 
 # Each with the values that ask for nothing.
-_HINTS: dict[str, Values] = {
+HINTS: dict[str, Values] = {
     "billing_policy": (),
     "container": (),
     "context_management": ({}, {"edits": []}),
@@ -36,7 +36,7 @@ _HINTS: dict[str, Values] = {
     "user_profile_id": (),
     "workspace_id": (),
 }
-_REFUSED: dict[str, Values] = {
+REFUSED: dict[str, Values] = {
     # The answer would have to be a summary in a form of its own.
     "compaction": (),
     # A conversation that is kept elsewhere.
@@ -148,7 +148,7 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """
     if _clears_nothing(body.get("context_management")):
         del body["context_management"]
-    body = fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED)
+    body = fields.known_fields(body, notes, hints=HINTS, refused=REFUSED)
     body = {name: value for name, value in body.items() if name not in _SILENT}
     return {**body, "tools": plain_tools(body["tools"], notes)} if "tools" in body else body
 

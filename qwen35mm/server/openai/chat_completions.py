@@ -32,7 +32,7 @@ from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
 
 MAX_MESSAGES = 10_000
 # Each with the values that ask for nothing.
-_HINTS: dict[str, Values] = {
+HINTS: dict[str, Values] = {
     "audio": (),
     "prediction": (),
     "service_tier": ("auto", "default", "flex", "priority"),
@@ -40,7 +40,7 @@ _HINTS: dict[str, Values] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_REFUSED: dict[str, Values] = {
+REFUSED: dict[str, Values] = {
     "chat_template": (),
     "custom_logit_processor": (),
     # Texts that the model would have to read.
@@ -107,7 +107,7 @@ class ChatCompletionRequest(RequestFields):
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
-    body = fields.known_fields(thinking_in_our_names(body, notes), notes, hints=_HINTS, refused=_REFUSED)
+    body = fields.known_fields(thinking_in_our_names(body, notes), notes, hints=HINTS, refused=REFUSED)
     if (effort := body.get("reasoning_effort")) is not None and effort not in list(EFFORTS):
         notes.ignore("reasoning_effort", UNSUPPORTED)
         del body["reasoning_effort"]

@@ -12,7 +12,7 @@ from qwen35mm.server.notes import Notes
 from qwen35mm.server.parts import Parts
 
 # The roles of other servers and of older versions of the protocol.
-_ROLES = {
+ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     "developer": "system",
     "human": "user",
@@ -55,7 +55,7 @@ def continues(last: Mapping[str, Any]) -> bool:
 
 def _role(values: Mapping[str, Any], place: str) -> str:
     role = values.get("role")
-    known = _ROLES.get(role) if isinstance(role, str) else None
+    known = ROLES.get(role) if isinstance(role, str) else None
     if known is None:
         expected = "system, developer, user, assistant or tool"
         raise ApiError(400, f"{place}.role must be {expected}; got {role!r:.100}.", f"{place}.role")

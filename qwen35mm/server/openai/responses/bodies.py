@@ -17,7 +17,7 @@ from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.shapes import Described
 
 # Each with the values that ask for nothing.
-_HINTS: dict[str, Values] = {
+HINTS: dict[str, Values] = {
     "access_programs": (),
     "background_options": (),
     "context_management": ([],),
@@ -33,7 +33,7 @@ _HINTS: dict[str, Values] = {
 _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 # Describe the client.
 _SILENT = ("client_metadata",)
-_REFUSED: dict[str, Values] = {
+REFUSED: dict[str, Values] = {
     # The client would ask again for an answer that it already has.
     "background": (False,),
     # Texts that are kept elsewhere.
@@ -157,7 +157,7 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     Raises:
         ApiError: 400, a field asks for something that can't be done.
     """
-    body = _thinking_in_our_names(fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED), notes)
+    body = _thinking_in_our_names(fields.known_fields(body, notes, hints=HINTS, refused=REFUSED), notes)
     body = {_NAMES.get(name, name): value for name, value in body.items() if name not in _SILENT}
     if isinstance(included := body.get("include"), list):
         body["include"] = [each for each in included if each in _INCLUDABLE]

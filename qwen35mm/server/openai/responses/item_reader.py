@@ -17,7 +17,7 @@ from qwen35mm.server.parts import Parts
 # Finds an item of a kept response, with the media of its turn.
 Find = Callable[[str, str], Awaitable[tuple[dict[str, Any], Sequence[Image | Video]]]]
 
-_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
 _DETAILS = ("low", "high", "auto", "original")
 # What a response brings along, and clients send back with it; it says nothing to the model.
 _SAID = (
@@ -32,7 +32,7 @@ _SAID = (
     "agent",
     "internal_chat_message_metadata_passthrough",
 )
-_KNOWN: dict[str, tuple[str, ...]] = {
+KNOWN: dict[str, tuple[str, ...]] = {
     "message": ("role", "content", "name", "tool_calls", "reasoning_content", "reasoning", "refusal", "tool_call_id"),
     "function_call": ("call_id", "name", "arguments", "namespace", "parsed_arguments"),
     "custom_tool_call": ("call_id", "name", "input", "namespace"),
@@ -102,9 +102,9 @@ class _Reader:
             kind = "item_reference" if is_reference else "message"
         if not isinstance(kind, str):
             raise ApiError(400, f"{place}.type must be a string; got {type(kind).__name__}.", f"{place}.type")
-        if kind in _KNOWN:
+        if kind in KNOWN:
             unknown = {name: each for name, each in value.items() if each is not None}
-            self._notes.ignore_rest(unknown, (*_SAID, *_KNOWN[kind]), place)
+            self._notes.ignore_rest(unknown, (*_SAID, *KNOWN[kind]), place)
         if kind == "item_reference":
             return [await self._kept(value.get("id"), place)]
         if kind == "message":
@@ -144,7 +144,7 @@ class _Reader:
                     {"call_id": value.get("tool_call_id"), "output": value.get("content")}, OUTPUTS[0], place
                 )
             ]
-        role = _ROLES.get(given)
+        role = ROLES.get(given)
         if role is None:
             self._notes.change(f"{place}.role", f"{given!r:.60} is read as user")
             role = "user"

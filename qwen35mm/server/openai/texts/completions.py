@@ -28,7 +28,7 @@ MAX_CHOICES = 256
 # OpenAI's default.
 _MAX_TOKENS = 16
 # Each with the values that ask for nothing. Most need a template.
-_HINTS: dict[str, Values] = {
+HINTS: dict[str, Values] = {
     "best_of": (1,),
     "add_special_tokens": (True, False),
     "parallel_tool_calls": (),
@@ -36,7 +36,7 @@ _HINTS: dict[str, Values] = {
     "chat_template_kwargs": (),
     "mm_processor_kwargs": (),
 }
-_REFUSED: dict[str, Values] = {"suffix": ("",)}
+REFUSED: dict[str, Values] = {"suffix": ("",)}
 
 
 class CompletionRequest(RequestFields):
@@ -73,7 +73,7 @@ class Choice:
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
-    return fields.known_fields(body, notes, hints=_HINTS, refused=_REFUSED, can_write_nothing=True)
+    return fields.known_fields(body, notes, hints=HINTS, refused=REFUSED, can_write_nothing=True)
 
 
 def choices_of(request: CompletionRequest, loaded: LoadedModel) -> list[Choice]:

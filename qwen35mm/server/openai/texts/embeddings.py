@@ -17,7 +17,7 @@ from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.texts.inputs import Inputs
 
 # Each with the values that ask for nothing.
-_REFUSED = {"pooling": ("last",), "normalize": (True,)}
+REFUSED = {"pooling": ("last",), "normalize": (True,)}
 
 
 class EmbeddingRequest(BaseModel):
@@ -36,7 +36,7 @@ class EmbeddingRequest(BaseModel):
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops null fields. Raises ApiError: 400, a field asks for other vectors than this model's."""
-    return fields.known_fields(body, notes, hints={}, refused=_REFUSED)
+    return fields.known_fields(body, notes, hints={}, refused=REFUSED)
 
 
 def check_dimensions(asked: int | None, hidden_size: int) -> None:

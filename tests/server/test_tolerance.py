@@ -36,6 +36,7 @@ IGNORED: dict[str, dict[str, Any]] = {
         "store": True,
         # vLLM
         "priority": 0,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "skip_special_tokens": True,
         "kv_transfer_params": {"x": 1},
         "guided_decoding_backend": "xgrammar",

@@ -105,8 +105,16 @@ class ChatCompletionRequest(RequestFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+def note_stream_options(body: dict[str, Any], notes: Notes) -> None:
+    """Notes that a stream's usage is not in each of its chunks."""
+    options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("continuous_usage_stats"):
+        notes.ignore("stream_options.continuous_usage_stats", UNSUPPORTED)
+
+
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
+    note_stream_options(body, notes)
     body = fields.known_fields(thinking_in_our_names(body, notes), notes, hints=HINTS, refused=REFUSED)
     if (effort := body.get("reasoning_effort")) is not None and effort not in list(EFFORTS):
         notes.ignore("reasoning_effort", UNSUPPORTED)

@@ -20,7 +20,7 @@ from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import RequestFields, Values
 from qwen35mm.server.notes import Notes
-from qwen35mm.server.openai.chat_completions import StreamOptions
+from qwen35mm.server.openai.chat_completions import StreamOptions, note_stream_options
 from qwen35mm.server.openai.texts.inputs import Inputs, inputs_of
 from qwen35mm.tokenizer import Tokenizer
 
@@ -73,6 +73,7 @@ class Choice:
 
 def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """Drops what has no effect. Raises ApiError: 400, a field asks for something that can't be done."""
+    note_stream_options(body, notes)
     return fields.known_fields(body, notes, hints=HINTS, refused=REFUSED, can_write_nothing=True)
 
 

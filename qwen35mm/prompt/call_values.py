@@ -119,7 +119,8 @@ class ValueReader:
         """A value, or what it means where its schema wants another type: a number in quotes, an array as text."""
         if isinstance(value, str) and not self.is_text:
             meant = self._literal(value)
-            return self.fitted(meant) if _kind(meant) in self._kinds or _is_number(meant, self._kinds) else value
+            is_meant = meant is not _NONE and (_kind(meant) in self._kinds or _is_number(meant, self._kinds))
+            return self.fitted(meant) if is_meant else value
         if isinstance(value, float) and value.is_integer() and not self._kinds & {"number", "string"}:
             return int(value) if "integer" in self._kinds else value
         return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from qwen35mm.contract import Image, Text, Video
 from qwen35mm.pools import REQUESTS
+from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import left_out
 from qwen35mm.server.notes import UNSUPPORTED, Notes
@@ -51,6 +53,10 @@ _TEXT_FILES = (
     "application/x-yaml",
     "application/toml",
 )
+
+_JPEGS = re.compile("data:video/jpe?g[;,]", re.IGNORECASE)
+# The family's processors read 768 at most.
+_MAX_FRAMES = 4096
 
 # Limits for one request: without them a small request could make the server fetch and keep any amount of data.
 MAX_FETCHED = 32
@@ -199,7 +205,7 @@ class Parts:
             value = value.get("url") or value.get("data")
         self._notes.ignore_rest(part, (*VIDEOS, *_SAID_WITH_MEDIA), place)
         budget, clip = self._budget_of(part, place)
-        frames = _frames(value)
+        frames = _frames(value, f"{place}.{name}")
         source = (
             await self._medium(value, f"{place}.{name}", "video")
             if frames is None
@@ -231,15 +237,18 @@ class Parts:
             return Video(data, clip=self._own[1], budget=self._own[0])
         if declared.startswith("text/") or declared in _TEXT_FILES:
             try:
-                return Text(f"{name}:\n{self._bytes(data)}" if name else self._bytes(data))
+                text = await REQUESTS.run(self._decoded, data)
             except (ValueError, MediaError):
-                raise UnreadableError(
-                    400, f"{place}: the file isn't text in UTF-8.", place, kind="file", name=name
-                ) from None
+                message = f"{place}: the file isn't text in UTF-8, or is too long."
+                raise UnreadableError(400, message, place, kind="file", name=name) from None
+            return Text(f"{name}:\n{text}" if name else text)
         message = f"{place}: pictures, videos and texts are read here; got a file of type {declared[:50]!r}."
         raise UnreadableError(400, message, place, kind="file", name=name)
 
-    def _bytes(self, uri: str) -> str:
+    def _decoded(self, uri: str) -> str:
+        """The text of a file."""
+        if len(uri) > 8 * MAX_OUTSIDE_CHARS:
+            raise ValueError("it has more characters than a prompt may have")
         with open_stream(uri, None, self._media.limits) as stream:
             return stream.read().decode()
 
@@ -249,7 +258,7 @@ class Parts:
             raise UnreadableError(400, message, place, kind=kind)
         if ":" not in value[:8]:
             try:
-                return from_base64(value, self._media.limits.max_bytes(None))
+                return await REQUESTS.run(from_base64, value, self._media.limits.max_bytes(None))
             except MediaError:
                 message = f"{place} must be a data:, https: or file: address, or base64; got {value[:40]!r}."
                 raise UnreadableError(400, message, place, kind=kind) from None
@@ -331,12 +340,16 @@ class Parts:
         return data
 
 
-def _frames(value: Any) -> list[str] | None:
+def _frames(value: Any, place: str) -> list[str] | None:
     """The base64 texts of a video that comes as frames: a list, or vLLM's `data:video/jpeg`; None for a file."""
-    if isinstance(value, str) and value[:11].lower() == "data:video/" and value[11:16].lower() in ("jpeg;", "jpeg,"):
-        return value.partition(",")[2].split(",")
-    if not isinstance(value, list):
+    is_listed = isinstance(value, str) and _JPEGS.match(value) is not None
+    if not is_listed and not isinstance(value, list):
         return None
+    if (value.count(",") if is_listed else len(value)) > _MAX_FRAMES:
+        message = f"{place}: a video may have {_MAX_FRAMES:,} frames. Send the file instead."
+        raise UnreadableError(400, message, place, kind="video")
+    if is_listed:
+        return value.partition(",")[2].split(",")
     addresses = [each.get("url") if isinstance(each, dict) else each for each in value]
     return [each.partition(",")[2] if is_data_uri(each) else "" for each in addresses]
 

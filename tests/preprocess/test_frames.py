@@ -76,6 +76,8 @@ def test_a_single_frame_is_a_video_too() -> None:
         (lambda: clip_of_jpegs([]), "at least one"),
         (lambda: clip_of_jpegs([b"\xff\xd8\xff\xe0"]), "isn't a JPEG"),
         (lambda: clip_of_jpegs([b"no"]), "isn't a JPEG"),
+        (lambda: clip_of_jpegs([b"\xff\xd8" + b"\xff" * 50_000_000]), "isn't a JPEG"),
+        (lambda: clip_of_jpegs([b"\xff\xd8" + b"\xff\xe0\0\2" * 5_000_000]), "isn't a JPEG"),
         (lambda: clip_of_jpegs(jpegs([*pictures(1), *pictures(1, (8, 8))])), "of one size"),
     ],
 )

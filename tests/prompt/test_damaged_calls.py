@@ -208,3 +208,17 @@ def test_a_value_of_100_kb_streams_token_by_token() -> None:
         f"```\n{xml('read', path=content)}",
     ):
         parsed([reply[at : at + 4] for at in range(0, len(reply), 4)])
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", "number", "boolean", "array", "object", "null"])
+@pytest.mark.parametrize("written", ['"verbose"', "'q'", "verbose", '"[1"', '""'])
+def test_a_text_for_any_type_can_be_written_as_json(kind: str, written: str) -> None:
+    schema = {"type": "object", "properties": {"options": {"type": kind}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for reply in (
+        xml("f", options=written),
+        f'<tool_call>\n{{"name": "f", "arguments": {{"options": {written}}}}}\n</tool_call>',
+    ):
+        _, calls = read_calls(reply, [tool])
+        for call in calls:
+            assert isinstance(json.loads(json.dumps(dict(call.arguments)))["options"], str)

@@ -200,7 +200,9 @@ def test_videos_as_frames(part: dict[str, Any], times: list[float], media: Media
     assert notes == ""
 
 
-@pytest.mark.parametrize("frames", [[], ["data:image/png;base64,AAAA"], [*URIS, 5], ["https://a.example/b.jpg"]])
+@pytest.mark.parametrize(
+    "frames", [[], ["data:image/png;base64,AAAA"], [""] * 5000, [*URIS, 5], ["https://a.example/b.jpg"]]
+)
 def test_frames_that_are_none_are_refused(frames: list[Any], media: MediaProcessor) -> None:
     with pytest.raises(ApiError, match=r"messages\.0\.content\.0\.video"):
         read([{"role": "user", "content": [{"type": "video", "video": frames}]}], media)

@@ -37,6 +37,7 @@ from qwen35mm.server.openai.responses.routes import ResponsesRoutes
 from qwen35mm.server.openai.texts.routes import TextRoutes
 from qwen35mm.server.openapi import Handler, Route, add_routes
 from qwen35mm.server.parts import Sources
+from qwen35mm.server.paths import ForgivingPaths
 from qwen35mm.server.queue import FairQueue
 from qwen35mm.server.reply import ReplyReader
 from qwen35mm.server.service import ANY_NAME, Service
@@ -103,7 +104,7 @@ def limits(
 ) -> list[Middleware]:
     """The middleware that limits who may call and how much they may send. Arguments as `create_app`."""
     found = [] if settings is None else guards(settings, only_this_machine=only_this_machine, refuse=refuse)
-    return [*found, Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
+    return [*found, Middleware(ForgivingPaths), Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
 
 
 class Api(Service):

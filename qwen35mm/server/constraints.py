@@ -146,6 +146,8 @@ def _structured_outputs(value: Any) -> Constraint | None:
     said = {name: each for name, each in value.items() if each not in (None, False)}
     if "structural_tag" in said:
         raise _OtherError("with structural_tag can't be enforced here. Take strict tools, or a grammar.")
+    if unknown := [name for name in said if name not in _OUTPUTS and name not in _STYLES]:
+        raise _OtherError(f"with {unknown[0]} isn't known here; json, json_object, regex, choice and grammar are.")
     kinds = [name for name in said if name in _OUTPUTS]
     if len(kinds) > 1:
         raise _OtherError(f"asks for {kinds[0]} and {kinds[1]}; an answer follows one of them.")
@@ -159,6 +161,8 @@ def _format(value: Any) -> Constraint | None:
     return _schema(value)
 
 
+# How the answer is written, which a grammar here leaves to the model.
+_STYLES = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern")
 _OUTPUTS: Mapping[str, Callable[[Any], Constraint]] = {
     "json": _schema,
     "json_object": lambda _: _any_object(),

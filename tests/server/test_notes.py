@@ -55,6 +55,23 @@ def test_an_unknown_field_is_ignored_and_told(path: str, backend: Instant, unlog
     assert HEADER not in post(backend, path, BODIES[path]).headers
 
 
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/messages", "/v1/messages"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/responses", "/v1/responses"),
+    ],
+)
+def test_an_address_with_v1_twice_or_not_at_all(given: str, path: str, backend: Instant) -> None:
+    assert post(backend, given, BODIES[path]).status == 200
+    told = post(backend, given, {}).json()
+    assert ("type" in told) == ("messages" in path)
+    assert post(backend, f"/v1/v1{path}", BODIES[path]).status == 404
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_strict_servers_refuse_it(path: str, backend: Instant) -> None:
     answer = post(backend, path, {**BODIES[path], "mood": "good"}, strict=True)

@@ -41,8 +41,12 @@ HINTS: dict[str, Values] = {
     "web_search_options": (),
 }
 REFUSED: dict[str, Values] = {
-    "chat_template": (),
+    # Other prompts, weights or tokens than this server's.
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "chat_template": ("",),
     "custom_logit_processor": (),
+    "lora_path": (),
     # Texts that the model would have to read.
     "documents": ([],),
     # The former form of tools, whose answers have another form, too.

@@ -26,7 +26,19 @@ ROLES = {
 _SAID = (
     *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "prefix", "partial"),
     *("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks", "provider_specific_fields"),
-    *("annotations", "audio", "cache_control", "id", "index", "type", "status", "model", "created", "finish_reason"),
+    *(
+        "images",
+        "annotations",
+        "audio",
+        "cache_control",
+        "id",
+        "index",
+        "type",
+        "status",
+        "model",
+        "created",
+        "finish_reason",
+    ),
 )
 
 
@@ -69,6 +81,10 @@ async def _messages(
     unknown = {name: value for name, value in values.items() if value is not None and name not in _SAID}
     notes.ignore_rest(unknown, (), place)
     content = await parts.content(values.get("content"), f"{place}.content", must_read=must_read)
+    if isinstance(images := values.get("images"), list):
+        # Ollama's form: base64 beside the text.
+        listed = [{"type": "image", "image": each} for each in images]
+        content = (*await parts.content(listed, f"{place}.images", must_read=must_read), *content)
     name = values.get("name") if isinstance(values.get("name"), str) else None
     if role == "assistant":
         if not content and isinstance(refusal := values.get("refusal"), str) and refusal:

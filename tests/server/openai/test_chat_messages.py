@@ -215,6 +215,12 @@ def test_texts_in_files_are_read(media: MediaProcessor) -> None:
     assert message.text == "a.txt:\nGrüße"
 
 
+def test_images_beside_the_text(media: MediaProcessor) -> None:
+    (message,), notes = read([{"role": "user", "content": "What is it?", "images": [PNG]}], media)
+    assert [type(part) for part in message.content] == [Image, Text]
+    assert notes == ""
+
+
 def test_media_of_a_system_message_are_the_users(media: MediaProcessor) -> None:
     parts = [{"type": "text", "text": "Rules."}, {"type": "image_url", "image_url": {"url": URI}}]
     found, notes = read([{"role": "system", "content": parts}, ASK], media)

@@ -290,6 +290,8 @@ async def beside(server: Server, script: Script, arguments: argparse.Namespace) 
         while not (await asyncio.wait([running], timeout=_SHORT_EVERY_S))[0]:
             shorts.append(await first_token(SHORT_TOKENS, 2, len(shorts)))
         with_shorts_s, seen = await running, Seen()
+        if not shorts:
+            raise SystemExit(f"the long prompt took {with_shorts_s:.1f} s, too short for others beside it")
         reply = asyncio.ensure_future(first_token(SHORT_TOKENS, 3, reply=arguments.beside, seen=seen))
         await asyncio.sleep(_SHORT_EVERY_S)
         before, before_s = seen.num_events, time.perf_counter()

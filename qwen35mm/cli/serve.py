@@ -73,7 +73,7 @@ class ServerOptions:
     ] = None
     max_queue: Annotated[int, typer.Option(help="Most requests in the queue.", min=1, max=10_000)] = 64
     strict_fields: Annotated[
-        bool, typer.Option("--strict-fields", help="Refuse requests with unknown fields instead of ignoring these.")
+        bool, typer.Option("--strict-fields", help="Refuse requests with fields that would be ignored or translated.")
     ] = False
 
 

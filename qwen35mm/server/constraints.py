@@ -11,8 +11,11 @@ from typing import Any
 from qwen35mm.contract import GenerationRequest, SamplingParams
 from qwen35mm.contract.grammars import grammar_of_choices, grammar_of_regex, lark_of
 from qwen35mm.errors import ConfigError
+from qwen35mm.outside_json import JsonLimitError, load_json
 from qwen35mm.server.errors import ApiError
 
+# Of a schema that comes as JSON text.
+MAX_SCHEMA_CHARS = 1 << 20
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _KINDS = "text, json_object, json_schema, regex, choice or grammar"
 
@@ -84,9 +87,13 @@ def _any_object() -> Constraint:
 def _schema(value: Any) -> Constraint:
     """A JSON schema as an object or as JSON text."""
     if isinstance(value, str):
+        if len(value) > MAX_SCHEMA_CHARS:
+            raise _OtherError(f"may have {MAX_SCHEMA_CHARS:,} characters; it has {len(value):,}.")
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = load_json(value)
+        except JsonLimitError as error:
+            raise _OtherError(f"must be a JSON schema; {error}") from None
+        except ValueError:
             raise _OtherError("must be a JSON schema; this text isn't JSON.") from None
     if isinstance(value, bool):
         # "Anything" and "nothing"; only the first can be written.

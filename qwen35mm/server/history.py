@@ -12,12 +12,15 @@ from typing import Any
 
 from qwen35mm.contract import ToolCall
 from qwen35mm.errors import PromptError
+from qwen35mm.outside_json import check_json
 from qwen35mm.server.notes import Notes
 
 # The argument that holds what a call was written with, if that is no JSON object.
 RAW_ARGUMENTS = "arguments"
 # The name of a call without one.
 UNNAMED = "unknown"
+# Values in the arguments of one request's calls, where these are JSON text.
+MAX_ARGUMENT_VALUES = 250_000
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -28,39 +31,54 @@ def mended(body: bytes) -> bytes:
     return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
-def read_call(name: Any, arguments: Any, call_id: Any, place: str, notes: Notes) -> ToolCall:
-    """A past call. Arguments that are no JSON object become one argument, `arguments`, with their text.
+class CallReader:
+    """Reads the past calls of one request."""
 
-    Args:
-        arguments: JSON text, as in OpenAI's protocols, or a value, as in Anthropic's.
-        place: the call's path in the request.
-    """
-    if not isinstance(name, str) or not name.strip():
-        notes.change(f"{place}.name", f"is missing; the call is read as one of {UNNAMED!r}")
-        name = UNNAMED
-    values = _values(arguments)
-    if not isinstance(values, Mapping):
-        notes.change(f"{place}.arguments", f"isn't a JSON object; its text is the argument {RAW_ARGUMENTS!r}")
-        values = {RAW_ARGUMENTS: values}
-    call_id = call_id if isinstance(call_id, str) else None
-    try:
-        return ToolCall(name, values, call_id)
-    except PromptError:  # nested too deeply
-        return ToolCall(name, {RAW_ARGUMENTS: json.dumps(values)}, call_id)
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        # Of all arguments that come as JSON text: what reads the body has only counted each as one.
+        self._values_left = MAX_ARGUMENT_VALUES
 
+    def read(self, name: Any, arguments: Any, call_id: Any, place: str) -> ToolCall:
+        """A past call. Arguments that are no JSON object become one argument, `arguments`, with their text.
 
-def _values(arguments: Any) -> Any:
-    """The arguments' values; the text itself if it isn't JSON."""
-    # Some clients write JSON into JSON.
-    for _ in range(2):
-        if not isinstance(arguments, str):
-            break
-        text = _SURROGATE.sub("\ufffd", arguments)
+        Args:
+            arguments: JSON text, as in OpenAI's protocols, or a value, as in Anthropic's.
+            place: the call's path in the request.
+        """
+        if not isinstance(name, str) or not name.strip():
+            self._notes.change(f"{place}.name", f"is missing; the call is read as one of {UNNAMED!r}")
+            name = UNNAMED
+        values = self._values(arguments)
+        if not isinstance(values, Mapping):
+            self._notes.change(f"{place}.arguments", f"isn't a JSON object; its text is the argument {RAW_ARGUMENTS!r}")
+            values = {RAW_ARGUMENTS: values}
+        call_id = call_id if isinstance(call_id, str) else None
         try:
-            arguments = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            return text
-    return {} if arguments is None else _clean(arguments)
+            return ToolCall(name, values, call_id)
+        except PromptError:  # nested too deeply
+            return ToolCall(name, {RAW_ARGUMENTS: json.dumps(values)}, call_id)
+
+    def _values(self, arguments: Any) -> Any:
+        """The arguments' values; the text itself if it isn't JSON, or has too many values."""
+        # Some clients write JSON into JSON.
+        for _ in range(2):
+            if not isinstance(arguments, str):
+                break
+            text = _SURROGATE.sub("\ufffd", arguments)
+            try:
+                check_json(text, max_values=self._values_left)
+                arguments = json.loads(text) if text.strip() else {}
+            except (ValueError, RecursionError):
+                return text
+            self._values_left -= _num_values(arguments)
+        return {} if arguments is None else _clean(arguments)
+
+
+def _num_values(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_num_values, value.values()))
+    return 1 + sum(map(_num_values, value)) if isinstance(value, list) else 1
 
 
 def _clean(value: Any, depth: int = 0) -> Any:

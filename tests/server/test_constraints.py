@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from qwen35mm.contract import GenerationRequest, SamplingParams
-from qwen35mm.server.constraints import NAMES, Constraint, constraint_of, without_effect
+from qwen35mm.server.constraints import MAX_SCHEMA_CHARS, NAMES, Constraint, constraint_of, without_effect
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.notes import HEADER
 from tests.server.conftest import PATIENCE_S
@@ -94,6 +94,12 @@ def test_what_asks_for_nothing_constrains_nothing() -> None:
         ({"response_format": {"type": "xml"}}, "response_format", "of the type text, json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema comes with a schema"),
         ({"guided_json": "{"}, "guided_json", "isn't JSON"),
+        ({"guided_json": "[" * 200 + "]" * 200}, "guided_json", "nested more than 100 deep"),
+        (
+            {"json_schema": json.dumps({"enum": ["x" * MAX_SCHEMA_CHARS]})},
+            "json_schema",
+            "may have 1,048,576 characters",
+        ),
         ({"guided_json": [1]}, "guided_json", "got list"),
         ({"guided_choice": []}, "guided_choice", "at least one"),
         ({"guided_regex": "a\\"}, "guided_regex", "backslash"),

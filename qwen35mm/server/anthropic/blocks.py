@@ -12,7 +12,7 @@ from qwen35mm.contract import Image, Message, Text, ToolCall, Video
 from qwen35mm.server.anthropic.tools import Toolbox
 from qwen35mm.server.carried import add_line, carried
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.history import left_out, read_call
+from qwen35mm.server.history import CallReader, left_out
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.parts import Parts, UnreadableError
 
@@ -73,6 +73,7 @@ class Blocks:
         self._parts = parts
         self._toolbox = toolbox
         self._notes = notes
+        self._calls = CallReader(notes)
 
     def system(self, system: str | Sequence[Any]) -> list[Message]:
         """The system message; none if it says nothing."""
@@ -129,7 +130,7 @@ class Blocks:
             match block:
                 case {"type": "tool_use"} if role == "assistant":
                     self._check_fields(block, where)
-                    calls.append(read_call(block.get("name"), block.get("input"), block.get("id"), where, self._notes))
+                    calls.append(self._calls.read(block.get("name"), block.get("input"), block.get("id"), where))
                 case {"type": "tool_result"} if role == "user":
                     results.append(await self._result(block, where))
                 case {"type": "text", "text": str(text)} if results and results[-1].takes(text):

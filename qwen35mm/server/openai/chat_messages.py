@@ -7,7 +7,7 @@ from typing import Any
 
 from qwen35mm.contract import Message, Text, ToolCall
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.history import read_call, reasoning_of
+from qwen35mm.server.history import CallReader, reasoning_of
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.parts import Parts
 
@@ -53,10 +53,11 @@ async def read_messages(given: Sequence[Mapping[str, Any]], parts: Parts, notes:
     """
     roles = [_role(values, f"messages.{at}") for at, values in enumerate(given)]
     answered = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
+    calls = CallReader(notes)
     found: list[Message] = []
     for at, (values, role) in enumerate(zip(given, roles, strict=True)):
         must_read = at > answered and role == "user"
-        found += await _messages(values, role, f"messages.{at}", parts, notes, must_read=must_read)
+        found += await _messages(values, role, f"messages.{at}", parts, calls, notes, must_read=must_read)
     return found
 
 
@@ -75,7 +76,14 @@ def _role(values: Mapping[str, Any], place: str) -> str:
 
 
 async def _messages(
-    values: Mapping[str, Any], role: str, place: str, parts: Parts, notes: Notes, *, must_read: bool
+    values: Mapping[str, Any],
+    role: str,
+    place: str,
+    parts: Parts,
+    reader: CallReader,
+    notes: Notes,
+    *,
+    must_read: bool,
 ) -> list[Message]:
     """One message of a request; a system message with media becomes two."""
     unknown = {name: value for name, value in values.items() if value is not None and name not in _SAID}
@@ -90,7 +98,7 @@ async def _messages(
         if not content and isinstance(refusal := values.get("refusal"), str) and refusal:
             content = (Text(refusal),)
         reasoning = reasoning_of(values) or _thoughts(values.get("content"))
-        calls = _calls(values, place, notes)
+        calls = _calls(values, place, reader, notes)
         return [Message("assistant", content, reasoning=reasoning, tool_calls=calls, name=name)]
     for field in ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"):
         if values.get(field):
@@ -113,9 +121,9 @@ def _thoughts(content: Any) -> str | None:
     return reasoning_of({"thinking_blocks": blocks})
 
 
-def _calls(values: Mapping[str, Any], place: str, notes: Notes) -> tuple[ToolCall, ...]:
+def _calls(values: Mapping[str, Any], place: str, reader: CallReader, notes: Notes) -> tuple[ToolCall, ...]:
     calls, former = values.get("tool_calls"), values.get("function_call")
-    listed = calls if isinstance(calls, list) else [former] if isinstance(former, dict) else []
+    listed = calls if isinstance(calls, list) else [each for each in (calls, former) if isinstance(each, dict)][:1]
     found: list[ToolCall] = []
     for at, call in enumerate(listed):
         where = f"{place}.tool_calls.{at}"
@@ -127,5 +135,5 @@ def _calls(values: Mapping[str, Any], place: str, notes: Notes) -> tuple[ToolCal
         given = function["input"] if "input" in function else function.get("arguments")
         if "input" in function and isinstance(given, str):
             given = {"input": given}
-        found.append(read_call(function.get("name"), given, call.get("id"), where, notes))
+        found.append(reader.read(function.get("name"), given, call.get("id"), where))
     return tuple(found)

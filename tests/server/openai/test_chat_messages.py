@@ -12,6 +12,7 @@ import pytest
 from PIL import Image as PILImage
 
 from qwen35mm.contract import Image, Message, Text, Video
+from qwen35mm.server import history
 from qwen35mm.server.body import mended
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.notes import Notes
@@ -101,6 +102,23 @@ def test_broken_arguments_are_kept_as_they_are(arguments: str, kept: Any, media:
     found, notes = read([called(arguments), ASK], media)
     assert dict(found[0].tool_calls[0].arguments) == {"arguments": kept}
     assert "messages.0.tool_calls.0.arguments isn't a JSON object" in notes
+
+
+def test_arguments_hold_as_many_values_as_a_body(media: MediaProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_ARGUMENT_VALUES", 10)
+    few, many = '{"a": [1, 2, 3, 4]}', '{"a": [[], [], [], [], []]}'
+    found, notes = read([called(few), called(many), called('{"a": "[,,,,,,,,,]"}'), ASK], media)
+    (first,), (second,), (third,) = (message.tool_calls for message in found[:3])
+    assert dict(first.arguments) == {"a": [1, 2, 3, 4]}
+    assert dict(second.arguments) == {"arguments": many}
+    assert dict(third.arguments) == {"a": "[,,,,,,,,,]"}
+    assert notes.count("|") == 0
+    assert "messages.1.tool_calls.0.arguments" in notes
+
+
+def test_one_call_need_not_be_listed(media: MediaProcessor) -> None:
+    found, notes = read([said(tool_calls={"id": "c", "function": {"name": "f", "arguments": "{}"}}), ASK], media)
+    assert (found[0].tool_calls[0].name, notes) == ("f", "")
 
 
 def test_characters_that_are_none_are_replaced_in_arguments(media: MediaProcessor) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen35mm.contract import Image, Message, Text, ToolCall, Video
-from qwen35mm.server.history import read_call
+from qwen35mm.server.history import CallReader
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.responses.tools import shown_name
 
@@ -76,8 +76,9 @@ def messages_of(turns: Sequence[Turn], instructions: str | None, notes: Notes) -
     """
     system = [instructions] if instructions else []
     messages: list[Message] = []
+    calls = CallReader(notes)
     for number, turn in enumerate(turns):
-        reply = _Reply(notes)
+        reply = _Reply(calls)
         for at, item in enumerate(turn.items):
             place = f"input.{at}" if number == len(turns) - 1 else f"previous_response_id: item {item['id']}"
             if item["type"] in ("reasoning", *CALLS) or item.get("role") == "assistant":
@@ -102,8 +103,8 @@ def messages_of(turns: Sequence[Turn], instructions: str | None, notes: Notes) -
 class _Reply:
     """Collects items into one answer of the assistant."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, calls: CallReader) -> None:
+        self._reader = calls
         self._thoughts: list[str] = []
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
@@ -119,7 +120,7 @@ class _Reply:
         elif item["type"] in CALLS:
             name = shown_name(item["name"], item.get("namespace"))
             given = {"input": item["input"]} if item["type"] == "custom_tool_call" else item["arguments"]
-            self._calls.append(read_call(name, given, item["call_id"], place, self._notes))
+            self._calls.append(self._reader.read(name, given, item["call_id"], place))
         elif item["type"] == "reasoning":
             ended = self.end() if (self._texts and not self._is_open) or self._calls else []
             self._thoughts += [part["text"] for part in item.get("content") or item["summary"]]

@@ -364,6 +364,7 @@ def test_kept_custom_calls_are_continued(backend: Recording, monkeypatch: pytest
 def test_allowed_tools_are_the_only_ones(backend: Recording) -> None:
     tools = [TOOL, NAMESPACE, {**TOOL, "name": "clock"}]
     for mode, choice in (("auto", "auto"), ("required", "required")):
-        allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "clock"}]}
+        listed = [{"type": "function", "name": "clock"}, {"type": "function", "name": ["weather"]}]
+        allowed = {"type": "allowed_tools", "mode": mode, "tools": listed}
         request, notes = asked(backend, tools=tools, tool_choice=allowed)
         assert (named(request), request.tool_choice, notes) == (["clock"], choice, [])

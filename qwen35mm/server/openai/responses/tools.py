@@ -181,11 +181,12 @@ class Toolbox:
     def _allowed(self, values: Mapping[str, Any]) -> str:
         """Leaves only the allowed tools."""
         listed = [tool for tool in values["tools"] if isinstance(tool, dict)]
-        names = {tool.get("name") for tool in listed} | {tool.get("server_label") for tool in listed}
+        said = [tool.get(field) for tool in listed for field in ("name", "server_label")]
+        names = {name for name in said if isinstance(name, str)}
         kept = {
             name: known
             for name, known in self._known.items()
-            if name in names or known.head["name"] in names or known.head.get("namespace") in names - {None}
+            if name in names or known.head["name"] in names or known.head.get("namespace") in names
         }
         self._known = kept
         if values.get("mode") != "required":

@@ -36,8 +36,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "tool_removal": ("tool",),
 }
 Content = list[Text | Image | Video]
-# What clients write between tags of their own, such as <system-reminder>.
-_NOTE = re.compile(r"<([a-z][a-z0-9_-]*)>.*</\1>", re.DOTALL)
+# What clients write after a tool's result: notes between these tags, and one text after results that name tools.
+_NOTE = re.compile(r"<system-reminder>.*</system-reminder>", re.DOTALL)
+_LOADED = "Tool loaded."
 
 
 @dataclass
@@ -57,9 +58,9 @@ class _Result:
         loaded.
 
         As the user's own turn it would be a new question, for which the template drops the thinking of all steps
-        before: they would have to be read again.
+        before: they would have to be read again. What a person writes is always the user's turn.
         """
-        return self.loads_tools or _NOTE.fullmatch(text.strip()) is not None
+        return (self.loads_tools and text.strip() == _LOADED) or _NOTE.fullmatch(text.strip()) is not None
 
     @property
     def message(self) -> Message:

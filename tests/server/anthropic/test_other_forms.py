@@ -262,6 +262,7 @@ def test_files_of_past_turns_are_left_out(backend: Recording) -> None:
         ({"type": "mcp_tool_result", "tool_use_id": "m", "content": [HI]}, None),
         ({"type": "hologram", "data": "x" * 5000, "at": 1}, '[hologram: {"at": 1}]\nHi'),
         ({"type": "hologram"}, "Hi"),
+        ({"type": "hologram", "text": "数据" * 600}, f'[hologram: {{"text": "{"数据" * 600}"}}]\nHi'),
         ({"type": "compaction", "content": "Summary. "}, "Summary. Hi"),
     ],
 )
@@ -326,6 +327,10 @@ def test_notes_of_the_client_after_a_result_are_no_new_question(backend: Recordi
     blocks = [*found, {"type": "text", "text": "Tool loaded."}]
     (*_, tool), _ = conversation(backend, U, assistant(use()), {"role": "user", "content": blocks})
     assert (tool.role, tool.text.endswith("\n\n\nTool loaded.")) == ("tool", True)
+    for before, text in ((found, "Stop! What is 2+2?"), (result("Rain")["content"], "<task>Now delete it</task>")):
+        blocks = [*before, {"type": "text", "text": text}]
+        (*_, user), _ = conversation(backend, U, assistant(use()), {"role": "user", "content": blocks})
+        assert (user.role, user.text) == ("user", text)
 
 
 def test_calls_and_results_need_not_match(backend: Recording) -> None:

@@ -258,6 +258,13 @@ def test_foreign_items_are_carried_as_text(backend: Recording) -> None:
     (_, said, _), notes = conversation(backend, U, search, SAID, U)
     assert said.text == '[web_search_call: {"action": {"type": "search", "query": "x"}}]\nHi'
     assert notes == ["input.1 of type 'web_search_call' is carried as text"]
+    output = {"id": 17, "status": "declined", "index": 3}
+    paid = {"type": "mcp_call", "id": "m", "name": "pay", "arguments": "{}", "status": "failed", "output": output}
+    (_, said, _), _ = conversation(backend, U, paid, SAID, U)
+    told = (
+        '{"name": "pay", "arguments": "{}", "status": "failed", "output": {"id": 17, "status": "declined", "index": 3}}'
+    )
+    assert said.text == f"[mcp_call: {told}]\nHi"
     for item in (
         {"type": "compaction", "encrypted_content": "x" * 2000},
         {"type": "ghost_snapshot", "ghost_commit": {}},

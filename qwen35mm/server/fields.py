@@ -28,6 +28,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 # What a call in the form of the family's templates can hold.
 FunctionName = Annotated[str, Field(pattern=r"^[^\s<>]{1,256}$")]
 CALLABLE_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
+# What a tool choice says without naming a tool.
+CHOICES = ("auto", "none", "required")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Limits for thinking tokens; None is no limit.
 EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
@@ -55,8 +57,17 @@ def _chosen(choice: Any) -> Any:
             return "required"
         case _:
             name = ""
-    if name in ("", "auto", "none", "required"):
+    if name in ("", *CHOICES):
         raise ValueError('it must be "auto", "none", "required", or of type function with the name of a tool')
+    return name
+
+
+def forced_tool(name: str) -> str:
+    """The choice that forces a tool, by its name. Raises ApiError: 400, the name is one of the other choices."""
+    if name in CHOICES:
+        raise ApiError(
+            400, f"tool_choice can't force a tool of the name {name!r}. Give it another name.", "tool_choice"
+        )
     return name
 
 

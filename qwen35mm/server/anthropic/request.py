@@ -15,7 +15,7 @@ from qwen35mm.server import fields
 from qwen35mm.server.anthropic.blocks import Blocks
 from qwen35mm.server.anthropic.tools import Tool, Toolbox, plain_tools
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import EFFORTS, STRICT, Number, Values
+from qwen35mm.server.fields import EFFORTS, STRICT, Number, Values, forced_tool
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import UNSUPPORTED, Notes
@@ -210,7 +210,7 @@ def _chosen(request: CountRequest, toolbox: Toolbox, notes: Notes) -> str:
         case "any" | "required" if toolbox.shown or not request.tools:
             return "required"
         case "tool" if choice.name not in toolbox.left_out:
-            return choice.name or ""
+            return forced_tool(choice.name or "")
         case "any" | "required" | "tool":
             notes.change("tool_choice", "asks for tools that were left out; the model chooses")
         case _:

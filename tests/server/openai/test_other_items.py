@@ -368,6 +368,21 @@ def test_kept_custom_calls_are_continued(backend: Recording, monkeypatch: pytest
     assert [(message.role, message.text, message.tool_calls) for message in backend.asked.messages] == before
 
 
+@pytest.mark.parametrize("word", ["auto", "none", "required"])
+def test_a_tool_of_the_name_of_a_choice_is_not_forced(word: str, backend: Recording) -> None:
+    answer = post(backend, tools=[{**TOOL, "name": word}], tool_choice={"type": "function", "name": word})
+    assert answer.status == 400
+    assert f"can't force a tool of the name {word!r}" in answer.json()["error"]["message"]
+    for choice in (word, {"type": word}):
+        assert asked(backend, tools=[TOOL], tool_choice=choice)[0].tool_choice == word
+
+
+@pytest.mark.parametrize("choice", ["any", {"type": "any"}])
+def test_any_is_required(choice: Any, backend: Recording) -> None:
+    assert asked(backend, tools=[TOOL], tool_choice=choice)[0].tool_choice == "required"
+    assert post(backend, tools=[TOOL], tool_choice=choice).json()["tool_choice"] == "required"
+
+
 def test_allowed_tools_are_the_only_ones(backend: Recording) -> None:
     tools = [TOOL, NAMESPACE, {**TOOL, "name": "clock"}]
     for mode, choice in (("auto", "auto"), ("required", "required")):

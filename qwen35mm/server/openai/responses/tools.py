@@ -10,13 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import CALLABLE_NAME, MAX_TOOLS, STRICT
+from qwen35mm.server.fields import CALLABLE_NAME, CHOICES, MAX_TOOLS, STRICT, forced_tool
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 
 # What a custom tool takes, as a function.
 _TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _KINDS = ("function", "custom", "namespace")
-_WORDS = ("auto", "none", "required")
 
 
 class Tool(BaseModel):
@@ -159,22 +158,25 @@ class Toolbox:
         return {field: value for field, value in function.items() if value is not None}
 
     def _chosen(self, choice: Any) -> str:
-        if isinstance(choice, str) and choice in _WORDS:
-            return choice
+        word = choice.get("type") if isinstance(choice, dict) else choice
+        word = "required" if word == "any" else word
+        if isinstance(word, str) and word in CHOICES:
+            self.said_choice = word
+            return word
         values = choice if isinstance(choice, dict) else {}
         kind = values.get("type")
         function = values.get(kind) if kind in ("function", "custom") else None
         named = function if isinstance(function, dict) else values
         if kind in ("function", "custom") and isinstance(named.get("name"), str):
             namespace = named.get("namespace")
-            return shown_name(named["name"], namespace if isinstance(namespace, str) else None)
+            return forced_tool(shown_name(named["name"], namespace if isinstance(namespace, str) else None))
         if kind == "allowed_tools" and isinstance(values.get("tools"), list):
             return self._allowed(values)
         if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
             self._notes.change("tool_choice", "asks for a tool that was left out; the model chooses")
             self.said_choice = "auto"
             return "auto"
-        words = ", ".join(f'"{word}"' for word in _WORDS)
+        words = ", ".join(f'"{word}"' for word in CHOICES)
         message = f"tool_choice must be {words}, allowed_tools, or of type function with the name of a tool."
         raise ApiError(400, message, "tool_choice")
 

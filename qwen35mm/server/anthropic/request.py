@@ -20,6 +20,7 @@ from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.parts import Parts, Sources
+from qwen35mm.server.results import in_order_of_calls
 from qwen35mm.server.shapes import AnthropicMessage, Described, OtherBlock, TextBlock
 
 # Each with the values that ask for nothing.
@@ -180,7 +181,7 @@ async def asked_of(
     choice = _chosen(request, toolbox, notes)
     toolbox.show(choice)
     blocks = Blocks(Parts(sources, backend.media, None, notes), toolbox, notes)
-    messages = [*blocks.system(request.system or ()), *await blocks.messages(request.messages)]
+    messages = in_order_of_calls([*blocks.system(request.system or ()), *await blocks.messages(request.messages)])
     thinks, budget = _thinking(request, notes)
     effort = request.output_config and request.output_config.effort
     asked = GenerationRequest(

@@ -28,6 +28,7 @@ from qwen35mm.server.openai.chat_messages import continues, read_messages
 from qwen35mm.server.openai.choices import MAX_CHOICES
 from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.parts import Parts, Sources
+from qwen35mm.server.results import in_order_of_calls
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
 
 MAX_MESSAGES = 10_000
@@ -179,7 +180,7 @@ async def asked_of(
         PromptError, RequestError: the messages or the schema can't be used.
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs, notes)
-    messages = await read_messages(request.messages, parts, notes)
+    messages = in_order_of_calls(await read_messages(request.messages, parts, notes))
     asked = GenerationRequest(
         messages,
         request.params(

@@ -19,6 +19,7 @@ from qwen35mm.server.openai.responses.items import Turn, messages_of
 from qwen35mm.server.openai.responses.kept import Past
 from qwen35mm.server.openai.responses.tools import Toolbox
 from qwen35mm.server.parts import Parts, Sources
+from qwen35mm.server.results import in_order_of_calls
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ async def question_of(
     )
     is_kept = isinstance(request, ResponsesRequest) and request.store
     asked = GenerationRequest(
-        messages_of((*past.turns, turn), request.instructions, notes),
+        # A turn's media are kept in the order in which they came.
+        in_order_of_calls(messages_of((*past.turns, turn), request.instructions, notes), moves_media=False),
         params,
         enable_thinking=request.thinks(request.effort),
         template_options=request.template_options(request.effort, backend.loaded, notes),

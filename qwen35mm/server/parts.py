@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from qwen35mm.contract import Image, Text, Video
 from qwen35mm.pools import REQUESTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
+from qwen35mm.server.carried import add_line, carried, json_text, loses
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import left_out
 from qwen35mm.server.notes import UNSUPPORTED, Notes
@@ -30,7 +31,10 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary_text")
 IMAGES = ("image_url", "input_image", "image")
 VIDEOS = ("video_url", "input_video", "video")
+_FILES = ("file", "input_file")
+_SOUNDS = ("input_audio", "audio_url", "audio")
 _KINDS = (*TEXTS, *IMAGES, *VIDEOS, "file", "input_audio")
+_ALL_KINDS = (*TEXTS, *_THOUGHTS, *IMAGES, *VIDEOS, *_FILES, *_SOUNDS)
 # Fields of parts that say nothing to the model.
 _SAID = ("type", "cache_control", "id", "index")
 _SAID_WITH_TEXT = (*_SAID, "content", "annotations", "logprobs", "citations")
@@ -90,6 +94,15 @@ class UnreadableError(ApiError):
     name: object = None
 
 
+def is_part(value: Any) -> bool:
+    """Whether a value is a content part of a type that `Parts` knows."""
+    if not isinstance(value, dict):
+        return False
+    kind = value.get("type")
+    # Some clients leave the type out.
+    return kind in _ALL_KINDS if isinstance(kind, str) else len(value) == 1 and next(iter(value)) in _KINDS
+
+
 class Parts:
     """Reads the content parts of one request.
 
@@ -120,6 +133,10 @@ class Parts:
         found: list[Text | Image | Video] = []
         for at, part in enumerate(listed):
             where = f"{place}.{at}" if isinstance(content, list) else place
+            line = self._foreign(part, where, must_read=must_read)
+            if line is not None:
+                add_line(found, line)
+                continue
             try:
                 read = await self.part(part, where)
                 if not must_read:
@@ -131,6 +148,24 @@ class Parts:
                 read = Text(left_out(error.kind, error.name))
             found += [] if read is None else [read]
         return tuple(found)
+
+    def _foreign(self, part: Any, place: str, *, must_read: bool) -> str | None:
+        """What has no place in a prompt as it is, as text; None for all that `part` reads or refuses."""
+        if part is None or isinstance(part, str) or is_part(part):
+            value = part.get("text") if isinstance(part, dict) and part.get("type") in TEXTS else None
+            if must_read or not isinstance(value, dict | list | int | float):
+                return None
+            self._notes.change(place, "isn't text; it is read as JSON text")
+            return json_text(value)
+        if isinstance(part, dict) and isinstance(part.get("type"), str):
+            line = None if must_read and loses(part) else carried(part)
+            if line is not None:
+                self._notes.change(f"{place} of type {part['type']!r:.60}", "is carried as text")
+            return line
+        if must_read or (isinstance(part, dict) and any(name in part for name in _KINDS)):
+            return None
+        self._notes.change(place, "isn't a part; it is read as JSON text")
+        return json_text(part)
 
     async def part(self, part: Any, place: str) -> Text | Image | Video | None:
         """Reads one content part; None for one that says nothing.
@@ -152,9 +187,9 @@ class Parts:
             return await self._image(part, place)
         if kind in VIDEOS:
             return await self._video(part, place)
-        if kind in ("file", "input_file"):
+        if kind in _FILES:
             return await self._file(part, place)
-        if kind in ("input_audio", "audio_url", "audio"):
+        if kind in _SOUNDS:
             raise UnreadableError(400, f"{place}: this model can't hear.", place, kind="audio")
         known = "text, image_url, video_url or input_video"
         message = f"{place} must be an object with a type: {known}; got {kind!r:.100}."
@@ -348,7 +383,7 @@ def _frames(value: Any, place: str) -> list[str] | None:
     if (value.count(",") if is_listed else len(value)) > _MAX_FRAMES:
         message = f"{place}: a video may have {_MAX_FRAMES:,} frames. Send the file instead."
         raise UnreadableError(400, message, place, kind="video")
-    if is_listed:
+    if isinstance(value, str):
         return value.partition(",")[2].split(",")
     addresses = [each.get("url") if isinstance(each, dict) else each for each in value]
     return [each.partition(",")[2] if is_data_uri(each) else "" for each in addresses]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from qwen35mm.contract import Image, Message, Text, ToolCall, Video
 from qwen35mm.server.anthropic.tools import Toolbox
-from qwen35mm.server.carried import add_line, carried
+from qwen35mm.server.carried import add_line, carried, json_text, result_parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import CallReader, left_out
 from qwen35mm.server.notes import Notes
@@ -93,7 +92,7 @@ class Blocks:
             return block
         if block.get("type") in ("text", None):
             self._check_fields({"type": "text", **block}, place)
-            return _text(block.get("text"), f"{place}.text")
+            return self._text(block.get("text"), f"{place}.text")
         return self._carried(block, place) or ""
 
     async def messages(self, values: Sequence[dict[str, Any]]) -> list[Message]:
@@ -125,7 +124,12 @@ class Blocks:
         calls: list[ToolCall] = []
         thoughts: list[str] = []
         blocks = values.get("content")
-        listed = _listed(blocks, f"{place}.content")
+        must_read = is_last and role == "user"
+        listed = (
+            _listed(blocks, f"{place}.content")
+            if must_read
+            else result_parts(blocks, _is_typed, f"{place}.content", self._notes)
+        )
         for at, block in enumerate(listed):
             where = f"{place}.content.{at}" if isinstance(blocks, list) else f"{place}.content"
             match block:
@@ -139,9 +143,8 @@ class Blocks:
                     results[-1].content.append(Text(f"\n\n{text}"))
                 case {"type": "thinking"} if role == "assistant":
                     self._check_fields(block, where)
-                    thoughts.append(_text(block.get("thinking"), f"{where}.thinking"))
+                    thoughts.append(self._text(block.get("thinking"), f"{where}.thinking"))
                 case _:
-                    must_read = is_last and role == "user"
                     await self._add(content, block, where, must_read=must_read)
         if role == "system":
             return [Message("system", self._without_media(content, place))] if content else []
@@ -154,11 +157,7 @@ class Blocks:
     async def _result(self, block: dict[str, Any], place: str) -> _Result:
         self._check_fields(block, place)
         content: Content = []
-        given = block.get("content")
-        if isinstance(given, dict) and "type" not in given:
-            self._notes.change(f"{place}.content", "isn't text or blocks; it is read as JSON text")
-            given = json.dumps(given, ensure_ascii=False)
-        listed = _listed(given, f"{place}.content")
+        listed = result_parts(block.get("content"), _is_block, f"{place}.content", self._notes)
         for at, each in enumerate(listed):
             await self._add(content, each, f"{place}.content.{at}", must_read=False)
         # The prompt has no other place for it.
@@ -179,7 +178,7 @@ class Blocks:
             self._check_fields(block, place)
         match kind:
             case "text":
-                text = _text(block.get("text"), f"{place}.text")
+                text = self._text(block.get("text"), f"{place}.text", must_read=must_read)
                 content += [Text(text)] if text else []
             case "image" | "document" | "container_upload":
                 try:
@@ -201,7 +200,7 @@ class Blocks:
                 self._change_tools(content, block, kind, place)
             case "compaction":
                 self._notes.change(place, "is carried as text, after what it sums up")
-                content += [Text(text)] if (text := _text(block.get("content"), f"{place}.content")) else []
+                content += [Text(text)] if (text := self._text(block.get("content"), f"{place}.content")) else []
             case "thinking":
                 pass
             case _ if kind not in _SILENT:
@@ -267,6 +266,14 @@ class Blocks:
             self._notes.change(f"{place} {what}", "is carried as text")
         return line
 
+    def _text(self, value: Any, place: str, *, must_read: bool = False) -> str:
+        if isinstance(value, str | None):
+            return value or ""
+        if must_read:
+            raise ApiError(400, f"{place} must be a string; got {type(value).__name__}.", place)
+        self._notes.change(place, "isn't text; it is read as JSON text")
+        return json_text(value)
+
     def _check_fields(self, block: dict[str, Any], place: str) -> None:
         self._notes.ignore_rest(block, (*_COMMON, *FIELDS[block["type"]]), place)
 
@@ -281,10 +288,12 @@ def _listed(content: Any, place: str) -> list[Any]:
     return listed
 
 
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str | None):
-        raise ApiError(400, f"{place} must be a string; got {type(value).__name__}.", place)
-    return value or ""
+def _is_typed(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
+
+
+def _is_block(value: Any) -> bool:
+    return _is_typed(value) and value["type"] in (*FIELDS, *_SILENT, "container_upload", "compaction")
 
 
 def _texts(blocks: Any) -> list[str]:

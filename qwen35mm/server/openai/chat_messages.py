@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qwen35mm.contract import Message, Text, ToolCall
+from qwen35mm.server.carried import result_parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import CallReader, reasoning_of
 from qwen35mm.server.notes import Notes
-from qwen35mm.server.parts import Parts
+from qwen35mm.server.parts import Parts, is_part
 
 # The roles of other servers and of older versions of the protocol.
 ROLES = {
@@ -51,7 +52,7 @@ async def read_messages(given: Sequence[Mapping[str, Any]], parts: Parts, notes:
     Raises:
         ApiError: 400, says what is wrong and where.
     """
-    roles = [_role(values, f"messages.{at}") for at, values in enumerate(given)]
+    roles = [_role(values, f"messages.{at}", notes) for at, values in enumerate(given)]
     answered = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
     calls = CallReader(notes)
     found: list[Message] = []
@@ -63,16 +64,18 @@ async def read_messages(given: Sequence[Mapping[str, Any]], parts: Parts, notes:
 
 def continues(last: Mapping[str, Any]) -> bool:
     """Whether the last message is the beginning of the reply, as DeepSeek's and DashScope's clients say it."""
-    return _role(last, "messages") == "assistant" and (last.get("prefix") is True or last.get("partial") is True)
+    is_reply = isinstance(role := last.get("role"), str) and ROLES.get(role) == "assistant"
+    return is_reply and (last.get("prefix") is True or last.get("partial") is True)
 
 
-def _role(values: Mapping[str, Any], place: str) -> str:
+def _role(values: Mapping[str, Any], place: str, notes: Notes) -> str:
     role = values.get("role")
-    known = ROLES.get(role) if isinstance(role, str) else None
-    if known is None:
+    if not isinstance(role, str):
         expected = "system, developer, user, assistant or tool"
         raise ApiError(400, f"{place}.role must be {expected}; got {role!r:.100}.", f"{place}.role")
-    return known
+    if role not in ROLES:
+        notes.change(f"{place}.role", f"{role!r:.60} is read as user")
+    return ROLES.get(role, "user")
 
 
 async def _messages(
@@ -88,7 +91,10 @@ async def _messages(
     """One message of a request; a system message with media becomes two."""
     unknown = {name: value for name, value in values.items() if value is not None and name not in _SAID}
     notes.ignore_rest(unknown, (), place)
-    content = await parts.content(values.get("content"), f"{place}.content", must_read=must_read)
+    given = values.get("content")
+    if role == "tool":
+        given = result_parts(given, is_part, f"{place}.content", notes)
+    content = await parts.content(given, f"{place}.content", must_read=must_read)
     if isinstance(images := values.get("images"), list):
         # Ollama's form: base64 beside the text.
         listed = [{"type": "image", "image": each} for each in images]

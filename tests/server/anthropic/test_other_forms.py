@@ -303,6 +303,9 @@ def test_damaged_calls_are_carried(given: Any, read: dict[str, Any], backend: Re
         ([], {}, ""),
         ("", {}, ""),
         ({"a": 1}, {}, '{"a": 1}'),
+        (5, {}, "5"),
+        ([{"id": 1}, {"id": 2}], {}, '[{"id": 1}, {"id": 2}]'),
+        ([HI, {"type": "json", "json": 1}], {}, 'Hi{"type": "json", "json": 1}'),
         (["Rain"], {}, "Rain"),
         ("Nothing there.", {"is_error": True}, "Error: Nothing there."),
         ("Error 5", {"is_error": True}, "Error 5"),
@@ -313,6 +316,16 @@ def test_damaged_calls_are_carried(given: Any, read: dict[str, Any], backend: Re
 def test_results_come_in_many_forms(content: Any, more: dict[str, Any], text: str, backend: Recording) -> None:
     (*_, last), _ = conversation(backend, U, assistant(use()), result(content, **more), tools=[TOOL])
     assert (last.role, last.text, last.tool_call_id) == ("tool", text, "t1")
+
+
+@pytest.mark.parametrize(
+    ("block", "text"), [(5, "[5]"), ({"a": 1}, '[{"a": 1}]'), ({"type": "text", "text": [1]}, "[1]")]
+)
+def test_odd_blocks_end_no_conversation(block: Any, text: str, backend: Recording) -> None:
+    (_, said, _), notes = conversation(backend, U, assistant(block), U)
+    assert said.text == text
+    assert len(notes) == 1
+    assert post(backend, messages=[{"role": "user", "content": [block]}]).status == 400
 
 
 def test_notes_of_the_client_after_a_result_are_no_new_question(backend: Recording) -> None:

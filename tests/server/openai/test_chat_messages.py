@@ -116,6 +116,61 @@ def test_arguments_hold_as_many_values_as_a_body(media: MediaProcessor, monkeypa
     assert "messages.1.tool_calls.0.arguments" in notes
 
 
+SPOKEN = {"type": "text", "text": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"a": 1}, '{"a": 1}'),
+        ([{"id": 1, "status": "declined"}, {"id": 2}], '[{"id": 1, "status": "declined"}, {"id": 2}]'),
+        (7, "7"),
+        ([1, 2], "[1, 2]"),
+        ([SPOKEN, {"type": "json", "json": {"answer": 42}}], 'ok{"type": "json", "json": {"answer": 42}}'),
+        ([SPOKEN, None, "b"], "okb"),
+        (
+            [{"type": "resource", "blob": "A" * 2000, "uri": "a:b"}],
+            '[{"type": "resource", "blob": "...", "uri": "a:b"}]',
+        ),
+        ([{"text": "x", "score": 0.5}], '[{"text": "x", "score": 0.5}]'),
+    ],
+)
+def test_results_are_any_json_value(given: Any, text: str, media: MediaProcessor) -> None:
+    found, notes = read([ASK, called("{}"), {"role": "tool", "tool_call_id": "c1", "content": given}], media)
+    assert found[-1].text == text
+    assert ("messages.2.content isn't text or parts; it is read as JSON text" in notes) == (
+        "[" in text or "{" in text or text == "7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ({"type": "tool_result", "tool_use_id": "t", "content": "Rain"}, '[tool_result: {"content": "Rain"}]'),
+        ({"type": "server_tool_use", "input": {"q": "x"}}, '[server_tool_use: {"input": {"q": "x"}}]'),
+        (
+            {"type": "document", "source": {"type": "text", "data": "Tale"}},
+            '[document: {"source": {"type": "text", "data": "Tale"}}]',
+        ),
+    ],
+)
+def test_foreign_blocks_are_carried_as_text(part: dict[str, Any], line: str, media: MediaProcessor) -> None:
+    asked = {"role": "user", "content": [SPOKEN, part]}
+    for messages in ([asked], [asked, said(content="a"), ASK]):
+        found, notes = read(messages, media)
+        assert found[0].text == f"ok\n{line}\n"
+        assert notes == f"messages.0.content.1 of type {part['type']!r} is carried as text"
+
+
+@pytest.mark.parametrize(("part", "text"), [(5, "5"), ({"a": 1}, '{"a": 1}'), ({**SPOKEN, "text": [1]}, "[1]")])
+def test_odd_parts_end_no_conversation(part: Any, text: str, media: MediaProcessor) -> None:
+    found, notes = read([said(content=[part]), ASK], media)
+    assert found[0].text.strip() == text
+    assert "is read as JSON text" in notes
+    with pytest.raises(ApiError):
+        read([{"role": "user", "content": [part]}], media)
+
+
 def test_one_call_need_not_be_listed(media: MediaProcessor) -> None:
     found, notes = read([said(tool_calls={"id": "c", "function": {"name": "f", "arguments": "{}"}}), ASK], media)
     assert (found[0].tool_calls[0].name, notes) == ("f", "")
@@ -135,7 +190,7 @@ def test_characters_that_are_none_are_replaced_in_arguments(media: MediaProcesso
         {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
         {"type": "image_url", "image_url": None},
-        {"type": "smell", "smell": "smoke"},
+        {"type": "smell", "data": "x" * 2000},
     ],
 )
 def test_only_what_is_said_now_must_be_readable(part: dict[str, Any], media: MediaProcessor) -> None:
@@ -148,7 +203,7 @@ def test_only_what_is_said_now_must_be_readable(part: dict[str, Any], media: Med
     assert "messages.0.content.0 can't be read" in notes
     # A tool's result comes again with each turn of an agent.
     found, notes = read([ASK, called("{}"), {"role": "tool", "tool_call_id": "c1", "content": [part]}], media)
-    assert "left out" in found[-1].text
+    assert "left out" in found[-1].text or found[-1].text == '[{"type": "smell", "data": "..."}]'
     with pytest.raises(ApiError):
         read([asked, said(content="I can't tell."), ASK], media, strict=True)
 
@@ -246,8 +301,13 @@ def test_media_of_a_system_message_are_the_users(media: MediaProcessor) -> None:
     assert "messages.0 is a system message with media" in notes
 
 
-@pytest.mark.parametrize("role", [None, "wizard", 7, ["user"]])
-def test_an_unknown_role_is_refused(role: Any, media: MediaProcessor) -> None:
+def test_an_unknown_role_is_the_users(media: MediaProcessor) -> None:
+    found, notes = read([{"role": "critic", "content": "a"}, ASK], media)
+    assert (found[0], notes) == (Message("user", "a"), "messages.0.role 'critic' is read as user")
+
+
+@pytest.mark.parametrize("role", [None, 7, ["user"]])
+def test_a_role_that_is_no_text_is_refused(role: Any, media: MediaProcessor) -> None:
     with pytest.raises(ApiError, match=r"messages\.0\.role must be system, developer, user, assistant or tool"):
         read([{"role": role, "content": "a"}], media)
 

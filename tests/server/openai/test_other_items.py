@@ -221,6 +221,13 @@ def test_damaged_calls_are_carried(arguments: Any, read: dict[str, Any], backend
         ({"content": "Rain", "success": False}, "Rain", 0, 0),
         ({"a": 1}, '{"a": 1}', 0, 1),
         (5, "5", 0, 1),
+        ([{"id": 1}, {"id": 2}], '[{"id": 1}, {"id": 2}]', 0, 1),
+        (
+            [{"type": "input_text", "text": "Rain"}, {"type": "json", "json": 1}],
+            'Rain{"type": "json", "json": 1}',
+            0,
+            1,
+        ),
         ([{**IMAGE, "image_url": "data:image/png;base64,AAAA"}], "[image left out: it can't be read here]", 0, 1),
         ([{"type": "input_audio"}], "[audio left out: it can't be read here]", 0, 1),
     ],

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from qwen35mm.contract import Image, Text, Video
-from qwen35mm.server.carried import carried
+from qwen35mm.server.carried import carried, result_parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.history import left_out, reasoning_of
 from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.responses.items import CALLS, COMMENTARY, OUTPUTS, Turn, item_id, media_parts
-from qwen35mm.server.parts import Parts
+from qwen35mm.server.parts import Parts, is_part
 
 # Finds an item of a kept response, with the media of its turn.
 Find = Callable[[str, str], Awaitable[tuple[dict[str, Any], Sequence[Image | Video]]]]
@@ -194,11 +194,9 @@ class _Reader:
         output = value.get("output")
         if isinstance(output, dict) and isinstance(output.get("content"), str):
             output = output["content"]
-        elif output is not None and not isinstance(output, str | list) and not _is_part(output):
-            self._notes.change(f"{place}.output", "isn't text or parts; it is read as JSON text")
-            output = json.dumps(output, ensure_ascii=False)
         if not isinstance(output, str):
-            output = await self._content(output, f"{place}.output", must_read=False)
+            given = result_parts(output, is_part, f"{place}.output", self._notes)
+            output = await self._content(given, f"{place}.output", must_read=False)
         return {"type": kind, "call_id": _call_id(value, place), "output": output or "", "status": "completed"}
 
     async def _foreign(self, value: Item, kind: str, place: str) -> list[Item]:
@@ -217,8 +215,6 @@ class _Reader:
             output = value["output"]
             if isinstance(output, dict) and isinstance(output.get("image_url"), str):
                 output = [{"type": "input_image", "image_url": output["image_url"]}]
-            elif isinstance(output, list) and not all(map(_is_part, output)):
-                output = json.dumps(output, ensure_ascii=False)
             return [await self._output({**value, "output": output}, OUTPUTS[0], place)]
         line = carried(value)
         if line is None:
@@ -234,7 +230,7 @@ class _Reader:
         found: list[Item] = []
         for at, value in enumerate(listed, start=first):
             where = f"{place}.{at}" if isinstance(content, list) else place
-            if not isinstance(value, str | dict | None):
+            if must_read and not isinstance(value, str | dict | None):
                 raise ApiError(400, f"{where} must be a text or a part; got {type(value).__name__}.", where)
             if isinstance(value, dict):
                 value = {name: each for name, each in value.items() if each is not None}

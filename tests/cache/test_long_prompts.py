@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -28,12 +28,13 @@ class Identity:
     """In place of a model: gives back what it gets."""
 
     device = torch.device("cpu")
+    layers = (None,)
 
     def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 1)
 
-    def __call__(self, batch: Any) -> torch.Tensor:
-        return batch.embeds
+    def by_layers(self, batch: Any) -> Iterator[torch.Tensor]:
+        yield batch.embeds
 
 
 class Conversation:

@@ -157,7 +157,14 @@ def test_what_is_as_by_default_names_no_other_work() -> None:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
 def test_every_parameter_that_is_set_names_other_work(name: str) -> None:
-    others = {"stop": ("a",), "json_schema": "{}", "ignore_eos": True, "stop_token_ids": (1,), "logit_bias": {1: 1.0}}
+    others = {
+        "stop": ("a",),
+        "json_schema": "{}",
+        "grammar": ["a", "b"],
+        "ignore_eos": True,
+        "stop_token_ids": (1,),
+        "logit_bias": {1: 1.0},
+    }
     value = others[name] if name in others else 2 if NUMBERS[name].is_whole else 0.5
     params = SamplingParams().with_overrides(**{name: value})
     assert CaptionSettings(params).describe()["params"].keys() == {name}

@@ -13,12 +13,13 @@ import httpx
 import pytest
 
 from qwen35mm.assets import asset_path
-from qwen35mm.contract import Message, Text
+from qwen35mm.contract import Image, Message, Video
 from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.model import LoadedModel
 from qwen35mm.server import fetch, parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fetch import fetch_media
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm_preprocess import MediaLimits, MediaProcessor
 from qwen35mm_preprocess.media import open_stream
@@ -125,13 +126,13 @@ async def test_a_request_may_not_have_any_number_of_addresses_fetched(
         return b"x" * 100
 
     media = MediaProcessor(demo.image_processing, demo.video_processing)
-    reader = Parts(Sources(fetch=fetch), media, None)
+    reader = Parts(Sources(fetch=fetch), media, None, Notes())
     for _ in range(parts.MAX_FETCHED):
         assert await reader.source("https://a.example/", "here") == b"x" * 100
     with pytest.raises(ApiError, match="at most 32 addresses"):
         await reader.source("https://a.example/", "here")
     monkeypatch.setattr(parts, "MAX_FETCHED_BYTES", 250)
-    reader = Parts(Sources(fetch=fetch), media, None)
+    reader = Parts(Sources(fetch=fetch), media, None, Notes())
     await reader.source("https://a.example/", "here")
     await reader.source("https://a.example/", "here")
     with pytest.raises(ApiError, match="are larger than") as caught:
@@ -154,7 +155,7 @@ def test_a_file_is_one_under_the_root(demo: LoadedModel, tmp_path: Path) -> None
         f"FILE://localhost{root}/in/../in/a b.png",
         f"file:{root}/within.png",
     ):
-        assert parts._file(address, root, "here") == (root / "in" / "a b.png").resolve()
+        assert parts._file(address, root, "here", "image") == (root / "in" / "a b.png").resolve()
     for name in (
         *("out.png", "loop.png", "pipe.png", "in", "", ".", "nothing.png", "../root-not/secret.png", "a%00b"),
         "a" * 5000,
@@ -162,14 +163,14 @@ def test_a_file_is_one_under_the_root(demo: LoadedModel, tmp_path: Path) -> None
         *("..\\root-not\\secret.png", "in/a%20b.png%3f"),
     ):
         with pytest.raises(ApiError, match="here: there is no such file under --media-root"):
-            parts._file(f"file://{root}/{name}", root, "here")
+            parts._file(f"file://{root}/{name}", root, "here", "image")
     for address in (
         *(f"file://example.org{root}/in/a%20b.png", f"file:///{secret}", "file:in/a%20b.png", "file:"),
         *("file:////server/share/a.png", "file:///%5c%5cserver/a.png", "file:%5c%5cserver%5ca.png"),
         "file:///etc/passwd",
     ):
         with pytest.raises(ApiError, match="there is no such file"):
-            parts._file(address, root, "here")
+            parts._file(address, root, "here", "image")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_path_to_another_machine_is_not_even_looked_for(path: str, monkeypatch
     """Windows would tell the other machine who asks."""
     monkeypatch.setattr(Path, "resolve", lambda self, strict=False: pytest.fail(f"{self} was looked for"))
     with pytest.raises(ApiError, match="there is no such file"):
-        parts._file(f"file://{path}" if path.startswith("/") else f"file:{path}", Path("/"), "here")
+        parts._file(f"file://{path}" if path.startswith("/") else f"file:{path}", Path("/"), "here", "image")
 
 
 FORMS = [
@@ -212,12 +213,14 @@ def test_what_a_request_says_is_never_a_path(
             if not path.is_absolute() and path.resolve().is_relative_to(tmp_path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(secret)
-    reader = Parts(Sources(tmp_path / "root"), MediaProcessor(demo.image_processing, demo.video_processing), None)
+    reader = Parts(
+        Sources(tmp_path / "root"), MediaProcessor(demo.image_processing, demo.video_processing), None, Notes()
+    )
     try:
         part = asyncio.run(reader.part({"type": field, field: form}, "here"))
     except (ApiError, Qwen35mmError):
         return
-    assert not isinstance(part, Text)
+    assert isinstance(part, Image | Video)
     assert isinstance(part.source, str | bytes)
     with contextlib.suppress(MediaError), open_stream(part.source, None, MediaLimits()) as stream:
         assert stream.read() != secret

@@ -9,7 +9,13 @@ from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.placement import Devices, layer_devices
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.settings import EngineSettings
-from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
+from qwen35mm.model.activations import (
+    logits_bytes,
+    paused_prefill_bytes,
+    paused_vision_bytes,
+    prefill_bytes,
+    vision_bytes,
+)
 from qwen35mm_kernels.cpu.native.attention_prefill import uses_tiles
 from qwen35mm_preprocess import MediaBudget
 
@@ -20,6 +26,8 @@ _FEWEST_FRAMES = 2
 # Host bytes per prompt token for its text, ids and offsets: the tokenizer frees them, the allocator keeps them.
 # Measured: see docs/models.md.
 PROMPT_TOKEN_BYTES = 704
+# Device bytes per token of a prompt in hand: its id and its three positions.
+_INPUT_TOKEN_BYTES = 4 * 8
 # Bytes of torch's masks for a block of 256 queries per token of context. Measured.
 _MASK_TOKEN_BYTES = 256 * 7
 # glibc keeps freed blocks of up to 32 MiB: two of them were measured.
@@ -74,17 +82,21 @@ def work_bytes(
     device: torch.device,
     context_length: int,
 ) -> int:
-    """Most working memory of a step in bytes: the largest prompt chunk or vision unit, and logits.
+    """Most working memory in bytes: the largest prompt chunk or vision unit, what paused prompts hold, and logits.
 
-    Only one prompt is computed at a time. Decoding a medium's file isn't included: that depends on the file.
+    One prompt or history commit is computed at a time. Every other one may be paused: one in the vision tower, the rest
+    between two layers of a chunk. Decoding a medium's file isn't included: that depends on the file.
     """
     rows = settings.slots
     # The sampler's tables: each slot's tokens, and the banned ids.
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
-    chunk = prefill_bytes(config, dtype, settings.chunk_tokens_on(device))
+    chunk_tokens = settings.chunk_tokens_on(device)
+    chunk = prefill_bytes(config, dtype, chunk_tokens)
     if device.type == "cpu" and uses_tiles(dtype):
         chunk += _tiles_bytes(config, dtype, context_length)
-    return max(chunk, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
+    running, paused = media_bytes(config, dtype, budget), media_bytes(config, dtype, budget, is_paused=True)
+    others = rows * (paused_prefill_bytes(config, dtype, chunk_tokens) + context_length * _INPUT_TOKEN_BYTES)
+    return max(chunk + paused, running) + others + logits_bytes(config, rows, dtype) + tables
 
 
 def _tiles_bytes(config: ModelConfig, dtype: torch.dtype, context_length: int) -> int:
@@ -109,8 +121,12 @@ def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:
     return max(image // tower.temporal_patch_size, video)
 
 
-def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget) -> int:
-    """Bytes of the largest medium's 8-bit pixels and of its largest unit's work; 0 without a vision tower."""
+def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget, *, is_paused: bool = False) -> int:
+    """Bytes of the largest medium's 8-bit pixels and of its largest unit's work; 0 without a vision tower.
+
+    Args:
+        is_paused: count what the unit holds between two blocks, instead of its peak.
+    """
     if config.tower is None:
         return 0
     tower = config.vision
@@ -118,6 +134,8 @@ def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget) ->
 
     def cost(max_tokens: int | None, num_frames: int, pixel_bytes: int) -> int:
         num_patches = (max_tokens or _MOST_TOKENS) * patches_per_token
+        if is_paused:
+            return num_patches * pixel_bytes + paused_vision_bytes(tower, dtype, num_patches)
         return num_patches * pixel_bytes + vision_bytes(tower, dtype, num_patches, num_frames)
 
     image_pixels = tower.patch_dim // tower.temporal_patch_size

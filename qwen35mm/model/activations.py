@@ -30,8 +30,6 @@ def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> i
     linear = (2 * text.conv_dim + 3 * text.value_dim + gates) * item + gates * _FLOAT
     # Queries with gates, keys and values, then rotated queries and the attention's output.
     attention = (4 * heads + 2 * text.num_key_value_heads * text.head_dim) * item
-    # Cosines and sines, and the slots of each token's keys and values.
-    places = 2 * text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64
     # The mixer's output and its norm.
     rest = 2 * text.hidden_size * item
     if text.moe is None:
@@ -44,7 +42,17 @@ def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> i
         # Rows sorted by expert, and the output; one expert may get all tokens.
         expert = 3 * moe.intermediate_size * item + text.hidden_size * item
         feed_forward = rest + (2 * chosen + 2) * text.hidden_size * item + routing + expert
-    return num_tokens * (stream + places + max(linear, attention, feed_forward))
+    return num_tokens * (stream + _places_bytes(config) + max(linear, attention, feed_forward))
+
+
+def paused_prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> int:
+    """Bytes that a chunk of a prefill holds between two layers, while others run."""
+    return num_tokens * (2 * config.text.hidden_size * dtype.itemsize + _places_bytes(config))
+
+
+def _places_bytes(config: ModelConfig) -> int:
+    """Per token: cosines and sines, and the slots of its keys and values."""
+    return 2 * config.text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64
 
 
 def logits_bytes(config: ModelConfig, num_rows: int, dtype: ElementType) -> int:
@@ -66,8 +74,18 @@ def vision_bytes(tower: VisionConfig, dtype: ElementType, num_patches: int, num_
         num_patches * (pixels + (tower.patch_dim + width) * item),
         num_patches * (pixels + width * item) + num_patches // num_frames * positions,
     )
-    rope = 2 * (width // tower.num_heads) // 2 * _FLOAT
+    rope = _vision_rope_bytes(tower)
     # In a block: its input twice (the engine's and its own), the norm, and the larger half. Two of attention's eleven
     # are torch's copies of keys and values in AMX's layout.
     block = rope + max(3 * width + 2 * tower.intermediate_size, 11 * width) * item
     return max(embedding, num_patches * block)
+
+
+def paused_vision_bytes(tower: VisionConfig, dtype: ElementType, num_patches: int) -> int:
+    """Bytes that a unit in the vision tower holds between two blocks, while others run."""
+    return num_patches * (_vision_rope_bytes(tower) + tower.hidden_size * dtype.itemsize)
+
+
+def _vision_rope_bytes(tower: VisionConfig) -> int:
+    """Per patch: cosines and sines."""
+    return 2 * (tower.hidden_size // tower.num_heads) // 2 * _FLOAT

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.model import LoadedModel
-from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
+from qwen35mm.model.activations import (
+    logits_bytes,
+    paused_prefill_bytes,
+    paused_vision_bytes,
+    prefill_bytes,
+    vision_bytes,
+)
 from qwen35mm.model.load import load
 from qwen35mm_kernels.cpu.native.library import find_library
+from tests.allocated import held_bytes, peak_bytes
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="torch's own operations take more: see docs/models.md")
 
@@ -24,20 +28,6 @@ pytestmark = pytest.mark.skipif(find_library() is None, reason="torch's own oper
 @pytest.fixture(scope="module")
 def demo() -> LoadedModel:
     return load(demo_model_path(), device="cpu")
-
-
-def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes of tensors that live at one time during `work`, beyond those before."""
-    work()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        work()
-    results: Any = found.profiler and found.profiler.kineto_results
-    events = [each for each in results.events() if each.name() == "[memory]"]
-    held = most = 0
-    for each in sorted(events, key=lambda each: each.start_ns()):
-        held += each.nbytes()
-        most = max(most, held)
-    return most
 
 
 def test_a_piece_of_a_prompt(demo: LoadedModel) -> None:
@@ -50,6 +40,14 @@ def test_a_piece_of_a_prompt(demo: LoadedModel) -> None:
     found = peak_bytes(lambda: model(prefill_batch(sequence, model.embed_tokens(token_ids), positions)))
     planned = prefill_bytes(demo.config, model.dtype, num_tokens)
     assert 0.9 * planned < found <= planned
+
+    @torch.inference_mode()
+    def begin() -> object:
+        chunk = model.by_layers(prefill_batch(sequence, model.embed_tokens(token_ids), positions))
+        return chunk, [next(chunk) for _ in range(len(model.layers) - 1)]
+
+    planned = paused_prefill_bytes(demo.config, model.dtype, num_tokens)
+    assert 0.95 * planned < held_bytes(begin) <= planned
 
 
 def test_logits(demo: LoadedModel) -> None:
@@ -76,6 +74,14 @@ def test_a_unit_of_the_tower(demo: LoadedModel, grid: tuple[int, int, int]) -> N
 
     planned = vision_bytes(tower.config, demo.model.dtype, num_patches, grid[0])
     assert 0.9 * planned < peak_bytes(encode) <= planned
+
+    @torch.inference_mode()
+    def begin() -> object:
+        x, rope = tower.embed(torch.zeros(num_patches, tower.config.patch_dim), grid)
+        return tower.blocks[0](x, rope, grid[0]), rope
+
+    planned = paused_vision_bytes(tower.config, demo.model.dtype, num_patches)
+    assert 0.95 * planned < held_bytes(begin) <= planned
 
 
 def test_a_block_of_the_tower(demo: LoadedModel) -> None:

@@ -60,6 +60,11 @@ class Commits:
         self._end(next(iter(self._pending)))
         return True
 
+    def leave_tower(self) -> None:
+        """Ends the commit that has a unit in the vision tower: memory is planned for one unit."""
+        for key in [key for key, prefill in self._pending.items() if prefill.in_tower]:
+            self._end(key)
+
     def clear(self) -> None:
         """Ends all pending commits."""
         for key in list(self._pending):

@@ -252,34 +252,42 @@ class Engine:
         return outputs + [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in waiting]
 
     def _run_prompts(self) -> tuple[list[StepOutput], bool]:
-        """One unit of the first prompt in turn that has room for it: its events, and whether there was one."""
-        ready = self._ready()
-        before_s, stuck = self._clock(), []
-        for reply in self._shares.order(self._prefilling, ready):
+        """One unit of the first prompt in turn that has room for it: its events, and whether there was one.
+
+        A prompt that waits for another gives it its turn: else a long one would delay all who wait for it.
+        """
+        ready = [reply for reply in self._prefilling if not reply.prefill.blocked]
+        before_s, stuck = self._clock(), {}
+        for in_turn in self._shares.order(self._prefilling, ready):
+            reply = self._first_before(in_turn)
+            if reply in stuck:
+                continue
+            if reply.prefill.needs_tower:
+                self._commits.leave_tower()
             spent = reply.prefill.spent
             try:
                 outputs = self._run_prefill(reply)
             except OutOfBlocksError as error:
                 if self._commits.give_way():
                     return [], False
-                stuck.append((reply, error))
+                # Its traceback has this frame, which would keep the prompt's memory alive.
+                stuck[reply] = error.with_traceback(None)
                 continue
-            self._shares.count(reply, reply.prefill.spent - spent, ready)
+            self._shares.count(in_turn, reply.prefill.spent - spent, ready)
             if self._pace is not None:
                 self._pace.prefilled(self._clock() - before_s, ends_chunk=bool(outputs))
             return outputs, True
-        return (self._wait_for_room(*stuck[0]) if stuck else []), False
+        return (self._wait_for_room(*next(iter(stuck.items()))) if stuck else []), False
 
-    def _ready(self) -> list[Reply]:
-        """The prompts that could do some work now: without a file, the vision tower, or another prompt's segments."""
-        in_tower = next((reply for reply in self._prefilling if reply.prefill.in_tower), None)
-        return [
-            reply
-            for reply in self._prefilling
-            if not reply.prefill.blocked
-            and not (reply.prefill.needs_tower and in_tower not in (None, reply))
-            and not any(reply.prefill.waits_for(other.prefill) for other in self._prefilling if other is not reply)
-        ]
+    def _first_before(self, reply: Reply) -> Reply:
+        """The prompt to run in this one's turn: itself, unless it waits for a prompt's segments or the vision tower."""
+        for other in self._prefilling:
+            if other is not reply and reply.prefill.waits_for(other.prefill):
+                # It has begun, so it can only wait for the tower.
+                return self._first_before(other)
+        if reply.prefill.needs_tower:
+            return next((other for other in self._prefilling if other.prefill.in_tower), reply)
+        return reply
 
     def _run_prefill(self, reply: Reply) -> list[StepOutput]:
         """Does one unit of a prompt's work; begins its reply after the last one.
@@ -305,8 +313,9 @@ class Engine:
         return outputs
 
     def _wait_for_room(self, reply: Reply, error: OutOfBlocksError) -> list[StepOutput]:
-        """No prompt finds blocks: waits for replies, unpins its segments, or requeues a prompt."""
-        if self._decoder.running or reply.prefill.unpin():
+        """No prompt finds blocks: waits for replies, unpins a prompt's segments, or requeues a prompt."""
+        # Of all prompts before any is requeued: another's may be what this one lacks each time it begins again.
+        if self._decoder.running or any(each.prefill.unpin() for each in self._prefilling):
             return []
         rivals = [each for each in self._prefilling if each is reply or each.prefill.start is not None]
         if self._decoder.preempted or len(rivals) > 1:

@@ -14,6 +14,8 @@ DEEP_TOKENS = 32_768
 BURST = 2048.0
 # Work of later prompts for each unit of the oldest one's, once they have had their burst: it keeps a quarter.
 LATER_PER_OLDEST = 3.0
+# Absent tenants whose work is remembered. A client can name any number of them.
+MOST_ABSENT = 1000
 # Time for prompts per time for running replies, where a step is shorter than a chunk: replies keep a quarter.
 PREFILL_PER_DECODE = 3.0
 
@@ -62,24 +64,28 @@ class Shares:
 
         Args:
             prompts: all of them, in order of admission.
-            ready: those that could do some work, in the same order.
+            ready: those that could do some work, or wait for another prompt's, in the same order.
         """
         self._meet({each.tenant for each in prompts})
         tenants = sorted(dict.fromkeys(each.tenant for each in ready), key=lambda tenant: self._done[tenant])
         return [each for tenant in tenants for each in _of_one([each for each in ready if each.tenant == tenant])]
 
     def count(self, prompt: P, done: float, ready: Sequence[P]) -> None:
-        """Charges a prompt for work; `ready` as in `order`."""
+        """Charges a prompt for work that was done in its turn; `ready` as in `order`."""
         self._done[prompt.tenant] += done
         oldest = next(each for each in ready if each.tenant == prompt.tenant)
         oldest.ahead = max(oldest.ahead - LATER_PER_OLDEST * done, 0.0) if oldest is prompt else oldest.ahead + done
 
     def _meet(self, tenants: set[bytes]) -> None:
-        """Enters tenants who weren't here, and forgets those who left long ago."""
+        """Enters tenants who weren't here, and forgets those who left long ago or are too many."""
         staying = [self._done[tenant] for tenant in tenants & self._present]
         self._floor = max(self._floor, min(staying, default=self._floor))
+        if tenants == self._present:
+            return
         least = self._floor - BURST
-        self._done = {tenant: done for tenant, done in self._done.items() if tenant in tenants or done > least}
+        absent = [(done, tenant) for tenant, done in self._done.items() if tenant not in tenants and done > least]
+        remembered = tenants | {tenant for _, tenant in sorted(absent)[-MOST_ABSENT:]}
+        self._done = {tenant: done for tenant, done in self._done.items() if tenant in remembered}
         for tenant in tenants - self._present:
             self._done[tenant] = max(self._done.get(tenant, least), least)
         self._present = tenants

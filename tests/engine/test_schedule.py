@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.cache import OutOfBlocksError
+from qwen35mm.cache import OutOfBlocksError, Start
 from qwen35mm.contract import Finished, Image, Message, PromptRead, Text, TextDelta
 from qwen35mm.engine import Engine, EngineSettings, Request, StepOutput
 from qwen35mm.engine.prefill import Prefill
@@ -474,3 +476,210 @@ def test_a_prompt_that_is_only_read_shares_too(loaded: LoadedModel, chat: Chat) 
     while not any(isinstance(output.event, PromptRead) for output in engine.step()):
         assert long.id in engine._running
     assert engine._prefilling[0].request.id == long.id
+
+
+def begin(engine: Engine, request: Request) -> Prefill:
+    """Adds a request and does its first unit of work: on this model half a chunk."""
+    engine.add(request)
+    for _ in range(50):
+        engine.step()
+        for each in engine._prefilling:
+            if each.request.id == request.id and each.prefill.spent:
+                return each.prefill
+    raise AssertionError("it never began")
+
+
+def test_tenants_who_left_are_forgotten_once_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can name a new one with each request."""
+    monkeypatch.setattr("qwen35mm.engine.schedule.MOST_ABSENT", 5)
+    shares = Shares()
+    for number in range(100):
+        run_policy(shares, [Asked(64 if number != 3 else 640, b"%d" % number)], 20)
+    assert len(shares._done) <= 6
+    assert b"3" in shares._done, "who did most is remembered longest"
+
+
+def test_segments_of_all_prompts_are_unpinned_before_one_begins_again(loaded: LoadedModel, chat: Chat) -> None:
+    """Else one that lacks another's pinned blocks could begin again for ever."""
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded), clock=lambda: 0.0)
+    starts: list[Start] = []
+    for name, count in (("one", 200), ("two", 100)):
+        system = Message("system", (Text(words(name, count=60)),))
+        prefill = begin(engine, chat.request([system, user(words(name, "question", count=count))]))
+        assert prefill.start is not None
+        starts.append(prefill.start)
+        for _ in range(50):
+            if not prefill.start.pinned:
+                engine.step()
+    assert [bool(each.pinned) for each in starts] == [True, True]
+    last = engine._prefilling[-1]
+    for _ in starts:
+        assert engine._wait_for_room(last, OutOfBlocksError("full")) == []
+        assert not engine._waiting
+    assert not any(each.pinned for each in starts)
+    engine._wait_for_room(last, OutOfBlocksError("full"))
+    assert list(engine._waiting) == [last.request.id]
+
+
+def test_a_prompt_without_room_is_freed_when_it_ends(
+    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the garbage collector: its pixels are large."""
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    requests = [ask(chat, "no room", 200), ask(chat, "nor here", 80)]
+    for request in requests:
+        begin(engine, request)
+
+    def refuse(self: Prefill) -> Any:
+        raise OutOfBlocksError("full")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Prefill, "step", refuse)
+            alive = [weakref.ref(each.prefill) for each in engine._prefilling]
+            engine.step()
+        for request in requests:
+            engine.cancel(request.id)
+        assert [each() for each in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_commit_leaves_the_tower_to_a_prompt(
+    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory plan counts one unit. A prompt without pictures lets the commit keep its own."""
+    monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", 1)
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    question = user(Image(picture(7, (256, 256))), words("question", count=60))
+    engine.commit(chat.history([question, assistant("done")]))
+    while not any(each.in_tower for each in engine._commits.begun):
+        engine.step()
+    text, seen = ask(chat, "text", 3, max_tokens=1), chat.request([user(Image(picture(8)), "look")])
+    engine.add(text)
+    steps_until(engine, text)
+    assert [each.in_tower for each in engine._commits.begun] == [True]
+    engine.add(seen)
+    while not any(each.prefill.in_tower for each in engine._prefilling):
+        engine.step()
+    assert not engine._commits.begun
+    (answer,) = serve(engine, replace(seen, id="again"))
+    assert_same(answer, cold(loaded, seen, SETTINGS))
+
+
+def twins(chat: Chat) -> tuple[Request, Request]:
+    """A long prompt, and a short one that begins as it does."""
+    system = Message("system", (Text(words("system", count=150)),))
+    long, short = (
+        chat.request([system, user(words(name, count=count))]) for name, count in (("long", 300), ("short", 3))
+    )
+    return long, short
+
+
+def test_who_waits_for_a_long_prompt_gives_it_its_turn(loaded: LoadedModel, chat: Chat) -> None:
+    """Else prompts shorter than the long one would go before the short one that waits for it."""
+    long, short = twins(chat)
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded), clock=lambda: 0.0)
+    leader = begin(engine, long)
+    other = ask(chat, "of middle length", 200)
+    engine.add(other)
+    engine.add(short)
+    engine.step()
+    waits = next(each.prefill for each in engine._prefilling if each.request.id == short.id)
+    assert waits.waits_for(leader)
+    while waits.waits_for(leader):
+        before = leader.spent
+        engine.step()
+        engine.check_integrity()
+        assert leader.spent > before
+    steps_until(engine, short)
+    assert {each.request.id for each in engine._prefilling} == {long.id, other.id}
+    assert waits.report(None, 0.0, 0).num_cached_tokens > 100
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "error", "requeue", "evict"])
+def test_a_prompt_goes_on_when_the_one_it_waits_for_is_gone(
+    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    now = [0.0]
+    long, short = twins(chat)
+    long = replace(long, deadline_s=5.0 if how == "deadline" else None)
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded), clock=lambda: now[0])
+    leader = begin(engine, long)
+    engine.add(short)
+    engine.step()
+    waits = next(each.prefill for each in engine._prefilling if each.request.id == short.id)
+    assert waits.waits_for(leader)
+    outputs: list[StepOutput] = []
+    if how == "cancel":
+        engine.cancel(long.id)
+    elif how == "deadline":
+        now[0] = 6.0
+    elif how == "error":
+        for layer in loaded.model.layers:
+            monkeypatch.setattr(layer, "forward", failing_once(layer, monkeypatch))
+        # The chunk's other layer would fail, too.
+        outputs += engine.step()
+        monkeypatch.undo()
+    elif how == "requeue":
+        engine._requeue(engine._prefilling[0])
+    else:
+        while leader.start is None or not leader.start.pinned:
+            engine.step()
+        leader.unpin()
+        engine.runtime.prefixes.reclaim(1000)
+    with recording() as logits_of, endless_replies(loaded):
+        while engine.has_work:
+            outputs += engine.step()
+            engine.check_integrity()
+    ended = {"cancel": 0, "deadline": 1, "error": 1}.get(how, 0)
+    assert sum(isinstance(each.event, Exception) for each in outputs) == ended
+    found = results_of(outputs)
+    assert found.keys() == ({long.id, short.id} if how in ("requeue", "evict") else {short.id})
+    for request in (long, short):
+        if request.id in found:
+            expected = cold(loaded, request, SETTINGS)
+            assert found[request.id].token_ids == expected.result.token_ids
+            assert torch.equal(torch.stack(logits_of[request.id]), expected.logits)
+
+
+def test_what_a_paused_chunk_reads_can_be_evicted(loaded: LoadedModel, chat: Chat) -> None:
+    """Its sequence holds the blocks; the cache loses only its own hold."""
+    history = [Message("system", (Text(words("history", count=150)),))]
+    paused = chat.request([*history, user(words("paused", count=200))])
+    other = ask(chat, "other", 250)
+    with small_blocks(8), recording() as logits_of:
+        engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=1024))
+        serve(engine, chat.request([*history, user("first")]))
+        prefill = begin(engine, paused)
+        assert prefill.start is not None
+        assert prefill.start.num_segments > 0
+        prefill.unpin()
+        engine.runtime.prefixes.reclaim(1000)
+        assert engine.runtime.prefixes.num_segments == 0
+        engine.check_integrity()
+        engine.add(other)
+        outputs: list[StepOutput] = []
+        while engine.has_work:
+            outputs += engine.step()
+            engine.check_integrity()
+    for request in (paused, other):
+        expected = cold(loaded, request, SETTINGS)
+        assert results_of(outputs)[request.id].token_ids == expected.result.token_ids
+        assert torch.equal(torch.stack(logits_of[request.id]), expected.logits)
+
+
+def test_a_superseded_commit_ends_between_two_layers(loaded: LoadedModel, chat: Chat) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    messages = [user(words("question", count=200)), assistant("done")]
+    engine.commit(chat.history(messages, conversation="one"))
+    while not any(each.spent for each in engine._commits.begun):
+        engine.step()
+    following = chat.request([*messages, user("and now")], conversation="one")
+    engine.add(following)
+    assert len(engine._commits) == 0
+    engine.check_integrity()
+    (answer,) = serve(engine, replace(following, id="again", conversation=None))
+    assert_same(answer, cold(loaded, following, SETTINGS))

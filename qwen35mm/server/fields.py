@@ -26,7 +26,6 @@ STRICT = ConfigDict(extra="allow", strict=True)
 JsonSchema = dict[str, Any] | str
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # What a call in the form of the family's templates can hold.
-FunctionName = Annotated[str, Field(pattern=r"^[^\s<>]{1,256}$")]
 CALLABLE_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
 # What a tool choice says without naming a tool.
 CHOICES = ("auto", "none", "required")
@@ -41,8 +40,12 @@ _NEUTRAL = SamplingParams()
 Values = tuple[Any, ...]
 
 
-def _chosen(choice: Any) -> Any:
-    """Converts the forms of a tool choice to a word, or to the name of the tool to call."""
+def chosen(choice: Any) -> Any:
+    """Converts the forms of a tool choice to a word, or to the name of the tool to call.
+
+    Raises:
+        ValueError: it is of no known form.
+    """
     match choice:
         case {"type": "function", "function": {"name": str(name)}}:
             pass
@@ -83,7 +86,7 @@ _MEDIA = {
 # A word, or a tool's name.
 ToolChoice = Annotated[
     str,
-    BeforeValidator(_chosen),
+    BeforeValidator(chosen),
     WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED]}),
 ]
 

@@ -68,8 +68,9 @@ class Call(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: NotRequired[str | list[TextPart | RefusalPart | ImagePart | VideoPart | InputVideoPart] | None]
+    role: Literal["system", "developer", "user", "assistant", "tool"] | str
+    # In earlier turns and in tools' results, any other value is read as JSON text.
+    content: NotRequired[str | list[TextPart | RefusalPart | ImagePart | VideoPart | InputVideoPart] | Any]
     reasoning_content: NotRequired[str | None]
     tool_calls: NotRequired[list[Call] | None]
     tool_call_id: NotRequired[str | None]

@@ -11,14 +11,15 @@ from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import (
+    CALLABLE_NAME,
     EFFORTS,
     MAX_TOOLS,
     STRICT,
     Effort,
-    FunctionName,
     RequestFields,
     ToolChoice,
     Values,
+    chosen,
     told,
 )
 from qwen35mm.server.generation import ServedBackend, check_constraints, conversation_of, tenant_of
@@ -72,7 +73,7 @@ class StreamOptions(BaseModel):
 class Function(BaseModel):
     model_config = STRICT
 
-    name: FunctionName
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -124,11 +125,12 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     if (effort := body.get("reasoning_effort")) is not None and effort not in list(EFFORTS):
         notes.ignore("reasoning_effort", UNSUPPORTED)
         del body["reasoning_effort"]
-    if isinstance(body.get("tools"), list):
-        body["tools"] = [
-            tool for at, each in enumerate(body["tools"]) if (tool := _function(each, f"tools.{at}", notes))
-        ]
+    if isinstance(given := body.get("tools"), list):
+        body["tools"] = _functions(given, notes)
     body = _only_allowed(body)
+    if given and _asks_in_vain(body, given):
+        notes.change("tool_choice", "asks for tools that were left out; the model chooses")
+        body["tool_choice"] = "auto"
     # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
     if isinstance(number := body.get("logprobs"), int) and not isinstance(number, bool):
         body |= {"logprobs": True, "top_logprobs": body.get("top_logprobs", number)}
@@ -147,6 +149,33 @@ def _only_allowed(body: dict[str, Any]) -> dict[str, Any]:
     tools, names = body.get("tools"), {_name(tool) for tool in listed} - {None}
     kept = [tool for tool in tools if _name(tool) in names] if isinstance(tools, list) else tools
     return {**body, "tool_choice": mode, "tools": kept}
+
+
+def _asks_in_vain(body: dict[str, Any], given: list[Any]) -> bool:
+    """Whether the choice can only be a tool that was left out of the given ones."""
+    names = {_name(tool) for tool in body["tools"]}
+    try:
+        choice = chosen(body.get("tool_choice"))
+    except ValueError:
+        return False
+    return (choice == "required" and not names) or (choice in {_name(tool) for tool in given} - names)
+
+
+def _functions(tools: list[Any], notes: Notes) -> list[Any]:
+    """The tools in the protocol's form, without those that can't be called."""
+    found: list[Any] = []
+    names: set[str] = set()
+    for at, each in enumerate(tools):
+        tool = _function(each, f"tools.{at}", notes)
+        name = _name(tool)
+        if name is not None and not CALLABLE_NAME.fullmatch(name):
+            notes.ignore(f"tools.{at}", f"can't be called by the name {name!r:.60}")
+        elif name is not None and name in names:
+            notes.ignore(f"tools.{at}", f"has the name of another tool, {name!r:.60}")
+        elif tool is not None:
+            found.append(tool)
+            names |= {name} - {None}
+    return found
 
 
 def _name(tool: Any) -> str | None:

@@ -89,7 +89,7 @@ def test_fields_without_effect_need_no_note(backend: Recording) -> None:
         ({"tools": [TOOL, {"type": "web_search", "filters": {}}]}, "tools.1 of type 'web_search' isn't supported"),
         ({"tools": [TOOL, TOOL]}, "tools.1 has the name of another tool, 'weather'; ignored"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0 is read as in the form of chat"),
-        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice asks for a tool that was left out"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice asks for tools that were left out"),
     ],
 )
 def test_what_is_ignored_or_translated_is_told(body: dict[str, Any], note: str, backend: Recording) -> None:
@@ -382,6 +382,37 @@ def test_a_tool_of_the_name_of_a_choice_is_not_forced(word: str, backend: Record
     assert f"can't force a tool of the name {word!r}" in answer.json()["error"]["message"]
     for choice in (word, {"type": word}):
         assert asked(backend, tools=[TOOL], tool_choice=choice)[0].tool_choice == word
+
+
+def chat(backend: Recording, **body: Any) -> tuple[GenerationRequest, str]:
+    body = {"model": "default", "messages": [U], "max_tokens": 5, **body}
+    answer = asyncio.run(ask(create_app(backend), "/v1/chat/completions", json.dumps(body).encode()))
+    assert answer.status == 200, answer.content
+    return backend.asked, answer.headers.get(HEADER, [""])[0]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "web_search"}])
+def test_a_choice_of_tools_that_were_left_out_is_free(choice: Any, backend: Recording) -> None:
+    left_out = [{"type": "web_search", "name": "web_search"}]
+    for request, notes in (
+        asked(backend, tools=left_out, tool_choice=choice),
+        chat(backend, tools=left_out, tool_choice=choice),
+    ):
+        assert (request.tool_choice, request.tools) == ("auto", ())
+        assert "tool_choice asks for tools that were left out; the model chooses" in notes
+
+
+def test_names_that_no_call_can_have_leave_out_their_tool(backend: Recording) -> None:
+    names = ("my tool", "a>b", "clock", "clock", "")
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in names]
+    for request, notes in (asked(backend, tools=tools), chat(backend, tools=tools)):
+        assert named(request) == ["my tool", "clock"]
+        for note in (
+            "tools.1 can't be called by the name 'a>b'",
+            "tools.3 has the name of another tool, 'clock'",
+            "tools.4 can't be called by the name ''",
+        ):
+            assert any(note in each for each in ([notes] if isinstance(notes, str) else notes))
 
 
 @pytest.mark.parametrize("choice", ["any", {"type": "any"}])

@@ -125,6 +125,7 @@ class Toolbox:
             self._left_out.add(kind)
             self._notes.ignore(f"{place} of type {kind[:60]!r}", UNSUPPORTED)
         elif not CALLABLE_NAME.fullmatch(name):
+            self._left_out.add(name)
             self._notes.ignore(place, f"can't be called by the name {name!r:.60}")
         elif name in self._known:
             self._notes.ignore(place, f"has the name of another tool, {name!r:.60}")
@@ -161,6 +162,8 @@ class Toolbox:
         word = choice.get("type") if isinstance(choice, dict) else choice
         word = "required" if word == "any" else word
         if isinstance(word, str) and word in CHOICES:
+            if word == "required" and self._left_out and not self._known:
+                return self._free()
             self.said_choice = word
             return word
         values = choice if isinstance(choice, dict) else {}
@@ -169,13 +172,12 @@ class Toolbox:
         named = function if isinstance(function, dict) else values
         if kind in ("function", "custom") and isinstance(named.get("name"), str):
             namespace = named.get("namespace")
-            return forced_tool(shown_name(named["name"], namespace if isinstance(namespace, str) else None))
+            name = shown_name(named["name"], namespace if isinstance(namespace, str) else None)
+            return self._free() if name in self._left_out - self._known.keys() else forced_tool(name)
         if kind == "allowed_tools" and isinstance(values.get("tools"), list):
             return self._allowed(values)
         if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
-            self._notes.change("tool_choice", "asks for a tool that was left out; the model chooses")
-            self.said_choice = "auto"
-            return "auto"
+            return self._free()
         words = ", ".join(f'"{word}"' for word in CHOICES)
         message = f"tool_choice must be {words}, allowed_tools, or of type function with the name of a tool."
         raise ApiError(400, message, "tool_choice")
@@ -193,9 +195,11 @@ class Toolbox:
         self._known = kept
         if values.get("mode") != "required":
             return "auto"
-        if kept:
-            return "required"
+        return "required" if kept else self._free()
+
+    def _free(self) -> str:
         self._notes.change("tool_choice", "asks for tools that were left out; the model chooses")
+        self.said_choice = "auto"
         return "auto"
 
 

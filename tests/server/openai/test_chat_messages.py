@@ -228,6 +228,7 @@ def test_images_in_every_form(part: dict[str, Any], media: MediaProcessor) -> No
     (message,), notes = read([{"role": "user", "content": [part]}], media)
     (image,) = message.content
     assert isinstance(image, Image)
+    assert isinstance(image.source, str | bytes)
     assert media.prepare(image.source).plan.kind == "image"
     assert notes == ""
 
@@ -268,6 +269,7 @@ def test_videos_as_frames(part: dict[str, Any], times: list[float], media: Media
     (message,), notes = read([{"role": "user", "content": [part]}], media)
     (video,) = message.content
     assert isinstance(video, Video)
+    assert isinstance(video.source, bytes)
     plan = video.planner(media).plan(video.source, kind="video", clip=video.clip)
     assert list(plan.frame_times_s or ()) == pytest.approx(times, abs=0.01)
     assert notes == ""

@@ -21,15 +21,16 @@ MAX_GBNF_CHARS = 65_536
 # Escapes that a regular expression between slashes needs.
 _IN_SLASHES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
-_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*(?:\[[^\]]*\])?\s*:(?!:=))", re.MULTILINE)
-_GBNF = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
+# No two neighbours of these patterns match the same character, so that each takes linear time.
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start(?:[ \t]*\[[^\]\n]*\])?\s*:(?!:=))", re.MULTILINE)
+_GBNF = re.compile(r"^[ \t]*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
     |(?P<define>::=)
     |(?P<name>[A-Za-z0-9_-]+)
     |"(?P<text>(?:\\.|[^"\\])*)"
     |\[(?P<chars>(?:\\.|[^\]\\])*)\]
-    |\{\s*(?P<least>[0-9]{1,9})\s*(?P<comma>,)?\s*(?P<most>[0-9]{1,9})?\s*\}
+    |\{\s*(?P<least>[0-9]{1,9})\s*(?:(?P<comma>,)\s*(?:(?P<most>[0-9]{1,9})\s*)?)?\}
     |(?P<sign>[|()*+?.])""",
     re.VERBOSE | re.DOTALL,
 )
@@ -86,8 +87,10 @@ def lark_of(grammar: str) -> str:
     """A grammar as Lark: GBNF converted, anything else as it is.
 
     Raises:
-        ConfigError: GBNF that can't be read.
+        ConfigError: it is too long, or GBNF that can't be read.
     """
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise ConfigError(f"grammar may have {MAX_GRAMMAR_CHARS:,} characters; it has {len(grammar):,}.")
     return grammar_of_gbnf(grammar) if _GBNF.search(grammar) and not _LARK.search(grammar) else grammar
 
 

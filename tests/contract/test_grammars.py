@@ -12,6 +12,7 @@ import pytest
 from qwen35mm.contract import SamplingParams
 from qwen35mm.contract.grammars import (
     MAX_GBNF_CHARS,
+    MAX_GRAMMAR_CHARS,
     grammar_of_choices,
     grammar_of_gbnf,
     grammar_of_pattern,
@@ -167,3 +168,30 @@ def test_parameters_take_what_can_only_mean_one_grammar() -> None:
     assert params.with_overrides(seed=1).grammar == params.grammar
     assert params.is_constrained
     assert hash(params)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "\n" * MAX_GRAMMAR_CHARS,
+        "\n \t" * (MAX_GRAMMAR_CHARS // 3),
+        "start" + " " * (MAX_GRAMMAR_CHARS - 5),
+        "start[\n" * (MAX_GRAMMAR_CHARS // 7),
+        "a" + "\n" * (MAX_GRAMMAR_CHARS - 1),
+        "-" * MAX_GRAMMAR_CHARS,
+    ],
+    ids=["lines", "blank", "start", "attributes", "name", "long name"],
+)
+def test_the_kind_of_a_long_grammar_takes_linear_time(grammar: str) -> None:
+    """In quadratic time, one of these takes an hour."""
+    assert lark_of(grammar) == grammar
+    with pytest.raises(ConfigError, match="may have 524,288 characters"):
+        lark_of(grammar + "-" * 8)
+
+
+def test_gbnf_with_long_blanks_in_a_repetition_is_refused_at_once() -> None:
+    """In cubic time, this takes a day."""
+    blanks = " " * (MAX_GBNF_CHARS // 4)
+    with pytest.raises(ConfigError, match="can't be read as GBNF"):
+        lark_of(f'root ::= "a"{{1{blanks}{blanks}{blanks}x')
+    assert accepts(lark_of(f'root ::= "a"{{ 1{blanks},{blanks}2 }}'), "aa")

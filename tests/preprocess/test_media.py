@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from qwen35mm_preprocess import (
 from qwen35mm_preprocess.errors import MediaFormatError
 from qwen35mm_preprocess.formats import sniff
 from qwen35mm_preprocess.image import load_image
-from qwen35mm_preprocess.media import open_stream
+from qwen35mm_preprocess.media import _data_uri_bytes, from_base64, open_stream
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
 
 PNG = encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), "PNG")
@@ -256,3 +257,29 @@ def test_grey_of_16_bits_in_a_pgm_is_by_its_own_maximum() -> None:
 )
 def test_what_begins_alike_is_none_of_them(text: bytes) -> None:
     assert sniff(text) is None
+
+
+@pytest.mark.parametrize("code", ["%{:02X}", "%{:02x}"])
+def test_base64_may_be_percent_encoded(code: str) -> None:
+    text = base64.urlsafe_b64encode(PNG).decode() + "\r\n "
+    escaped = "".join(each if each.isalnum() else code.format(ord(each)) for each in text)
+    assert from_base64(escaped, len(PNG)) == PNG
+    with pytest.raises(MediaSourceError, match="damaged"):
+        from_base64(code.format(ord("P")) + text[1:], len(PNG))
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_long_percent_encoded_payload_is_read_in_little_memory(before: int) -> None:
+    num_escapes = 200_000
+    text = "a" * before + "%41" * num_escapes
+    expected = b"a" * before + b"A" * num_escapes
+    tracemalloc.start()
+    try:
+        assert _data_uri_bytes(f"data:,{text}", num_escapes + 3) == expected
+        with pytest.raises(MediaSourceError, match="damaged"):
+            from_base64(text, num_escapes)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # `unquote` takes 48 MB.
+    assert peak < 12 * len(text)

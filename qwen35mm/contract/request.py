@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -16,7 +17,7 @@ from qwen35mm.errors import PromptError, RequestError
 Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
 
 MAX_OPTION_CHARS = 10_000
-"""Most characters of a request's template options."""
+"""Most characters of a request's template options, as JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,11 @@ class GenerationRequest:
         except PromptError as error:
             raise RequestError(str(error)) from None
         options = {name: value for name, value in given.items() if value is not None}
-        if (size := sum(map(len, _texts(options)))) > MAX_OPTION_CHARS:
+        try:
+            size = len(json.dumps(options, ensure_ascii=False, default=dict))
+        except ValueError as error:  # a number of thousands of digits
+            raise RequestError(f"template_options can't be written as JSON ({error}).") from None
+        if size > MAX_OPTION_CHARS:
             raise RequestError(f"template_options have {size:,} characters; at most {MAX_OPTION_CHARS:,} are accepted.")
         thinks = options.pop("enable_thinking", None)
         if thinks is None and options.get("reasoning_effort") == "none":
@@ -109,19 +114,6 @@ class GenerationRequest:
     def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools that the model sees: none if it may not call any."""
         return () if self.tool_choice == "none" else tuple(self.tools)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, names included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield name
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def check_limits(retain: Retain, timeout_s: float | None, tenant: str | None) -> None:

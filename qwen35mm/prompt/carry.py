@@ -53,7 +53,10 @@ def is_ordinary(messages: Sequence[Message]) -> bool:
 def is_carried(
     messages: Sequence[Message], template: ChatTemplate, *, enable_thinking: bool, options: Mapping[str, Any]
 ) -> bool:
-    """Whether system messages reach the model otherwise than the template would write them."""
+    """Whether system messages reach the model otherwise than the template would write them.
+
+    May render the template, unless the messages are ordinary.
+    """
     number = num_leading(messages)
     if number > 1 and not template.takes_leading(number):
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class ChatTemplate:
         self.switches = frozenset(read_names(source) - _GIVEN - self._variables.keys())
         self.efforts = tuple(each for each in EFFORTS if self._accepts_effort(each))
         self._takes_leading: dict[int, bool] = {}
-        self._takes_later: dict[tuple[bool, str], bool] = {}
+        self._takes_later: dict[bytes, bool] = {}
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ChatTemplate:
@@ -148,27 +149,30 @@ class ChatTemplate:
 
     def takes_later(self, *, enable_thinking: bool, options: Mapping[str, Any] | None = None) -> bool:
         """Whether the template writes a system message at its place, wherever that is, and then changes nothing before
-        it."""
-        how = (enable_thinking, json.dumps(self.chosen(options or {}), sort_keys=True))
-        if how not in self._takes_later:
+        it. Renders it 14 times for options that it wasn't asked with lately."""
+        chosen = {"enable_thinking": enable_thinking, **self.chosen(options or {})}
+        how = hashlib.sha256(json.dumps(chosen, sort_keys=True, default=dict).encode()).digest()
+        takes = self._takes_later.get(how)
+        if takes is None:
+            takes = self._ask_later(chosen)
+            # Other threads ask, too.
             if len(self._takes_later) >= _MAX_ANSWERS:
                 self._takes_later.clear()
-            self._takes_later[how] = self._ask_later(*how)
-        return self._takes_later[how]
+            self._takes_later[how] = takes
+        return takes
 
     @functools.cached_property
     def needs_query(self) -> bool:
         """Whether the template refuses conversations without a user's message."""
         return self._tried([{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]) is None
 
-    def _ask_later(self, enable_thinking: bool, chosen: str) -> bool:
+    def _ask_later(self, options: Mapping[str, Any]) -> bool:
         call = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
         asked = {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [call]}
         answer = {"role": "assistant", "content": "said", "reasoning_content": "because"}
         told = {"role": "system", "content": "qwen35mm-told."}
         user, result = {"role": "user", "content": "question"}, {"role": "tool", "content": "result"}
         messages = [user, told, asked, result, told, told, answer, user, told, asked, result, answer, told, user]
-        options = {"enable_thinking": enable_thinking, **json.loads(chosen)}
         renders = [self._tried(messages[:end], **options) for end in range(1, len(messages) + 1)]
         return all(
             before is not None

@@ -14,7 +14,7 @@ from qwen35mm.engine.grammar import GRAMMAR_REFUSAL, REFUSAL
 from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import PROMPTS
-from qwen35mm.prompt import is_carried
+from qwen35mm.prompt import is_carried, is_ordinary
 from qwen35mm.server.constraints import without_effect
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
@@ -59,7 +59,8 @@ async def check_constraints(request: GenerationRequest, caller: Caller, backend:
         notes.ignore("tools", "can't be called by an answer that follows a grammar")
     template, thinks = backend.loaded.template, request.enable_thinking
     thinks = template.default_enable_thinking if thinks is None else thinks
-    if is_carried(request.messages, template, enable_thinking=thinks, options=request.template_options):
+    ask = functools.partial(is_carried, enable_thinking=thinks, options=request.template_options)
+    if request.messages and not is_ordinary(request.messages) and await PROMPTS.run(ask, request.messages, template):
         told = (
             "have system messages that the model's chat template refuses: the first are joined, later ones become turns"
         )

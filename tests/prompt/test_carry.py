@@ -202,3 +202,16 @@ def test_the_switches_decide_for_themselves_whether_a_template_takes_them(templa
     """Preserved thinking is no reason to move a message."""
     chosen = ChatTemplate(switching(template.source))
     assert not chosen.takes_later(enable_thinking=True, options={"preserve_thinking": True})
+
+
+def test_what_a_template_answered_is_remembered_in_little_memory(template, monkeypatch):
+    chosen = ChatTemplate(switching(template.source))
+    renders = []
+    monkeypatch.setattr(chosen, "_tried", lambda messages, **options: renders.append(options))
+    for number in range(100):
+        options = {"preserve_thinking": [number] * 3000}
+        for _ in range(3):
+            assert not chosen.takes_later(enable_thinking=True, options=options)
+        assert renders[-1] == {"enable_thinking": True, **options}
+    assert len(renders) == 100 * 14
+    assert sum(map(len, chosen._takes_later)) <= 64 * 32

@@ -156,7 +156,9 @@ def test_a_request_reads_thinking_from_its_options():
         ("low", "names and JSON values; got str"),
         ({1: 2}, "names must be strings"),
         ({"a": {1}}, "a set is not a JSON value"),
-        ({"a": "x" * 10_000}, "10,001 characters; at most 10,000"),
+        ({"a": "x" * 10_000}, "10,009 characters; at most 10,000"),
+        ({"a": [1234] * 2000}, "12,007 characters; at most 10,000"),
+        ({"a": 10**5000}, "can't be written as JSON"),
         ({"enable_thinking": "yes"}, "enable_thinking must be True, False or None"),
     ],
 )

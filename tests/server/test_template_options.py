@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +113,9 @@ def test_what_the_template_does_not_read_is_told(backend: Recording) -> None:
         ({"enable_thinking": "no"}, "enable_thinking must be true or false"),
         ({"reasoning_effort": "huge"}, "No such effort: huge"),
         ({"preserve_thinking": "x" * 20_000}, "at most 10,000"),
-        ({"preserve_thinking": [[[]]] * 5000}, ""),
+        ({"preserve_thinking": [[[]]] * 5000}, "at most 10,000"),
+        ({"preserve_thinking": [1234] * 5000}, "at most 10,000"),
+        ({"preserve_thinking": [[[]]] * 500}, ""),
     ],
 )
 def test_values_are_checked(backend: Recording, kwargs: dict[str, Any], words: str) -> None:
@@ -173,3 +177,18 @@ def test_a_backend_has_options_of_its_own(demo: LoadedModel, caplog: pytest.LogC
     assert own.token_ids.tolist() == told.token_ids.tolist()
     with pytest.raises(ConfigError, match="not a JSON value"):
         backend_with(demo, source, template_options={"preserve_thinking": object()})
+
+
+def test_the_template_is_asked_outside_the_event_loop(backend: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    asked = ChatTemplate._ask_later
+
+    def recorded(self: ChatTemplate, options: Mapping[str, Any]) -> bool:
+        threads.append(threading.current_thread().name)
+        return asked(self, options)
+
+    monkeypatch.setattr(ChatTemplate, "_ask_later", recorded)
+    messages = [*HELLO, {"role": "system", "content": "Be brief."}]
+    body = {"messages": messages, "chat_template_kwargs": {"preserve_thinking": [7]}}
+    assert post(backend, CHAT, body).status == 200
+    assert [name.startswith("qwen35mm-prompts") for name in threads] == [True]

@@ -12,7 +12,10 @@ from openai.types.responses import ParsedResponseFunctionToolCall, Response, Res
 from pydantic import BaseModel, Field
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.prompt.calls import CallArguments, CallBegun
 from qwen35mm.server.app import create_app
+from qwen35mm.server.openai.responses.events import Output
+from qwen35mm.server.reply import Piece
 from tests.server.conftest import CALL, HTTP, PATIENCE_S, Scripted, sample, serving
 from tests.server.sdk import check
 
@@ -301,3 +304,17 @@ def test_a_class_says_what_a_tool_takes(client: openai.OpenAI) -> None:
     )
     assert parsed.usage is not None
     assert told.usage.input_tokens > parsed.usage.input_tokens
+
+
+@pytest.mark.parametrize("kind", ["call", "text", "thinking"])
+def test_long_texts_are_written_in_linear_time(kind: Literal["call", "text", "thinking"]) -> None:
+    """Copying what is written at each delta takes minutes."""
+    output = Output("0" * 32, lambda name: {"type": "function_call", "name": name})
+    delta, number = "x" * 800, 40_000
+    if kind == "call":
+        assert len(list(output.take(CallBegun(0, "f")))) == 1
+    found = CallArguments(0, delta) if kind == "call" else Piece(kind, delta)
+    assert sum(event.get("delta") == delta for _ in range(number) for event in output.take(found)) == number
+    *_, last = output.end()
+    written = last["item"]["arguments"] if kind == "call" else last["item"]["content"][0]["text"]
+    assert written == delta * number

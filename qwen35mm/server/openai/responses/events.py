@@ -132,7 +132,7 @@ class Output:
     take the next.
 
     Attributes:
-        items: all so far; the last one may still grow.
+        items: all so far. The last one has its text or arguments once it ends.
     """
 
     def __init__(self, node: str, head_of: HeadOf, *, summarizes: bool = False) -> None:
@@ -142,6 +142,8 @@ class Output:
         self._summarizes = summarizes
         # The kind of the last item while it grows.
         self._open: str | None = None
+        # Its text or arguments so far: adding to a text in a dict copies it.
+        self._written: list[str] = []
         # The head of a call of a custom tool while it is written.
         self._custom: Values | None = None
 
@@ -157,7 +159,7 @@ class Output:
             return
         if isinstance(found, CallArguments):
             if self._open == "call":
-                self.items[-1]["arguments"] += found.json
+                self._written.append(found.json)
                 yield {"type": f"{_ARGUMENTS}.delta", **self._place, "delta": found.json}
             return
         if isinstance(found, ToolCall) and self._custom is not None:
@@ -172,7 +174,7 @@ class Output:
         if self._open != found.kind:
             yield from self.end()
             yield from self._begin(found.kind)
-        self._part["text"] += found.text
+        self._written.append(found.text)
         told: Values = {}
         if found.kind == "text":
             self._part["logprobs"] += [_logprob(each) for each in logprobs]
@@ -186,12 +188,14 @@ class Output:
         item = self.items[-1]
         if self._open == "call":
             # Of an incomplete one, the part that was told.
+            item["arguments"] = "".join(self._written)
             yield {"type": f"{_ARGUMENTS}.done", **self._place, "arguments": item["arguments"]}
             item["status"] = status
             self._open = None
             yield self._of_item("done", item)
             return
         part = self._part
+        part["text"] = "".join(self._written)
         told = {"logprobs": list(map(_without_bytes, part["logprobs"]))} if self._open == "text" else {}
         yield {"type": f"{self._text_event}.done", **self._place, "text": part["text"], **told}
         yield {"type": f"{self._part_event}.done", **self._place, "part": part}
@@ -200,7 +204,7 @@ class Output:
         yield self._of_item("done", item)
 
     def _begin(self, kind: str) -> Iterator[Values]:
-        self._open = kind
+        self._open, self._written = kind, []
         item: Values
         if kind == "text":
             item = {"type": "message", "role": "assistant", "content": []}
@@ -216,10 +220,10 @@ class Output:
     def _begin_call(self, name: str) -> Iterator[Values]:
         head = self._head_of(name)
         if head["type"] == "custom_tool_call":
-            # A half of its text would be run: it has no status.
+            # Clients run the text of any custom call, which has no status: it is told once the call is complete.
             self._custom = head
             return
-        self._open = "call"
+        self._open, self._written = "call", []
         call_id = f"call_{uuid.uuid4().hex[:24]}"
         item = self._new({**head, "call_id": call_id, "arguments": "", "status": "in_progress"})
         yield self._of_item("added", item)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import codecs
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -11,10 +13,13 @@ from starlette.requests import Request
 from qwen35mm.http.bodies import read_bytes
 from qwen35mm.pools import REQUESTS
 from qwen35mm.server.errors import invalid
-from qwen35mm.server.history import mended
 from qwen35mm.server.notes import Notes, notes_of
 
 _OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
+
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
+_MARK = b"\xef\xbb\xbf"
+_CHUNK_BYTES = 32_768
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -68,9 +73,40 @@ async def _object(body: bytes | bytearray, notes: Notes) -> dict[str, Any]:
         return _OBJECT.validate_json(body)
     except ValidationError:
         # In a thread: it may be large.
-        whole = await REQUESTS.run(mended, bytes(body))
-        if whole == body:
+        whole = await REQUESTS.run(mended, body)
+        if whole is None:
             raise
     values = _OBJECT.validate_json(whole)
     notes.change("the body", "has damaged characters, which were replaced")
     return values
+
+
+def mended(body: bytes | bytearray) -> bytearray | None:
+    """A body of JSON whose lone surrogates and foreign bytes are replacement characters, without a byte order mark.
+
+    None if it has none of these; nothing is copied then.
+    """
+    is_text = _is_utf8(body)
+    if is_text and not body.startswith(_MARK) and next(_lone_surrogates(body), None) is None:
+        return None
+    whole = bytearray(body if is_text else body.decode("utf-8", "replace").encode())
+    whole = whole.removeprefix(_MARK)
+    for at in _lone_surrogates(bytes(whole)):
+        whole[at : at + 6] = b"\\ufffd"
+    return whole
+
+
+def _lone_surrogates(body: bytes | bytearray) -> Iterator[int]:
+    """Where the escapes of halves of a pair begin."""
+    return (found.start() for found in _ESCAPE.finditer(body) if found[1])
+
+
+def _is_utf8(body: bytes | bytearray) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for at in range(0, len(body), _CHUNK_BYTES):
+            decoder.decode(body[at : at + _CHUNK_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True

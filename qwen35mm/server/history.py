@@ -21,14 +21,7 @@ RAW_ARGUMENTS = "arguments"
 UNNAMED = "unknown"
 # Values in the arguments of one request's calls, where these are JSON text.
 MAX_ARGUMENT_VALUES = 250_000
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def mended(body: bytes) -> bytes:
-    """A body of JSON whose lone surrogates and foreign bytes are replacement characters, without a byte order mark."""
-    text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").encode()
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
 class CallReader:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -335,4 +336,23 @@ def test_the_beginning_of_a_reply() -> None:
     ],
 )
 def test_damaged_characters_are_replaced(body: bytes, expected: Any) -> None:
-    assert json.loads(mended(body)) == expected
+    whole = mended(body)
+    assert json.loads(body if whole is None else whole) == expected
+
+
+@pytest.mark.parametrize("unit", [b"\\ud83d\\ude00", b"\\\\ud83d", b"\xf0\x9f\x98\x80", b"\\n"])
+def test_a_body_without_damaged_characters_is_not_copied(unit: bytes) -> None:
+    body = b'{"a": "' + unit * (2**19 // len(unit)) + b'", '
+    tracemalloc.start()
+    try:
+        assert mended(body) is None
+        peak = tracemalloc.get_traced_memory()[1]
+        lone = mended(body + b'"\\ud83d')
+        assert lone is not None
+        assert lone.endswith(b'"\\ufffd')
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # A chunk and its text.
+    assert peak < len(body)
+    assert most < 4 * len(body)

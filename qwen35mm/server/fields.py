@@ -17,7 +17,7 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.server import constraints
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.notes import UNSUPPORTED, Notes
-from qwen35mm.server.other_names import in_our_names
+from qwen35mm.server.other_names import as_switch, in_our_names
 
 MAX_TOOLS = 256
 # Values aren't converted. Unknown fields are noted; see `Notes.ignore_extras`.
@@ -36,6 +36,8 @@ EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None,
 _ASKED_OTHERWISE = ("max_tokens", "logprobs")
 _NUMBERS = {name: number for name, number in NUMBERS.items() if name not in _ASKED_OTHERWISE}
 _NEUTRAL = SamplingParams()
+# Fields that describe a request; the model doesn't see them.
+_DESCRIBING: dict[str, type] = {"user": str, "safety_identifier": str, "prompt_cache_key": str, "metadata": dict}
 # Values of a field that ask for nothing.
 Values = tuple[Any, ...]
 
@@ -114,7 +116,8 @@ else:
 
 
 class RequestFields(_NumberFields):
-    """Unknown and unsupported fields are refused by name. The numbers are those of SamplingParams."""
+    """The numbers are those of SamplingParams. Unknown fields are noted; each protocol's REFUSED names those that are
+    refused."""
 
     model_config = STRICT
 
@@ -140,7 +143,7 @@ class RequestFields(_NumberFields):
     grammar: str | None = None
     format: JsonSchema | None = None
     cache_salt: Annotated[str, Field(max_length=200)] | None = None
-    # Describe the request; the model doesn't see them.
+    # See _DESCRIBING.
     user: Any = None
     metadata: Any = None
     safety_identifier: Any = None
@@ -148,7 +151,7 @@ class RequestFields(_NumberFields):
 
     def thinks(self, effort: Effort | None) -> bool | None:
         """Whether the model thinks first; None leaves it to the template."""
-        said = (self.chat_template_kwargs or {}).get("enable_thinking")
+        said = as_switch((self.chat_template_kwargs or {}).get("enable_thinking"))
         if said is not None and not isinstance(said, bool):
             raise ApiError(400, f"enable_thinking must be true or false; got {said!r:.40}.", "chat_template_kwargs")
         if said is None and effort is not None:
@@ -240,6 +243,10 @@ def known_fields(
             raise ApiError(400, f"{name} isn't supported here. Leave it out.", name, "unsupported_field")
         notes.ignore(name, UNSUPPORTED)
     body = {name: value for name, value in body.items() if value is not None}
+    for name, kind in _DESCRIBING.items():
+        if name in body and not isinstance(body[name], kind):
+            notes.ignore(name, f"isn't {'an object' if kind is dict else 'a text'}")
+            del body[name]
     return in_our_names(body, can_write_nothing=can_write_nothing)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qwen35mm.contract.sampling import NUMBERS
+from qwen35mm.prompt.template import EFFORTS
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 
 # llama.cpp's, Ollama's, transformers', vLLM's and SGLang's.
@@ -20,6 +21,9 @@ NAMES = {
 }
 # Ways to ask for thinking.
 THINKING = ("enable_thinking", "think", "thinking", "reasoning")
+# Words for them, as for `think`.
+_SWITCHES = {"true": True, "on": True, "false": False, "off": False}
+_EFFORTS = ("none", *EFFORTS)
 _NUMBERS = (*NUMBERS, "max_completion_tokens", "max_output_tokens", "n", "top_logprobs")
 # Fields whose values up to 0, or below it, are other servers' way to say nothing.
 _ABOVE_ZERO = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -57,10 +61,10 @@ def thinking_in_our_names(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """
     said: dict[str, Any] = {}
     for name in THINKING:
-        value = body.pop(name, None)
+        value = as_switch(body.pop(name, None))
         if isinstance(value, bool):
             said["enable_thinking"] = value
-        elif isinstance(value, str):
+        elif isinstance(value, str) and value in _EFFORTS:
             said["reasoning_effort"] = value
         elif isinstance(value, Mapping):
             said |= _thinking(value, name, notes)
@@ -73,6 +77,11 @@ def thinking_in_our_names(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     return in_our_names({**said, **body})
 
 
+def as_switch(value: Any) -> Any:
+    """True or False for a text that says so; any other value as it is."""
+    return _SWITCHES.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
 def _thinking(value: Mapping[str, Any], place: str, notes: Notes) -> dict[str, Any]:
     """Anthropic's form `{"type", "budget_tokens"}`, and OpenRouter's `{"enabled", "effort", "max_tokens"}`."""
     said: dict[str, Any] = {}
@@ -80,8 +89,8 @@ def _thinking(value: Mapping[str, Any], place: str, notes: Notes) -> dict[str, A
     notes.ignore_rest(value, known, place)
     if value.get("type") in ("enabled", "disabled", "adaptive"):
         said["enable_thinking"] = value["type"] != "disabled"
-    if isinstance(value.get("enabled"), bool):
-        said["enable_thinking"] = value["enabled"]
+    if isinstance(enabled := as_switch(value.get("enabled")), bool):
+        said["enable_thinking"] = enabled
     if value.get("effort") is not None:
         said["reasoning_effort"] = value["effort"]
     if budget := value.get("budget_tokens") or value.get("max_tokens"):

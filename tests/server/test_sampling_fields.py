@@ -87,7 +87,6 @@ def test_biases_penalties_and_ends(client: openai.OpenAI, backend: LocalBackend)
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids for names; got 'x'"),
         ({"logit_bias": {"1": 500}}, "logit_bias", "from -100 to 100"),
         ({"logit_bias": {"999999": 5}}, "logit_bias", "no token 999,999"),
-        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"stop": "x", "extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids", "at least 0"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 8}, "min_tokens", "max_tokens (8) at most"),

@@ -192,3 +192,36 @@ def test_the_template_is_asked_outside_the_event_loop(backend: Recording, monkey
     body = {"messages": messages, "chat_template_kwargs": {"preserve_thinking": [7]}}
     assert post(backend, CHAT, body).status == 200
     assert [name.startswith("qwen35mm-prompts") for name in threads] == [True]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize(("said", "thinks"), [("true", True), ("On", True), ("false", False), ("off", False)])
+def test_thinking_may_be_switched_by_a_word(backend: Recording, path: str, said: str, thinks: bool) -> None:
+    bodies = ({name: said} for name in ("think", "thinking", "enable_thinking", "reasoning"))
+    for asked in (*bodies, {"reasoning": {"enabled": said}}, {"chat_template_kwargs": {"enable_thinking": said}}):
+        if path == RESPONSES and "reasoning" in asked:  # a field of its own
+            continue
+        backend.prompts = []
+        answer = post(backend, path, {"messages" if path == CHAT else "input": HELLO, **asked})
+        assert (answer.status, answer.headers.get(HEADER)) == (200, None), asked
+        assert backend.prompts[0].endswith("</think>\n\n") is not thinks
+
+
+def test_a_switch_that_cannot_be_read_is_told_by_its_name(backend: Recording) -> None:
+    answer = post(backend, CHAT, {"messages": HELLO, "enable_thinking": "perhaps"})
+    assert (answer.status, answer.headers[HEADER]) == (200, ["enable_thinking isn't supported here; ignored"])
+
+
+@pytest.mark.parametrize(("path", "given"), [(CHAT, "messages"), (RESPONSES, "input")])
+def test_hints_of_odd_types_are_told(backend: Recording, path: str, given: str) -> None:
+    for name, value, why in (
+        ("prompt_cache_key", 5, "isn't a text"),
+        ("safety_identifier", {"id": 5}, "isn't a text"),
+        ("user", [1], "isn't a text"),
+        ("metadata", "x", "isn't an object"),
+        ("top_logprobs", 3, "needs logprobs"),
+    ):
+        answer = post(backend, path, {given: HELLO, name: value})
+        assert answer.status == 200, answer.content
+        assert answer.headers[HEADER][0].startswith(f"{name} {why}")
+        assert post(backend, path, {given: HELLO, name: value}, strict=True).status == 400

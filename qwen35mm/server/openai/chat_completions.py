@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 from qwen35mm.contract import GenerationRequest
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
-from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import (
     CALLABLE_NAME,
     EFFORTS,
@@ -217,7 +216,7 @@ async def asked_of(
             max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
             effort=request.reasoning_effort,
             json_schema=None,
-            logprobs=_num_logprobs(request),
+            logprobs=_num_logprobs(request, notes),
         ),
         enable_thinking=request.thinks(request.reasoning_effort),
         template_options=request.template_options(request.reasoning_effort, backend.loaded, notes),
@@ -239,7 +238,7 @@ def tools_of(request: ChatCompletionRequest) -> tuple[dict[str, Any], ...]:
     return tuple(tool.model_dump(exclude_none=True) for tool in request.tools)
 
 
-def _num_logprobs(request: ChatCompletionRequest) -> int | None:
+def _num_logprobs(request: ChatCompletionRequest, notes: Notes) -> int | None:
     if request.top_logprobs and not request.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
+        notes.ignore("top_logprobs", "needs logprobs: set it to true")
     return request.top_logprobs if request.logprobs else None

@@ -213,7 +213,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "'other'"),
     ({"temperature": 200}, "temperature", "from 0 to 100; got 200"),
     ({"max_output_tokens": "many"}, "max_output_tokens", "valid integer"),
-    ({"top_logprobs": 2}, "top_logprobs", "name message.output_text.logprobs in include"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format", "json_schema"),
     ({"given": []}, "input", "at least 1 item"),
     ({"given": [{"type": "compaction_trigger"}]}, "input.0.type", "no compaction here"),

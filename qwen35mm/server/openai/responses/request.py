@@ -9,7 +9,6 @@ from typing import Any
 
 from qwen35mm.chat.store.store import new_id
 from qwen35mm.contract import GenerationRequest, SamplingParams
-from qwen35mm.server.errors import ApiError
 from qwen35mm.server.generation import ServedBackend, check_constraints, conversation_of, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import Notes
@@ -57,7 +56,7 @@ async def question_of(
         max_tokens=max_tokens,
         effort=request.effort,
         json_schema=_schema(request),
-        logprobs=_num_logprobs(request),
+        logprobs=_num_logprobs(request, notes),
     )
     is_kept = isinstance(request, ResponsesRequest) and request.store
     asked = GenerationRequest(
@@ -115,11 +114,10 @@ def head_of(
     }
 
 
-def _num_logprobs(request: CountRequest) -> int | None:
+def _num_logprobs(request: CountRequest, notes: Notes) -> int | None:
     if not isinstance(request, ResponsesRequest) or LOGPROBS not in request.include:
         if isinstance(request, ResponsesRequest) and request.top_logprobs:
-            message = f"top_logprobs are told beside logprobs: name {LOGPROBS} in include."
-            raise ApiError(400, message, "top_logprobs")
+            notes.ignore("top_logprobs", f"needs logprobs: name {LOGPROBS} in include")
         return None
     return request.top_logprobs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,6 +81,8 @@ class RawValue:
         self._unsure: str | None = ""
         # The marks of calls that the value quotes, and those that may begin one.
         self._quoted: list[str] = []
+        # By kind, so that a mark that closes nothing costs no search.
+        self._num_quoted: Counter[str] = Counter()
         self._opening: list[str] = []
 
     @property
@@ -109,14 +112,13 @@ class RawValue:
     def closes(self, token: Token) -> bool:
         """Whether a closing mark closes something that the value quotes; forgets that."""
         opened = token.kind[1:]
-        at = len(self._quoted) - 1
-        if opened == "parameter" and self._quoted[-1:] != ["parameter"]:
+        if not self._num_quoted[opened] or (opened == "parameter" and self._quoted[-1] != opened):
             return False
-        while at >= 0 and self._quoted[at] != opened:
-            at -= 1
-        if at >= 0:
-            del self._quoted[at:]
-        return at >= 0
+        closed = ""
+        while closed != opened:
+            closed = self._quoted.pop()
+            self._num_quoted[closed] -= 1
+        return True
 
     def add(self, token: Token | None) -> str:
         """Adds the marks that wait, and the token. Returns text that is certain now."""
@@ -154,7 +156,9 @@ class RawValue:
         elif token.kind == "function":
             self._opening = [*(self._opening if self._opening == ["tool_call"] else []), "function"]
         elif token.kind == "parameter" and (self._opening[-1:] == ["function"] or self._quoted[-1:] == ["function"]):
-            self._quoted += [*self._opening, "parameter"]
+            opened = [*self._opening, "parameter"]
+            self._quoted += opened
+            self._num_quoted.update(opened)
             self._opening = []
         elif not is_space(token):
             self._opening = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.prompt import ChatTemplate
+from qwen35mm.prompt import ChatTemplate, call_parts
 from qwen35mm.prompt.calls import CallArguments, CallBegun, CallLost, CallParser, Found, read_calls
 from tests.prompt.damaged_calls import CASES, TOOLS, Case, xml
 
@@ -222,3 +224,27 @@ def test_a_text_for_any_type_can_be_written_as_json(kind: str, written: str) -> 
         _, calls = read_calls(reply, [tool])
         for call in calls:
             assert isinstance(json.loads(json.dumps(dict(call.arguments)))["options"], str)
+
+
+@pytest.mark.parametrize("end", ["</tool_call>", "</function>", "</parameter>", "y</tool_call>"])
+def test_many_marks_inside_a_value_cost_no_more_each(end: str) -> None:
+    def work(num_marks: int) -> int:
+        steps = 0
+
+        def count(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal steps
+            if frame.f_code.co_filename != call_parts.__file__:
+                return None
+            steps += event == "line"
+            return count
+
+        text = "<tool_call>\n<function=f>\n<parameter=s>\n" + "<function=a><parameter=b>x" * num_marks + end * num_marks
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            parsed([text])
+        finally:
+            sys.settrace(before)
+        return steps
+
+    assert work(200) < 2.2 * work(100)

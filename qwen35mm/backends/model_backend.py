@@ -23,6 +23,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.history import with_calls
 from qwen35mm.backends.options import check_options
 from qwen35mm.backends.plain import PlainPrompts
+from qwen35mm.backends.stand_ins import check_stand_in
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import (
     EncodedMedium,
@@ -39,7 +40,7 @@ from qwen35mm.contract import (
     iter_media,
     pin_plans,
 )
-from qwen35mm.contract.messages import check_conversation
+from qwen35mm.contract.messages import check_conversation, with_stand_ins
 from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
 from qwen35mm.engine import (
     CachedPrompt,
@@ -54,7 +55,15 @@ from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS, Asker
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, ChatTemplate, PromptBuilder
-from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
+from qwen35mm_preprocess import (
+    MediaBudget,
+    MediaError,
+    MediaLimits,
+    MediaPlan,
+    MediaProcessor,
+    MediaSourceError,
+    PreparedMedia,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -156,17 +165,21 @@ class ModelBackend(PlainPrompts):
         params = request.params or self.loaded.generation
         check_token_ids(params, self.loaded.config.text.vocab_size)
         calls = await constrained_calls(request, params, self.loaded, person=request.tenant)
-        media: list[PreparedMedia | DeferredMedia] = []
-        async with contextlib.aclosing(self._read_media(request.messages, media)) as updates:
+        found: list[PreparedMedia | DeferredMedia | None] = []
+        async with contextlib.aclosing(self._read_media(request.messages, found)) as updates:
             async for progress in updates:
                 yield progress
-        plans = tuple(medium.plan for medium in media)
-        if media:
-            yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
+        told = tuple(None if medium is None else medium.plan for medium in found)
+        if found:
+            yield MediaPlanned(told, tuple(w for m in found if isinstance(m, PreparedMedia) for w in m.warnings))
+        messages = with_stand_ins(request.messages, told)
+        media = [medium for medium in found if medium is not None]
+        plans = [medium.plan for medium in media]
+        del found
         # The history commit needs the request with its plans and the decision about thinking.
         request = replace(
             request,
-            messages=pin_plans(request.messages, plans),
+            messages=pin_plans(messages, plans),
             enable_thinking=self._thinks(params, request.enable_thinking),
         )
         tools = request.shown_tools
@@ -221,14 +234,17 @@ class ModelBackend(PlainPrompts):
         add_generation_prompt: bool = True,
         continue_reply: bool = False,
     ) -> np.ndarray:
-        """Token ids, int64 `[T]`, of the prompt that these messages become. Media need no plan and aren't decoded.
+        """Token ids, int64 `[T]`, of the prompt that these messages become. Media need no plan and aren't decoded, so
+        damage behind a file's head isn't noticed.
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
             ContextTooLongError: they exceed two contexts; the count stops there.
         """
         check_conversation(messages)
-        plans = [self._plan_of(part) for part in iter_media(messages)]
+        found = [self._plan_of(part) for part in iter_media(messages)]
+        messages = with_stand_ins(messages, found)
+        plans = [plan for plan in found if plan is not None]
         asked = GenerationRequest(enable_thinking=enable_thinking, template_options=template_options or {})
         asked = self._with_options(asked)
         how = {
@@ -308,20 +324,26 @@ class ModelBackend(PlainPrompts):
             return request
         return replace(request, template_options={**self.template_options, **request.template_options})
 
-    def _plan_of(self, part: Image | Video) -> MediaPlan:
+    def _plan_of(self, part: Image | Video) -> MediaPlan | None:
+        """None if the medium's stand-in takes its place."""
         if isinstance(part.source, PreparedMedia | EncodedMedium):
             assert part.plan is not None
             return part.plan
-        plan = self.media.kept(part.plan, part.source)
-        if plan is None:
-            return part.planner(self.media).plan(part.source, kind=part.kind, clip=part.clip)
-        self.media.check(plan, part.source)
+        try:
+            plan = self.media.kept(part.plan, part.source)
+            if plan is None:
+                return part.planner(self.media).plan(part.source, kind=part.kind, clip=part.clip)
+            self.media.check(plan, part.source)
+        except MediaError as error:
+            check_stand_in(part, error)
+            return None
         return plan
 
     async def _read_media(
-        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]
+        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia | None]
     ) -> AsyncGenerator[Progress, None]:
-        """Appends the messages' media. Reads those without a plan one after the other in a thread.
+        """Appends the messages' media, None for one whose stand-in takes its place. Reads those without a plan one
+        after the other in a thread.
 
         Raises:
             ContextTooLongError: the media alone exceed the context; reading stops there.
@@ -354,8 +376,12 @@ class ModelBackend(PlainPrompts):
             try:
                 while (update := await updates.get()) is not None:
                     yield update
-                media.append(await reading)
-                num_tokens += 0 if part.plan is not None else media[-1].plan.num_tokens
+                medium = await reading
+                media.append(medium)
+                num_tokens += 0 if part.plan is not None else medium.plan.num_tokens
+            except MediaError as error:
+                check_stand_in(part, error)
+                media.append(None)
             finally:
                 if not reading.done():
                     abandoned.set()

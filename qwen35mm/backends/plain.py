@@ -16,6 +16,7 @@ import numpy as np
 
 from qwen35mm.backends.scripting.forms import conversation_of
 from qwen35mm.contract import Event, GenerationRequest, Message, Progress, Retain, SamplingParams, pin_plans
+from qwen35mm.contract.messages import with_stand_ins
 from qwen35mm.contract.plain import Conversation, Plain, Pooling, is_plain
 from qwen35mm.contract.request import check_limits, check_params
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
@@ -64,9 +65,9 @@ class PlainPrompts(ABC):
 
     @abstractmethod
     def _read_media(
-        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]
+        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia | None]
     ) -> AsyncGenerator[Progress, None]:
-        """Appends the messages' media."""
+        """Appends the messages' media, None for one whose stand-in takes its place."""
 
     async def stream_prompt(
         self,
@@ -231,10 +232,12 @@ class PlainPrompts(ABC):
         """A conversation in its template, with an answer if given."""
         messages = conversation_of(given)
         how["template_options"] = {**self.template_options, **(how["template_options"] or {})}
-        media: list[PreparedMedia | DeferredMedia] = []
-        async with contextlib.aclosing(self._read_media(messages, media)) as updates:
+        found: list[PreparedMedia | DeferredMedia | None] = []
+        async with contextlib.aclosing(self._read_media(messages, found)) as updates:
             async for _ in updates:
                 pass
+        messages = with_stand_ins(messages, [None if medium is None else medium.plan for medium in found])
+        media = [medium for medium in found if medium is not None]
         plans = [medium.plan for medium in media]
         if answer is None:
             prompt, start = await PROMPTS.run(self._prompt, messages, plans, **how), 0

@@ -113,7 +113,7 @@ async def _answer(
         if isinstance(event, Progress):
             terminal.progress(event)
         elif isinstance(event, MediaPlanned):
-            for note in (*(note for plan in event.plans for note in plan.notes), *event.warnings):
+            for note in (*(note for plan in event.plans if plan for note in plan.notes), *event.warnings):
                 terminal.note(english(note))
         elif isinstance(event, TextDelta):
             terminal.text(event.text, thinking=event.channel == "reasoning")

@@ -39,10 +39,10 @@ class MediaPlanned:
     """The plans by which the request's media were read, in order of appearance.
 
     Keep the plans with the message. Given back with its media, they make later turns see the same pixels, whatever the
-    settings are then.
+    settings are then. A plan is None if the medium couldn't be read, and the model read its `stand_in` instead.
     """
 
-    plans: tuple[MediaPlan, ...]
+    plans: tuple[MediaPlan | None, ...]
     warnings: tuple[Said, ...] = ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -116,28 +116,45 @@ def iter_media(messages: Sequence[Message]) -> Iterator[Image | Video]:
         yield from message.media
 
 
-def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[Message]:
+def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan | None]) -> list[Message]:
     """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels.
+
+    Args:
+        plans: None leaves a medium as it is.
 
     Raises:
         PromptError: there are more or fewer plans than media, or a value isn't a Message or a MediaPlan.
     """
     check_messages(messages)
-    if not isinstance(plans, list | tuple) or not all(isinstance(plan, MediaPlan) for plan in plans):
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, MediaPlan | None) for plan in plans):
         raise PromptError(f"The plans must be a list of MediaPlan; got {type(plans).__name__}.")
     num_media = sum(1 for _ in iter_media(messages))
     if len(plans) != num_media:
         raise PromptError(f"There must be a plan for each medium, {num_media} in all; got {len(plans)}.")
+    return _with_media(messages, plans, lambda part, plan: part if plan is None else replace(part, plan=plan))
+
+
+def with_stand_ins(messages: Sequence[Message], plans: Sequence[MediaPlan | None]) -> list[Message]:
+    """The same messages with its stand-in in place of each medium whose plan is None.
+
+    Args:
+        plans: one for each medium, in order of appearance.
+    """
+    return _with_media(messages, plans, lambda part, plan: Text(part.stand_in or "") if plan is None else part)
+
+
+def _with_media(
+    messages: Sequence[Message],
+    plans: Sequence[MediaPlan | None],
+    put: Callable[[Image | Video, MediaPlan | None], Part],
+) -> list[Message]:
+    """The messages with what `put` makes of each medium and its plan."""
     remaining = iter(plans)
-    return [
-        replace(
-            message,
-            content=tuple(
-                part if isinstance(part, Text) else replace(part, plan=next(remaining)) for part in message.content
-            ),
-        )
-        for message in messages
-    ]
+
+    def content(message: Message) -> tuple[Part, ...]:
+        return tuple(part if isinstance(part, Text) else put(part, next(remaining)) for part in message.content)
+
+    return [replace(message, content=content(message)) for message in messages]
 
 
 def check_conversation(messages: Sequence[Message]) -> None:

@@ -57,12 +57,18 @@ class EncodedMedium:
 
 @dataclass(frozen=True)
 class _Medium:
-    """An image or a video. A prepared or encoded source brings its own plan."""
+    """An image or a video. A prepared or encoded source brings its own plan.
+
+    Attributes:
+        stand_in: what the model reads in its place if it can't be read, such as "[image left out]". None makes that an
+            error.
+    """
 
     kind: ClassVar[Literal["image", "video"]]
     source: MediaSource | PreparedMedia | EncodedMedium
     plan: MediaPlan | None = None
     budget: MediaBudget | None = field(default=None, kw_only=True)
+    stand_in: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_source(self.source, self.kind)
@@ -71,6 +77,9 @@ class _Medium:
         if not isinstance(self.budget, MediaBudget | None):
             came = type(self.budget).__name__
             raise PromptError(f"The {self.kind}'s budget must be a MediaBudget, or None; got {came}.")
+        if not isinstance(self.stand_in, str | None):
+            came = type(self.stand_in).__name__
+            raise PromptError(f"The {self.kind}'s stand_in must be a string, or None; got {came}.")
         if isinstance(self.source, PreparedMedia | EncodedMedium):
             object.__setattr__(self, "plan", self.source.plan)
 
@@ -84,7 +93,8 @@ class Image(_Medium):
 
     Arrays are uint8 [height, width, 3]. Tensors may also be [3, height, width], and floats from 0 to 1.
 
-    `plan` pins how it is read. `budget` limits the cost of a new plan; None takes the backend's.
+    `plan` pins how it is read. `budget` limits the cost of a new plan; None takes the backend's. `stand_in` is what the
+    model reads in its place if it can't be read; None makes that an error.
     """
 
     kind = "image"
@@ -96,15 +106,18 @@ class Image(_Medium):
         plan: MediaPlan | None = None,
         *,
         budget: MediaBudget | None = None,
+        stand_in: str | None = None,
     ) -> None:
-        super().__init__(_picture(source) if is_array(source) else _whole(source), plan, budget=budget)
+        whole = _picture(source) if is_array(source) else _whole(source)
+        super().__init__(whole, plan, budget=budget, stand_in=stand_in)
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Video(_Medium):
     """A video: a path, bytes, an open file or a `data:` URI. `from_frames` makes one of pictures.
 
-    `plan` pins how it is read. `clip` selects the part that a new plan reads, `budget` limits its cost.
+    `plan` pins how it is read. `clip` selects the part that a new plan reads, `budget` limits its cost. `stand_in` is
+    as in `Image`.
     """
 
     kind = "video"
@@ -117,11 +130,12 @@ class Video(_Medium):
         clip: VideoClip | None = None,
         *,
         budget: MediaBudget | None = None,
+        stand_in: str | None = None,
     ) -> None:
         if not isinstance(clip, VideoClip | None):
             raise PromptError(f"The video's clip must be a VideoClip, or None; got {type(clip).__name__}.")
         object.__setattr__(self, "clip", clip)
-        super().__init__(_whole(source), plan, budget=budget)
+        super().__init__(_whole(source), plan, budget=budget, stand_in=stand_in)
 
     @classmethod
     def from_frames(

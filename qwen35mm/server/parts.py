@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +63,8 @@ _JPEGS = re.compile("data:video/jpe?g[;,]", re.IGNORECASE)
 # The family's processors read 768 at most.
 _MAX_FRAMES = 4096
 
-# Limits for one request: without them a small request could make the server fetch and keep any amount of data.
+# Limits for one request: without them a small request could make the server fetch and keep any amount of data. Media
+# that needn't be readable have a number of their own, and half of the bytes.
 MAX_FETCHED = 32
 MAX_FETCHED_BYTES = 700 * 2**20
 
@@ -84,7 +86,7 @@ class Sources:
 
 @dataclass
 class UnreadableError(ApiError):
-    """A part that will never be readable here.
+    """A part that can't be read here.
 
     Attributes:
         kind, name: what it is, for the text that stands in its place.
@@ -116,7 +118,9 @@ class Parts:
         self._notes = notes
         self._kwargs = dict(kwargs or {})
         self._own = self._reading(self._kwargs, "mm_processor_kwargs")
-        self._num_fetched = self._fetched_bytes = 0
+        # By whether they must be readable: media of past turns leave room for those of the question.
+        self._num_fetched: Counter[bool] = Counter()
+        self._fetched_bytes = 0
 
     async def content(self, content: Any, place: str, *, must_read: bool) -> tuple[Text | Image | Video, ...]:
         """Reads a message's content: null, a text, a part, or a list of parts. Empty texts are dropped.
@@ -138,9 +142,7 @@ class Parts:
                 add_line(found, line)
                 continue
             try:
-                read = await self.part(part, where)
-                if not must_read:
-                    await self.check_format(read, where)
+                read = await self.part(part, where, must_read=must_read)
             except UnreadableError as error:
                 if must_read:
                     raise
@@ -167,13 +169,23 @@ class Parts:
         self._notes.change(place, "isn't a part; it is read as JSON text")
         return json_text(part)
 
-    async def part(self, part: Any, place: str) -> Text | Image | Video | None:
+    async def part(self, part: Any, place: str, *, must_read: bool) -> Text | Image | Video | None:
         """Reads one content part; None for one that says nothing.
 
+        Args:
+            must_read: whether a medium that the backend can't read refuses the request; else it has a stand-in.
+
         Raises:
-            UnreadableError: 400, it is of a kind that this server doesn't read, or damaged.
+            UnreadableError: 400, it is of a kind that this server doesn't read, or damaged, or can't be fetched.
             ApiError: 400, says what is wrong and where.
         """
+        read = await self._part(part, place, must_read)
+        if must_read or not isinstance(read, Image | Video):
+            return read
+        await self._check_format(read, place)
+        return replace(read, stand_in=left_out(read.kind))
+
+    async def _part(self, part: Any, place: str, must_read: bool) -> Text | Image | Video | None:
         if part is None or isinstance(part, str):
             return Text(part) if part else None
         if not isinstance(part, dict):
@@ -184,9 +196,9 @@ class Parts:
         if kind in _THOUGHTS:
             return None
         if kind in IMAGES:
-            return await self._image(part, place)
+            return await self._image(part, place, must_read)
         if kind in VIDEOS:
-            return await self._video(part, place)
+            return await self._video(part, place, must_read)
         if kind in _FILES:
             return await self._file(part, place)
         if kind in _SOUNDS:
@@ -195,18 +207,17 @@ class Parts:
         message = f"{place} must be an object with a type: {known}; got {kind!r:.100}."
         raise UnreadableError(400, message, f"{place}.type", kind=f"{kind!s:.50}")
 
-    async def check_format(self, part: Text | Image | Video | None, place: str) -> None:
-        """Raises UnreadableError if a medium is of no format that is read here. What is behind its head isn't read."""
-        if not isinstance(part, Image | Video) or not isinstance(part.source, str | bytes):
-            return
+    async def _check_format(self, part: Image | Video, place: str) -> None:
+        """Raises UnreadableError if a medium is too large or, by its first bytes, of no format that is read here."""
         try:
-            await REQUESTS.run(self._read_format, part.source)
+            await REQUESTS.run(self._read_format, part)
         except MediaError as error:
             raise UnreadableError(400, f"{place}: {error}", place, kind=part.kind) from None
 
-    def _read_format(self, source: str | bytes) -> None:
-        with open_stream(source, None, self._media.limits) as stream:
-            read_format(stream, source)
+    def _read_format(self, part: Image | Video) -> None:
+        assert isinstance(part.source, str | bytes | Path), "clients send files"
+        with open_stream(part.source, part.kind, self._media.limits) as stream:
+            read_format(stream, part.source)
 
     def _text(self, part: dict[str, Any], place: str) -> Text | None:
         self._notes.ignore_rest(part, (*TEXTS, *_SAID_WITH_TEXT), place)
@@ -215,7 +226,7 @@ class Parts:
             raise ApiError(400, f"{place}.text must be a string; got {type(value).__name__}.", f"{place}.text")
         return Text(value) if value else None
 
-    async def _image(self, part: dict[str, Any], place: str) -> Image:
+    async def _image(self, part: dict[str, Any], place: str, must_read: bool) -> Image:
         name = next((each for each in ("image_url", "image", "source", "url", "data") if part.get(each)), "image_url")
         value, detail = part.get(name), part.get("detail")
         if isinstance(value, dict):
@@ -229,9 +240,9 @@ class Parts:
             budget = budget or self._media.budget
             least = min(budget.max_image_tokens or LOW_DETAIL_TOKENS, LOW_DETAIL_TOKENS)
             budget = replace(budget, max_image_tokens=least)
-        return Image(await self._medium(value, f"{place}.{name}", "image"), budget=budget)
+        return Image(await self._medium(value, f"{place}.{name}", "image", must_read), budget=budget)
 
-    async def _video(self, part: dict[str, Any], place: str) -> Video:
+    async def _video(self, part: dict[str, Any], place: str, must_read: bool) -> Video:
         name = next(
             (each for each in ("video_url", "input_video", "video", "url", "data") if part.get(each)), "video_url"
         )
@@ -242,7 +253,7 @@ class Parts:
         budget, clip = self._budget_of(part, place)
         frames = _frames(value, f"{place}.{name}")
         source = (
-            await self._medium(value, f"{place}.{name}", "video")
+            await self._medium(value, f"{place}.{name}", "video", must_read)
             if frames is None
             else await REQUESTS.run(self._clip, frames, None if budget is None else budget.fps, f"{place}.{name}")
         )
@@ -287,7 +298,7 @@ class Parts:
         with open_stream(uri, None, self._media.limits) as stream:
             return stream.read().decode()
 
-    async def _medium(self, value: Any, place: str, kind: str) -> str | bytes | Path:
+    async def _medium(self, value: Any, place: str, kind: str, must_read: bool) -> str | bytes | Path:
         if not isinstance(value, str) or not value:
             message = f"{place} must be a string, and not empty; got {type(value).__name__}."
             raise UnreadableError(400, message, place, kind=kind)
@@ -297,7 +308,7 @@ class Parts:
             except MediaError:
                 message = f"{place} must be a data:, https: or file: address, or base64; got {value[:40]!r}."
                 raise UnreadableError(400, message, place, kind=kind) from None
-        return await self.source(value, place, kind)
+        return await self.source(value, place, kind, must_read=must_read)
 
     def image(self, source: str | bytes | Path) -> Image:
         """An image, with the request's budget."""
@@ -340,15 +351,15 @@ class Parts:
             return budget, None
         return budget, VideoClip(float(start), end, None if count is None else int(count))
 
-    async def source(self, address: str, place: str, kind: str = "medium") -> str | bytes | Path:
+    async def source(self, address: str, place: str, kind: str, *, must_read: bool) -> str | bytes | Path:
         """Resolves an address to a source of media.
 
         Args:
             kind: what it is, for the text that stands in its place.
+            must_read: as in `part`.
 
         Raises:
-            UnreadableError: 400, this server doesn't read such addresses, or it is damaged.
-            ApiError: it can't be fetched.
+            UnreadableError: this server doesn't read such addresses, or it is damaged, or can't be fetched.
         """
         if is_data_uri(address):
             return address
@@ -357,21 +368,25 @@ class Parts:
             if self._sources.fetch is None:
                 message = "Addresses are not fetched here. Send the file as a data: URI, or start with --allow-urls."
                 raise UnreadableError(400, f"{place}: {message}", place, kind=kind)
-            return await self._fetched(self._sources.fetch, address, place)
+            try:
+                return await self._fetched(self._sources.fetch, address, place, must_read)
+            except ApiError as error:
+                raise UnreadableError(error.status, error.message, error.param, kind=kind) from None
         if scheme == "file:":
             return _file(address, self._sources.root, place, kind)
         message = f"{place} must be a data:, https: or file: address; got {address[:40]!r}."
         raise UnreadableError(400, message, place, kind=kind)
 
-    async def _fetched(self, fetch: Fetch, address: str, place: str) -> bytes:
-        self._num_fetched += 1
-        if self._num_fetched > MAX_FETCHED:
+    async def _fetched(self, fetch: Fetch, address: str, place: str, must_read: bool) -> bytes:
+        self._num_fetched[must_read] += 1
+        if self._num_fetched[must_read] > MAX_FETCHED:
             raise ApiError(400, f"{place}: at most {MAX_FETCHED} addresses of one request are fetched.", place)
         data = await fetch(address, place)
-        self._fetched_bytes += len(data)
-        if self._fetched_bytes > MAX_FETCHED_BYTES:
-            most = f"{MAX_FETCHED_BYTES / 2**20:,.0f} MiB"
+        most_bytes = MAX_FETCHED_BYTES if must_read else MAX_FETCHED_BYTES // 2
+        if self._fetched_bytes + len(data) > most_bytes:
+            most = f"{most_bytes / 2**20:,.0f} MiB"
             raise ApiError(413, f"{place}: the media at all addresses of this request are larger than {most}.", place)
+        self._fetched_bytes += len(data)
         return data
 
 

@@ -35,7 +35,7 @@ class ReplyReader:
 
     Attributes:
         calls: all whole ones so far.
-        plans: how the media were read, in order of appearance.
+        plans: how the media were read, in order of appearance; None for one that couldn't be.
         num_thinking: thinking tokens so far.
         result: None until the reply is finished.
     """
@@ -47,7 +47,7 @@ class ReplyReader:
         self._most_calls = most_calls
         self._num_begun = 0
         self.calls: list[ToolCall] = []
-        self.plans: tuple[MediaPlan, ...] = ()
+        self.plans: tuple[MediaPlan | None, ...] = ()
         self.num_thinking = 0
         self.result: Result | None = None
         # Texts in parts, and calls between them.

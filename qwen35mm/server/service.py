@@ -17,10 +17,11 @@ from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.metrics import Metrics
+from qwen35mm.server.notes import notes_of
 from qwen35mm.server.openai.choices import OfChoice
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.queue import FairQueue
-from qwen35mm.server.streams import first_of, read_ahead
+from qwen35mm.server.streams import first_of, note_stand_ins, read_ahead
 
 # Among the model's names: it answers to every name.
 ANY_NAME = "*"
@@ -85,11 +86,12 @@ class Service:
         Raises:
             ClientDisconnect: the client hung up.
         """
-        turns = asyncio.Semaphore(_STREAMS_AT_ONCE)
+        turns, notes = asyncio.Semaphore(_STREAMS_AT_ONCE), notes_of(request)
 
         async def read_one(stream: AsyncGenerator[E, None], reader: Reader[E]) -> None:
             async with turns, contextlib.aclosing(stream) as events:
                 async for event in events:
+                    note_stand_ins(event, notes)
                     for _ in reader.take(event):
                         pass
 
@@ -129,7 +131,7 @@ class Service:
         """Like `stream`, for events that exist already."""
         events = read_ahead(events)
         try:
-            begun = await while_connected(request, first_of(events))
+            begun = await while_connected(request, first_of(events, notes_of(request)))
         except BaseException:
             await events.aclose()
             raise

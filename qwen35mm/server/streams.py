@@ -8,14 +8,28 @@ from collections.abc import AsyncGenerator
 from typing import TypeVar
 
 from qwen35mm.contract import Event, MediaPlanned, Progress
+from qwen35mm.server.notes import Notes
 from qwen35mm.server.openai.choices import OfChoice
 
 E = TypeVar("E", Event, OfChoice)
 
 
-async def first_of(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
+def note_stand_ins(item: Event | OfChoice, notes: Notes) -> None:
+    """Notes media of past turns that the backend couldn't read.
+
+    Raises:
+        ApiError: 400, if the notes are strict.
+    """
+    event = item.event if isinstance(item, OfChoice) else item
+    if isinstance(event, MediaPlanned) and None in event.plans:
+        told = "can't be read; a text says so to the model"
+        notes.change(f"{event.plans.count(None)} of the media in past turns and tools' results", told)
+
+
+async def first_of(events: AsyncGenerator[E, None], notes: Notes) -> AsyncGenerator[E, None]:
     """The same events, once one shows that the request is accepted: until then an error gets its own status."""
     async for first in events:
+        note_stand_ins(first, notes)
         event = first.event if isinstance(first, OfChoice) else first
         is_early = isinstance(event, MediaPlanned) or (isinstance(event, Progress) and event.phase in ("wait", "read"))
         if not is_early:

@@ -37,6 +37,7 @@ from qwen35mm.contract import (
     Text,
     ToolCall,
     Video,
+    pin_plans,
 )
 from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, PromptError
 from qwen35mm.model import LoadedModel
@@ -104,7 +105,7 @@ async def test_events_come_in_order(backend: LocalBackend, clip: Path) -> None:
     timestamps = result.media[1].frame_timestamps
     assert timestamps is not None
     assert len(timestamps) == result.media[1].grid_thw[0]
-    assert [plan.digest for plan in plans_of(events).plans] == [medium.digest for medium in result.media]
+    assert [plan and plan.digest for plan in plans_of(events).plans] == [medium.digest for medium in result.media]
 
 
 async def test_replies_equal_transformers(backend: LocalBackend, clip: Path) -> None:
@@ -165,6 +166,40 @@ async def test_a_pinned_plan_outlives_other_settings(demo: LoadedModel, backend:
     assert plans_of(pinned).plans == (plan,)
     assert result_of(pinned).prompt_token_ids == result_of(first).prompt_token_ids
     assert len(result_of(fresh).prompt_token_ids) < len(result_of(first).prompt_token_ids)
+
+
+async def test_a_text_stands_in_place_of_a_damaged_medium(backend: LocalBackend) -> None:
+    """The history that a turn commits is the next turn's prefix, and the other medium keeps its plan."""
+    file = io.BytesIO()
+    picture(0).save(file, "PNG")
+    cut = file.getvalue()[: len(file.getvalue()) // 2]
+    parts = (
+        Image(cut, stand_in="[image left out]"),
+        Image(picture(1)),
+        Text("These are pictures. " * 100 + "What is in them?"),
+    )
+    messages = [Message("user", parts)]
+    events = await collect(backend.stream(GenerationRequest(messages, GREEDY)))
+    first = result_of(events)
+    lost, plan = plans_of(events).plans
+    assert lost is None
+    assert plan is not None
+    assert [medium.digest for medium in first.media] == [plan.digest]
+    told = [Message("user", (Text("[image left out]"), *parts[1:]))]
+    assert first.prompt_token_ids == tuple(backend.prompt_ids(told).tolist())
+    assert backend.wait_idle(forked.PATIENCE_S)
+    answer = Message("assistant", first.text, first.reasoning, first.tool_calls)
+    messages = [*pin_plans(messages, plans_of(events).plans), answer, Message("user", "And the colours?")]
+    assert [part.plan for part in messages[0].media] == [None, plan]
+    events = await collect(backend.stream(GenerationRequest(messages, GREEDY)))
+    assert plans_of(events).plans == (None, plan)
+    assert result_of(events).cache.num_cached_tokens > len(first.prompt_token_ids) - 16
+    with pytest.raises(MediaError, match="damaged or cut off"):
+        await collect(backend.stream(GenerationRequest([Message("user", (Image(cut),))], GREEDY)))
+    # An error of the caller's own stays one.
+    wrong = Image(cut, replace(plan, processing="another"), stand_in="[image left out]")
+    with pytest.raises(MediaPlanError):
+        await collect(backend.stream(GenerationRequest([Message("user", (wrong,))], GREEDY)))
 
 
 async def test_a_part_of_a_video_is_another_medium_to_the_cache(demo: LoadedModel, backend: LocalBackend) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from qwen35mm.assets import asset_path
-from qwen35mm.contract import Image, Message, Video
+from qwen35mm.contract import Image, Message, Text, Video
 from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.model import LoadedModel
 from qwen35mm.server import fetch, parts
@@ -128,16 +128,43 @@ async def test_a_request_may_not_have_any_number_of_addresses_fetched(
     media = MediaProcessor(demo.image_processing, demo.video_processing)
     reader = Parts(Sources(fetch=fetch), media, None, Notes())
     for _ in range(parts.MAX_FETCHED):
-        assert await reader.source("https://a.example/", "here") == b"x" * 100
+        assert await reader.source("https://a.example/", "here", "image", must_read=True) == b"x" * 100
     with pytest.raises(ApiError, match="at most 32 addresses"):
-        await reader.source("https://a.example/", "here")
+        await reader.source("https://a.example/", "here", "image", must_read=True)
+    # Those of past turns count apart.
+    assert await reader.source("https://a.example/", "here", "image", must_read=False) == b"x" * 100
     monkeypatch.setattr(parts, "MAX_FETCHED_BYTES", 250)
     reader = Parts(Sources(fetch=fetch), media, None, Notes())
-    await reader.source("https://a.example/", "here")
-    await reader.source("https://a.example/", "here")
+    await reader.source("https://a.example/", "here", "image", must_read=True)
+    await reader.source("https://a.example/", "here", "image", must_read=True)
     with pytest.raises(ApiError, match="are larger than") as caught:
-        await reader.source("https://a.example/", "there")
+        await reader.source("https://a.example/", "there", "image", must_read=True)
     assert (caught.value.status, caught.value.param) == (413, "there")
+
+
+async def test_media_of_past_turns_that_cannot_be_fetched_are_left_out(demo: LoadedModel) -> None:
+    picture = asset_path("samples").joinpath("one-shape.png").read_bytes()
+
+    async def fetch(address: str, place: str) -> bytes:
+        if address.endswith("gone"):
+            raise ApiError(400, f"{place} can't be fetched: its server answered 404.", place)
+        return picture
+
+    notes = Notes()
+    media = MediaProcessor(demo.image_processing, demo.video_processing)
+    reader = Parts(Sources(fetch=fetch), media, None, notes)
+    gone = [{"type": "image_url", "image_url": "https://a.example/gone"}]
+    with pytest.raises(ApiError, match="answered 404"):
+        await reader.content(gone, "here", must_read=True)
+    (text,) = await reader.content(gone, "here", must_read=False)
+    assert text == Text("[image left out: it can't be read here]")
+    many = [{"type": "image_url", "image_url": f"https://a.example/{at}"} for at in range(parts.MAX_FETCHED)]
+    *read, last = await reader.content(many, "there", must_read=False)
+    assert last == text
+    assert not any(isinstance(part, Text) for part in read)
+    assert notes.header.startswith("here.0 can't be read; a text says so to the model | there.31 can't be read")
+    # They leave room for the question's.
+    assert len(await reader.content(many[:31], "question", must_read=True)) == 31
 
 
 def test_a_file_is_one_under_the_root(demo: LoadedModel, tmp_path: Path) -> None:
@@ -213,11 +240,10 @@ def test_what_a_request_says_is_never_a_path(
             if not path.is_absolute() and path.resolve().is_relative_to(tmp_path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(secret)
-    reader = Parts(
-        Sources(tmp_path / "root"), MediaProcessor(demo.image_processing, demo.video_processing), None, Notes()
-    )
+    media = MediaProcessor(demo.image_processing, demo.video_processing)
+    reader = Parts(Sources(tmp_path / "root"), media, None, Notes())
     try:
-        part = asyncio.run(reader.part({"type": field, field: form}, "here"))
+        part = asyncio.run(reader.part({"type": field, field: form}, "here", must_read=True))
     except (ApiError, Qwen35mmError):
         return
     assert isinstance(part, Image | Video)

@@ -126,7 +126,9 @@ async def test_media_are_seen_as_here(remote: RemoteBackend, backend: LocalBacke
     assert planned(events).plans == (plan,)
     # And back to the model in this process, which makes a plan of its own.
     here = await collect(backend.stream(GenerationRequest(again, GREEDY)))
-    assert planned(here).plans[0].digest is not None
+    (plan,) = planned(here).plans
+    assert plan is not None
+    assert plan.digest is not None
 
 
 async def test_what_it_refuses_is_said(remote: RemoteBackend) -> None:

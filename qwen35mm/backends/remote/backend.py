@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 import anyio
@@ -28,6 +29,7 @@ from qwen35mm.backends.remote.reply import Reply
 from qwen35mm.backends.remote.request import reply_fields, request_body
 from qwen35mm.backends.remote.served import ServedModel
 from qwen35mm.backends.remote.texts import RemoteTexts
+from qwen35mm.backends.stand_ins import check_stand_in
 from qwen35mm.contract import (
     EncodedMedium,
     Event,
@@ -40,11 +42,11 @@ from qwen35mm.contract import (
     Video,
     iter_media,
 )
-from qwen35mm.contract.messages import check_conversation
+from qwen35mm.contract.messages import check_conversation, with_stand_ins
 from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.pools import Asker
-from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaError, MediaLimits, MediaPlan, PreparedMedia
 from qwen35mm_preprocess.say import say
 
 # A request's media are read while this many times `max_concurrent` requests are under way.
@@ -218,8 +220,9 @@ class RemoteBackend(RemoteTexts):
         check_conversation(messages)
         counter = self._model.counter
         plans = [self._plan(part) for part in iter_media(messages)]
+        messages = with_stand_ins(messages, plans)
         num_tools = estimate(json.dumps(tools)) if tools else 0
-        num_media = sum(plan.num_prompt_tokens for plan in plans)
+        num_media = sum(plan.num_prompt_tokens for plan in plans if plan is not None)
         return counter.count(messages, enable_thinking, template_options or {}) + num_media + num_tools
 
     def memory(self) -> dict[str, int]:
@@ -267,16 +270,18 @@ class RemoteBackend(RemoteTexts):
                 before = num_waiting(self._places) + num_waiting(self._turns)
                 yield Progress("wait", before + 1, before + 1)
             async with place(self._places, deadline):
-                media: list[EncodedMedium] = []
+                found: list[EncodedMedium | None] = []
                 parts = list(iter_media(request.messages))
                 reading = min(deadline, Deadline.after(self._timeout_s))
                 for number, part in enumerate(parts):
                     yield Progress("read", number, len(parts))
-                    media.append(await self._encode(part, reading))
-                if media:
-                    yield MediaPlanned(
-                        tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
-                    )
+                    found.append(await self._encode(part, reading))
+                media = [medium for medium in found if medium is not None]
+                if found:
+                    plans = tuple(None if medium is None else medium.plan for medium in found)
+                    yield MediaPlanned(plans, tuple(text for medium in media for text in medium.warnings))
+                    request = replace(request, messages=with_stand_ins(request.messages, plans))
+                del found
                 if not self._turns.value:
                     before = num_waiting(self._turns)
                     yield Progress("wait", before + 1, before + 1)
@@ -341,19 +346,28 @@ class RemoteBackend(RemoteTexts):
         except Fault as fault:
             raise self._connection.error_of(fault) from None
 
-    def _plan(self, part: Image | Video) -> MediaPlan:
+    def _plan(self, part: Image | Video) -> MediaPlan | None:
+        """None if the medium's stand-in takes its place."""
         plan = pinned_plan(part, self.media)
-        if plan is None:
-            assert not isinstance(part.source, PreparedMedia | EncodedMedium), "these have a plan"
-            plan = part.planner(self.media).plan(part.source, kind=part.kind, clip=part.clip)
-        return plan
+        if plan is not None:
+            return plan
+        assert not isinstance(part.source, PreparedMedia | EncodedMedium), "these have a plan"
+        try:
+            return part.planner(self.media).plan(part.source, kind=part.kind, clip=part.clip)
+        except MediaError as error:
+            check_stand_in(part, error)
+            return None
 
-    async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
+    async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium | None:
+        """None if the medium's stand-in takes its place."""
         asker = Asker()
         encoding = asyncio.to_thread(encode_by, part, asked_by(part.planner(self.media), asker), self._video)
         try:
             with anyio.fail_after(deadline.left_s()):
                 return await encoding
+        except MediaError as error:
+            check_stand_in(part, error)
+            return None
         except TimeoutError:
             raise RequestTimeoutError(
                 say(

@@ -39,7 +39,7 @@ class Answering(Protocol):
     @property
     def default_params(self) -> SamplingParams | None: ...
 
-    async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan, ...] | None]: ...
+    async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan | None, ...] | None]: ...
 
     def events(self, request: GenerationRequest) -> AsyncGenerator[Event, None]: ...
 
@@ -168,7 +168,7 @@ class Chat:
         return self._stream(request)
 
     def _stream(self, request: GenerationRequest) -> ReplyStream:
-        def end(read: str, plans: tuple[MediaPlan, ...] | None, result: Result | None) -> None:
+        def end(read: str, plans: tuple[MediaPlan | None, ...] | None, result: Result | None) -> None:
             if result is not None:
                 self._keep(request, result, plans)
             elif read:
@@ -256,13 +256,13 @@ class Chat:
         if self._writer is request:
             self._writer = None
 
-    def _keep(self, request: GenerationRequest, result: Result, plans: tuple[MediaPlan, ...] | None) -> Result:
+    def _keep(self, request: GenerationRequest, result: Result, plans: tuple[MediaPlan | None, ...] | None) -> Result:
         text, calls = result.text, result.tool_calls
         content = (Text(text),) if text or not calls else ()
         self._store(request, plans, Message("assistant", content, result.reasoning or None, calls))
         return result
 
-    def _store(self, request: GenerationRequest, plans: tuple[MediaPlan, ...] | None, answer: Message) -> None:
+    def _store(self, request: GenerationRequest, plans: tuple[MediaPlan | None, ...] | None, answer: Message) -> None:
         messages = request.messages if plans is None else pin_plans(request.messages, plans)
         self.messages = [*messages, answer]
         self._template = replace(self._template, tools=request.tools)

@@ -237,7 +237,7 @@ class ScriptedModel(ABC):
         """`stream`, once its turn has come."""
         return self.in_turn(lambda left_s: self.stream(replace(request, timeout_s=left_s)), request.timeout_s)
 
-    async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan, ...] | None]:
+    async def reply(self, request: GenerationRequest) -> tuple[Result, tuple[MediaPlan | None, ...] | None]:
         """A whole answer, and the plans of its media; see `events`."""
         plans = None
         async with contextlib.aclosing(self.events(request)) as events:

@@ -39,7 +39,7 @@ class ReplyStream:
         self,
         events: AsyncGenerator[Event, None],
         tools: Sequence[Mapping[str, Any]],
-        on_end: Callable[[str, tuple[MediaPlan, ...] | None, Result | None], None],
+        on_end: Callable[[str, tuple[MediaPlan | None, ...] | None, Result | None], None],
         schema: Any = None,
     ) -> None:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -48,7 +48,7 @@ class ReplyStream:
         self._parser = CallParser(tools) if tools else None
         self._on_end = on_end
         self._schema = schema
-        self._plans: tuple[MediaPlan, ...] | None = None
+        self._plans: tuple[MediaPlan | None, ...] | None = None
         self._pending: deque[str] = deque()
         self._read: list[str] = []
         self._result: Result | None = None

@@ -182,10 +182,7 @@ class Blocks:
                 content += [Text(text)] if text else []
             case "image" | "document" | "container_upload":
                 try:
-                    found = await self._file(block, kind, place)
-                    for part in () if must_read else found:
-                        await self._parts.check_format(part, place)
-                    content += found
+                    content += await self._file(block, kind, place, must_read=must_read)
                 except UnreadableError as error:
                     if must_read:
                         raise
@@ -207,7 +204,7 @@ class Blocks:
                 if line := self._carried(block, place):
                     add_line(content, line)
 
-    async def _file(self, block: dict[str, Any], kind: str, place: str) -> Content:
+    async def _file(self, block: dict[str, Any], kind: str, place: str, *, must_read: bool) -> Content:
         """An image, or the content of a document.
 
         Raises:
@@ -234,7 +231,7 @@ class Blocks:
                 how = source.get("type") if isinstance(source, dict) else source
                 message = f"{place}: the {kind} can't be read from {how!r:.60} here; send its data along."
                 raise UnreadableError(400, message, f"{place}.source", kind=kind, name=name)
-        read = await self._parts.part(part, f"{place}.source")
+        read = await self._parts.part(part, f"{place}.source", must_read=must_read)
         return [] if read is None else [read]
 
     def _change_tools(self, content: Content, block: dict[str, Any], kind: str, place: str) -> None:

@@ -50,7 +50,7 @@ async def events_of_choices(
         told.put_nowait(error)
 
     tasks = [asyncio.ensure_future(tell(0, asked))]
-    plans: tuple[MediaPlan, ...] = ()
+    plans: tuple[MediaPlan | None, ...] = ()
     num_ended = 0
     try:
         while num_ended < num_choices:
@@ -71,7 +71,7 @@ async def events_of_choices(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _another(asked: GenerationRequest, index: int, plans: tuple[MediaPlan, ...]) -> GenerationRequest:
+def _another(asked: GenerationRequest, index: int, plans: tuple[MediaPlan | None, ...]) -> GenerationRequest:
     params = asked.params
     if params is not None and params.seed is not None:
         params = replace(params, seed=(params.seed + index) % 2**63)

@@ -72,7 +72,25 @@ async def test_a_picture_arrives_as_it_is(server: ModelServer, asker: Asker, tmp
     assert text == {"type": "text", "text": "What is this?"}
     assert events[0] == Progress("read", 0, 1)
     (planned,) = (event for event in events if isinstance(event, MediaPlanned))
+    assert planned.plans[0] is not None
     assert planned.plans[0].source_size == (120, 160)
+
+
+async def test_a_text_stands_in_place_of_a_damaged_picture(server: ModelServer, asker: Asker) -> None:
+    whole = encode_image(PHOTO, "PNG")
+    pictures = (Image(whole[: len(whole) // 2], stand_in="[gone]"), Image(whole, stand_in="[gone]"))
+    backend = asker.backend()
+    events = await events_of(backend, [Message("user", pictures)])
+    gone, image = server.bodies[-1]["messages"][0]["content"]
+    assert gone == {"type": "text", "text": "[gone]"}
+    assert uri_bytes(image["image_url"]["url"])[1] == whole
+    (planned,) = (event for event in events if isinstance(event, MediaPlanned))
+    assert [plan is None for plan in planned.plans] == [True, False]
+    await backend.connect()
+    headless = Image(whole[:8] + b"x", stand_in="[gone]")
+    assert backend.count_tokens([Message("user", headless)]) == backend.count_tokens([Message("user", "[gone]")])
+    with pytest.raises(MediaDecodeError):
+        await events_of(backend, [Message("user", Image(pictures[0].source))])
 
 
 def test_files_that_every_decoder_reads_alike_go_out_unchanged() -> None:
@@ -193,6 +211,7 @@ async def test_a_video_arrives_as_frames_with_their_times(server: ModelServer, a
     plan = planned.plans[0]
     *frames, question = server.bodies[0]["messages"][0]["content"]
     assert question["text"] == "What happens?"
+    assert plan is not None
     assert plan.frame_times_s is not None
     assert [part["text"] for part in frames[::2]] == [f"<{time:.1f} seconds>" for time in plan.frame_times_s]
     shown = [scene_index(np.asarray(picture(part))) for part in frames[1::2]]

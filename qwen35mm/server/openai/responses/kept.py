@@ -27,6 +27,7 @@ from qwen35mm.chat.store.temporary import temporary_folder
 from qwen35mm.chat.store.tree import Tree
 from qwen35mm.contract import EncodedMedium, Image, Video
 from qwen35mm.errors import NotFoundError, StorageError
+from qwen35mm.server.history import left_out
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.openai.responses.items import Turn
 from qwen35mm_preprocess import MediaLimits, MediaPlan, PreparedMedia
@@ -141,7 +142,7 @@ class KeptResponses:
         past: Past,
         question: str,
         turn: Turn,
-        plans: Sequence[MediaPlan],
+        plans: Sequence[MediaPlan | None],
         response: dict[str, Any],
         limits: MediaLimits,
     ) -> None:
@@ -149,7 +150,7 @@ class KeptResponses:
 
         Args:
             question: the id of the node with the input.
-            plans: of the input's media; empty if they were never read.
+            plans: of the input's media, None for one that couldn't be read; empty if they were never read.
             limits: the limits for reading its media.
 
         Raises:
@@ -252,7 +253,10 @@ class KeptResponses:
     def _turn(self, node: Node) -> Turn:
         values = json.loads(node.text)
         kinds = {"image": Image, "video": Video}
-        media = [kinds[file.kind](self._store.media.path(file.digest), file.plan) for file in node.attachments]
+        media = [
+            kinds[file.kind](self._store.media.path(file.digest), file.plan, stand_in=left_out(file.kind))
+            for file in node.attachments
+        ]
         return Turn(tuple(values["items" if node.role == "user" else "output"]), tuple(media))
 
     def _attach(self, owner: str, medium: Image | Video, plan: MediaPlan | None, limits: MediaLimits) -> Attachment:

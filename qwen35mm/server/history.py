@@ -110,4 +110,9 @@ def reasoning_of(message: Mapping[str, Any]) -> str | None:
 
 def _thought(block: Any) -> str:
     found = [block.get(name) for name in ("thinking", "text", "summary")] if isinstance(block, Mapping) else []
+    if found and isinstance(found[0], list):
+        # Mistral's chunks.
+        return "".join(
+            each["text"] for each in found[0] if isinstance(each, Mapping) and isinstance(each.get("text"), str)
+        )
     return next((each for each in found if isinstance(each, str)), "")

@@ -101,15 +101,16 @@ class Blocks:
         Raises:
             ApiError: 400, says what is wrong and where.
         """
+        answered = max((at for at, each in enumerate(values) if each.get("role") == "assistant"), default=-1)
         found: list[Message] = []
         for at, each in enumerate(values):
-            found += await self._message(each, f"messages.{at}", is_last=at == len(values) - 1)
+            found += await self._message(each, f"messages.{at}", is_new=at > answered)
         if found and found[-1].role == "assistant" and not found[-1].tool_calls and not found[-1].text:
             # There is nothing to continue.
             found.pop()
         return found
 
-    async def _message(self, values: dict[str, Any], place: str, *, is_last: bool) -> list[Message]:
+    async def _message(self, values: dict[str, Any], place: str, *, is_new: bool) -> list[Message]:
         """One message of a body. Each tool result becomes a turn of its own."""
         self._notes.ignore_rest(values, ("role", "content", "id", "type", "cache_control", "model"), place)
         given = values.get("role")
@@ -124,7 +125,7 @@ class Blocks:
         calls: list[ToolCall] = []
         thoughts: list[str] = []
         blocks = values.get("content")
-        must_read = is_last and role == "user"
+        must_read = is_new and role == "user"
         listed = (
             _listed(blocks, f"{place}.content")
             if must_read

@@ -130,6 +130,8 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     if given and _asks_in_vain(body, given):
         notes.change("tool_choice", "asks for tools that were left out; the model chooses")
         body["tool_choice"] = "auto"
+    if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
+        notes.ignore("add_generation_prompt", UNSUPPORTED)
     # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
     if isinstance(number := body.get("logprobs"), int) and not isinstance(number, bool):
         body |= {"logprobs": True, "top_logprobs": body.get("top_logprobs", number)}
@@ -163,7 +165,7 @@ def _asks_in_vain(body: dict[str, Any], given: list[Any]) -> bool:
 def _functions(tools: list[Any], notes: Notes) -> list[Any]:
     """The tools in the protocol's form, without those that can't be called."""
     found: list[Any] = []
-    names: set[str] = set()
+    names: set[str | None] = set()
     for at, each in enumerate(tools):
         tool = _function(each, f"tools.{at}", notes)
         name = _name(tool)
@@ -173,7 +175,7 @@ def _functions(tools: list[Any], notes: Notes) -> list[Any]:
             notes.ignore(f"tools.{at}", f"has the name of another tool, {name!r:.60}")
         elif tool is not None:
             found.append(tool)
-            names |= {name} - {None}
+            names.add(name)
     return found
 
 
@@ -209,6 +211,11 @@ async def asked_of(
     """
     parts = Parts(sources, backend.media, request.mm_processor_kwargs, notes)
     messages = in_order_of_calls(await read_messages(request.messages, parts, notes))
+    is_begun = continues(request.messages[-1])
+    if is_begun and not (messages[-1].text or messages[-1].tool_calls or messages[-1].reasoning):
+        # There is nothing to continue.
+        messages.pop()
+        is_begun = False
     asked = GenerationRequest(
         messages,
         request.params(
@@ -224,7 +231,7 @@ async def asked_of(
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
         conversation=conversation_of(caller, request.prompt_cache_key),
-        continue_reply=request.continue_final_message or continues(request.messages[-1]),
+        continue_reply=request.continue_final_message or is_begun,
         tenant=tenant_of(caller, request.cache_salt or ""),
     )
     await check_constraints(asked, caller, backend, notes)

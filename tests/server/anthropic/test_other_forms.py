@@ -245,6 +245,14 @@ def test_files_of_past_turns_are_left_out(backend: Recording) -> None:
         assert len(notes) == 1
 
 
+def test_all_that_is_asked_since_the_last_answer_must_be_readable(backend: Recording) -> None:
+    damaged = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    asking = {"role": "user", "content": [damaged]}
+    for after in (U, {"role": "system", "content": "Be short."}):
+        assert post(backend, messages=[U, assistant(HI), asking, after]).status == 400
+    assert post(backend, messages=[asking, U, assistant(HI), U]).status == 200
+
+
 @pytest.mark.parametrize(
     ("block", "text"),
     [

@@ -172,6 +172,12 @@ def test_odd_parts_end_no_conversation(part: Any, text: str, media: MediaProcess
         read([{"role": "user", "content": [part]}], media)
 
 
+def test_thinking_in_chunks_is_read(media: MediaProcessor) -> None:
+    chunks = {"type": "thinking", "thinking": [{"type": "text", "text": "H"}, {"type": "text", "text": "m."}]}
+    found, _ = read([said(content=[chunks, SPOKEN]), ASK], media)
+    assert (found[0].reasoning, found[0].text) == ("Hm.", "ok")
+
+
 def test_one_call_need_not_be_listed(media: MediaProcessor) -> None:
     found, notes = read([said(tool_calls={"id": "c", "function": {"name": "f", "arguments": "{}"}}), ASK], media)
     assert (found[0].tool_calls[0].name, notes) == ("f", "")

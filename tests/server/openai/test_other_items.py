@@ -251,6 +251,15 @@ def test_files_of_past_turns_are_left_out(backend: Recording) -> None:
     assert (system.text, len(notes)) == ("[image left out: it can't be read here]", 1)
 
 
+def test_all_that_is_asked_since_the_last_answer_must_be_readable(backend: Recording) -> None:
+    broken = {"role": "user", "content": [{**IMAGE, "image_url": "data:image/png;base64,AAAA"}]}
+    for after in (U, {"role": "developer", "content": "Be short."}):
+        answer = post(backend, [SAID, broken, after])
+        assert (answer.status, after) == (400, after)
+    messages, _ = conversation(backend, broken, U, SAID, U)
+    assert messages[0].text == "[image left out: it can't be read here]"
+
+
 def test_reasoning_of_others_says_what_can_be_read(backend: Recording) -> None:
     sealed = {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "abc"}
     summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
@@ -389,6 +398,19 @@ def chat(backend: Recording, **body: Any) -> tuple[GenerationRequest, str]:
     answer = asyncio.run(ask(create_app(backend), "/v1/chat/completions", json.dumps(body).encode()))
     assert answer.status == 200, answer.content
     return backend.asked, answer.headers.get(HEADER, [""])[0]
+
+
+def test_an_empty_beginning_of_a_reply_is_none(backend: Recording) -> None:
+    request, _ = chat(backend, messages=[U, {"role": "assistant", "content": "", "prefix": True}])
+    assert (len(request.messages), request.continue_reply) == (1, False)
+
+
+@pytest.mark.parametrize(("value", "thinks"), [("on", True), ("false", False), ("true", True)])
+def test_switches_in_words(value: str, thinks: bool, backend: Recording) -> None:
+    for name in ("think", "reasoning", "enable_thinking"):
+        request, notes = chat(backend, **{name: value})
+        assert (request.enable_thinking, notes) == (thinks, "")
+    assert "add_generation_prompt isn't supported here" in chat(backend, add_generation_prompt=False)[1]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "web_search"}])

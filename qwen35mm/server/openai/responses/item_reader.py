@@ -79,6 +79,7 @@ class _Reader:
             given = [given]
         found: list[Item] = []
         loose: list[Any] = []
+        answered = max((at for at, value in enumerate(given) if _is_answer(value)), default=-1)
         for at, value in enumerate(given):
             if _is_part(value):
                 loose.append(value)
@@ -86,15 +87,13 @@ class _Reader:
                     continue
                 place = f"input.{at + 1 - len(loose)}"
                 self._notes.change(place, "is no item; it is read as part of a message of the user")
-                found.append(
-                    _message("user", await self._content(loose, "input", at + 1 == len(given), at + 1 - len(loose)))
-                )
+                found.append(_message("user", await self._content(loose, "input", at > answered, at + 1 - len(loose))))
                 loose = []
             else:
-                found += await self._items(value, f"input.{at}", is_last=at + 1 == len(given))
+                found += await self._items(value, f"input.{at}", is_new=at > answered)
         return found
 
-    async def _items(self, value: Item, place: str, *, is_last: bool) -> list[Item]:
+    async def _items(self, value: Item, place: str, *, is_new: bool) -> list[Item]:
         """One value of the input; a message in the form of chat completions may become several items."""
         kind = value.get("type")
         if kind is None:
@@ -108,7 +107,7 @@ class _Reader:
         if kind == "item_reference":
             return [await self._kept(value.get("id"), place)]
         if kind == "message":
-            return await self._messages(value, place, is_last=is_last)
+            return await self._messages(value, place, is_new=is_new)
         if kind == "reasoning":
             thoughts = {name: _thoughts(value.get(name), each) for name, each in _THOUGHTS.items()}
             return [
@@ -134,7 +133,7 @@ class _Reader:
             part["media"] = len(self.media) - 1
         return item
 
-    async def _messages(self, value: Item, place: str, *, is_last: bool) -> list[Item]:
+    async def _messages(self, value: Item, place: str, *, is_new: bool) -> list[Item]:
         given = value.get("role")
         if not isinstance(given, str):
             raise ApiError(400, f"{place}.role must be user, assistant, system or developer.", f"{place}.role")
@@ -148,7 +147,7 @@ class _Reader:
         if role is None:
             self._notes.change(f"{place}.role", f"{given!r:.60} is read as user")
             role = "user"
-        content = await self._content(value.get("content"), f"{place}.content", must_read=is_last and role == "user")
+        content = await self._content(value.get("content"), f"{place}.content", must_read=is_new and role == "user")
         if role == "user":
             return [_message(role, content)]
         texts = self._without_media(content, place)
@@ -274,6 +273,17 @@ def _is_part(value: Any) -> bool:
         return isinstance(value, str)
     kind = value.get("type")
     return isinstance(kind, str) and (kind.startswith("input_") or kind in ("text", "image_url", "image", "video_url"))
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a value of the input is, or follows, an answer of the model: what stands before needn't be readable."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    is_call = isinstance(kind, str) and kind.endswith("_call")
+    return (
+        is_call
+        or kind in ("reasoning", "item_reference")
+        or (isinstance(value, dict) and value.get("role") == "assistant")
+    )
 
 
 def _call_id(value: Item, place: str) -> str:

@@ -57,8 +57,15 @@ class InputVideoPart(TypedDict):
     video_url: NotRequired[Any]
 
 
+class OtherPart(TypedDict):
+    """A part of another type is read as one of these, carried as text, or left out with a note."""
+
+    type: str
+
+
 class CalledFunction(TypedDict):
     name: Words
+    # A text that isn't JSON becomes one argument.
     arguments: NotRequired[str | dict[str, Any] | None]
 
 
@@ -67,12 +74,16 @@ class Call(TypedDict):
     id: NotRequired[str | None]
 
 
+ChatPart = TextPart | RefusalPart | ImagePart | VideoPart | InputVideoPart | OtherPart
+
+
 class ChatMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool"] | str
     # In earlier turns and in tools' results, any other value is read as JSON text.
-    content: NotRequired[str | list[TextPart | RefusalPart | ImagePart | VideoPart | InputVideoPart] | Any]
+    content: NotRequired[str | list[str | ChatPart] | Any]
     reasoning_content: NotRequired[str | None]
-    tool_calls: NotRequired[list[Call] | None]
+    # Other forms of calls are read, too, as a single one.
+    tool_calls: NotRequired[list[Call] | Any]
     tool_call_id: NotRequired[str | None]
     name: NotRequired[str | None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import requests
 import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
+from pydantic import TypeAdapter
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -27,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
+from qwen35mm.server.shapes import ChatMessage
 from tests.server.instant import Instant, ask
 
 CHECKS = [
@@ -141,3 +144,21 @@ def test_a_route_that_is_added_later_leaves_the_schemas_in_the_document() -> Non
     document = app.openapi()
     assert "/mine" in document["paths"]
     assert document["components"]["schemas"] == schemas != {}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "human", "content": ["Hello"]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Why?"}, {"type": "text", "text": "So."}]},
+        {"role": "assistant", "tool_calls": {"id": "1", "name": "look", "arguments": {}}},
+        {"role": "tool", "tool_call_id": "1", "content": {"found": [1, 2]}},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "json", "json": {"found": 1}}]},
+    ],
+    ids=lambda message: message["role"],
+)
+async def test_the_document_allows_the_messages_that_are_taken(message: dict[str, Any], app: FastAPI) -> None:
+    TypeAdapter(ChatMessage).validate_python(message, strict=True)
+    body = {"messages": [message, {"role": "user", "content": "Hello"}], "max_tokens": 3}
+    answer = await ask(app, CONVERSATIONS[0], json.dumps(body).encode())
+    assert answer.status == 200, answer.content

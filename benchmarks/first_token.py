@@ -67,7 +67,7 @@ class Ours:
 
     def first_token(self) -> Sample:
         """Asks about a new file, then again with the picture's plan, as a chat does."""
-        path, plans = next(self._photos), list[MediaPlan]()
+        path, plans = next(self._photos), list[MediaPlan | None]()
 
         async def noting(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
             async for event in events:

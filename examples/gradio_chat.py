@@ -64,9 +64,10 @@ def build(model: LocalBackend | RemoteBackend) -> gr.ChatInterface:
     info, budget = model.info, model.media.budget
     plans: dict[str, MediaPlan] = {}
 
-    def keep(path: str, plan: MediaPlan) -> None:
+    def keep(path: str, plan: MediaPlan | None) -> None:
         plans.pop(path, None)
-        plans[path] = plan
+        if plan is not None:
+            plans[path] = plan
         for oldest in list(plans)[:-MAX_PLANS]:
             plans.pop(oldest, None)
 

@@ -120,7 +120,7 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan | None]) ->
     """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels.
 
     Args:
-        plans: None leaves a medium as it is.
+        plans: None leaves a medium as it is, if it has a stand-in.
 
     Raises:
         PromptError: there are more or fewer plans than media, or a value isn't a Message or a MediaPlan.
@@ -131,6 +131,8 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan | None]) ->
     num_media = sum(1 for _ in iter_media(messages))
     if len(plans) != num_media:
         raise PromptError(f"There must be a plan for each medium, {num_media} in all; got {len(plans)}.")
+    if any(plan is None and part.stand_in is None for part, plan in zip(iter_media(messages), plans, strict=True)):
+        raise PromptError(f"The plans must be a list of MediaPlan; got {type(plans).__name__} with None in it.")
     return _with_media(messages, plans, lambda part, plan: part if plan is None else replace(part, plan=plan))
 
 

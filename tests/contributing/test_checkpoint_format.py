@@ -60,7 +60,7 @@ def test_it_is_read_after_a_class_and_two_entries(tmp_path: Path) -> None:
         READERS,
         '    if method == "awq":\n',
         '    if method == "eighths":\n'
-        '        return _Reader(re.compile(r"(?P<module>.+)\\.(?P<part>eighths)"), lambda parts: Eighths())\n'
+        '        return _Reader((re.compile(r"(?P<module>.+)\\.(?P<part>eighths)"),), lambda parts: Eighths())\n'
         '    if method == "awq":\n',
     )
     copy.edit(READERS, "Parts = dict[", "from qwen35mm.checkpoints.eighths import Eighths\n\nParts = dict[")

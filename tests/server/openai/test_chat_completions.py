@@ -108,7 +108,6 @@ def test_an_answer_is_held_to_a_schema_a_length_and_a_stop(client: openai.OpenAI
 @pytest.mark.parametrize(
     ("options", "param", "words"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.0.function.name", "pattern"),
         ({"tool_choice": "required"}, "tool_choice", "no tools to call"),
         ({"temperature": 200}, "temperature", "from 0 to 100; got 200"),
         ({"extra_body": {"min_p": "high"}}, "min_p", "valid number"),

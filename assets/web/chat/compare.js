@@ -1,7 +1,8 @@
 // Answers to the same question beside each other: of two models, or with other settings. They are branches of the
 // conversation, so a comparison is there whenever it is opened again.
 
-/** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings, Switch } from "../common/types.d.ts" */
+/** @import { Answer, Choice, Field, Message, ModelChange, News } from "../common/types.d.ts" */
+/** @import { Reply, Settings, Switch } from "../common/types.d.ts" */
 /** @import { Models } from "../model/models.js" */
 /** @import { MessageDesk } from "./message.js" */
 /** @import { Presets } from "./presets.js" */

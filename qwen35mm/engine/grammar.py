@@ -236,13 +236,8 @@ class Grammars:
             MissingExtraError: llguidance isn't installed.
             EngineError: the check failed.
         """
-        state = self._compiled("strict", json_schema).deep_copy()
-        if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
-            raise RequestError(
-                "The reply that is to be continued doesn't fit the JSON schema. Ask again without continuing it, or "
-                "continue it without a schema."
-            )
-        return Matcher(state, self._not_the_end)
+        misfit = "the JSON schema. Ask again without continuing it, or continue it without a schema."
+        return self._matcher("strict", json_schema, so_far, misfit)
 
     def matcher_of_grammar(self, lark: str, so_far: str = "") -> Matcher:
         """A matcher for one reply that follows a client's grammar. The first for a grammar can take seconds.
@@ -256,13 +251,8 @@ class Grammars:
             MissingExtraError: llguidance isn't installed.
             EngineError: the check failed.
         """
-        state = self._compiled("grammar", lark).deep_copy()
-        if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
-            raise RequestError(
-                "The reply that is to be continued doesn't fit the grammar. Ask again without continuing it, or "
-                "continue it without a grammar."
-            )
-        return Matcher(state, self._not_the_end)
+        misfit = "the grammar. Ask again without continuing it, or continue it without a grammar."
+        return self._matcher("grammar", lark, so_far, misfit)
 
     def matcher_of_calls(self, lark: str, so_far: str = "") -> Matcher:
         """A matcher for one reply that calls tools. The first for some tools can take seconds.
@@ -275,12 +265,13 @@ class Grammars:
             RequestError: the tools' grammar is too complex, or `so_far` doesn't fit it.
             MissingExtraError: llguidance isn't installed.
         """
-        state = self._compiled("lark", lark).deep_copy()
+        misfit = "the calls that it has to make. Ask again without continuing it, or leave the choice of tools open."
+        return self._matcher("lark", lark, so_far, misfit)
+
+    def _matcher(self, kind: Kind, text: str, so_far: str, misfit: str) -> Matcher:
+        state = self._compiled(kind, text).deep_copy()
         if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
-            raise RequestError(
-                "The reply that is to be continued doesn't fit the calls that it has to make. Ask again without "
-                "continuing it, or leave the choice of tools open."
-            )
+            raise RequestError(f"The reply that is to be continued doesn't fit {misfit}")
         return Matcher(state, self._not_the_end)
 
     def _compile(self, kind: Kind, text: str) -> LLMatcher:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from qwen35mm.contract import SamplingParams
 from qwen35mm.contract.sampling import MAX_STOP_STRINGS, NUMBERS
@@ -19,16 +18,11 @@ from qwen35mm.server.errors import ApiError
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.other_names import as_switch, in_our_names
 
-MAX_TOOLS = 256
 # Values aren't converted. Unknown fields are noted; see `Notes.ignore_extras`.
 STRICT = ConfigDict(extra="allow", strict=True)
 # An object or its text.
 JsonSchema = dict[str, Any] | str
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# What a call in the form of the family's templates can hold.
-CALLABLE_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
-# What a tool choice says without naming a tool.
-CHOICES = ("auto", "none", "required")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Limits for thinking tokens; None is no limit.
 EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
@@ -42,41 +36,6 @@ _DESCRIBING: dict[str, type] = {"user": str, "safety_identifier": str, "prompt_c
 Values = tuple[Any, ...]
 
 
-def chosen(choice: Any) -> Any:
-    """Converts the forms of a tool choice to a word, or to the name of the tool to call.
-
-    Raises:
-        ValueError: it is of no known form.
-    """
-    match choice:
-        case {"type": "function", "function": {"name": str(name)}}:
-            pass
-        case {"type": "function" | "tool", "name": str(name)}:
-            pass
-        case "auto" | "none" | "required" as word:
-            return word
-        case {"type": "auto" | "none" | "required" as word}:
-            return word
-        # Anthropic's and Mistral's word.
-        case "any" | {"type": "any"}:
-            return "required"
-        case _:
-            name = ""
-    if name in ("", *CHOICES):
-        raise ValueError('it must be "auto", "none", "required", or of type function with the name of a tool')
-    return name
-
-
-def forced_tool(name: str) -> str:
-    """The choice that forces a tool, by its name. Raises ApiError: 400, the name is one of the other choices."""
-    if name in CHOICES:
-        raise ApiError(
-            400, f"tool_choice can't force a tool of the name {name!r}. Give it another name.", "tool_choice"
-        )
-    return name
-
-
-_NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object"}}}
 _WHOLE = {"type": "integer", "minimum": 1, "exclusiveMaximum": 1e12}
 _MEDIA = {
     "properties": {
@@ -85,12 +44,6 @@ _MEDIA = {
     },
     "additionalProperties": False,
 }
-# A word, or a tool's name.
-ToolChoice = Annotated[
-    str,
-    BeforeValidator(chosen),
-    WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED]}),
-]
 
 
 def told(**limits: Any) -> Any:

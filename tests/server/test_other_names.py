@@ -71,10 +71,13 @@ def test_tools_in_the_forms_of_other_protocols(tool: dict[str, Any]) -> None:
 
 def test_tools_of_servers_are_left_out() -> None:
     notes = Notes()
-    body = {"tools": [{"type": "web_search"}, FUNCTION, {"type": "custom", "custom": {"name": "run"}}]}
+    # A custom tool takes a text, which no function does.
+    custom = [{"type": "custom", "custom": {"name": "run"}}, {"type": "custom", "name": "run", "format": {}}]
+    body = {"tools": [{"type": "web_search"}, FUNCTION, *custom]}
     assert known_fields(body, notes)["tools"] == [FUNCTION]
-    assert "tools.0 is a tool of type 'web_search'" in notes.header
-    assert "tools.2 is a tool of type 'custom'" in notes.header
+    assert "tools.0 of type 'web_search'" in notes.header
+    assert "tools.2 of type 'custom'" in notes.header
+    assert "tools.3 of type 'custom'" in notes.header
 
 
 def test_what_has_no_meaning_here_is_told() -> None:

@@ -15,13 +15,14 @@ from qwen35mm.server import fields
 from qwen35mm.server.anthropic.blocks import Blocks
 from qwen35mm.server.anthropic.tools import Tool, Toolbox, plain_tools
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import EFFORTS, STRICT, Number, Values, forced_tool
+from qwen35mm.server.fields import EFFORTS, STRICT, Number, Values
 from qwen35mm.server.generation import ServedBackend, check_constraints, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.results import in_order_of_calls
 from qwen35mm.server.shapes import AnthropicMessage, Described, OtherBlock, TextBlock
+from qwen35mm.server.tools import forced_tool, free_choice
 
 # Each with the values that ask for nothing.
 HINTS: dict[str, Values] = {
@@ -210,10 +211,10 @@ def _chosen(request: CountRequest, toolbox: Toolbox, notes: Notes) -> str:
             return choice.type
         case "any" | "required" if toolbox.shown or not request.tools:
             return "required"
-        case "tool" if choice.name not in toolbox.left_out:
+        case "tool" if not toolbox.names.has_lost(choice.name):
             return forced_tool(choice.name or "")
         case "any" | "required" | "tool":
-            notes.change("tool_choice", "asks for tools that were left out; the model chooses")
+            return free_choice(notes)
         case _:
             notes.ignore("tool_choice.type", UNSUPPORTED)
     return "auto"

@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import CALLABLE_NAME, MAX_TOOLS, STRICT
-from qwen35mm.server.notes import UNSUPPORTED, Notes
+from qwen35mm.server.fields import STRICT
+from qwen35mm.server.notes import Notes
+from qwen35mm.server.tools import MAX_TOOLS, Names, flat, function, name_of, typed
 
 _TEXT = {"type": "string"}
 _LINES = {"type": "array", "items": {"type": "integer"}}
@@ -61,22 +62,23 @@ class Tool(BaseModel):
 
 
 def plain_tools(tools: Any, notes: Notes) -> Any:
-    """Translates tools in OpenAI's form. Leaves nothing of a tool without its meaning but name and type."""
-    if not isinstance(tools, list):
-        return tools
-    found: list[Any] = []
-    for at, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if isinstance(tool, dict) and "parameters" in tool and "input_schema" not in tool:
-            function = {name: value for name, value in tool.items() if name != "type"}
-        if isinstance(function, dict):
-            notes.change(f"tools.{at}", "is read as in OpenAI's form")
-            tool = {**function, "input_schema": function.get("parameters")}
-            tool.pop("parameters", None)
-        elif isinstance(tool, dict) and _is_typed(tool.get("type")):
-            tool = {name: value for name, value in tool.items() if name in ("name", "type", "defer_loading")}
-        found.append(tool)
-    return found
+    """Translates tools in OpenAI's forms. Leaves nothing of a tool without its meaning but name and type."""
+    return [_plain(tool, f"tools.{at}", notes) for at, tool in enumerate(tools)] if isinstance(tools, list) else tools
+
+
+def _plain(tool: Any, place: str, notes: Notes) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    if isinstance(tool.get("function"), dict) or ("parameters" in tool and "input_schema" not in tool):
+        notes.change(place, "is read as in OpenAI's form")
+        tool = flat(tool)
+        return {
+            **{name: each for name, each in tool.items() if name not in ("type", "parameters")},
+            "input_schema": tool.get("parameters"),
+        }
+    if _is_typed(tool.get("type")):
+        return {name: value for name, value in tool.items() if name in ("name", "type", "defer_loading")}
+    return tool
 
 
 def _is_typed(kind: Any) -> bool:
@@ -88,7 +90,7 @@ class Toolbox:
 
     Attributes:
         shown: those that the prompt lists.
-        left_out: names of those that have no meaning here.
+        names: of those that can be called, and of those that have no meaning here.
 
     Raises:
         ApiError: 400, there are too many.
@@ -96,7 +98,8 @@ class Toolbox:
 
     def __init__(self, tools: Sequence[Tool], notes: Notes) -> None:
         self._notes = notes
-        read = [self._read(tool, f"tools.{at}") for at, tool in enumerate(tools)]
+        self.names = Names(notes)
+        read = [self._read(tool, f"tools.{at}", self.names) for at, tool in enumerate(tools)]
         # Nobody else could tell the model about them.
         shows_all = any((tool.type or "").startswith(_SEARCH) for tool in tools)
         kept = [(tool, definition) for tool, definition in zip(tools, read, strict=True) if definition is not None]
@@ -105,9 +108,8 @@ class Toolbox:
         if len(self.shown) > MAX_TOOLS:
             message = f"tools may be {MAX_TOOLS} at most, besides deferred ones; got {len(self.shown):,}."
             raise ApiError(400, message, "tools")
-        self._later = {_name(each): each for (_, each), later in zip(kept, is_deferred, strict=True) if later}
-        self._told: dict[str, dict[str, Any]] = {}
-        self.left_out = {tool.name for tool, each in zip(tools, read, strict=True) if tool.name and each is None}
+        self._later = {name_of(each): each for (_, each), later in zip(kept, is_deferred, strict=True) if later}
+        self._told: dict[str | None, dict[str, Any]] = {}
 
     @property
     def callable(self) -> tuple[dict[str, Any], ...]:
@@ -124,42 +126,34 @@ class Toolbox:
         tool = self._later.get(name) if isinstance(name, str) else None
         if tool is None:
             return f"The tool {name!s:.256} can be called."
-        self._told[_name(tool)] = tool
+        self._told[name_of(tool)] = tool
         return f"This tool can be called now:\n<tools>\n{json.dumps(tool, ensure_ascii=False)}\n</tools>"
 
     def define(self, values: Any, place: str) -> str | None:
         """Like `introduce`, for a tool that is defined in the conversation; None if it can't be called here."""
         (plain,) = plain_tools([values], self._notes)
-        tool = None if not isinstance(plain, dict) else self._read(_lenient(plain), place)
+        # A later definition replaces an earlier one of its name.
+        tool = self._read(_lenient(plain), place, Names(self._notes)) if isinstance(plain, dict) else None
         if tool is None:
             return None
-        self._later[_name(tool)] = tool
-        return self.introduce(_name(tool))
+        self._later[name_of(tool)] = tool
+        return self.introduce(name_of(tool))
 
-    def _read(self, tool: Tool, place: str) -> dict[str, Any] | None:
+    def _read(self, tool: Tool, place: str, names: Names) -> dict[str, Any] | None:
         """The tool in OpenAI's form; None if it must be left out."""
         schema, description = tool.input_schema, tool.description
         if _is_typed(tool.type):
             kind = tool.type or ""
             known = next((each for start, each in _KNOWN.items() if kind.startswith(start)), None)
             if known is None or tool.name is None:
-                self._notes.ignore(f"{place} of type {kind[:60]!r}", UNSUPPORTED)
+                names.leave_out(tool.name, f"{place} of type {kind[:60]!r}")
                 return None
             self._notes.change(f"{place} of type {kind[:60]!r}", "is described by its documented parameters")
             description, schema = known
-        if not CALLABLE_NAME.fullmatch(tool.name or ""):
-            self._notes.ignore(place, f"can't be called by the name {tool.name!r:.60}")
+        if not names.take(tool.name, place):
             return None
-        schema = schema or {"type": "object", "properties": {}}
-        function = {"name": tool.name, "description": description, "parameters": schema, "strict": tool.strict}
-        return {"type": "function", "function": {name: each for name, each in function.items() if each is not None}}
+        return function(tool.name, description, schema or {"type": "object", "properties": {}}, tool.strict)
 
 
 def _lenient(values: Mapping[str, Any]) -> Tool:
-    texts = {name: values[name] for name in ("name", "description", "type") if isinstance(values.get(name), str)}
-    schema = values.get("input_schema")
-    return Tool(**texts, input_schema=schema if isinstance(schema, dict) else None)
-
-
-def _name(tool: Mapping[str, Any]) -> str:
-    return tool["function"]["name"]
+    return Tool(**typed(values, name=str, description=str, type=str, input_schema=dict))

@@ -10,15 +10,11 @@ from qwen35mm.contract import GenerationRequest
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
 from qwen35mm.server.fields import (
-    CALLABLE_NAME,
     EFFORTS,
-    MAX_TOOLS,
     STRICT,
     Effort,
     RequestFields,
-    ToolChoice,
     Values,
-    chosen,
     told,
 )
 from qwen35mm.server.generation import ServedBackend, check_constraints, conversation_of, tenant_of
@@ -30,6 +26,7 @@ from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.results import in_order_of_calls
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
+from qwen35mm.server.tools import MAX_TOOLS, Names, ToolChoice, chosen, flat, free_choice, name_of, without_hints
 
 MAX_MESSAGES = 10_000
 # Each with the values that ask for nothing.
@@ -55,9 +52,6 @@ REFUSED: dict[str, Values] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"], ["text", "audio"], ["audio", "text"]),
 }
-
-
-_SAID_WITH_TOOLS = ("cache_control", "eager_input_streaming", "id", "index")
 
 
 class StreamOptions(BaseModel):
@@ -128,8 +122,7 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
         body["tools"] = _functions(given, notes)
     body = _only_allowed(body)
     if given and _asks_in_vain(body, given):
-        notes.change("tool_choice", "asks for tools that were left out; the model chooses")
-        body["tool_choice"] = "auto"
+        body["tool_choice"] = free_choice(notes)
     if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
         notes.ignore("add_generation_prompt", UNSUPPORTED)
     # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
@@ -147,57 +140,40 @@ def _only_allowed(body: dict[str, Any]) -> dict[str, Any]:
             pass
         case _:
             return body
-    tools, names = body.get("tools"), {_name(tool) for tool in listed} - {None}
-    kept = [tool for tool in tools if _name(tool) in names] if isinstance(tools, list) else tools
+    tools, names = body.get("tools"), {name_of(tool) for tool in listed} - {None}
+    kept = [tool for tool in tools if name_of(tool) in names] if isinstance(tools, list) else tools
     return {**body, "tool_choice": mode, "tools": kept}
 
 
 def _asks_in_vain(body: dict[str, Any], given: list[Any]) -> bool:
     """Whether the choice can only be a tool that was left out of the given ones."""
-    names = {_name(tool) for tool in body["tools"]}
+    names = {name_of(tool) for tool in body["tools"]}
     try:
         choice = chosen(body.get("tool_choice"))
     except ValueError:
         return False
-    return (choice == "required" and not names) or (choice in {_name(tool) for tool in given} - names)
+    return (choice == "required" and not names) or (choice in {name_of(tool) for tool in given} - names)
 
 
 def _functions(tools: list[Any], notes: Notes) -> list[Any]:
     """The tools in the protocol's form, without those that can't be called."""
+    names = Names(notes)
     found: list[Any] = []
-    names: set[str | None] = set()
-    for at, each in enumerate(tools):
-        tool = _function(each, f"tools.{at}", notes)
-        name = _name(tool)
-        if name is not None and not CALLABLE_NAME.fullmatch(name):
-            notes.ignore(f"tools.{at}", f"can't be called by the name {name!r:.60}")
-        elif name is not None and name in names:
-            notes.ignore(f"tools.{at}", f"has the name of another tool, {name!r:.60}")
-        elif tool is not None:
-            found.append(tool)
-            names.add(name)
+    for at, tool in enumerate(tools):
+        if isinstance(tool, dict) and flat(tool)["type"] != "function":
+            names.leave_out(name_of(tool), f"tools.{at} of type {tool.get('type')!r:.60}")
+        elif name_of(tool) is None or names.take(name_of(tool), f"tools.{at}"):
+            found.append(_plain(tool))
     return found
 
 
-def _name(tool: Any) -> str | None:
-    match tool:
-        case {"function": {"name": str(name)}} | {"name": str(name)}:
-            return name
-    return None
-
-
-def _function(tool: Any, place: str, notes: Notes) -> Any:
-    """A tool in the protocol's form, also from Responses' and Anthropic's; None for one that this server can't have."""
+def _plain(tool: Any) -> Any:
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("function"), dict):
-        return {"type": "function", **{name: each for name, each in tool.items() if name not in _SAID_WITH_TOOLS}}
-    if "name" in tool and tool.get("type", "function") in ("function", "custom") and "custom" not in tool:
-        parameters = tool.get("parameters", tool.get("input_schema"))
-        told = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-        return {"type": "function", "function": told | ({} if parameters is None else {"parameters": parameters})}
-    notes.ignore(place, f"is a tool of type {tool.get('type')!r:.50}, which {UNSUPPORTED}")
-    return None
+        return {"type": "function", **without_hints(tool)}
+    said = {name: value for name, value in flat(tool).items() if name != "type" and value is not None}
+    return {"type": "function", "function": said}
 
 
 async def asked_of(

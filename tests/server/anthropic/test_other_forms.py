@@ -435,12 +435,18 @@ def test_tools_that_the_client_runs_are_described(kind: str, name: str, paramete
 
 def test_tools_in_other_forms(backend: Recording) -> None:
     function = {**without(TOOL, "input_schema"), "parameters": SCHEMA}
-    forms = [{"type": "function", "function": function}, {"type": "function", **function}]
+    forms = [{"type": "function", "function": function}, {"type": "function", **function, "name": "again"}]
     request, notes = asked(backend, tools=[*forms, {"name": f"mcp__{'x' * 200}__tool", "input_schema": {}}])
     first, second, third = (each["function"] for each in request.tools)
-    assert first == second == function
+    assert first == function == {**second, "name": function["name"]}
     assert third["parameters"] == {"type": "object", "properties": {}}
     assert notes == ["tools.0 is read as in OpenAI's form", "tools.1 is read as in OpenAI's form"]
+
+
+def test_the_second_of_two_tools_with_one_name_is_left_out(backend: Recording) -> None:
+    request, notes = asked(backend, tools=[TOOL, {**TOOL, "description": "Another."}])
+    assert [each["function"]["description"] for each in request.tools] == [TOOL["description"]]
+    assert notes == ["tools.1 has the name of another tool, 'weather'; ignored"]
 
 
 def test_deferred_tools_are_told_where_the_conversation_names_them(

@@ -88,7 +88,10 @@ def test_fields_without_effect_need_no_note(backend: Recording) -> None:
         ({"include": ["web_search_call.action.sources"]}, "include names what isn't known here; ignored"),
         ({"tools": [TOOL, {"type": "web_search", "filters": {}}]}, "tools.1 of type 'web_search' isn't supported"),
         ({"tools": [TOOL, TOOL]}, "tools.1 has the name of another tool, 'weather'; ignored"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0 is read as in the form of chat"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools.0 is read as in the form of another protocol",
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice asks for tools that were left out"),
     ],
 )

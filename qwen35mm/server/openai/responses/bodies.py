@@ -9,12 +9,13 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.server import fields
-from qwen35mm.server.fields import EFFORTS, MAX_TOOLS, STRICT, RequestFields, Values
+from qwen35mm.server.fields import EFFORTS, STRICT, RequestFields, Values
 from qwen35mm.server.notes import UNSUPPORTED, Notes
 from qwen35mm.server.openai.responses.item_bodies import MAX_ITEMS, Item
 from qwen35mm.server.openai.responses.tools import Tool, plain_tools
 from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.shapes import Described
+from qwen35mm.server.tools import MAX_TOOLS
 
 # Each with the values that ask for nothing.
 HINTS: dict[str, Values] = {

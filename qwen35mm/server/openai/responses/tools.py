@@ -10,11 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from qwen35mm.server.errors import ApiError
-from qwen35mm.server.fields import CALLABLE_NAME, CHOICES, MAX_TOOLS, STRICT, forced_tool
-from qwen35mm.server.notes import UNSUPPORTED, Notes
+from qwen35mm.server.fields import STRICT
+from qwen35mm.server.notes import Notes
+from qwen35mm.server.tools import CHOICES, MAX_TOOLS, Names, flat, forced_tool, free_choice, function, typed
 
 # What a custom tool takes, as a function.
 _TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+# Where the other protocols keep what tells them apart.
+_OTHERS = ("function", "custom", "input_schema")
 _KINDS = ("function", "custom", "namespace")
 
 
@@ -37,20 +40,22 @@ class Tool(BaseModel):
 
 
 def plain_tools(tools: Any, notes: Notes) -> Any:
-    """Translates tools in the form of chat completions. Leaves only the type of tools without a meaning here."""
-    if not isinstance(tools, list):
-        return tools
-    found: list[Any] = []
-    for at, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        inner = tool.get(kind) if isinstance(kind, str) and kind in ("function", "custom") else None
-        if isinstance(inner, dict):
-            notes.change(f"tools.{at}", "is read as in the form of chat completions")
-            tool = {**inner, "type": kind}
-        elif isinstance(kind, str) and kind not in _KINDS:
-            tool = {"type": kind}
-        found.append(tool)
-    return found
+    """Translates tools of the other protocols. Leaves only the type of tools without a meaning here."""
+    return [_plain(tool, f"tools.{at}", notes) for at, tool in enumerate(tools)] if isinstance(tools, list) else tools
+
+
+def _plain(tool: Any, place: str, notes: Notes) -> Any:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind not in _KINDS:
+        return {"type": kind}
+    if (
+        not isinstance(tool, dict)
+        or ("parameters" in tool)
+        or not any(isinstance(tool.get(each), dict) for each in _OTHERS)
+    ):
+        return tool
+    notes.change(place, "is read as in the form of another protocol")
+    return flat(tool)
 
 
 def shown_name(name: str, namespace: str | None) -> str:
@@ -94,7 +99,7 @@ class Toolbox:
     def __init__(self, tools: Sequence[Tool], choice: Any, notes: Notes) -> None:
         self._notes = notes
         self._known: dict[str, _Known] = {}
-        self._left_out: set[str] = set()
+        self._names = Names(notes)
         self.said: list[dict[str, Any]] = []
         for at, tool in enumerate(tools):
             self._add(tool, f"tools.{at}", None)
@@ -108,7 +113,7 @@ class Toolbox:
         """The tools that the prompt lists, in the form of chat completions; empty if the model may call none."""
         if self.choice == "none":
             return ()
-        return tuple({"type": "function", "function": known.function} for known in self._known.values())
+        return tuple(known.function for known in self._known.values())
 
     def head_of(self, name: str) -> dict[str, Any]:
         """What an item of a call says about its tool, by the name that the model called: the item's type, too."""
@@ -122,14 +127,9 @@ class Toolbox:
             return
         name = shown_name(tool.name or "", namespace and namespace.name)
         if kind not in ("function", "custom"):
-            self._left_out.add(kind)
-            self._notes.ignore(f"{place} of type {kind[:60]!r}", UNSUPPORTED)
-        elif not CALLABLE_NAME.fullmatch(name):
-            self._left_out.add(name)
-            self._notes.ignore(place, f"can't be called by the name {name!r:.60}")
-        elif name in self._known:
-            self._notes.ignore(place, f"has the name of another tool, {name!r:.60}")
-        else:
+            # A choice names such a tool by its type.
+            self._names.leave_out(kind, f"{place} of type {kind[:60]!r}")
+        elif self._names.take(name, place):
             self._known[name] = _Known(self._function(tool, name, place), _head(tool, kind, namespace))
             if namespace is None:
                 self.said.append({**_defaults(kind), **_without_hints(tool)})
@@ -155,14 +155,13 @@ class Toolbox:
                 self._notes.change(f"{place}.format", "is shown to the model, but doesn't constrain the call")
                 about = f"The input follows this grammar:\n{definition}"
                 description = f"{description}\n\n{about}" if description else about
-        function = {"name": name, "description": description, "parameters": parameters, "strict": tool.strict}
-        return {field: value for field, value in function.items() if value is not None}
+        return function(name, description, parameters, tool.strict)
 
     def _chosen(self, choice: Any) -> str:
         word = choice.get("type") if isinstance(choice, dict) else choice
         word = "required" if word == "any" else word
         if isinstance(word, str) and word in CHOICES:
-            if word == "required" and self._left_out and not self._known:
+            if word == "required" and self._names.left_out and not self._known:
                 return self._free()
             self.said_choice = word
             return word
@@ -173,7 +172,7 @@ class Toolbox:
         if kind in ("function", "custom") and isinstance(named.get("name"), str):
             namespace = named.get("namespace")
             name = shown_name(named["name"], namespace if isinstance(namespace, str) else None)
-            return self._free() if name in self._left_out - self._known.keys() else forced_tool(name)
+            return self._free() if self._names.has_lost(name) else forced_tool(name)
         if kind == "allowed_tools" and isinstance(values.get("tools"), list):
             return self._allowed(values)
         if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
@@ -198,9 +197,8 @@ class Toolbox:
         return "required" if kept else self._free()
 
     def _free(self) -> str:
-        self._notes.change("tool_choice", "asks for tools that were left out; the model chooses")
-        self.said_choice = "auto"
-        return "auto"
+        self.said_choice = free_choice(self._notes)
+        return self.said_choice
 
 
 def _head(tool: Tool, kind: str, namespace: Tool | None) -> dict[str, Any]:
@@ -219,7 +217,5 @@ def _without_hints(tool: Tool) -> dict[str, Any]:
 
 def _lenient(values: Mapping[str, Any]) -> Tool:
     """A tool in a namespace. Values of the wrong type are as if left out."""
-    function = values.get("function")
-    values = {**function, "type": "function"} if isinstance(function, dict) else values
     kinds = {"type": str, "name": str, "description": str, "parameters": dict, "format": dict, "strict": bool}
-    return Tool(**{name: values[name] for name, kind in kinds.items() if isinstance(values.get(name), kind)})
+    return Tool(**typed(flat(values), **kinds))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -232,3 +233,40 @@ def test_no_message_ends_a_conversation(backend: Instant) -> None:
 
 def test_what_would_mean_something_else_is_refused(backend: Instant) -> None:
     assert wrong(REFUSED, answers(backend, REFUSED), status=400) == []
+
+
+# A value of each kind.
+VALUES = (None, True, 1.5, "x", [], [1.5], [{}], {}, {"type": "x"})
+
+
+def replaced(value: Any, values: Sequence[Any] = VALUES) -> Iterator[Any]:
+    """The value with one part of it after the other, itself first, replaced by each of some values."""
+    yield from values
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        for other in replaced(part, values):
+            copy = value.copy()
+            copy[key] = other
+            yield copy
+
+
+def test_a_value_of_any_kind_in_any_place_is_answered_or_refused(backend: Instant) -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
+    fields: dict[str, dict[str, Any]] = {
+        CHAT: {"tools": [TOOL], "tool_choice": allowed, "stop": ["a"], "logit_bias": {"1": 2}, "logprobs": True},
+        CLAUDE: {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "any"}, "stop_sequences": ["a"], "thinking": {}},
+        RESPONSES: {"tool_choice": allowed, "reasoning": {"effort": "low"}, "include": [], "instructions": "x"},
+    }
+    asked = [
+        (path, {**fields[path], **given, name: other})
+        for path, given in [*TAKEN.items(), *fields.items()]
+        for name, value in given.items()
+        for other in replaced(value)
+    ]
+    for path, history, _ in HISTORIES:
+        asked += [
+            (path, {"input" if path == RESPONSES else "messages": other}) for other in replaced(history, (1.5, {}))
+        ]
+    found = answers(backend, asked)
+    broken = [(each, answer.content) for each, answer in zip(asked, found, strict=True) if answer.status >= 500]
+    assert broken == []

@@ -118,11 +118,10 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     if (effort := body.get("reasoning_effort")) is not None and effort not in list(EFFORTS):
         notes.ignore("reasoning_effort", UNSUPPORTED)
         del body["reasoning_effort"]
-    if isinstance(given := body.get("tools"), list):
-        body["tools"] = _functions(given, notes)
-    body = _only_allowed(body)
-    if given and _asks_in_vain(body, given):
-        body["tool_choice"] = free_choice(notes)
+    if isinstance(given := body.get("tools", []), list):
+        body = _only_allowed({**body, "tools": _functions(given, notes)})
+        if given and _asks_in_vain(body, given):
+            body["tool_choice"] = free_choice(notes)
     if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
         notes.ignore("add_generation_prompt", UNSUPPORTED)
     # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
@@ -140,9 +139,8 @@ def _only_allowed(body: dict[str, Any]) -> dict[str, Any]:
             pass
         case _:
             return body
-    tools, names = body.get("tools"), {name_of(tool) for tool in listed} - {None}
-    kept = [tool for tool in tools if name_of(tool) in names] if isinstance(tools, list) else tools
-    return {**body, "tool_choice": mode, "tools": kept}
+    names = {name_of(tool) for tool in listed} - {None}
+    return {**body, "tool_choice": mode, "tools": [tool for tool in body["tools"] if name_of(tool) in names]}
 
 
 def _asks_in_vain(body: dict[str, Any], given: list[Any]) -> bool:

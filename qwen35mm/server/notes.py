@@ -93,7 +93,8 @@ class Notes:
         """The header's value, in ASCII; empty if there is nothing to say."""
         told = [note.encode("ascii", "replace").decode() for note in self._notes]
         told = [re.sub(r"[^ -~]", "?", note) for note in told]
-        return " | ".join([*told[:_MAX_NOTES], *(["and more"] if len(told) > _MAX_NOTES else [])])
+        # Servers refuse a value with a space at its beginning or end: a client's field can be named so.
+        return " | ".join([*told[:_MAX_NOTES], *(["and more"] if len(told) > _MAX_NOTES else [])]).strip()
 
     def log(self, path: str) -> None:
         """Logs each kind of note once for the process."""

@@ -88,8 +88,12 @@ class ChatMessage(TypedDict):
     name: NotRequired[str | None]
 
 
-class PlainFormat(TypedDict):
-    type: Literal["text", "json_object"]
+class TextFormat(TypedDict):
+    type: Literal["text"]
+
+
+class JsonFormat(TypedDict):
+    type: Literal["json_object"]
     schema: NotRequired[dict[str, Any]]
 
 
@@ -119,7 +123,7 @@ class GrammarFormat(TypedDict):
     grammar: str
 
 
-ResponseFormat = PlainFormat | SchemaFormat | FlatSchemaFormat | RegexFormat | GrammarFormat
+ResponseFormat = TextFormat | JsonFormat | SchemaFormat | FlatSchemaFormat | RegexFormat | GrammarFormat
 
 
 class TextBlock(TypedDict):

@@ -107,6 +107,12 @@ def test_the_header_stays_short_and_plain() -> None:
     assert notes.header.endswith(" | and more")
 
 
+def test_a_name_of_spaces_is_told_in_a_legal_header() -> None:
+    notes = Notes()
+    notes.ignore("  ")
+    assert notes.header == "isn't a known field; ignored"
+
+
 @pytest.mark.parametrize("more", [{"k" * 100_000: 1}, {f"k{at}": 1 for at in range(10_000)}])
 def test_many_and_long_names_are_told_shortly(more: dict[str, int], backend: Instant) -> None:
     answer = post(backend, "/v1/chat/completions", {**HELLO, **more})

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.browser
 
 # Longer than any notice is shown.
 LONG_MS = 60_000
-# Of each field that is shown: what it is, its border, its ground, and the ground around it. The composer's box is
-# the field that is seen; sliders and check boxes are drawn by the browser.
+# Of each field that is shown: what it is, its border, its ground, and the ground around it. Sliders and check boxes are
+# drawn by the browser; the search and the composer are known by their drawings and their words.
 BORDERS = """() => {
     const ground = (element) => {
         const colour = getComputedStyle(element).backgroundColor;
@@ -28,12 +28,11 @@ BORDERS = """() => {
     };
     const drawn = ({ type }) => !["range", "checkbox", "file"].includes(type);
     return [...document.querySelectorAll(".app :is(input, select, textarea)")]
-        .filter((field) => drawn(field) && field.checkVisibility())
+        .filter((field) => drawn(field) && field.checkVisibility() && !field.closest(".search, .composer"))
         .map((field) => {
-            const box = field.closest(".composer") ?? field;
-            const { borderTopColor, borderTopWidth, borderTopStyle } = getComputedStyle(box);
+            const { borderTopColor, borderTopWidth, borderTopStyle } = getComputedStyle(field);
             const line = `${borderTopWidth} ${borderTopStyle}`;
-            return [field.outerHTML.slice(0, 80), line, borderTopColor, ground(box), ground(box.parentElement)];
+            return [field.outerHTML.slice(0, 80), line, borderTopColor, ground(field), ground(field.parentElement)];
         });
 }"""
 

@@ -37,7 +37,9 @@ class ComparedRow extends AnswerRow {
   draw(/** @type {Answer} */ message) {
     this.update(message);
     const copyText = iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text));
-    redraw(this.tools, message.status !== "running" && [copyText, this.cost(message)]);
+    const cost = this.cost(message)?.at(-1);
+    if (cost) cost.hidden = false;
+    redraw(this.tools, message.status !== "running" && [copyText, cost]);
   }
 }
 

@@ -7,8 +7,8 @@ import { h, redraw } from "../common/dom.js";
 import { number, said, t } from "../common/words.js";
 import { estimated } from "../model/servers.js";
 
-// Of the context; from here on it warns.
-const NEARLY_FULL = 0.85;
+// Of the context; from here on it says its number.
+const NEARLY_FULL = 0.7;
 const PARTS = "qwen35mm-context";
 
 export class ContextGauge {
@@ -23,22 +23,18 @@ export class ContextGauge {
   constructor(/** @type {App} */ app, /** @type {Requests} */ requests) {
     this.app = app;
     this.requests = requests;
-    this.numbers = h("span", { "aria-hidden": "true" });
+    this.percent = h("span.percent", { "aria-hidden": "true" });
     this.words = h("span.unseen");
-    this.fill = h("span.fill");
-    const meter = h("span.meter", { "aria-hidden": "true" }, this.fill);
+    this.ring = h("span.ring");
     // Not a button: it does nothing, but its parts are seen where it has the focus.
-    this.number = h("span.numbers.quiet", { tabindex: "0", role: "note", "aria-describedby": PARTS }, [
-      this.numbers,
-      this.words,
-      meter,
-    ]);
+    const about = { tabindex: "0", role: "note", "aria-describedby": PARTS };
+    const number = h("span.row.quiet", about, this.percent, this.words, this.ring);
     this.parts = h("div.parts.card", { id: PARTS, role: "tooltip" });
-    this.element = h("div.gauge", this.number, this.parts);
-    this.number.addEventListener("keydown", (event) => {
+    this.element = h("div.gauge", number, this.parts);
+    number.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
       event.stopPropagation();
-      this.number.blur();
+      number.blur();
     });
   }
 
@@ -68,10 +64,10 @@ export class ContextGauge {
     const used = this.#next?.all ?? this.#used;
     const share = used / length;
     const isExact = this.#next?.exact ?? true;
-    this.numbers.textContent = `${isExact ? "" : "≈ "}${number(used)} / ${number(length)}`;
+    this.percent.textContent = said({ share });
     this.words.textContent = t("{u} of {l} context tokens", { u: number(used), l: number(length) });
-    this.fill.style.width = `${Math.min(100 * share, 100).toFixed(1)}%`;
-    this.fill.classList.toggle("full", share > NEARLY_FULL);
+    this.ring.style.setProperty("--share", `${Math.min(100 * share, 100).toFixed(1)}%`);
+    this.element.classList.toggle("full", share >= NEARLY_FULL);
     const rows = [
       [t("Chat so far"), history],
       [t("This message"), used - history],

@@ -196,17 +196,23 @@ export class AnswerRow extends Row {
     this.update(message);
     if (message.status === "running") return this.tools.replaceChildren();
     if (isEdited(message.id)) this.edit(message);
+    const { state, app } = this.desk;
     const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);
-    const canGoOn = isCutOff && this.desk.app.server?.continues !== false;
+    const canGoOn = isCutOff && app.server?.continues !== false;
+    const hasFailed = message.error || !message.text;
+    const again = () => state.answer(message.parent);
     this.drawTools(
       message,
       message.edited && h("span.edited", t("Edited")),
       iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
-      iconButton("again", t("Regenerate"), () => this.desk.state.answer(message.parent)),
+      !hasFailed && iconButton("again", t("Regenerate"), again),
       message.branch.of < 2 && this.compareButton(message),
-      canGoOn && iconButton("goOn", t("Continue"), () => this.desk.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),
+    );
+    this.tools.prepend(
+      ...(canGoOn ? [button("plain", [icon("goOn"), t("Continue")], () => state.goOn(message))] : []),
+      ...(hasFailed ? [button("plain", [icon("again"), t("Try again")], again)] : []),
     );
   }
 
@@ -284,17 +290,20 @@ export class AnswerRow extends Row {
     setText(this.pace, pace.map(said).join(" · "));
   }
 
+  /** The button that shows what the answer cost, and the numbers. */
   cost(/** @type {Answer} */ { stats, model }) {
     if (!stats) return null;
-    const rows = model ? [...stats.rows, [t("Model"), model]] : stats.rows;
-    return h(
-      "details.cost",
-      h("summary", { title: t("Cost of this answer") }, stats.line.map(said).join(" · ")),
-      h(
-        "dl",
-        rows.map(([name, value]) => [h("dt", said(name)), h("dd", said(value))]),
-      ),
+    const rows = model ? [...stats, [t("Model"), model]] : stats;
+    const numbers = h(
+      "dl.cost",
+      { hidden: true },
+      rows.map(([name, value]) => [h("dt", said(name)), h("dd", said(value))]),
     );
+    const toggle = (/** @type {MouseEvent & { currentTarget: HTMLElement }} */ { currentTarget }) => {
+      numbers.hidden = !numbers.hidden;
+      currentTarget.setAttribute("aria-expanded", String(!numbers.hidden));
+    };
+    return [iconButton("numbers", t("Cost of this answer"), toggle, { "aria-expanded": "false" }), numbers];
   }
 }
 

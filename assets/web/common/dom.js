@@ -98,6 +98,7 @@ const PATHS = {
   person: "M12 4a4 4 0 1 0 0 8 4 4 0 0 0 0-8M4 21a8 8 0 0 1 16 0",
   pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
   file: "M6 3h8l4 4v14H6zM14 3v4h4",
+  numbers: "M5 20v-7M12 20V4M19 20v-11",
 };
 
 /** @typedef {keyof typeof PATHS} Drawing */

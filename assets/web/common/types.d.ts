@@ -93,7 +93,7 @@ export interface AnswerView {
   error: Said | null;
   notes: Said[];
   groundings: Grounding[];
-  stats: { line: Said[]; rows: [Said, Said][] } | null;
+  stats: [Said, Said][] | null;
   work?: Work | null;
   unsaved?: Said | null;
 }

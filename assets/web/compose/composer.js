@@ -10,11 +10,10 @@
 
 import { inEncoding, pdfPages, thumbnailUrl } from "../common/api.js";
 import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../common/dom.js";
-import { number, said, t } from "../common/words.js";
+import { said, t } from "../common/words.js";
 import { ClipEditor } from "../media/strip.js";
 import { textTools } from "../media/texts.js";
 import { lookAt } from "../media/viewer.js";
-import { estimated } from "../model/servers.js";
 import { takePicture } from "./camera.js";
 import { Draft } from "./draft.js";
 import { Offers } from "./offers.js";
@@ -71,7 +70,6 @@ export class Composer {
       rows: 1,
       placeholder: t("Ask about a picture or a video"),
       "aria-label": t("Message"),
-      "aria-describedby": "qwen35mm-room",
       autofocus: true,
       spellcheck: true,
       oninput: () => this.typed(),
@@ -94,7 +92,6 @@ export class Composer {
     );
     this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Queued messages") });
     this.offers = new Offers(this);
-    this.room = h("span.room.quiet", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
     this.stopButton = iconButton("stop", t("Stop"), () => state.stop(), { class: "round stop", hidden: true });
     const bar = h(
@@ -103,7 +100,6 @@ export class Composer {
       iconButton("camera", t("Take a photo or record a clip"), () => this.shoot(), { class: "shoot" }),
       this.quick.more,
       this.quick.element,
-      this.room,
       this.sendButton,
       this.stopButton,
     );
@@ -330,16 +326,8 @@ export class Composer {
   }
 
   drawCost(/** @type {Cost | null} */ cost) {
-    this.room.textContent = "";
     this.offers.drawCost(cost);
     this.onCost(cost);
-    if (!cost) return;
-    const { all, history, room, context, exact } = cost.tokens;
-    const [a, c] = [number(all), number(context)];
-    const words = t("{n} {n|token|tokens}, {r} available", { n: all - history, r: room });
-    this.room.textContent = exact ? words : `≈ ${words}`;
-    this.room.title = t("The prompt will use {a} of {c} context tokens", { a, c });
-    if (!exact) this.room.title += `. ${estimated()}`;
   }
 
   drawTrouble(/** @type {string} */ words, /** @type {Offer[]} */ offers) {

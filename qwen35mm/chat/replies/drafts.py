@@ -270,13 +270,11 @@ def _shorten_offer(num_messages: int) -> Said:
 
 
 def _cost_line(plan: MediaPlan) -> Said:
-    """For example "12 frames, 1,536 tokens, 18 MiB of cache"."""
-    num_tokens, cache = tokens(plan.num_prompt_tokens), size(plan.cache_bytes)
+    """For example "12 frames, 1,536 tokens"."""
+    num_tokens = tokens(plan.num_prompt_tokens)
     if plan.frame_indices is None:
-        return say("{tokens}, {size} of cache", tokens=num_tokens, size=cache)
-    num_frames = len(plan.frame_indices)
-    frames = say("{n} {n|frame|frames}", n=num_frames)
-    return say("{frames}, {tokens}, {size} of cache", frames=frames, tokens=num_tokens, size=cache)
+        return num_tokens
+    return say("{first}, {rest}", first=say("{n} {n|frame|frames}", n=len(plan.frame_indices)), rest=num_tokens)
 
 
 def _cost(attachment: Attachment) -> dict[str, Any]:

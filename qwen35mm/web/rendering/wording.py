@@ -58,8 +58,8 @@ def work_of(
     return {"label": label, "share": share, "pace": pace}
 
 
-def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a reply cost: the parts of a line, and details as names and values; None if the numbers are invalid."""
+def describe_stats(stats: Mapping[str, Any] | None) -> list[tuple[Said, Said]] | None:
+    """What a reply cost, as names and values; None if the numbers are invalid."""
     try:
         return _describe(stats) if stats else None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -103,31 +103,20 @@ def _pace(tally: Tally | None) -> list[Said]:
     if tally is None or tally.num_tokens is None:
         return []
     speed = tally.tokens_per_s
-    return [tokens(tally.num_tokens), *([] if speed is None else [_speed(speed)])]
+    return [tokens(tally.num_tokens), *([] if speed is None else [say("{n} tokens/s", n=decimal(speed, 1))])]
 
 
-def _speed(tokens_per_s: float) -> Said:
-    return say("{n} tokens/s", n=decimal(tokens_per_s, 1))
-
-
-def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(stats: Mapping[str, Any]) -> list[tuple[Said, Said]]:
     # Checks the numbers, so that no string or object reaches the page in their place.
     counts = {name: operator.index(stats[name]) for name in _COUNTS}
     num_generated, speed, ttft = counts["num_generated_tokens"], stats["tokens_per_s"], stats["ttft_s"]
     num_prompt, num_cached = counts["num_prompt_tokens"], counts["num_cached_tokens"]
-    line = [tokens(num_generated)]
     rows: list[tuple[Said, Said]] = [(say("Answer"), _written(num_generated, stats.get("num_thinking_tokens")))]
     if speed is not None:
-        line.append(_speed(speed))
         words = say("{n} tokens per second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
         rows.append((say("Speed"), words))
     if ttft is not None:
         rows.append((say("First token after"), say("{s} s", s=decimal(ttft, 2))))
-        line.append(say("first after {s} s", s=decimal(ttft, 1)))
-    if num_cached:
-        line.append(say("{n} of {m} prompt tokens cached", n=num_cached, m=num_prompt))
-    else:
-        line.append(say("prompt of {tokens}", tokens=tokens(num_prompt)))
     computed = say("{tokens}, {n} of them computed", tokens=tokens(num_prompt), n=num_prompt - num_cached)
     rows.append((say("Prompt"), computed))
     rows.append((say("From the cache"), _cached(num_cached, stats["cached_from"], _MISSED.get(stats["miss"] or ""))))
@@ -138,7 +127,7 @@ def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
         rows.append((say("Memory"), size(operator.index(stats["cache_bytes"]))))
     if stats.get("seed") is not None:
         rows.append((say("Seed"), str(stats["seed"])))
-    return {"line": line, "rows": rows}
+    return rows
 
 
 def _written(num_generated: int, num_thinking: int | None) -> Said:

@@ -54,9 +54,9 @@ def test_what_is_known_of_a_reply_without_an_end() -> None:
     stats = tally_of(BEGUN, TextDelta("hm", "reasoning", 1, 0.0), TextDelta("so", "answer", 61, last_s)).stats()
     told = describe_stats(stats)
     assert told is not None
-    line = " · ".join(map(english, told["line"]))
-    assert line == "61 tokens · 10.0 tokens/s · first after 0.5 s · 60 of 100 prompt tokens cached"
-    rows = {english(name): english(value) for name, value in told["rows"]}
+    rows = {english(name): english(value) for name, value in told}
+    assert rows["Speed"].startswith("10.0 tokens per second")
+    assert (rows["First token after"], rows["Prompt"]) == ("0.50 s", "100 tokens, 40 of them computed")
     assert rows["Answer"] == "61 tokens, 1 of them thinking"
     assert (rows["Seed"], "Memory" in rows) == ("7", False)
 
@@ -78,7 +78,7 @@ async def test_stopped_failed_and_cut_replies_keep_their_numbers(kit: ChatKit) -
     cut = (await kit.ask("length")).view
     for view, status in ((stopped, "stopped"), (broken, "failed"), (cut, "length")):
         assert view["status"] == status
-        assert english(view["stats"]["line"][1]) == f"{TOKENS_PER_S} tokens/s"
+        assert english(dict(view["stats"])["Speed"]).startswith(f"{TOKENS_PER_S} tokens per second")
 
 
 async def test_a_reply_that_got_nowhere_has_no_numbers(kit: ChatKit) -> None:

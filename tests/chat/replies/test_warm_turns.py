@@ -98,9 +98,9 @@ async def test_the_next_turn_asks_for_what_was_committed(kit: WarmKit, spies: Si
         assert bool(asked.view["reasoning"]) is thinking
         assert_goes_on_from_what_was_committed(kit, spies, asked)
     stats = (await kit.api.open(ME, asked.conversation))["messages"][-1]["stats"]
-    shown = [english(part) for part in stats["line"]]
+    shown = [english(value) for _, value in stats]
     num_cached, num_prompt = kit.stats(asked)["num_cached_tokens"], kit.stats(asked)["num_prompt_tokens"]
-    assert f"{num_cached:,} of {num_prompt:,} prompt tokens cached" in shown
+    assert f"{num_prompt:,} tokens, {num_prompt - num_cached:,} of them computed" in shown
 
 
 async def test_a_title_between_two_turns_costs_the_second_nothing(

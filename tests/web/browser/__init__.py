@@ -145,11 +145,6 @@ class ChatPage:
         return self.answers.last.locator(".work")
 
     @property
-    def cost(self) -> Locator:
-        """The line on what the last answer cost."""
-        return self.answers.last.locator(".cost summary")
-
-    @property
     def send_button(self) -> Locator:
         return self.page.get_by_role("button", name="Send", exact=True)
 
@@ -190,6 +185,11 @@ class ChatPage:
     def tool(self, message: Locator, name: str) -> Locator:
         """A button below a message."""
         return message.get_by_role("button", name=name, exact=True)
+
+    def open_cost(self) -> Locator:
+        """What the last answer cost, opened."""
+        self.tool(self.answers.last, "Cost of this answer").click()
+        return self.answers.last.locator(".cost")
 
     def attach(self, *files: Path) -> None:
         """Adds files to the message, and waits until they are uploaded and their costs are known."""

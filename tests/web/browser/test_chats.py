@@ -132,11 +132,10 @@ def test_an_answer_shows_its_speed_goes_on_after_a_reload_and_ends_by_stop(
     expect(page.outbox).to_have_count(0)
     expect(page.box).to_have_value("the one after")
     assert texts_of(backend) == ["slow", answer.inner_text().strip(), "echo next", "next", "echo last"]
+    page.tool(page.answers.first, "Cost of this answer").click()
     cost = page.answers.first.locator(".cost")
-    said = r"^\d+ tokens · 40\.0 tokens/s · first after 0\.3 s · prompt of 3"
-    expect(cost.locator("summary")).to_have_text(re.compile(said))
-    cost.locator("summary").click()
-    expect(cost.locator("dl")).not_to_contain_text("Memory")
+    expect(cost).to_contain_text("First token after")
+    expect(cost).not_to_contain_text("Memory")
 
 
 def test_a_draft_survives_a_reload_with_its_files(page: ChatPage, samples: Path) -> None:

@@ -46,7 +46,7 @@ def test_an_answer_is_compared_with_one_of_other_settings(page: ChatPage, backen
         ["Temperature", "1.5"],
     ]
     expect(second.locator(".answer strong")).to_have_text("Hello")
-    expect(second.locator(".cost summary")).to_contain_text("40.0 tokens/s")
+    expect(second.locator(".cost")).to_contain_text("40.0 tokens per second")
     left, right = box_of(first), box_of(second)
     assert left["y"] == right["y"]
     assert left["x"] + left["width"] <= right["x"]
@@ -99,7 +99,7 @@ def test_several_answers_are_walked_through_and_one_is_seen_while_it_is_written(
     picker.select_option(index=1)
     expect(first).to_contain_text("Same model and settings")
     expect(second.get_by_label("Choose an answer")).to_be_focused()
-    expect(second.locator(".cost summary")).to_contain_text("40.0 tokens/s")
+    expect(second.locator(".cost")).to_contain_text("40.0 tokens per second")
     assert box_of(first)["y"] == box_of(second)["y"]
     # While one is written, closing stays with it.
     expect(first.get_by_role("button", name="Continue with this answer")).to_be_enabled()

@@ -62,31 +62,35 @@ def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatP
     expect(mark).to_have_count(0)
 
 
-def test_the_context_is_shown_in_numbers_and_goes_on_with_a_summary(page: ChatPage, backend: FakeBackend) -> None:
-    numbers = page.page.locator(".gauge .numbers")
-    expect(numbers).to_contain_text("0 / 4,096")
+def test_the_context_is_a_ring_until_it_is_nearly_full_and_goes_on_with_a_summary(
+    page: ChatPage, backend: FakeBackend
+) -> None:
+    ring = page.page.locator(".gauge > .row")
+    percent = ring.locator(".percent")
+    expect(percent).to_be_hidden()
     page.ask("echo " + "word " * 100)
     page.wait_answered()
     page.box.fill("Which words? " * 10)
     parts = page.page.locator(".gauge .parts")
-    expect(page.page.locator(".room")).to_contain_text("36 tokens")
+    expect(parts.locator("dd").nth(1)).to_have_text("36")
     expect(parts).to_be_hidden()
-    numbers.focus()
+    ring.focus()
     expect(parts).to_be_visible()
     names, values = (parts.locator(tag).all_inner_texts() for tag in ("dt", "dd"))
     assert names == ["Chat so far", "This message", "Reserved for the answer", "Available"]
     said, message, reserve, free = (int(value.replace(",", "")) for value in values)
     assert (message, reserve, said + message + reserve + free) == (36, 128, 4096)
-    expect(numbers).to_contain_text(f"{said + message:,} / 4,096")
-    expect(numbers).to_contain_text(f"{said + message:,} of 4,096 context tokens")
+    expect(ring).to_contain_text(f"{said + message:,} of 4,096 context tokens")
     page.page.keyboard.press("Escape")
     expect(parts).to_be_hidden()
-    numbers.hover()
+    ring.hover()
     expect(parts).to_contain_text("Cache: KV")
     # Where a message doesn't fit, a new chat begins with a summary.
     page.ask("echo " + "old words " * 600)
     page.wait_answered(2)
     page.box.fill("new words " * 400)
+    expect(percent).to_be_visible()
+    expect(percent).to_contain_text("%")
     page.page.locator(".trouble").get_by_role("button", name="Start a new chat with a summary of this one").click()
     expect(page.page.locator(".title")).to_contain_text("After:")
     page.wait_answered()

@@ -102,7 +102,7 @@ def test_uploads_are_answered_rightly_and_a_cut_one_is_explained(
             page.ask(turn["question"], files)
             assert page.wait_answered(number) == turn["answer"]
             files = []
-    expect(page.cost).to_contain_text("tokens/s")
+    expect(page.open_cost()).to_contain_text("tokens per second")
     # Several at once, and none, get an answer.
     page.new_chat()
     page.ask("Hello")

@@ -30,8 +30,7 @@ def ask_once(browser: Browser, folder: Path, files: list[Path]) -> tuple[str, st
         page = opener()
         page.ask(QUESTION, files)
         answer = page.wait_answered()
-        page.cost.click()
-        cost = page.answers.last.locator(".cost dl").inner_text().replace("\n", " ")
+        cost = page.open_cost().inner_text().replace("\n", " ")
     assert process.end() == (0, "")
     return answer, cost
 

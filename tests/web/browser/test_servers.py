@@ -73,7 +73,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
         ]
         page.attach(samples / "one-shape.png")
         page.box.fill("What is this?")
-        expect(page.page.locator(".composer .room")).to_have_text(re.compile("^≈ [0-9]+ tokens"))
+        expect(page.page.locator(".gauge .parts")).to_contain_text("These are estimates")
         page.box.press("Enter")
         assert page.wait_answered() == "It is"
         expect(page.answers.last).to_contain_text("What it had answered until then is kept")
@@ -84,7 +84,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
 
         # This one can't go on with an answer, so it is asked again.
         expect(page.tool(page.answers.last, "Continue")).to_have_count(0)
-        page.tool(page.answers.last, "Regenerate").click()
+        page.tool(page.answers.last, "Try again").click()
         page.wait_ending("It is a star.")
         expect(page.answers.last.locator(".count")).to_have_text("2/2")
 
@@ -154,7 +154,8 @@ def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
         page = opener()
         page.attach(samples / "moves-up.mp4")
         page.box.fill("What happens in the video?")
-        expect(page.page.locator(".composer .room")).to_have_text(re.compile("^[0-9]+ tokens"))
+        expect(page.page.locator(".gauge dd").nth(1)).to_have_text(re.compile("^[1-9]"))
+        expect(page.page.locator(".gauge .parts")).not_to_contain_text("estimates")
         page.box.press("Enter")
         assert "up" in page.wait_answered()
         # This one can go on with an answer that was cut off.
@@ -181,4 +182,4 @@ def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
         expect(page.box).to_have_value("What is the color of the shape?")
         page.box.press("Enter")
         assert page.wait_answered(3)
-        expect(page.cost).to_be_visible()
+        expect(page.open_cost()).to_be_visible()

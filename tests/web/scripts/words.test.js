@@ -73,15 +73,15 @@ suite("languages", () => {
   });
 
   const cost = {
-    text: "{tokens}, {size} of cache",
-    values: { tokens: { text: "{n} {n|token|tokens}", values: { n: 1 } }, size: { bytes: 1.5 * 2 ** 30 } },
+    text: "{first}, {rest}",
+    values: { first: { text: "{n} {n|token|tokens}", values: { n: 1 } }, rest: { bytes: 1.5 * 2 ** 30 } },
   };
   const speed = { text: "{n} tokens/s", values: { n: { number: 1234.56, digits: 1 } } };
   for (const [language, ...written] of [
-    ["de", "1.234,6 Tokens/s", "50 %", "1.023 Byte", "1 Token, 1,5 GiB Cache"],
-    ["fr", "1 234,6 tokens/s", "50 %", "1 023 octets", "1 token, 1,5 GiB de cache"],
-    ["es", "1234,6 tokens/s", "50 %", "1023 bytes", "1 token, 1,5 GiB de caché"],
-    ["zh", "每秒 1,234.6 个 token", "50%", "1,023字节", "1 个 token，缓存 1.5 GiB"],
+    ["de", "1.234,6 Tokens/s", "50 %", "1.023 Byte", "1 Token, 1,5 GiB"],
+    ["fr", "1 234,6 tokens/s", "50 %", "1 023 octets", "1 token, 1,5 GiB"],
+    ["es", "1234,6 tokens/s", "50 %", "1023 bytes", "1 token, 1,5 GiB"],
+    ["zh", "每秒 1,234.6 个 token", "50%", "1,023字节", "1 个 token，1.5 GiB"],
   ])
     test(`numbers are written as ${language} does`, async () => {
       serve(tableOf(language));

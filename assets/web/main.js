@@ -111,7 +111,7 @@ class Page {
     this.models = new Models(app, requests, say);
     this.comparison = new Comparison(messageDesk, this.models, presets);
     this.panel = new SettingsPanel({
-      ...{ app, preferences: state.preferences, models: this.models, presets },
+      ...{ app, preferences: state.preferences, models: this.models, presets, archives: this.sidebar.archives },
       change: (values) => this.changeSettings(values),
       prefer: (values) => this.changePreferences(values),
       close: () => this.toggleSettings(false),

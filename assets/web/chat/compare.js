@@ -56,11 +56,8 @@ class OwnSettings extends SettingsPanel {
   /** @override */
   draw() {
     this.drawPresets();
-    const fields = Object.entries(this.fields).filter(([, { group }]) => group !== "media");
-    const [first, ...others] = fields.map(([name, field]) => this.number(name, field));
-    const rest = h("div.more", this.systemPrompt(), this.switches(), others);
-    const more = h("details", h("summary", t("More settings")), rest);
-    redraw(this.body, this.presetRow, this.thinking(), first, more);
+    redraw(this.rest, this.systemPrompt(), this.switches(), this.numbers("sampling"), this.numbers("length"));
+    redraw(this.body, this.presetRow, this.first(), this.advanced);
   }
 
   /** Asks the person; null where they have changed their mind. @returns {Promise<Settings | null>} */

@@ -11,6 +11,8 @@ import { withSetting } from "./presets.js";
 
 // Fields with at most this many values have a slider.
 const MAX_SLIDER = 200;
+// What most people change.
+const FIRST = ["temperature", "max_tokens"];
 
 /**
  * @typedef {object} Needs
@@ -18,6 +20,7 @@ const MAX_SLIDER = 200;
  * @property {Preferences} preferences
  * @property {Models} models
  * @property {Presets} presets
+ * @property {Child} [archives] to import and export chats
  * @property {(values: Settings) => void} change
  * @property {(values: Preferences) => void} prefer
  * @property {() => void} close
@@ -27,17 +30,21 @@ export class SettingsPanel {
   /** Those that differ from the defaults. @type {Settings} */
   values = {};
 
-  constructor(/** @type {Needs} */ { app, preferences, models, presets, change, prefer, close }) {
+  constructor(/** @type {Needs} */ { app, preferences, models, presets, archives, change, prefer, close }) {
     this.app = app;
     this.preferences = preferences;
     this.models = app.models ? models : null;
     this.presets = presets;
+    this.archives = archives;
     this.changed = () => change(this.values);
     this.prefer = prefer;
     this.fields = app.settings.fields;
     this.defaults = app.settings.defaults;
     this.body = h("div.settings-body");
     this.presetRow = h("div.presets.row");
+    this.rest = h("div.rest");
+    // Open or folded, it stays so.
+    this.advanced = h("details", h("summary", t("Advanced")), this.rest);
     this.element = h(
       "aside.settings",
       { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
@@ -65,33 +72,38 @@ export class SettingsPanel {
   draw() {
     this.models?.load();
     this.drawPresets();
-    const groups = Object.entries({
-      sampling: t("Sampling"),
-      length: t("Length"),
-      media: t("Pictures and videos"),
-    });
+    redraw(
+      this.rest,
+      this.systemPrompt(),
+      this.switches(),
+      fieldset(t("Sampling"), this.numbers("sampling")),
+      fieldset(t("Length"), this.numbers("length")),
+      fieldset(t("Pictures and videos"), this.numbers("media")),
+      this.client(),
+      button("plain reset", t("Reset to model defaults"), () => this.take({})),
+    );
     redraw(
       this.body,
       this.models?.element,
-      this.presetRow,
-      this.systemPrompt(),
-      this.thinking(),
-      this.switches(),
-      groups.map(([group, title]) => {
-        const fields = Object.entries(this.fields).filter(([, field]) => field.group === group);
-        return fieldset(
-          title,
-          fields.map(([name, field]) => this.number(name, field)),
-        );
-      }),
-      button("plain reset", t("Reset to model defaults"), () => this.take({})),
-      fieldset(t("General"), [
+      fieldset(t("Answers"), [this.first(), this.presetRow, this.advanced]),
+      fieldset(t("This page"), [
         this.choice("language", t("Language"), { "": t("Browser default"), ...LANGUAGES }),
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
-        this.app.titles && this.titles(),
       ]),
-      this.client(),
+      fieldset(t("Chats"), [this.app.titles && this.titles(), this.archives]),
     );
+  }
+
+  first() {
+    const fields = FIRST.filter((name) => this.fields[name]);
+    return [this.thinking(), fields.map((name) => this.number(name, this.fields[name]))];
+  }
+
+  /** The other fields of a group. */
+  numbers(/** @type {Field["group"]} */ wanted) {
+    return Object.entries(this.fields)
+      .filter(([name, { group }]) => group === wanted && !FIRST.includes(name))
+      .map(([name, field]) => this.number(name, field));
   }
 
   /** How a program asks the page's model. */

@@ -6,7 +6,7 @@
 /** @import { Requests } from "../common/api.js" */
 
 import { debounce, exportUrl, takeIn } from "../common/api.js";
-import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../common/dom.js";
+import { arrange, button, h, icon, isComposing, redraw } from "../common/dom.js";
 import { month, t } from "../common/words.js";
 import { accountButton } from "./account.js";
 import { menu } from "./menu.js";
@@ -65,39 +65,39 @@ export class Sidebar {
     this.end = h("li.hint", { hidden: true }, more);
     const isNear = (/** @type {IntersectionObserverEntry[]} */ [entry]) => entry.isIntersecting && this.loadMore();
     this.#nearEnd = new IntersectionObserver(isNear, { root: this.list, rootMargin: NEARLY_AT_END });
-    this.picker = h("input", { type: "file", accept: ".zip", hidden: true, onchange: () => this.import() });
+    const picker = h("input", {
+      type: "file",
+      accept: ".zip",
+      hidden: true,
+      onchange: ({ currentTarget }) => this.import(currentTarget),
+    });
+    /** What the settings offer for all chats. */
+    this.archives = h(
+      "div.row",
+      button("plain", [icon("upload"), t("Import")], () => picker.click()),
+      button("plain", [icon("download"), t("Export")], () => download(this.requests, "zip", [])),
+      picker,
+    );
     const controls = { "aria-controls": "qwen35mm-settings", "aria-expanded": "false" };
     this.settingsButton = h(
-      "button.plain",
+      "button.row",
       { type: "button", onclick: () => desk.toggleSettings(true), ...controls },
       icon("settings"),
       t("Settings"),
     );
-    this.newButton = h(
-      "button.new-chat.row.card",
-      { type: "button", onclick: () => desk.newChat() },
-      icon("plus"),
-      t("New chat"),
-    );
+    this.newButton = button("row", [icon("plus"), t("New chat")], () => desk.newChat());
     this.element = h(
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Chats") },
       h("div.brand.row", h("img", { src: "icon.svg", alt: "" }), h("span", "qwen35mm")),
       h(
-        "div.row",
+        "div.begin",
         this.newButton,
-        iconButton("hourglass", t("Temporary chat"), () => desk.newChat(true), { class: "card" }),
+        button("row", [icon("hourglass"), t("Temporary chat")], () => desk.newChat(true)),
       ),
       h("div.search", icon("search"), this.search),
       this.list,
-      h(
-        "div.side-foot.row",
-        iconButton("upload", t("Import"), () => this.picker.click()),
-        iconButton("download", t("Export all chats"), () => download(this.requests, "zip", [])),
-        account && accountButton(account),
-        this.settingsButton,
-      ),
-      this.picker,
+      h("div.side-foot.row", this.settingsButton, account && accountButton(account)),
     );
   }
 
@@ -278,9 +278,9 @@ export class Sidebar {
     this.toasts.say(words, "note", { label: t("Undo"), run });
   }
 
-  async import() {
-    const [file] = this.picker.files ?? [];
-    this.picker.value = "";
+  async import(/** @type {HTMLInputElement} */ picker) {
+    const [file] = picker.files ?? [];
+    picker.value = "";
     const taken = file && (await this.requests.told(takeIn(file)));
     if (!taken) return;
     this.toasts.say(t("{n} {n|chat|chats} imported.", { n: taken.conversations.length }), "good");

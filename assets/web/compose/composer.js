@@ -1,10 +1,11 @@
 // Where the message is written: draws the draft, and tells it what the person does.
 
-/** @import { App, Cost, Offer, Question, Settings, Tone } from "../common/types.d.ts" */
+/** @import { App, Cost, Offer, Question, Settings } from "../common/types.d.ts" */
 /** @import { Desk, DraftFile, Waiting } from "./draft.js" */
 /** @import { Link } from "../chat/link.js" */
 /** @import { PageState } from "../chat/state.js" */
 /** @import { Presets } from "../chat/presets.js" */
+/** @import { Toasts } from "../common/toasts.js" */
 /** @import { MediaDesk } from "../media/viewer.js" */
 /** @import { Requests } from "../common/api.js" */
 
@@ -39,7 +40,7 @@ const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
  * @property {MediaDesk} media
  * @property {Presets} presets
  * @property {(values: Settings) => void} change settings
- * @property {(words: string, tone?: Tone) => void} say
+ * @property {Toasts["say"]} say
  * @property {(cost: Cost | null) => void} onCost what the message costs is known, or isn't any more
  */
 
@@ -83,7 +84,8 @@ export class Composer {
     this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
     this.films = h("div.films");
     this.sliders = new Sliders(this);
-    this.quick = new Quick(app, state, presets, change);
+    const addFiles = () => this.picker.click();
+    this.quick = new Quick({ app, state, presets, change, say, addFiles, shoot: () => this.shoot() });
     this.banner = h(
       "div.editing.row",
       { hidden: true },
@@ -94,15 +96,7 @@ export class Composer {
     this.offers = new Offers(this);
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
     this.stopButton = iconButton("stop", t("Stop"), () => state.stop(), { class: "round stop", hidden: true });
-    const bar = h(
-      "div.bar.row",
-      iconButton("clip", t("Add pictures, videos, text files or PDFs"), () => this.picker.click(), { class: "attach" }),
-      iconButton("camera", t("Take a photo or record a clip"), () => this.shoot(), { class: "shoot" }),
-      this.quick.more,
-      this.quick.element,
-      this.sendButton,
-      this.stopButton,
-    );
+    const bar = h("div.bar.row", this.quick.element, this.sendButton, this.stopButton);
     this.element = h("form.composer", { "aria-label": t("Message"), onsubmit: (event) => event.preventDefault() }, [
       this.outbox,
       this.banner,

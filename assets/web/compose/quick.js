@@ -1,90 +1,96 @@
-// Answer options beside the message: thinking, the system prompt, a preset.
+// The menu behind "+": what is added to a message, and how it is answered. What is switched on stands beside it.
 
-/** @import { App, Settings } from "../common/types.d.ts" */
+/** @import { App, Child, Settings } from "../common/types.d.ts" */
+/** @import { Drawing } from "../common/dom.js" */
 /** @import { Presets } from "../chat/presets.js" */
 /** @import { PageState } from "../chat/state.js" */
+/** @import { Toasts } from "../common/toasts.js" */
 
 import { withSetting } from "../chat/presets.js";
-import { button, h, iconButton, redraw, select } from "../common/dom.js";
-import { opensAt, popover } from "../common/popover.js";
+import { button, h, icon, iconButton, redraw } from "../common/dom.js";
+import { popover } from "../common/popover.js";
 import { t } from "../common/words.js";
 
-// On a narrow page the row is a menu.
-const IS_NARROW = matchMedia("(max-width: 760px)");
-// No preset's name: those are never empty.
-const SAVE = "";
-const NONE = " ";
+/**
+ * What the menu needs of the page.
+ * @typedef {object} Needs
+ * @property {App} app
+ * @property {PageState} state
+ * @property {Presets} presets
+ * @property {(values: Settings) => void} change
+ * @property {Toasts["say"]} say
+ * @property {() => void} addFiles
+ * @property {() => void} shoot
+ */
 
 export class Quick {
-  /**
-   * @param {App} app
-   * @param {PageState} state
-   * @param {Presets} presets
-   * @param {(values: Settings) => void} change
-   */
-  constructor(app, state, presets, change) {
-    this.app = app;
-    this.state = state;
-    this.presets = presets;
-    this.change = change;
-    this.thinking = button("pill", t("Think first"), () => this.set("thinking", !this.thinks), {
-      hidden: !app.settings.thinking,
-      title: t("Slower, but better at hard questions."),
-    });
-    this.system = button("pill", t("System prompt"), () => {});
-    const prompt = popover(this.system, t("System prompt"), (content) => this.drawPrompt(content));
-    const choose = { class: "pill", "aria-label": t("Choose a preset") };
-    this.preset = select(choose, (name) => this.choose(name), []);
-    this.element = h("div.quick.row", { role: "group", "aria-label": t("Answer options") }, [
-      this.thinking,
-      this.system,
-      prompt,
-      this.preset,
-    ]);
-    this.more = iconButton("settings", t("Answer options"), () => {}, { class: "quick-menu" });
-    opensAt(this.more, this.element, () => {});
-    const fold = () => {
-      this.element.popover = IS_NARROW.matches ? "auto" : null;
-    };
-    IS_NARROW.addEventListener("change", fold);
-    fold();
+  constructor(/** @type {Needs} */ needs) {
+    this.needs = needs;
+    const plus = iconButton("plus", t("Add to message"), () => {});
+    this.menu = popover(plus, t("Add to message"), (content) => this.drawMenu(content));
+    this.chips = h("div.row", { role: "group", "aria-label": t("Switched on") });
+    this.element = h("div.quick.row", plus, this.menu, this.chips);
   }
 
   get thinks() {
-    const { app, state } = this;
+    const { app, state } = this.needs;
     return Boolean(state.settings.thinking ?? app.settings.defaults.thinking);
   }
 
   draw() {
-    const { presets, state } = this;
-    this.thinking.setAttribute("aria-pressed", String(this.thinks));
-    this.system.classList.toggle("set", Boolean(state.settings.system));
-    const chosen = presets.nameOf(state.settings);
-    this.preset.classList.toggle("set", chosen !== undefined);
+    const { app, state, presets, change, say } = this.needs;
+    const { settings } = state;
+    const preset = presets.nameOf(settings);
+    const forget = () => {
+      this.set("system", "");
+      const run = () => this.set("system", settings.system ?? "");
+      say(t("System prompt removed."), "note", { label: t("Undo"), run });
+    };
     redraw(
-      this.preset,
-      h("option", { value: NONE, selected: chosen === undefined }, t("Preset")),
-      presets.names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
-      h("option", { value: SAVE }, t("Save as preset")),
+      this.chips,
+      app.settings.thinking && this.thinks && chip(t("Think first"), () => this.set("thinking", false)),
+      Boolean(settings.system) && chip(t("System prompt"), forget),
+      preset !== undefined && chip(preset, () => change({})),
+    );
+  }
+
+  drawMenu(/** @type {HTMLElement} */ content) {
+    const { app, state, presets, change, addFiles, shoot } = this.needs;
+    const entry = (/** @type {Drawing} */ drawing, /** @type {Child} */ words, /** @type {() => unknown} */ run) =>
+      button("row", [icon(drawing), words], () => {
+        content.hidePopover();
+        run();
+      });
+    const prompt = button("row", [icon("edit"), t("System prompt")], () => this.drawPrompt(content));
+    const chosen = presets.nameOf(state.settings);
+    redraw(
+      content,
+      entry("clip", h("span", t("Add files"), h("small", t("Pictures, videos, texts and PDFs"))), addFiles),
+      entry("camera", t("Take a photo or record a clip"), shoot),
+      app.settings.thinking && !this.thinks && entry("eye", t("Think first"), () => this.set("thinking", true)),
+      prompt,
+      presets.names.map((name) => entry(name === chosen ? "check" : "settings", name, () => change(presets.of(name)))),
+      entry("plus", t("Save as preset"), () => presets.save(state.settings)),
     );
   }
 
   drawPrompt(/** @type {HTMLElement} */ content) {
     const placeholder = t("How the model should behave (optional)");
     const text = h("textarea", { rows: 6, placeholder, "aria-label": t("System prompt") });
-    text.value = String(this.state.settings.system ?? "");
+    text.value = String(this.needs.state.settings.system ?? "");
     text.addEventListener("input", () => this.set("system", text.value));
     redraw(content, h("h3.quiet", t("System prompt")), text);
+    text.focus();
   }
 
-  async choose(/** @type {string} */ name) {
-    if (name === SAVE) await this.presets.save(this.state.settings);
-    else if (name !== NONE) this.change(this.presets.of(name));
-    this.draw();
+  set(/** @type {string} */ name, /** @type {string | number | boolean} */ value) {
+    const { app, state, change } = this.needs;
+    change(withSetting(state.settings, app.settings.defaults, name, value));
   }
+}
 
-  set(/** @type {string} */ name, /** @type {string | boolean} */ value) {
-    const { app, state } = this;
-    this.change(withSetting(state.settings, app.settings.defaults, name, value));
-  }
+/** What is switched on, with a button that switches it off. */
+function chip(/** @type {string} */ name, /** @type {() => void} */ remove) {
+  const label = t("Remove {name}", { name });
+  return h("span.chip.row", h("span", name), iconButton("close", label, remove));
 }

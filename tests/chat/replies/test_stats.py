@@ -78,7 +78,8 @@ async def test_stopped_failed_and_cut_replies_keep_their_numbers(kit: ChatKit) -
     cut = (await kit.ask("length")).view
     for view, status in ((stopped, "stopped"), (broken, "failed"), (cut, "length")):
         assert view["status"] == status
-        assert english(dict(view["stats"])["Speed"]).startswith(f"{TOKENS_PER_S} tokens per second")
+        rows = {english(name): english(value) for name, value in view["stats"]}
+        assert rows["Speed"].startswith(f"{TOKENS_PER_S} tokens per second")
 
 
 async def test_a_reply_that_got_nowhere_has_no_numbers(kit: ChatKit) -> None:

@@ -191,11 +191,16 @@ class ChatPage:
         self.tool(self.answers.last, "Cost of this answer").click()
         return self.answers.last.locator(".cost")
 
+    def add(self, entry: str) -> None:
+        """Takes an entry of the menu behind "+"."""
+        self.page.get_by_role("button", name="Add to message").click()
+        self.page.get_by_role("dialog", name="Add to message").get_by_role("button", name=entry).click()
+
     def attach(self, *files: Path) -> None:
         """Adds files to the message, and waits until they are uploaded and their costs are known."""
         before = self.thumbnails.count()
         with self.page.expect_file_chooser() as chooser:
-            self.page.get_by_role("button", name="Add pictures, videos, text files or PDFs").click()
+            self.add("Add files")
         chooser.value.set_files([str(file) for file in files])
         expect(self.thumbnails).to_have_count(before + len(files))
         for label in self.page.locator(".thumbnail .label").all():
@@ -221,11 +226,13 @@ class ChatPage:
         expect(self.answers.last.locator(".answer")).to_have_text(re.compile(re.escape(text) + r"\s*$"))
         self.wait_answered(self.answers.count())
 
-    def open_settings(self) -> Locator:
-        """The settings, open."""
+    def open_settings(self, *, advanced: bool = False) -> Locator:
+        """The settings, open; those that most people leave alone are unfolded, too, if `advanced`."""
         panel = self.page.locator("aside.settings")
         if not panel.is_visible():
             self.page.locator(".top").get_by_role("button", name="Settings").click()
+        if advanced:
+            panel.get_by_text("Advanced", exact=True).click()
         return panel
 
     def new_chat(self) -> None:

@@ -169,7 +169,7 @@ def test_a_message_its_answer_and_a_draft_stay_with_their_chat(
     held: list[Route] = []
     page.page.route("**/upload?*", lambda route: held.append(route))
     with page.page.expect_file_chooser() as chooser:
-        page.page.get_by_role("button", name="Add pictures, videos, text files or PDFs").click()
+        page.add("Add files")
     chooser.value.set_files(samples / "one-shape.png")
     page.ask("which?")
     expect(page.outbox).to_contain_text("which? · one-shape.png")
@@ -222,7 +222,7 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
     page.ask("which?", [samples / "one-shape.png"])
     page.wait_answered()
     with page.page.expect_download() as download:
-        page.page.get_by_role("button", name="Export all chats").click()
+        page.open_settings().get_by_role("button", name="Export").click()
     path = tmp_path / "chats.zip"
     download.value.save_as(path)
     with zipfile.ZipFile(path) as archive:
@@ -236,7 +236,7 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
     text = Path(download.value.path()).read_text("utf-8")
     assert "1 image" in text.split("which?")[-1]
     with page.page.expect_file_chooser() as chooser:
-        page.page.get_by_role("button", name="Import").click()
+        page.open_settings().get_by_role("button", name="Import").click()
     chooser.value.set_files([str(path)])
     expect(page.toasts).to_contain_text("1 chat imported.")
     expect(page.chats).to_have_count(2)

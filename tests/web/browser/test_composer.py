@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage
+from tests.web.browser import ChatPage, box_of
 
 pytestmark = pytest.mark.browser
 
@@ -85,47 +85,43 @@ def test_files_are_chosen_pasted_and_dropped_and_broken_ones_explained(
     assert page.wait_answered() == "4 images"
 
 
-def test_thinking_system_prompt_and_preset_are_at_hand(page: ChatPage, backend: FakeBackend) -> None:
-    composer = page.page.locator(".composer")
-    think = composer.get_by_role("button", name="Think first")
-    preset = composer.get_by_role("combobox", name="Choose a preset")
-    expect(think).to_have_attribute("aria-pressed", "false")
-    think.click()
-    expect(think).to_have_attribute("aria-pressed", "true")
-    system = composer.get_by_role("button", name="System prompt")
-    system.click()
-    prompt = composer.get_by_role("textbox", name="System prompt")
+def test_thinking_system_prompt_and_preset_are_behind_plus_and_seen_while_they_are_on(
+    page: ChatPage, backend: FakeBackend
+) -> None:
+    on = page.page.get_by_role("group", name="Switched on")
+    chips = on.locator(".chip")
+    expect(chips).to_have_count(0)
+    page.add("Think first")
+    expect(chips).to_have_text(["Think first"])
+    page.add("System prompt")
+    prompt = page.page.get_by_role("textbox", name="System prompt")
     expect(prompt).to_be_focused()
     prompt.fill("Be short.")
     page.page.keyboard.press("Escape")
     expect(prompt).to_be_hidden()
-    expect(system).to_be_focused()
-    preset.select_option("Save as preset")
+    page.add("Save as preset")
     page.dialog.get_by_role("textbox", name="Name").fill("Brief")
     page.page.keyboard.press("Enter")
-    expect(preset.locator("option:checked")).to_have_text("Brief")
+    expect(chips).to_have_text(["Think first", "System prompt", "Brief"])
     page.ask("echo one")
     page.wait_answered()
     call = backend.calls[-1]
     assert (call.enable_thinking, [message.role for message in call.messages]) == (True, ["system", "user"])
     # The settings show the same, and what is changed there is seen here.
     page.open_settings().get_by_label("Think first").click()
-    expect(think).to_have_attribute("aria-pressed", "false")
-    expect(preset.locator("option:checked")).to_have_text("Preset")
-    preset.select_option("Brief")
+    expect(chips).to_have_text(["System prompt"])
+    on.get_by_role("button", name="Remove System prompt").click()
+    expect(chips).to_have_count(0)
+    page.toasts.get_by_role("button", name="Undo").click()
+    expect(chips).to_have_text(["System prompt"])
+    page.add("Brief")
     expect(page.open_settings().get_by_label("Think first")).to_be_checked()
-
-    # On a narrow page they are in a menu.
+    # There is room for them on a narrow page, too.
     page.page.get_by_role("button", name="Close settings").click()
     page.page.set_viewport_size({"width": 320, "height": 640})
-    expect(think).to_be_hidden()
-    page.page.get_by_role("button", name="Answer options").click()
-    menu = page.page.get_by_role("group", name="Answer options")
-    expect(menu.get_by_role("button")).to_have_count(2)
-    box = menu.bounding_box()
-    assert box is not None
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 320
-    expect(menu.get_by_role("button", name="Think first")).to_have_attribute("aria-pressed", "true")
-    page.page.keyboard.press("Escape")
-    expect(menu).to_be_hidden()
+    for chip in chips.all():
+        box = box_of(chip)
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 320
+    on.get_by_role("button", name="Remove Brief").click()
+    expect(chips).to_have_count(0)

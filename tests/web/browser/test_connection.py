@@ -42,7 +42,7 @@ def test_without_a_network_nothing_is_lost_and_all_goes_on(page: ChatPage, sampl
     # Only its words are read out, and not each second.
     assert line(page).locator(".countdown").evaluate("e => e.closest('[role=status], [aria-live]')") is None
     with page.page.expect_file_chooser() as chooser:
-        page.page.get_by_role("button", name="Add pictures, videos, text files or PDFs").click()
+        page.add("Add files")
     chooser.value.set_files(str(samples / "one-shape.png"))
     page.box.fill("echo queued")
     page.box.press("Enter")

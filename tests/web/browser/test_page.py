@@ -139,6 +139,10 @@ def test_media_cost_what_is_shown_and_are_seen_in_their_message(
 
 def test_settings_reach_the_backend_stay_with_the_chat_and_make_presets(page: ChatPage, backend: FakeBackend) -> None:
     panel = page.open_settings()
+    # Three settings are seen at once, the others where they are looked for.
+    expect(panel.get_by_role("group", name="Answers").locator("> label")).to_have_count(3)
+    expect(panel.get_by_label("Seed")).to_be_hidden()
+    panel = page.open_settings(advanced=True)
     longest, presets = panel.get_by_label("Longest answer"), panel.get_by_label("Choose a preset")
     panel.get_by_label("Temperature").first.fill("0.25")
     longest.fill("77")
@@ -158,6 +162,7 @@ def test_settings_reach_the_backend_stay_with_the_chat_and_make_presets(page: Ch
     assert (call.messages[0].role, call.messages[0].text) == ("system", "Be brief.")
     page.page.reload()
     expect(page.open_settings().get_by_label("Longest answer")).to_have_value("77")
+    panel = page.open_settings(advanced=True)
     panel.get_by_role("button", name="Save as preset").click()
     page.dialog.get_by_label("Name").fill("Short")
     page.dialog.get_by_role("button", name="Save", exact=True).click()
@@ -197,10 +202,10 @@ def test_a_phone_has_room_for_everything(open_page: OpenPage, samples: Path) -> 
 
 
 def test_a_photo_and_a_clip_from_the_camera(page: ChatPage, backend: FakeBackend) -> None:
-    page.page.get_by_role("button", name="Take a photo or record a clip").click()
+    page.add("Take a photo or record a clip")
     page.dialog.get_by_role("button", name="Take a photo").click()
     expect(page.thumbnails).to_have_count(1)
-    page.page.get_by_role("button", name="Take a photo or record a clip").click()
+    page.add("Take a photo or record a clip")
     page.dialog.get_by_role("button", name="Record a clip").click()
     page.page.wait_for_timeout(500)  # a clip has a length
     page.dialog.get_by_role("button", name="Stop recording").click()

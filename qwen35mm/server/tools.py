@@ -18,29 +18,44 @@ _CALLABLE_NAME = re.compile(r"[^>\s]([^>\n]{0,254}[^>\s])?")
 CHOICES = ("auto", "none", "required")
 _NESTED = ("function", "custom")
 _HINTS = ("cache_control", "eager_input_streaming", "id", "index")
+# What a function says, in any protocol.
+KNOWN = ("type", *_NESTED, "name", "description", "parameters", "input_schema", "strict", *_HINTS)
+
+
+def inner_of(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The kind and the inner object of a tool in the form of chat completions; None in another form."""
+    return next(((kind, tool[kind]) for kind in _NESTED if isinstance(tool.get(kind), dict) and tool[kind]), None)
 
 
 def flat(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool of any protocol in the form of the responses API: name and `parameters` stand beside `type`.
 
-    With a schema, Anthropic's type "custom" is a function; without one, "custom" is a tool that takes a text.
+    Nulls and hints are dropped. `type` is "function" for whatever has a schema: in Anthropic's form, "custom" is a
+    function, too; without a schema, it is a tool that takes a text. It is "" for what says neither name nor type.
     """
-    kind = tool.get("type", "function")
-    rest = without_hints(tool)
-    inner = next((rest[name] for name in _NESTED if isinstance(rest.get(name), dict)), None)
-    if inner is not None:
-        return {**inner, "type": kind if kind in _NESTED else "function"}
-    if "input_schema" in rest and kind in (*_NESTED, None):
-        return {"parameters": rest.pop("input_schema"), **rest, "type": "function"}
-    return {**rest, "type": kind}
+    inner = inner_of(tool)
+    said = {**{name: value for name, value in tool.items() if name not in _NESTED}, **(inner[1] if inner else {})}
+    said = {name: value for name, value in said.items() if value is not None and name not in _HINTS}
+    schemas = [said.pop(name) for name in ("parameters", "input_schema") if name in said]
+    if schemas:
+        # One of another type is left for the protocol to refuse.
+        said["parameters"] = next((each for each in schemas if isinstance(each, dict)), schemas[0])
+    return {**said, "type": _kind(tool.get("type"), inner and inner[0], said)}
 
 
-def without_hints(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool without what says nothing about the function itself."""
-    return {name: value for name, value in tool.items() if name not in _HINTS}
+def _kind(given: Any, outer: str | None, said: Mapping[str, Any]) -> str:
+    if isinstance(given, str) and given not in _NESTED:
+        return given
+    if "parameters" in said:
+        return "function"
+    if outer is not None:
+        return outer
+    if isinstance(given, str):
+        return given
+    return "function" if "name" in said else ""
 
 
-def function(
+def as_function(
     name: str | None, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
     """A function in the form of chat completions, without nulls."""
@@ -50,10 +65,8 @@ def function(
 
 def name_of(tool: Any) -> str | None:
     """The name that a tool of any form has."""
-    match tool:
-        case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}} | {"name": str(name)}:
-            return name
-    return None
+    name = flat(tool).get("name") if isinstance(tool, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def typed(values: Mapping[str, Any], **kinds: type) -> dict[str, Any]:
@@ -62,38 +75,38 @@ def typed(values: Mapping[str, Any], **kinds: type) -> dict[str, Any]:
 
 
 class Names:
-    """The names of one request's tools.
-
-    Attributes:
-        left_out: of those that can't be called here.
-    """
+    """The names of one request's tools. Notes those that the model can't call."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._taken: set[str] = set()
-        self.left_out: set[str] = set()
+        self._left_out: set[str] = set()
 
-    def take(self, name: str | None, place: str) -> bool:
+    def take(self, name: Any, place: str) -> bool:
         """Whether the model can call a tool by this name. Notes why not."""
-        if not _CALLABLE_NAME.fullmatch(name or ""):
+        if not isinstance(name, str) or not _CALLABLE_NAME.fullmatch(name):
             why = f"can't be called by the name {name!r:.60}"
         elif name in self._taken:
             why = f"has the name of another tool, {name!r:.60}"
         else:
-            self._taken.add(name or "")
+            self._taken.add(name)
             return True
         self.leave_out(name, place, why)
         return False
 
-    def leave_out(self, name: str | None, place: str, why: str = UNSUPPORTED) -> None:
+    def leave_out(self, name: Any, place: str, why: str = UNSUPPORTED) -> None:
         """Notes that a tool has no effect."""
         self._notes.ignore(place, why)
-        if name:
-            self.left_out.add(name)
+        self._left_out.add(name if isinstance(name, str) else "")
+
+    @property
+    def has_lost_all(self) -> bool:
+        """Whether tools were left out, and none remains."""
+        return bool(self._left_out) and not self._taken
 
     def has_lost(self, name: str | None) -> bool:
         """Whether a choice of this tool can't be met, since it was left out."""
-        return name in self.left_out - self._taken
+        return name in self._left_out - self._taken
 
 
 def chosen(choice: Any) -> Any:
@@ -103,7 +116,7 @@ def chosen(choice: Any) -> Any:
         ValueError: it is of no known form.
     """
     match choice:
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "custom", "custom": {"name": str(name)}}:
             pass
         case {"type": "function" | "tool", "name": str(name)}:
             pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import STRICT
 from qwen35mm.server.notes import Notes
-from qwen35mm.server.tools import MAX_TOOLS, Names, flat, function, name_of, typed
+from qwen35mm.server.tools import MAX_TOOLS, Names, as_function, flat, inner_of, name_of, typed
 
 _TEXT = {"type": "string"}
 _LINES = {"type": "array", "items": {"type": "integer"}}
@@ -69,16 +69,15 @@ def plain_tools(tools: Any, notes: Notes) -> Any:
 def _plain(tool: Any, place: str, notes: Notes) -> Any:
     if not isinstance(tool, dict):
         return tool
-    if isinstance(tool.get("function"), dict) or ("parameters" in tool and "input_schema" not in tool):
-        notes.change(place, "is read as in OpenAI's form")
-        tool = flat(tool)
-        return {
-            **{name: each for name, each in tool.items() if name not in ("type", "parameters")},
-            "input_schema": tool.get("parameters"),
-        }
     if _is_typed(tool.get("type")):
         return {name: value for name, value in tool.items() if name in ("name", "type", "defer_loading")}
-    return tool
+    read = flat(tool)
+    if read["type"] != "function" or (inner_of(tool) is None and isinstance(tool.get("input_schema"), dict)):
+        return tool
+    if inner_of(tool) or "parameters" in tool:
+        notes.change(place, "is read as in OpenAI's form")
+    schema = read.pop("parameters", None)
+    return {**read, "type": None, "input_schema": schema}
 
 
 def _is_typed(kind: Any) -> bool:
@@ -99,16 +98,16 @@ class Toolbox:
     def __init__(self, tools: Sequence[Tool], notes: Notes) -> None:
         self._notes = notes
         self.names = Names(notes)
-        read = [self._read(tool, f"tools.{at}", self.names) for at, tool in enumerate(tools)]
         # Nobody else could tell the model about them.
         shows_all = any((tool.type or "").startswith(_SEARCH) for tool in tools)
-        kept = [(tool, definition) for tool, definition in zip(tools, read, strict=True) if definition is not None]
-        is_deferred = [bool(tool.defer_loading) and not shows_all for tool, _ in kept]
-        self.shown = tuple(each for (_, each), later in zip(kept, is_deferred, strict=True) if not later)
+        placed = [(tool, f"tools.{at}") for at, tool in enumerate(tools)]
+        later = [each for each in placed if each[0].defer_loading and not shows_all]
+        # Of two with one name, the model had better know one.
+        self.shown = tuple(self._all_of([each for each in placed if each not in later]))
         if len(self.shown) > MAX_TOOLS:
             message = f"tools may be {MAX_TOOLS} at most, besides deferred ones; got {len(self.shown):,}."
             raise ApiError(400, message, "tools")
-        self._later = {name_of(each): each for (_, each), later in zip(kept, is_deferred, strict=True) if later}
+        self._later = {name_of(each): each for each in self._all_of(later)}
         self._told: dict[str | None, dict[str, Any]] = {}
 
     @property
@@ -139,6 +138,10 @@ class Toolbox:
         self._later[name_of(tool)] = tool
         return self.introduce(name_of(tool))
 
+    def _all_of(self, placed: Iterable[tuple[Tool, str]]) -> list[dict[str, Any]]:
+        read = [self._read(tool, place, self.names) for tool, place in placed]
+        return [each for each in read if each is not None]
+
     def _read(self, tool: Tool, place: str, names: Names) -> dict[str, Any] | None:
         """The tool in OpenAI's form; None if it must be left out."""
         schema, description = tool.input_schema, tool.description
@@ -152,7 +155,7 @@ class Toolbox:
             description, schema = known
         if not names.take(tool.name, place):
             return None
-        return function(tool.name, description, schema or {"type": "object", "properties": {}}, tool.strict)
+        return as_function(tool.name, description, schema or {"type": "object", "properties": {}}, tool.strict)
 
 
 def _lenient(values: Mapping[str, Any]) -> Tool:

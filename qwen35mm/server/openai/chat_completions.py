@@ -26,7 +26,7 @@ from qwen35mm.server.other_names import thinking_in_our_names
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.results import in_order_of_calls
 from qwen35mm.server.shapes import ChatMessage, Described, ResponseFormat
-from qwen35mm.server.tools import MAX_TOOLS, Names, ToolChoice, chosen, flat, free_choice, name_of, without_hints
+from qwen35mm.server.tools import KNOWN, MAX_TOOLS, Names, ToolChoice, chosen, flat, free_choice, inner_of, name_of
 
 MAX_MESSAGES = 10_000
 # Each with the values that ask for nothing.
@@ -118,10 +118,12 @@ def known_fields(body: dict[str, Any], notes: Notes) -> dict[str, Any]:
     if (effort := body.get("reasoning_effort")) is not None and effort not in list(EFFORTS):
         notes.ignore("reasoning_effort", UNSUPPORTED)
         del body["reasoning_effort"]
-    if isinstance(given := body.get("tools", []), list):
-        body = _only_allowed({**body, "tools": _functions(given, notes)})
-        if given and _asks_in_vain(body, given):
-            body["tool_choice"] = free_choice(notes)
+    names = Names(notes)
+    if isinstance(given := body.get("tools"), list):
+        body["tools"] = _functions(given, names, notes)
+    body = _only_allowed(body)
+    if _asks_in_vain(body.get("tool_choice"), names):
+        body["tool_choice"] = free_choice(notes)
     if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
         notes.ignore("add_generation_prompt", UNSUPPORTED)
     # llama.cpp's and vLLM's form: how many of the likeliest tokens to tell.
@@ -139,39 +141,40 @@ def _only_allowed(body: dict[str, Any]) -> dict[str, Any]:
             pass
         case _:
             return body
-    names = {name_of(tool) for tool in listed} - {None}
-    return {**body, "tool_choice": mode, "tools": [tool for tool in body["tools"] if name_of(tool) in names]}
+    names, tools = {name_of(tool) for tool in listed} - {None}, body.get("tools")
+    kept = [tool for tool in tools if name_of(tool) in names] if isinstance(tools, list) else tools
+    return {**body, "tool_choice": mode} | ({} if tools is None else {"tools": kept})
 
 
-def _asks_in_vain(body: dict[str, Any], given: list[Any]) -> bool:
-    """Whether the choice can only be a tool that was left out of the given ones."""
-    names = {name_of(tool) for tool in body["tools"]}
+def _asks_in_vain(choice: Any, names: Names) -> bool:
+    """Whether the choice can only be a tool that was left out."""
     try:
-        choice = chosen(body.get("tool_choice"))
+        word = chosen(choice)
     except ValueError:
         return False
-    return (choice == "required" and not names) or (choice in {name_of(tool) for tool in given} - names)
+    return names.has_lost_all if word == "required" else names.has_lost(word)
 
 
-def _functions(tools: list[Any], notes: Notes) -> list[Any]:
-    """The tools in the protocol's form, without those that can't be called."""
-    names = Names(notes)
+def _functions(tools: list[Any], names: Names, notes: Notes) -> list[Any]:
+    """The tools in the protocol's form, without those that can't be called. Notes their unknown fields."""
     found: list[Any] = []
     for at, tool in enumerate(tools):
-        if isinstance(tool, dict) and flat(tool)["type"] != "function":
-            names.leave_out(name_of(tool), f"tools.{at} of type {tool.get('type')!r:.60}")
-        elif name_of(tool) is None or names.take(name_of(tool), f"tools.{at}"):
-            found.append(_plain(tool))
+        place = f"tools.{at}"
+        read = flat(tool) if isinstance(tool, dict) else {"type": "function"}
+        kind, name = read["type"], read.get("name")
+        if kind not in ("function", ""):
+            names.leave_out(name, f"{place} of type {kind!r:.60}")
+        elif names.take(name, place):
+            notes.ignore_rest(_said(tool), KNOWN, place)
+            if inner := inner_of(tool):
+                notes.ignore_rest(_said(inner[1]), KNOWN, f"{place}.{inner[0]}")
+            function = {key: read[key] for key in ("name", "description", "parameters", "strict") if key in read}
+            found.append({"type": "function", "function": function})
     return found
 
 
-def _plain(tool: Any) -> Any:
-    if not isinstance(tool, dict):
-        return tool
-    if isinstance(tool.get("function"), dict):
-        return {"type": "function", **without_hints(tool)}
-    said = {name: value for name, value in flat(tool).items() if name != "type" and value is not None}
-    return {"type": "function", "function": said}
+def _said(values: dict[str, Any]) -> list[str]:
+    return [name for name, value in values.items() if value is not None]
 
 
 async def asked_of(

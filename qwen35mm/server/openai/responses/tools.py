@@ -12,13 +12,22 @@ from pydantic import BaseModel
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fields import STRICT
 from qwen35mm.server.notes import Notes
-from qwen35mm.server.tools import CHOICES, MAX_TOOLS, Names, flat, forced_tool, free_choice, function, typed
+from qwen35mm.server.tools import (
+    CHOICES,
+    MAX_TOOLS,
+    Names,
+    as_function,
+    flat,
+    forced_tool,
+    free_choice,
+    name_of,
+    typed,
+)
 
 # What a custom tool takes, as a function.
 _TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-# Where the other protocols keep what tells them apart.
-_OTHERS = ("function", "custom", "input_schema")
-_KINDS = ("function", "custom", "namespace")
+# Fields that the other protocols' forms have.
+_OF_OTHERS = ("function", "custom", "input_schema")
 
 
 class Tool(BaseModel):
@@ -45,14 +54,12 @@ def plain_tools(tools: Any, notes: Notes) -> Any:
 
 
 def _plain(tool: Any, place: str, notes: Notes) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind not in _KINDS:
-        return {"type": kind}
-    if (
-        not isinstance(tool, dict)
-        or ("parameters" in tool)
-        or not any(isinstance(tool.get(each), dict) for each in _OTHERS)
-    ):
+    if not isinstance(tool, dict):
+        return tool
+    kind = flat(tool)["type"]
+    if kind not in ("function", "custom"):
+        return tool if kind == "namespace" else {"type": kind}
+    if tool.get("type") in (kind, None) and all(tool.get(name) is None for name in _OF_OTHERS):
         return tool
     notes.change(place, "is read as in the form of another protocol")
     return flat(tool)
@@ -155,13 +162,13 @@ class Toolbox:
                 self._notes.change(f"{place}.format", "is shown to the model, but doesn't constrain the call")
                 about = f"The input follows this grammar:\n{definition}"
                 description = f"{description}\n\n{about}" if description else about
-        return function(name, description, parameters, tool.strict)
+        return as_function(name, description, parameters, tool.strict)
 
     def _chosen(self, choice: Any) -> str:
         word = choice.get("type") if isinstance(choice, dict) else choice
         word = "required" if word == "any" else word
         if isinstance(word, str) and word in CHOICES:
-            if word == "required" and self._names.left_out and not self._known:
+            if word == "required" and self._names.has_lost_all:
                 return self._free()
             self.said_choice = word
             return word
@@ -173,8 +180,11 @@ class Toolbox:
             namespace = named.get("namespace")
             name = shown_name(named["name"], namespace if isinstance(namespace, str) else None)
             return self._free() if self._names.has_lost(name) else forced_tool(name)
-        if kind == "allowed_tools" and isinstance(values.get("tools"), list):
-            return self._allowed(values)
+        if kind == "allowed_tools":
+            inner = values.get("allowed_tools")
+            allowed = inner if isinstance(inner, dict) else values
+            if isinstance(allowed.get("tools"), list):
+                return self._allowed(allowed)
         if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
             return self._free()
         words = ", ".join(f'"{word}"' for word in CHOICES)
@@ -184,7 +194,7 @@ class Toolbox:
     def _allowed(self, values: Mapping[str, Any]) -> str:
         """Leaves only the allowed tools."""
         listed = [tool for tool in values["tools"] if isinstance(tool, dict)]
-        said = [tool.get(field) for tool in listed for field in ("name", "server_label")]
+        said = [name for tool in listed for name in (name_of(tool), tool.get("server_label"))]
         names = {name for name in said if isinstance(name, str)}
         kept = {
             name: known

@@ -142,6 +142,7 @@ class Page {
           this.menuButton,
           this.title,
           h("span.temporary-mark.row.quiet", { title: temporaryWords() }, icon("hourglass"), t("Temporary")),
+          this.models.progress,
           new Switcher(app, requests, this.models).element,
           this.context.element,
           this.settingsButton,
@@ -175,6 +176,7 @@ class Page {
     window.addEventListener("pageshow", ({ persisted }) => persisted && this.state.chat.temporary && this.newChat());
     await this.openFromAddress();
     this.comparison.resume();
+    if (this.app.change?.busy) this.models.follow(this.app.change, null);
     if (running.length) this.state.follow(running);
     this.link.keep();
     // Also tells the program that the page is still open.

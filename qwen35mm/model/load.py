@@ -175,8 +175,9 @@ def _download(hub_id: str) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(
-            f"'{hub_id}' isn't a folder here and couldn't be downloaded ({type(error).__name__}). Check the network, "
-            "or give the folder of a checkpoint that you have."
+            f"'{hub_id}' isn't a folder here and couldn't be downloaded: "
+            f"{error.strerror or 'Hugging Face does not answer'}. Check the network, or give the folder of a "
+            "checkpoint that you have."
         ) from error
 
 

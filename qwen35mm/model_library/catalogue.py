@@ -121,8 +121,12 @@ class HubModel:
     @functools.cached_property
     def config(self) -> ModelConfig:
         """The Hub's config.json, without the tokenizer's ids."""
+        return self.config_with(None)
+
+    def config_with(self, rope_scaling: str | None) -> ModelConfig:
+        """`config` with another rope scaling, as `ModelConfig.from_pretrained` takes it."""
         shapes = family_config(self.hub_id.partition("Qwen3.5-")[2], "bfloat16")
-        return ModelConfig.from_dict(shapes | dict.fromkeys(MEDIA_TOKENS, 0))
+        return ModelConfig.from_dict(shapes | dict.fromkeys(MEDIA_TOKENS, 0), rope_scaling=rope_scaling)
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, Target]:

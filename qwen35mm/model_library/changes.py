@@ -16,6 +16,8 @@ class Changes:
 
     def __init__(self) -> None:
         self._num_streams = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._ended: asyncio.Event | None = None
 
     @property
@@ -29,6 +31,7 @@ class Changes:
             await self._ended.wait()
         events = begin()
         self._num_streams += 1
+        self._idle.clear()
         try:
             async for event in events:
                 yield event
@@ -37,6 +40,12 @@ class Changes:
                 await events.aclose()
             finally:
                 self._num_streams -= 1
+                if not self._num_streams:
+                    self._idle.set()
+
+    async def until_idle(self) -> None:
+        """Returns once no reply is in progress."""
+        await self._idle.wait()
 
     async def make(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Makes a change, which runs to its end even if the caller is cancelled.

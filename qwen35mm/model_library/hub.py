@@ -29,11 +29,12 @@ logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 20
 # Short, because a stalled connection also hides a cancellation, and resuming costs nothing.
 _TIMEOUT_S = 10.0
-_MAX_FAILURES = 5
-_PAUSE_S = 1.0
+# Before each new try after one that brought nothing; together some four minutes.
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, *[15.0] * 15)
+_ASK_S = 0.25
 _READ_BYTES = 1 << 20
 
-OnProgress = Callable[[int, int, str], None]
+OnProgress = Callable[[int, int], None]
 
 
 class DownloadCancelled(Exception):
@@ -67,15 +68,15 @@ class _RemoteFile:
 def download(
     hub_id: str,
     *,
-    progress: OnProgress = lambda done, total, name: None,
+    progress: OnProgress = lambda done, total: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Downloads what a checkpoint needs, as far as it is missing, into the Hugging Face cache.
 
     Args:
         hub_id: such as `Qwen/Qwen3.5-2B`.
-        progress: called with the bytes here so far, the total bytes over all files, and the current file's name.
-        cancelled: asked at every chunk that arrives.
+        progress: called with the bytes here so far and the total bytes, over all files.
+        cancelled: asked at every chunk that arrives, and while it waits for a connection.
 
     Returns:
         The checkpoint's folder.
@@ -96,12 +97,30 @@ def download(
         raise _in_words(hub_id, error) from error
 
 
-def download_config(hub_id: str) -> Path:
-    """Fetches and keeps a model's config.json alone; returns its folder. Errors as for `download`."""
+def missing(hub_id: str, num_bytes: int) -> int:
+    """Bytes still to download of a model with so many, by the files that an earlier download left."""
+    try:
+        here = sum(path.stat().st_size for path in (repository_folder(hub_id) / "blobs").iterdir())
+    except OSError:
+        here = 0
+    return max(num_bytes - here, 0)
+
+
+def download_config(hub_id: str) -> tuple[Path, int]:
+    """Fetches and keeps a model's config.json alone. Errors as for `download`.
+
+    Returns:
+        its folder, and the bytes of all files that `download` would bring.
+    """
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(hub_id, "config.json")).parent
+        # Without a network this fails at once; `hf_hub_download` alone would try for half a minute.
+        revision, files = _list_files(hub_id)
+        config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
+        return config.parent, sum(file.num_bytes for file in files)
+    except Qwen35mmError:
+        raise
     except Exception as error:
         raise _in_words(hub_id, error) from error
 
@@ -113,19 +132,19 @@ class _Download:
         self._cancelled = cancelled
         self._revision, self._files = _list_files(hub_id)
         self._total_bytes = sum(file.num_bytes for file in self._files)
-        self._done_bytes = 0  # of the files before the current one
         self._blobs = repository_folder(hub_id) / "blobs"
+        self._done_bytes = sum(map(self._bytes_here, self._files))
 
     def run(self) -> Path:
         """Fetches what is missing; returns the checkpoint's folder."""
         from huggingface_hub import snapshot_download
 
         self._blobs.mkdir(parents=True, exist_ok=True)
-        _check_disk(self._total_bytes - sum(map(self._bytes_here, self._files)))
+        _check_disk(self._total_bytes - self._done_bytes)
+        self._tell(0)
         # Small files first: they show what is wrong with a model before its weights arrive.
         for file in sorted(self._files, key=lambda file: file.num_bytes):
             self._fetch(file)
-            self._done_bytes += file.num_bytes
             if file.path == "config.json":
                 _check_family(self._hub_id, self._target(file))
         return Path(snapshot_download(self._hub_id, allow_patterns=HUB_PATTERNS))
@@ -142,32 +161,35 @@ class _Download:
         found = [path for path in (self._target(file), self._partial(file)) if path.is_file()]
         return min(found[0].stat().st_size, file.num_bytes) if found else 0
 
-    def _tell(self, file: _RemoteFile, num_bytes: int) -> None:
-        self._progress(self._done_bytes + num_bytes, self._total_bytes, file.path)
+    def _tell(self, num_bytes: int) -> None:
+        """Reports that so many bytes have arrived, or are lost if negative."""
+        self._done_bytes += num_bytes
+        self._progress(self._done_bytes, self._total_bytes)
 
     def _fetch(self, file: _RemoteFile) -> None:
-        """Brings a file into the blobs; resumes a broken connection, up to five times in a row without a byte."""
-        if self._cancelled():
-            raise DownloadCancelled
+        """Brings a file into the blobs; resumes a broken connection until many tries in a row bring no byte."""
+        self._check_cancelled()
         target, partial = self._target(file), self._partial(file)
         if target.is_file():
-            self._tell(file, file.num_bytes)
             return
         failures = 0
         while (before := self._bytes_here(file)) < file.num_bytes or not partial.exists():
             try:
                 with partial.open("ab") as out:
                     self._stream(file, out)
-            except _transport_errors() as error:
+            except Exception as error:
+                if not _may_pass(error):
+                    raise
                 here = self._bytes_here(file)
                 logger.info("%s was cut off after %d bytes: %s", file.path, here, type(error).__name__)
                 failures = 0 if here > before else failures + 1
-                if failures >= _MAX_FAILURES:
+                if failures > len(_PAUSES_S):
                     raise
                 if failures:
-                    time.sleep(_PAUSE_S)
+                    self._pause(_PAUSES_S[failures - 1])
         if not file.matches(partial):
             partial.unlink()
+            self._tell(-file.num_bytes)
             raise CheckpointError(
                 say(
                     "{name} arrived damaged: its checksum doesn't match the Hub's. Start the download again.",
@@ -175,6 +197,16 @@ class _Download:
                 )
             )
         partial.replace(target)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled():
+            raise DownloadCancelled
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._check_cancelled()
+            time.sleep(min(left, _ASK_S))
 
     def _stream(self, file: _RemoteFile, out: BinaryIO) -> None:
         """Appends to the unfinished file until it is whole or the connection ends."""
@@ -188,20 +220,18 @@ class _Download:
             headers["Range"] = f"bytes={start}-"
         url = hf_hub_url(self._hub_id, file.path, revision=self._revision)
         with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
-            if response.status_code == 429 or response.status_code >= 500:
-                raise ConnectionError(f"the server answered {response.status_code}")
             hf_raise_for_status(response)
             if start and response.status_code != 206:
                 out.seek(0)
                 out.truncate()
+                self._tell(-start)
                 start = 0
-            self._tell(file, start)
             for chunk in response.iter_bytes():
-                if self._cancelled():
-                    raise DownloadCancelled
-                out.write(chunk[: file.num_bytes - start])
-                start = min(start + len(chunk), file.num_bytes)
-                self._tell(file, start)
+                self._check_cancelled()
+                wanted = chunk[: file.num_bytes - start]
+                out.write(wanted)
+                start += len(wanted)
+                self._tell(len(wanted))
         if start < file.num_bytes:
             raise ConnectionError("the server ended the file early")
 
@@ -209,7 +239,7 @@ class _Download:
 def _list_files(hub_id: str) -> tuple[str, list[_RemoteFile]]:
     from huggingface_hub import HfApi
 
-    info = HfApi().model_info(hub_id, files_metadata=True, timeout=20)
+    info = HfApi().model_info(hub_id, files_metadata=True, timeout=_TIMEOUT_S)
     files = [
         _RemoteFile(file.rfilename, file.lfs.sha256, file.lfs.size, is_git=False)
         if file.lfs is not None
@@ -263,7 +293,13 @@ def _check_disk(missing_bytes: int) -> None:
 
 
 def _in_words(hub_id: str, error: Exception) -> CheckpointError:
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
 
     if isinstance(error, GatedRepoError):
         return CheckpointError(
@@ -293,13 +329,20 @@ def _in_words(hub_id: str, error: Exception) -> CheckpointError:
         return CheckpointError(say("The disk is full. Free some space and start the download again: it resumes."))
     if isinstance(error, PermissionError):
         return CheckpointError(say("The Hugging Face cache can't be written to. Name another folder in HF_HOME."))
-    return CheckpointError(
-        say(
-            "'{name}' couldn't be downloaded ({error}). Check the network and try again: the download resumes.",
-            name=hub_id,
-            error=type(error).__name__,
+    if isinstance(error, (*_transport_errors(), LocalEntryNotFoundError)):
+        return CheckpointError(
+            say("Hugging Face can't be reached. Check the network and try again: a download resumes.")
         )
-    )
+    if _may_pass(error):
+        return CheckpointError(say("Hugging Face has a problem. Try again later: a download resumes."))
+    logger.error("%s could not be downloaded", hub_id, exc_info=error)
+    return CheckpointError(say("'{name}' couldn't be downloaded. The program's log has the details.", name=hub_id))
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a later try may bring the rest: the connection or the server failed."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return isinstance(error, _transport_errors()) or status == 429 or status >= 500
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

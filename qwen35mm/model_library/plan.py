@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from qwen35mm.model import DeviceRequest
 from qwen35mm.model.load import choose_dtype, weights_name
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import weights_bytes
-from qwen35mm.model_library.catalogue import config_tensors
+from qwen35mm.model_library.catalogue import HUB_MODELS, config_tensors
 from qwen35mm.model_library.fit import FormatOffer, asked_format, offered_formats
-from qwen35mm.model_library.hub import download_config
+from qwen35mm.model_library.hub import download_config, missing
 from qwen35mm.model_library.installed import find_model, is_hub_id
 from qwen35mm.model_library.memory import (
     available_bytes,
@@ -95,7 +95,8 @@ class Forecast:
     Attributes:
         memory_bytes: available for the model, including the program's own memory where that counts.
         num_positions: most tokens of a context, whatever the memory.
-        weights_from: "headers" of the weights' files, or "config.json" by its shapes.
+        weights_from: "headers" of the weights' files, or by shapes: "config.json" or "the catalogue".
+        download_bytes: of its files that are still to download; None if it is on this machine.
         state_bytes: one sequence's recurrent and conv states.
         recurrent_bytes: the recurrent part of them, always float32.
         formats: each format of weights with each of keys and values; the requested one comes first.
@@ -107,6 +108,7 @@ class Forecast:
     memory_bytes: int
     num_positions: int
     weights_from: str
+    download_bytes: int | None
     state_bytes: int
     recurrent_bytes: int
     formats: tuple[FormatPlan, ...]
@@ -146,7 +148,8 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     """The memory of a model in each format that `options` allow, and what fits.
 
     Args:
-        source: a folder, a GGUF file, an installed model, or a Hub id, whose config.json alone is fetched.
+        source: a folder, a GGUF file, an installed model, or a Hub id; if the catalogue doesn't know it, its
+            config.json is fetched.
         room_bytes: memory available to it in this running process; None plans a new process on this machine.
 
     Raises:
@@ -156,9 +159,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     own_bytes = resident_bytes() + STARTED_BYTES if room_bytes is None else 0
     devices = DeviceRequest.parse(options.device).devices
     on_cpu = all(device.type == "cpu" for device in devices)
-    folder = find_small_files(source)
-    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
-    stored, weights_from = _tensors(folder, config)
+    folder, config, stored, weights_from, download_bytes = _find_shapes(source, options.rope_scaling)
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     is_open = on_cpu and options.weights == "auto"
@@ -185,6 +186,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
         memory_bytes=memory_bytes,
         num_positions=config.text.max_position_embeddings,
         weights_from=weights_from,
+        download_bytes=download_bytes,
         state_bytes=config.state_bytes(dtype),
         recurrent_bytes=config.recurrent_bytes,
         formats=tuple(formats),
@@ -243,36 +245,47 @@ def _format(
     return FormatPlan(weights, options.cache.kv_dtype, needed, here, most, longest)
 
 
-def find_small_files(source: str | Path) -> Path:
-    """A folder with at least config.json: the folder's or installed model's own, else config.json from the Hub.
+class _Shapes(NamedTuple):
+    """What a plan needs of a model. Attributes: see `Forecast`; `folder` is None if only the catalogue knows it."""
+
+    folder: Path | None
+    config: ModelConfig
+    stored: Mapping[str, Source | Target]
+    weights_from: str
+    download_bytes: int | None
+
+
+def _find_shapes(source: str | Path, rope_scaling: str | None) -> _Shapes:
+    """Reads no weights, and asks the network only about models that the catalogue doesn't know.
 
     Raises:
-        CheckpointError: there is none, or it can't be downloaded.
+        CheckpointError: there is no such model, or its config.json can't be downloaded.
     """
-    path = Path(source).expanduser()
-    if (path / "config.json").is_file():
-        return path.resolve()
+    path, missing_bytes = Path(source).expanduser(), None
     try:
-        return find_model(source).folder
+        folder = path.resolve() if (path / "config.json").is_file() else find_model(source).folder
     except CheckpointError:
-        if path.exists() or not is_hub_id(str(source)):
+        hub_id = str(source)
+        if path.exists() or not is_hub_id(hub_id):
             raise
-    return download_config(str(source))
-
-
-def _tensors(folder: Path, config: ModelConfig) -> tuple[Mapping[str, Source | Target], str]:
-    """A checkpoint's tensors by its files' headers, or by the config's shapes if there are no files."""
+        for model in HUB_MODELS:
+            if model.hub_id == hub_id:
+                config, left = model.config_with(rope_scaling), missing(hub_id, model.num_bytes)
+                return _Shapes(None, config, model.tensors, "the catalogue", left)
+        folder, num_bytes = download_config(hub_id)
+        missing_bytes = missing(hub_id, num_bytes)
+    config = ModelConfig.from_pretrained(folder, rope_scaling=rope_scaling)
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf*")):
-        return read_checkpoint(folder, config.quantization), "headers"
-    return config_tensors(config), "config.json"
+        return _Shapes(folder, config, read_checkpoint(folder, config.quantization), "headers", None)
+    return _Shapes(folder, config, config_tensors(config), "config.json", missing_bytes)
 
 
 def _media(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, options: BackendOptions, device: torch.device
+    folder: Path | None, config: ModelConfig, dtype: torch.dtype, options: BackendOptions, device: torch.device
 ) -> tuple[MediumCost, ...]:
     if config.tower is None:
         return ()
-    has_own = any(folder.glob("*processor_config.json"))
+    has_own = folder is not None and any(folder.glob("*processor_config.json"))
     processing = read_processing(folder) if has_own else family_processing()
     token_bytes = config.kv_bytes_per_token(*options.cache.kv_formats(dtype))
     processor = MediaProcessor(*processing, budget=options.media_budget(device), cache_bytes_per_token=token_bytes)

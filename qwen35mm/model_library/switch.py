@@ -25,6 +25,7 @@ from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
     MemoryNeed,
+    Room,
     available_within,
     largest_context,
     measure_room,
@@ -150,28 +151,31 @@ class BackendSwitch:
             CheckpointError, ConfigError: the model or a setting can't be used.
             EngineError: `source` is None and the current model is a server's.
         """
-        room = measure_room(self._local, self._devices, self._available).after_bytes
         source = self.loaded.path if source is None else source
-        return forecast(source, self._changed(**changes), room_bytes=room)
+        return forecast(source, self._changed(**changes), room_bytes=self.room().after_bytes)
 
-    def refusal(self, model: InstalledModel) -> Said | None:
-        """Why an installed model doesn't fit this machine, for the user; None if it does. Reads no weights."""
+    def room(self) -> Room:
+        """The memory for a successor. Measure once for several models: it takes a while."""
+        return measure_room(self._local, self._devices, self._available)
+
+    def refusal(self, model: InstalledModel, room: Room) -> Said | None:
+        """Why a usable model doesn't fit this machine, for the user; None if it does. Reads no weights."""
         try:
-            self._check(model, self._options.with_context(None), keep_weights=False)
+            self._check_fit(model, self._options.with_context(None), room)
         except (CheckpointError, ConfigError) as error:
             return said_of(error)
         return None
 
-    def format_that_fits(self, model: HubModel) -> str | None:
+    def format_that_fits(self, model: HubModel, room: Room) -> str | None:
         """The format in which a Hub model could replace the current one; None if it doesn't fit in any."""
-        room = measure_room(self._local, self._devices, self._available).after_bytes
-        return model.format_that_fits(self._options.with_context(None), devices=self._devices, memory_bytes=room)
+        how = {"devices": self._devices, "memory_bytes": room.after_bytes}
+        return model.format_that_fits(self._options.with_context(None), **how)
 
-    def suggestion(self) -> HubModel | None:
+    def suggestion(self, room: Room) -> HubModel | None:
         """The model to download on this machine; None if none fits."""
         largest = SUGGESTED_ON_CPU if self.on_cpu else SUGGESTED_ON_GPU
-        fitting = [each for each in HUB_MODELS[: HUB_MODELS.index(largest) + 1] if self.format_that_fits(each)]
-        return fitting[-1] if fitting else None
+        candidates = reversed(HUB_MODELS[: HUB_MODELS.index(largest) + 1])
+        return next((each for each in candidates if self.format_that_fits(each, room)), None)
 
     @property
     def on_cpu(self) -> bool:
@@ -195,6 +199,10 @@ class BackendSwitch:
         """The current backend's; never idle while the model is being changed."""
         backend = self._backend
         return backend is not None and not self._changes.is_going_on and backend.wait_idle(timeout_s)
+
+    async def until_idle(self) -> None:
+        """Returns once no reply is in progress."""
+        await self._changes.until_idle()
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The current backend's `stream`; during a change of model it waits for the new one.
@@ -380,16 +388,22 @@ class BackendSwitch:
         if not model.usable:
             raise CheckpointError(say("'{name}' can't be used: {reason}", name=model.name, reason=model.reason or ""))
         local = self._local
-        devices = local.loaded.model.devices if keep_weights and local is not None else self._devices
-        room = measure_room(self._local, devices, self._available, keep_weights=keep_weights)
+        if not keep_weights or local is None:
+            return self._check_fit(model, options, self.room())
+        devices = local.loaded.model.devices
+        room = measure_room(local, devices, self._available, keep_weights=True)
         where = {"devices": devices, "memory_bytes": room.after_bytes}
-        if keep_weights:
-            config = ModelConfig.from_pretrained(model.folder, rope_scaling=options.rope_scaling)
-            dtype = choose_dtype(options.dtype)
-            need = memory_need(model.name, config, 0, options, dtype=dtype, **where)
-            fitted = replace(options, weights=self._fitted.weights, cache=need.settings)
-        else:
-            fitted, need = fit(options, model.folder, model.name, **where)
+        config = ModelConfig.from_pretrained(model.folder, rope_scaling=options.rope_scaling)
+        need = memory_need(model.name, config, 0, options, dtype=choose_dtype(options.dtype), **where)
+        fitted = replace(options, weights=self._fitted.weights, cache=need.settings)
+        return fitted, need, need.total_bytes <= room.beside_bytes
+
+    def _check_fit(
+        self, model: InstalledModel, options: BackendOptions, room: Room
+    ) -> tuple[BackendOptions, MemoryNeed, bool]:
+        """`_check` for other weights than the current ones."""
+        how = {"devices": self._devices, "memory_bytes": room.after_bytes}
+        fitted, need = fit(options, model.folder, model.name, **how)
         return fitted, need, need.total_bytes <= room.beside_bytes
 
 

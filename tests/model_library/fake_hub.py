@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
@@ -23,6 +24,7 @@ class FakeHub:
     Attributes:
         cut_after: bytes after which each answer with weights is cut off; None for never.
         status: what every request is answered with instead, and the Hub's own name for the error.
+        gate: weights stop at half of them until it is set.
         ignore_ranges: whether the whole file comes where only its rest was asked for.
         sent: bytes of each answer with weights, in order.
         ranges: the Range headers of the requests for weights, None for those without.
@@ -32,6 +34,8 @@ class FakeHub:
         self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
         self.cut_after: int | None = None
         self.status: tuple[int, str] | None = None
+        self.gate = threading.Event()
+        self.gate.set()
         self.ignore_ranges = False
         self.sent: list[int] = []
         self.ranges: list[str | None] = []
@@ -90,7 +94,11 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
                 hub.sent.append(len(rest[:cut]))
             self.close_connection = cut is not None and cut < len(rest)
             headers = {"ETag": f'"{hub.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            self.send_whole(206 if start else 200, rest[:cut], headers | {"Content-Length": str(len(rest))})
+            first = len(rest) if hub.gate.is_set() else len(rest) // 2
+            self.send_whole(206 if start else 200, rest[:cut][:first], headers | {"Content-Length": str(len(rest))})
+            if first < len(rest) and self.command == "GET":
+                hub.gate.wait()
+                self.wfile.write(rest[:cut][first:])
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"

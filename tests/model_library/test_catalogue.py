@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.model_library import HUB_MODELS, BackendOptions, memory
 from qwen35mm.model_library.installed import find_model
+from qwen35mm.model_library.memory import Room
 from tests.model_library.test_switch import Make, make, other
 
 __all__ = ["make", "other"]
@@ -61,11 +61,9 @@ async def test_what_fits_is_told_before_it_is_downloaded(
         (1.6, (None, None), None),
     ):
         switch._available = lambda _, free_gib=free_gib: int(free_gib * GIB)
-        assert (switch.format_that_fits(small), switch.format_that_fits(middle)) == formats
-        assert switch.suggestion() is suggestion
-    assert switch.format_that_fits(HUB_MODELS[-1]) is None
-    reason = switch.refusal(replace(find_model(other), usable=False, reason="It is damaged."))
-    assert str(reason) == "'other' can't be used: It is damaged."
-    assert switch.refusal(find_model(other)) is None
-    switch._available = lambda _: -GIB
-    assert "other doesn't fit" in str(switch.refusal(find_model(other)))
+        room = switch.room()
+        assert (switch.format_that_fits(small, room), switch.format_that_fits(middle, room)) == formats
+        assert switch.suggestion(room) is suggestion
+    assert switch.format_that_fits(HUB_MODELS[-1], room) is None
+    assert switch.refusal(find_model(other), room) is None
+    assert "other doesn't fit" in str(switch.refusal(find_model(other), Room(0, 0)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import pytest
 from qwen35mm.assets import demo_model_path
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model_library import DownloadCancelled, download, find_model, installed_models
+from qwen35mm.model_library.hub import download_config, missing
 from tests.model_library.fake_hub import COMMIT, HUB_ID, FakeHub
 
 WEIGHTS = "model.safetensors"
@@ -18,20 +21,20 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qwen35mm.model_library.hub._PAUSE_S", 0.0)
+    monkeypatch.setattr("qwen35mm.model_library.hub._PAUSES_S", (0.0,) * 4)
 
 
 def stop_at(hub: FakeHub, num_bytes: int) -> None:
     """A download that is cancelled after so many bytes."""
     done = [0]
     with pytest.raises(DownloadCancelled):
-        download(HUB_ID, progress=lambda now, total, name: done.append(now), cancelled=lambda: done[-1] > num_bytes)
+        download(HUB_ID, progress=lambda now, total: done.append(now), cancelled=lambda: done[-1] > num_bytes)
     assert num_bytes < done[-1] < len(hub.files[WEIGHTS])
 
 
 def test_what_is_needed_comes_and_nothing_else(hub: FakeHub, hub_cache: Path) -> None:
     hub.files["pytorch_model.bin"] = b"pickle"
-    seen: list[tuple[int, int, str]] = []
+    seen: list[tuple[int, int]] = []
     folder = download(HUB_ID, progress=lambda *args: seen.append(args))
     assert folder.name == COMMIT
     expected = {path.name for path in demo_model_path().iterdir()} - {"README.md"}
@@ -39,8 +42,8 @@ def test_what_is_needed_comes_and_nothing_else(hub: FakeHub, hub_cache: Path) ->
     assert all((folder / name).read_bytes() == hub.files[name] for name in expected)
     total = sum(len(hub.files[name]) for name in expected)
     assert {row[1] for row in seen} == {total}
-    assert seen[-1] == (total, total, WEIGHTS)
     done = [row[0] for row in seen]
+    assert (done[0], done[-1]) == (0, total)
     assert done == sorted(done)
     assert [model.source for model in installed_models()][1:] == [HUB_ID]
     assert find_model(HUB_ID).folder == folder.resolve()
@@ -54,22 +57,54 @@ def test_a_connection_that_is_cut_is_taken_up_where_it_ended(hub: FakeHub) -> No
     assert hub.ranges[:2] == [None, "bytes=2000000-"]
 
 
+def test_a_server_that_fails_for_a_while_is_asked_again(hub: FakeHub) -> None:
+    """As after a break of the network: three tries bring nothing, and then the rest comes."""
+    asked = []
+    hub.cut_after = 2_000_000
+
+    def progress(done: int, total: int) -> None:
+        if done > 1_000_000 and not asked:
+            hub.status = (503, "")
+
+    def pause(seconds: float) -> None:
+        asked.append(seconds)
+        if len(asked) == 3:
+            hub.cut_after = hub.status = None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qwen35mm.model_library.hub._Download._pause", lambda self, seconds: pause(seconds))
+        folder = download(HUB_ID, progress=progress)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert len(asked) == 3
+
+
+def test_a_download_is_cancelled_while_it_waits(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.hub._PAUSES_S", (3600.0,))
+    hub.cut_after = 0
+    with pytest.raises(DownloadCancelled):
+        download(HUB_ID, cancelled=lambda: bool(hub.sent))
+
+
 def test_a_server_that_knows_no_ranges_starts_again(hub: FakeHub, hub_cache: Path) -> None:
     stop_at(hub, 1_000_000)
     hub.ignore_ranges = True
-    assert (download(HUB_ID) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    done: list[int] = []
+    folder = download(HUB_ID, progress=lambda now, total: done.append(now))
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert done[-1] == sum(path.stat().st_size for path in folder.iterdir())
 
 
 def test_what_came_before_a_stop_is_not_fetched_again(hub: FakeHub) -> None:
     stop_at(hub, 1_000_000)
     assert [model.source for model in installed_models()][1:] == [], "half a model isn't one"
     hub.sent.clear()
-    first: list[int] = []
-    folder = download(HUB_ID, progress=lambda now, total, name: first.append(now) if name == WEIGHTS else None)
+    done: list[int] = []
+    folder = download(HUB_ID, progress=lambda now, total: done.append(now))
     assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
     assert hub.ranges[-1] is not None
     assert hub.sent[0] < len(hub.files[WEIGHTS]) - 500_000
-    assert first[0] > 500_000
+    assert done[0] > 1_000_000, "it begins with what is here"
+    assert done == sorted(done)
 
 
 def test_a_second_download_fetches_nothing(hub: FakeHub) -> None:
@@ -90,8 +125,38 @@ def test_damage_on_the_way_is_noticed(hub: FakeHub, hub_cache: Path) -> None:
 
 def test_a_network_that_never_gives_a_byte_ends_in_words(hub: FakeHub) -> None:
     hub.cut_after = 0
-    with pytest.raises(CheckpointError, match="Check the network and try again"):
+    with pytest.raises(CheckpointError, match=r"^Hugging Face can't be reached. Check the network and try again"):
         download(HUB_ID)
+
+
+@pytest.mark.parametrize("ask", [download, download_config])
+def test_without_a_network_it_is_said_at_once(
+    ask: Callable[[str], object], hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One try, before anything has come: `hf_hub_download` tries six times in half a minute."""
+    tries = []
+
+    def refuse(*args: object, **details: object) -> None:
+        tries.append(args)
+        raise socket.gaierror(socket.EAI_AGAIN, "no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://hub.invalid")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    with pytest.raises(CheckpointError, match=r"^Hugging Face can't be reached\."):
+        ask(HUB_ID)
+    assert len(tries) == 1
+
+
+def test_of_a_model_that_is_only_looked_at_config_json_comes(hub: FakeHub) -> None:
+    folder, num_bytes = download_config(HUB_ID)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert hub.sent == []
+    assert missing(HUB_ID, num_bytes) == num_bytes - len(hub.files["config.json"])
+    stop_at(hub, 1_000_000)
+    assert missing(HUB_ID, num_bytes) < num_bytes - 1_000_000
+    download(HUB_ID)
+    assert missing(HUB_ID, num_bytes) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +165,8 @@ def test_a_network_that_never_gives_a_byte_ends_in_words(hub: FakeHub) -> None:
         ((404, "RepoNotFound"), "The Hugging Face Hub has no model"),
         ((403, "GatedRepo"), "accept its terms .* `hf auth login`"),
         ((401, ""), "hf auth login"),
-        ((500, ""), "Check the network"),
+        ((500, ""), "Hugging Face has a problem"),
+        ((418, ""), "couldn't be downloaded. The program's log has the details"),
     ],
 )
 def test_a_refusal_is_said_in_words(hub: FakeHub, status: tuple[int, str], words: str) -> None:
@@ -108,6 +174,7 @@ def test_a_refusal_is_said_in_words(hub: FakeHub, status: tuple[int, str], words
     with pytest.raises(CheckpointError, match=words) as raised:
         download(HUB_ID)
     assert "127.0.0.1" not in str(raised.value)
+    assert "Error" not in str(raised.value), "a class's name says nothing to a person"
 
 
 def test_offline_is_said_to_be_a_setting(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

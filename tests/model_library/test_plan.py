@@ -58,6 +58,20 @@ def test_known_figures_of_35b(config_alone: Path) -> None:
     assert [each.num_tokens for each in found.media] == [302, 1_224, 1_232, 3_911]
 
 
+@pytest.mark.usefixtures("hub_cache")
+def test_a_model_of_the_catalogue_is_planned_without_the_network(
+    config_alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from its config.json, also with another rope scaling."""
+    monkeypatch.setattr("qwen35mm.model_library.plan.download_config", None)
+    options = replace(OPTIONS, weights="int4", rope_scaling="yarn,factor=2")
+    known, read = (forecast(each, options, room_bytes=64 * GIB) for each in ("Qwen/Qwen3.5-35B-A3B", config_alone))
+    assert known.weights_from == "the catalogue"
+    assert known.num_positions == 2 * 262_144
+    assert known.download_bytes == 70_214_363_872
+    assert replace(known, name=read.name, weights_from="config.json", download_bytes=None) == read
+
+
 def test_on_a_card_the_forecast_counts_integers_and_a_mixtures_experts_as_bfloat16(
     config_alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 // What the program and the page tell each other (qwen35mm/web says it in Python). Only for tsc.
 
-import type { ChangeState, ModelChange, ModelsFound, PlanFound, ServerInfo } from "../model/library.d.ts";
+import type { ChangeState, ModelChange, ModelsFound, PlanFound, ServerInfo, Suggestion } from "../model/library.d.ts";
 import type { Said, Work } from "./said.d.ts";
 
 export type Kind = "image" | "video" | "text";
@@ -251,6 +251,10 @@ export interface App {
   titles: boolean;
   /** Whether another model can be chosen. */
   models: boolean;
+  /** The real model to offer beside the demo; null where there is none to offer. */
+  suggestion: Suggestion | null;
+  /** What is being loaded or downloaded; null where no other model can be chosen. */
+  change: ChangeState | null;
   /** Null where the model is in the program itself. */
   server: ServerInfo | null;
   examples: Example[];
@@ -370,6 +374,15 @@ export interface Upload {
 /** "bad" is an error. */
 export type Tone = "bad" | "note" | "good";
 
-export type { ChangeState, Choice, Download, Model, ModelChange, ModelsFound, PlanFound } from "../model/library.d.ts";
+export type {
+  ChangeState,
+  Choice,
+  Download,
+  Model,
+  ModelChange,
+  ModelsFound,
+  PlanFound,
+  Suggestion,
+} from "../model/library.d.ts";
 export type { Attributes, Child, ElementOf } from "./elements.d.ts";
 export type { Said, Work } from "./said.d.ts";

@@ -23,6 +23,18 @@ export interface Download {
   suggested: boolean;
 }
 
+/** The real model to offer beside the demo. */
+export interface Suggestion {
+  name: string;
+  source: string;
+  /** Of its files. */
+  size: Said;
+  /** That it fits this machine, and with which weights. */
+  fit: Said;
+  /** Whether it is downloaded first. */
+  is_new: boolean;
+}
+
 /** A model behind a server. */
 export interface Server {
   id: string;
@@ -60,6 +72,8 @@ export interface Choice {
 
 /** What a change would take, in bytes and tokens. */
 export interface PlanFound {
+  /** How much of it is still to download; null where it is on this machine. */
+  download: Said | null;
   parts: Record<"weights" | "kv" | "states" | "work" | "program" | "kept", number>;
   /** What there is. */
   memory: number;
@@ -88,5 +102,8 @@ export interface ModelChange {
 
 export interface ChangeState extends Work {
   busy: boolean;
+  is_download: boolean;
+  /** How much of a download is here, its speed, and the time left. */
+  detail: Said;
   error: Said | null;
 }

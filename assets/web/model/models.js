@@ -1,9 +1,10 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
-/** @import { App, ChangeState, ModelChange, ModelsFound, Said } from "../common/types.d.ts" */
+/** @import { App, ChangeState, ModelChange, ModelsFound } from "../common/types.d.ts" */
 /** @import { Requests } from "../common/api.js" */
+/** @import { Toasts } from "../common/toasts.js" */
 
-import { askText, button, h, redraw, select, setProgress, showDialog } from "../common/dom.js";
+import { askText, button, h, icon, redraw, select, setProgress, showDialog } from "../common/dom.js";
 import { said, t } from "../common/words.js";
 import { askSettings } from "./plan.js";
 import { addServer, serverNotes } from "./servers.js";
@@ -34,11 +35,14 @@ export function changeTo(/** @type {string} */ chosen, /** @type {ModelsFound} *
 }
 
 export class Models {
-  constructor(/** @type {App} */ app, /** @type {Requests} */ requests, /** @type {(words: string) => void} */ say) {
+  constructor(/** @type {App} */ app, /** @type {Requests} */ requests, /** @type {Toasts["say"]} */ say) {
     this.app = app;
     this.requests = requests;
     this.say = say;
     this.element = h("div.models");
+    // Opens the download's dialog again.
+    const title = t("Show the download");
+    this.progress = h("button.model.card.quiet.row", { type: "button", title, "aria-label": title, hidden: true });
   }
 
   async load() {
@@ -85,14 +89,13 @@ export class Models {
    * Makes a change once the person has seen what memory it takes, and agrees. A server's model takes none.
    * @param {ModelChange} change
    * @param {string} [name] of the model
-   * @param {Said} [size] of what is downloaded, where that is known
    */
-  async propose(change, name = change.source ?? "", size) {
+  async propose(change, name = change.source ?? "") {
     if (change.server) return this.change(change);
     const stay = t("This chat and your draft stay.");
-    const kept = size === undefined ? "" : `${t("{size} are downloaded once and kept.", { size: said(size) })} `;
+    const kept = h("p", t("It is downloaded once and kept."), " ", stay);
     const texts = change.is_new
-      ? { title: t("Download {name} from Hugging Face?", { name }), words: h("p", kept + stay), label: t("Download") }
+      ? { title: t("Download {name} from Hugging Face?", { name }), words: kept, label: t("Download") }
       : change.source
         ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load") }
         : { title: t("Context and memory"), label: t("Apply") };
@@ -100,30 +103,47 @@ export class Models {
     return meant ? this.change(meant) : this.load();
   }
 
-  /** Loads another model and shows the progress; a download can be cancelled. Resolves to whether the page reloads. */
+  /** Loads another model and shows the progress. Resolves to whether the page reloads. */
   async change(/** @type {ModelChange} */ change) {
+    const state = await this.requests.ask("change_model", change);
+    return this.follow(state, change);
+  }
+
+  /**
+   * Shows a change until it ends. A download can be hidden, then the top line shows it, and cancelled.
+   * @param {ChangeState | null} state
+   * @param {ModelChange | null} change null where it began before this page did
+   */
+  async follow(state, change) {
     const bar = h("progress");
-    const label = h("p", { role: "status" });
+    const label = h("h2", t("Changing the model"));
+    const detail = h("p.quiet");
     const stop = button("plain", t("Cancel download"), () => this.requests.ask("cancel_change", {}));
-    const title = t("Changing the model");
-    const foot = change.is_new && h("div.dialog-buttons.row", stop);
-    const dialog = h("dialog.dialog.card", { "aria-label": title }, h("h2", title), label, bar, foot);
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
-    showDialog(dialog);
-    /** @type {ChangeState | null} */
-    let state = await this.requests.ask("change_model", change);
+    const hide = button("strong", t("Keep chatting"), () => dialog.close());
+    const foot = h("div.dialog-buttons.row", stop, hide);
+    const title = h("div", { role: "status" }, label);
+    const dialog = h("dialog.dialog.card", { "aria-label": t("Changing the model") }, title, bar, detail, foot);
+    dialog.addEventListener("cancel", (event) => foot.hidden && event.preventDefault());
+    this.progress.onclick = () => showDialog(dialog);
+    if (state?.busy && (change || !state.is_download)) showDialog(dialog);
     while (state?.busy) {
-      label.textContent = said(state.label);
+      // Only a new text is spoken.
+      if (label.textContent !== said(state.label)) label.textContent = said(state.label);
+      detail.textContent = said(state.detail);
       setProgress(bar, state.share);
+      foot.hidden = this.progress.hidden = !state.is_download;
+      redraw(this.progress, icon("download"), said({ share: state.share ?? 0 }));
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
       state = await this.requests.ask("change_state", {});
     }
+    this.progress.hidden = true;
     dialog.close();
     if (state && !state.error) {
       location.reload();
       return true;
     }
-    this.say(said(state?.error ?? ""));
+    const again = change?.is_new ? { label: t("Resume download"), run: () => this.change(change) } : null;
+    this.say(said(state?.error ?? ""), "bad", again);
     await this.load();
     return false;
   }

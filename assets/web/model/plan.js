@@ -34,6 +34,7 @@ export class Plan {
   async look(/** @type {ModelChange} */ change) {
     this.onPlan(null);
     this.element.classList.add("old");
+    if (!this.drawing.firstChild) redraw(this.words, h("p.quiet", t("Checking the model")));
     try {
       this.draw(await this.requests.call("plan", change, "plan"));
     } catch (problem) {
@@ -74,11 +75,12 @@ export class Plan {
       h("ul.memory-parts", { role: "list" }, legend),
     );
     const [needed, had] = [size(all - parts.kept), size(memory)];
+    const download = plan.download !== null && said(plan.download);
     const furthest = longest !== null && t("Longest context that fits: {n} tokens.", { n: longest });
     redraw(
       this.words,
       fits
-        ? h("p", t("Takes {size} of {memory} available.", { size: needed, memory: had }), " ", furthest)
+        ? h("p", t("Takes {size} of {memory} available.", { size: needed, memory: had }), " ", furthest, " ", download)
         : h("p.refused", t("Doesn't fit: takes {size}, {memory} available.", { size: needed, memory: had })),
       !fits && suggestion && h("p", t("This fits: {settings}.", { settings: said(suggestion.label) })),
       !fits && suggestion && this.take && button("plain", t("Use these settings"), () => this.take?.(suggestion)),

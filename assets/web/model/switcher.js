@@ -25,8 +25,10 @@ export class Switcher {
 
   async draw(/** @type {HTMLElement} */ content) {
     redraw(content, h("p.quiet", t("Looking for models")));
-    // A topic of its own: the settings request the same, and the later request makes the earlier one late.
-    const found = await this.requests.ask("models", {}, "switcher");
+    // Opened again meanwhile, the list is the later drawing's.
+    const isLate = this.requests.begin("switcher");
+    const found = await this.requests.ask("models", {});
+    if (isLate()) return;
     if (!found) return content.hidePopover();
     const hadFocus = content.contains(document.activeElement) || document.activeElement === document.body;
     redraw(
@@ -69,7 +71,7 @@ export class Switcher {
 
   downloadable(/** @type {Download} */ download) {
     const { source, size, fit } = download;
-    const choose = () => this.#close(() => this.models.propose({ source, is_new: true }, source, size));
+    const choose = () => this.#close(() => this.models.propose({ source, is_new: true }));
     return line(source, said(size), said(fit), choose, {});
   }
 
@@ -131,7 +133,7 @@ export class DemoBanner {
     } else if (there) {
       const { source, size } = there;
       const words = t("Download {name}, {size}", { name: source, size: said(size) });
-      const get = () => this.models.propose({ source, is_new: true }, source, size);
+      const get = () => this.models.propose({ source, is_new: true });
       redraw(this.offer, button("plain", [icon("download"), words], get));
     }
   }

@@ -91,7 +91,7 @@ class Api:
     async def start(self, person: Person) -> Any:
         """What a page needs at its start."""
         return {
-            "app": self._describe_app(),
+            "app": await REQUESTS.run(self._describe_app),
             "account": self._account_of(person),
             "preferences": await REQUESTS.run(self._store.preferences, person.owner),
             "presets": await REQUESTS.run(self._store.presets, person.owner),

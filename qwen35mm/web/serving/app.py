@@ -136,6 +136,8 @@ def build_app(
             "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
             "models": models is not None,
+            "suggestion": None if models is None else models.suggestion(),
+            "change": None if models is None else models.state(),
             "server": describe_server(backend.info),
             "titles": titles.enabled,
             "through_gradio": through_gradio,

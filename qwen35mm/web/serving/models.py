@@ -19,10 +19,13 @@ from qwen35mm.http.requests import request
 from qwen35mm.model.load import WEIGHTS, choose_dtype
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
+from qwen35mm.model_library.hub import missing
 from qwen35mm.model_library.installed import InstalledModel
+from qwen35mm.model_library.memory import Room
 from qwen35mm.model_library.plan import SMALLER_KV, Forecast, FormatPlan
 from qwen35mm.model_library.switch import CONNECT_S
 from qwen35mm.pools import REQUESTS
+from qwen35mm.web.serving.progress import DownloadProgress
 from qwen35mm.web.serving.servers import GIVEN, Server, Servers
 from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess.say import Said, decimal, said_of, say, size
@@ -57,24 +60,46 @@ class Models:
         self._rest = rest
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
-        self._state: dict[str, Any] = {"busy": False, "label": "", "share": None, "error": None}
+        self._state = _told("")
+        self._download: DownloadProgress | None = None
 
     @request
     def models(self, person: Person) -> Any:
         """Installed models, servers' models, models to download, and the settings of the current model."""
-        installed = [self._installed(model) for model in installed_models()]
+        room = self._switch.room()
+        installed = [self._installed(model, room) for model in installed_models()]
         here = {model["source"] for model in installed}
-        suggestion = self._switch.suggestion()
+        suggestion = self._switch.suggestion(room)
         return {
             "models": installed,
             **self._listed_servers(),
             "downloads": [
-                {**self._downloadable(model), "suggested": model is suggestion}
+                {**self._downloadable(model, room), "suggested": model is suggestion}
                 for model in HUB_MODELS
                 if model.hub_id not in here
             ],
             "taken": self._taken(),
         }
+
+    def state(self) -> dict[str, Any]:
+        """The state of the change: `busy`, `is_download`, `label`, `detail`, `share`, `error`."""
+        download = self._download
+        return self._state if download is None else self._state | download.describe() | {"is_download": True}
+
+    def suggestion(self) -> dict[str, Any] | None:
+        """The real model to offer beside the demo: the last one here that fits, else one to download. Asks no network.
+
+        None if there is none, or if a real model answers already.
+        """
+        if not self._switch.is_demo:
+            return None
+        room = self._switch.room()
+        for model in reversed(installed_models()):
+            if model.usable and model.folder != demo_model_path() and self._switch.refusal(model, room) is None:
+                words = {"size": size(model.num_bytes), "fit": say("fits this machine")}
+                return {"name": model.name, "source": str(model.source), **words, "is_new": False}
+        model = self._switch.suggestion(room)
+        return model and {"name": model.hub_id, **self._downloadable(model, room), "is_new": True}
 
     @request
     def plan(
@@ -87,7 +112,7 @@ class Models:
     ) -> Any:
         """The memory that `change_model` with these arguments needs, and settings that fit if these don't.
 
-        Loads nothing; fetches config.json of a model that isn't installed.
+        Loads nothing; fetches config.json of a model that is neither installed nor in the catalogue.
         """
         settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
         found = self._switch.forecast(source, **settings)
@@ -110,6 +135,7 @@ class Models:
         own = kv_formats_of(AUTO, dtype := choose_dtype(options.dtype))[0].name
         kv_types = {AUTO: say("Automatic: {name}", name=own), **{x: x for x in (*SMALLER_KV, kv_asked) if x != AUTO}}
         return {
+            "download": None if (left := found.download_bytes) is None else say("{size} to download.", size=size(left)),
             "parts": parts,
             "memory": found.memory_bytes,
             "fits": taken.fits,
@@ -148,6 +174,8 @@ class Models:
             RequestError: a change is in progress.
             NotFoundError: there is no such server.
         """
+        if self._download is not None:
+            raise RequestError(say("A model is being downloaded. Wait until it is ready, or cancel the download."))
         if self._task is not None and not self._task.done():
             raise RequestError(say("Another model is already loading. Wait until it is ready."))
         if server is not None:
@@ -156,14 +184,14 @@ class Models:
             settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
             change = self._load(source, is_new, **settings)
         self._cancelled = False
-        self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
+        self._state = _told(_PHASES["check"], busy=True)
         self._task = asyncio.create_task(self._change(change))
-        return self._state
+        return self.state()
 
     @request
     async def change_state(self, person: Person) -> Any:
-        """The state of the change: `busy`, `label`, `share`, `error`."""
-        return self._state
+        """`state`."""
+        return self.state()
 
     @request
     async def cancel_change(self, person: Person) -> Any:
@@ -212,10 +240,10 @@ class Models:
         ]
         return {"servers": listed, "servers_problem": problem}
 
-    def _installed(self, model: InstalledModel) -> dict[str, Any]:
+    def _installed(self, model: InstalledModel, room: Room) -> dict[str, Any]:
         is_current = model.folder == self._switch.folder
         # The current model fits.
-        reason = None if is_current else model.reason if not model.usable else self._switch.refusal(model)
+        reason = None if is_current else model.reason if not model.usable else self._switch.refusal(model, room)
         return {
             "name": model.name,
             "source": str(model.source),
@@ -226,14 +254,16 @@ class Models:
             "is_demo": model.folder == demo_model_path(),
         }
 
-    def _downloadable(self, model: HubModel) -> dict[str, Any]:
-        weights = self._switch.format_that_fits(model)
+    def _downloadable(self, model: HubModel, room: Room) -> dict[str, Any]:
+        weights = self._switch.format_that_fits(model, room)
         if weights is None:
             fit = say("needs more memory than this machine has")
         elif weights not in INTEGER_FORMATS:
             fit = say("fits this machine")
         else:
             fit = say("fits this machine with {weights} weights", weights=weights)
+        if (left := missing(model.hub_id, model.num_bytes)) < model.num_bytes:
+            fit = say("{fit}, {size} still to download", fit=fit, size=size(left))
         return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit}
 
     def _taken(self) -> Said | None:
@@ -250,7 +280,16 @@ class Models:
 
     async def _load(self, source: str | None, is_new: bool, **settings: Any) -> None:
         if is_new and source is not None:
-            await asyncio.to_thread(download, source, progress=self._report_download, cancelled=lambda: self._cancelled)
+            self._state = _told(say("Downloading {name}", name=source), busy=True)
+            self._download = DownloadProgress()
+            try:
+                how = {"progress": self._download.report, "cancelled": lambda: self._cancelled}
+                await asyncio.to_thread(download, source, **how)
+            finally:
+                self._download = None
+            # The person may have kept chatting.
+            self._state = _told(say("Waiting for the answer in progress"), busy=True)
+            await self._switch.until_idle()
         await self._rest()
         await self._switch.switch(source, **settings, on_progress=self._phase)
         self._server = None
@@ -262,7 +301,7 @@ class Models:
         self._server = server.id
 
     def _phase(self, phase: str) -> None:
-        self._tell(_PHASES[phase], None)
+        self._state = _told(_PHASES[phase], busy=True)
 
     async def _change(self, change: Coroutine[Any, Any, None]) -> None:
         error = None
@@ -274,14 +313,12 @@ class Models:
             error = said_of(problem)
         except Exception as problem:
             error = report_bug(logger, "the model could not be changed", problem)
-        self._state = {"busy": False, "label": "", "share": None, "error": error}
+        self._state = _told("", error=error)
 
-    def _report_download(self, done: int, total: int, name: str) -> None:
-        words = say("Downloading {name}, {done} of {total}", name=name, done=size(done), total=size(total))
-        self._tell(words, done / total if total else None)
 
-    def _tell(self, label: Said, share: float | None) -> None:
-        self._state = {**self._state, "label": label, "share": share}
+def _told(label: Said, *, busy: bool = False, error: Said | None = None) -> dict[str, Any]:
+    """A change's state for the page."""
+    return {"busy": busy, "is_download": False, "label": label, "detail": "", "share": None, "error": error}
 
 
 def _suggested(plan: FormatPlan, dtype: torch.dtype) -> dict[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, Route, expect
 
-from benchmarks.make_random import make_config
 from qwen35mm.assets import demo_model_path
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model_library import BackendOptions, BackendSwitch
 from qwen35mm.web import Server, serve
+from tests.model_library.conftest import hub, hub_cache
+from tests.model_library.fake_hub import HUB_ID, FakeHub
 from tests.web.browser import ChatPage, chat_pages
+
+__all__ = ["hub", "hub_cache"]
 
 pytestmark = pytest.mark.browser
 
@@ -32,9 +34,6 @@ def switch_server(
     monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-    (tmp_path / "2B").mkdir()
-    (tmp_path / "2B" / "config.json").write_text(json.dumps(make_config("2B", "bfloat16")))
-    monkeypatch.setattr("qwen35mm.model_library.plan.download_config", lambda hub_id: tmp_path / "2B")
     options = BackendOptions(device="cpu", settings=EngineSettings(context_length=512))
     switch = BackendSwitch(options.load(demo_model_path()), options, available=lambda _: 3 * GIB)
     server = serve(switch, port=0)
@@ -74,10 +73,26 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         expect(models).to_be_hidden()
         expect(name).to_be_focused()
 
-        # A download begins only when it is meant, by whoever has seen what it takes; of the model there is config.json.
+        # Opened twice, with the first list on its way, it stays.
+        held: list[Route] = []
+        page.page.route("**/api/models", lambda route: held.append(route), times=1)
+        name.click()
+        expect(models).to_contain_text("Looking for models")
+        page.page.keyboard.press("Escape")
+        name.click()
+        listed = models.get_by_role("region", name="On this machine")
+        expect(listed).to_be_visible()
+        with page.page.expect_response("**/api/models"):
+            held[0].continue_()
+        page.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        expect(listed).to_be_visible()
+        page.page.keyboard.press("Escape")
+
+        # A download begins only when it is meant, by a person who has seen what it takes.
         name.click()
         models.get_by_role("button", name="Qwen/Qwen3.5-2B").click()
-        expect(page.dialog).to_contain_text("4.1 GiB are downloaded once and kept.")
+        expect(page.dialog).to_contain_text("It is downloaded once and kept.")
+        expect(page.dialog.get_by_role("status")).to_contain_text("4.1 GiB to download.")
         download = page.dialog.get_by_role("button", name="Download")
         context = page.dialog.get_by_label("Context")
         expect(page.dialog.get_by_role("status")).to_contain_text("GiB available")
@@ -115,3 +130,48 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
             page.dialog.get_by_role("button", name="Load").click()
         expect(page.questions).to_have_count(2)
         expect(banner).to_be_hidden()
+
+
+@pytest.mark.slow
+def test_a_download_goes_on_behind_the_chat(
+    browser: Browser, switch_server: tuple[BackendSwitch, Server], hub: FakeHub
+) -> None:
+    switch, server = switch_server
+    hub.files["model.safetensors"] = (demo_model_path() / "model.safetensors").read_bytes()
+    with chat_pages(browser, server.address) as opener:
+        page: ChatPage = opener()
+
+        def ask_for_it() -> Locator:
+            page.page.get_by_role("button", name="demo", exact=True).click()
+            page.page.get_by_role("button", name="Another model from Hugging Face").click()
+            page.dialog.get_by_label("Hugging Face id").fill(HUB_ID)
+            page.dialog.get_by_role("button", name="Continue").click()
+            return page.dialog.get_by_role("status")
+
+        hub.status = (503, "")
+        expect(ask_for_it()).to_have_text("Hugging Face has a problem. Try again later: a download resumes.")
+        page.dialog.get_by_role("button", name="Cancel").click()
+        page.forgive()
+        hub.status = None
+        hub.gate.clear()
+        expect(ask_for_it()).to_contain_text("MiB to download.")
+        page.dialog.get_by_role("button", name="Download").click()
+        expect(page.dialog.get_by_role("heading")).to_have_text(f"Downloading {HUB_ID}")
+        expect(page.dialog).to_contain_text(re.compile(r"\d MiB of \d+ MiB"))
+        page.dialog.get_by_role("button", name="Keep chatting").click()
+        expect(page.dialog).to_have_count(0)
+        shown = page.page.get_by_role("button", name="Show the download")
+        expect(shown).to_contain_text("%")
+        page.ask("What is this?")
+        page.wait_answered()
+
+        # A page that is loaded again shows it, too.
+        page.page.reload()
+        shown.click()
+        expect(page.dialog).to_contain_text("MiB of ")
+        with page.page.expect_navigation():
+            hub.gate.set()
+        assert switch.loaded.name == HUB_ID
+        expect(page.page.get_by_role("button", name=HUB_ID, exact=True)).to_be_visible()
+        expect(shown).to_be_hidden()
+        expect(page.questions).to_have_count(1)

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks.make_random import make_config
+from qwen35mm.assets import demo_model_path
 from qwen35mm.cli.chat import open_page
-from qwen35mm.model_library import BackendSwitch, memory
+from qwen35mm.model_library import HUB_MODELS, BackendSwitch, memory
 from qwen35mm.settings import ModelOptions, PageOptions
 from qwen35mm.web import serve
 from qwen35mm_preprocess.say import english
+from tests.model_library.conftest import hub_cache
 from tests.web.serving.test_servers import ask, changed, other, served, switch
 
-__all__ = ["ask", "other", "served", "switch"]
+__all__ = ["ask", "hub_cache", "other", "served", "switch"]
 
 GIB = 1 << 30
+TWO_B = "Qwen/Qwen3.5-2B"
 
 
-@pytest.fixture
-def two_b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Hub id of which nothing but config.json can be downloaded."""
-    (tmp_path / "config.json").write_text(json.dumps(make_config("2B", "bfloat16")))
-    asked = []
-    monkeypatch.setattr("qwen35mm.model_library.plan.download_config", lambda hub_id: asked.append(hub_id) or tmp_path)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
-    return "Qwen/Qwen3.5-2B"
-
-
-def test_a_plan_is_told_and_what_would_fit(
-    ask: Any, switch: BackendSwitch, two_b: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("hub_cache")
+def test_a_plan_is_told_and_what_would_fit(ask: Any, switch: BackendSwitch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model in the catalogue, which isn't on this machine, without the network."""
+    monkeypatch.setattr("qwen35mm.model_library.plan.download_config", None)
     # The numbers are those of a processor without AMX.
     monkeypatch.setattr("qwen35mm.engine.memory.uses_tiles", lambda dtype: False)
     monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
     monkeypatch.setattr(switch, "_available", lambda device: 4 * GIB)
-    found = ask("plan", source=two_b, context_length=8_192)
+    found = ask("plan", source=TWO_B, context_length=8_192)
     assert found["fits"]
     assert (found["context_length"], found["num_positions"], found["slots"]) == (8_192, 262_144, 2)
     # bf16 takes more than there is.
@@ -53,20 +46,60 @@ def test_a_plan_is_told_and_what_would_fit(
 
     # Longer by less than smaller weights save, then by more than those do.
     for length, weights, kv_dtype in ((longest + 64, "int4", "auto"), (150_000, "int4", "int8")):
-        far = ask("plan", source=two_b, context_length=length, weights="int8")
+        far = ask("plan", source=TWO_B, context_length=length, weights="int8")
         assert not far["fits"]
         assert far["parts"]["kept"] == 0
         settings = {name: far["suggestion"][name] for name in ("context_length", "weights", "kv_dtype")}
         assert settings == {"context_length": length, "weights": weights, "kv_dtype": kv_dtype}
-        assert ask("plan", source=two_b, **settings)["fits"]
-    most = ask("plan", source=two_b, context_length=262_144)["suggestion"]
+        assert ask("plan", source=TWO_B, **settings)["fits"]
+    most = ask("plan", source=TWO_B, context_length=262_144)["suggestion"]
     shorter = {name: most[name] for name in ("context_length", "weights", "kv_dtype")}
-    assert ask("plan", source=two_b, **shorter)["fits"]
+    assert ask("plan", source=TWO_B, **shorter)["fits"]
 
     monkeypatch.setattr(switch, "_available", lambda device: GIB)
-    none = ask("plan", source=two_b)
+    none = ask("plan", source=TWO_B)
     assert (none["fits"], none["largest_context"], none["suggestion"]) == (False, None, None)
-    assert "has 262,144" in english(ask("plan", source=two_b, context_length=300_000))
+    assert "has 262,144" in english(ask("plan", source=TWO_B, context_length=300_000))
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_the_start_offers_a_real_model_that_fits(
+    ask: Any, switch: BackendSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one on this machine, else one to download, without the network; none beside a real model."""
+    monkeypatch.setattr(switch, "_available", lambda device: 100 * GIB)
+    assert shown(ask) == (TWO_B, "4.1 GiB", "fits this machine", True)
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))
+    shutil.copytree(demo_model_path(), tmp_path / "models" / "my-finetune")
+    assert shown(ask) == ("my-finetune", "12 MiB", "fits this machine", False)
+    monkeypatch.setattr(switch, "_available", lambda device: -GIB)
+    assert ask("start")["app"]["suggestion"] is None
+    monkeypatch.setattr(switch, "_available", lambda device: 100 * GIB)
+    monkeypatch.setattr("qwen35mm.model_library.switch.demo_model_path", lambda: tmp_path)
+    assert ask("start")["app"]["suggestion"] is None
+
+
+def shown(ask: Any) -> tuple[str, str, str, bool]:
+    """The start's suggestion in English."""
+    offered = ask("start")["app"]["suggestion"]
+    return offered["name"], english(offered["size"]), english(offered["fit"]), offered["is_new"]
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_the_list_measures_memory_once(
+    ask: Any, switch: BackendSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many models it has: each reading lists all mappings of the process."""
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path))
+    monkeypatch.setattr(switch, "_available", memory.available_bytes)
+    readings = []
+    resident = memory.resident_bytes
+    monkeypatch.setattr(memory, "resident_bytes", lambda: readings.append(1) or resident())
+    for name in ("one", "two"):
+        shutil.copytree(demo_model_path(), tmp_path / name)
+        readings.clear()
+        assert len(ask("models")["downloads"]) == len(HUB_MODELS)
+        assert len(readings) <= 2
 
 
 @pytest.mark.slow

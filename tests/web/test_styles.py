@@ -1,4 +1,4 @@
-"""The page's visual language: one grid for space, two sizes of text in controls."""
+"""The page's visual language: one grid for space and corners, two sizes of text in controls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qwen35mm.assets import asset_path
 GRID_PX = 4
 STYLES = sorted(asset_path("web/styles").glob("*.css"))
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
-SPACE = re.compile(r"^(?:padding|margin|(?:row-|column-)?gap)\b")
+SPACE = re.compile(r"^(?:padding|margin|(?:row-|column-)?gap|border-radius)\b")
 SIZE = re.compile(r"^font(?:-size)?$")
 # Selectors whose space lies off the grid, and why.
 OFF_GRID = {".mark-point": "half of its own size, so that its middle lies on the point"}

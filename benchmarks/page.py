@@ -4,8 +4,9 @@
 
 Measures opening (from the click in the sidebar until the last message is visible, and until all are drawn), typing
 (from a key until the frame that shows its letter), and frames while an answer is written. Compares with an empty
-conversation. The server runs in its own process with a backend that writes at a steady speed, so no model affects the
-figures. There is no peer, since no other page can open these conversations.
+conversation. Then loads the page on a slow line (150 ms latency, 1.6 Mbit/s), for the first time and again. The server
+runs in its own process with a backend that writes at a steady speed, so no model affects the figures. There is no peer,
+since no other page can open these conversations.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from benchmarks.frame import Sample, Spread, parse, parser, report
+from benchmarks.frame import Rows, Sample, Spread, parse, parser, report
 from qwen35mm.chat.store.records import Conversation, Node
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.chat.store.tree import Tree
@@ -66,6 +68,14 @@ _KEY_TIMES = """() => {
     document.querySelector('.composer textarea').addEventListener('keydown', ({ timeStamp }) =>
         requestAnimationFrame(() => setTimeout(() => window.keyTimes.push(performance.now() - timeStamp))));
 }"""
+# A phone's line: 150 ms latency, 1.6 Mbit/s down and 0.75 Mbit/s up.
+_SLOW_LINE = {"offline": False, "latency": 150, "downloadThroughput": 200_000, "uploadThroughput": 93_750}
+# Notes when a person could type, in milliseconds since the page was asked for.
+_NOTE_USABLE = """new MutationObserver((_, observer) => {
+    if (!document.querySelector('.composer textarea')) return;
+    window.usableMs = performance.now();
+    observer.disconnect();
+}).observe(document, { childList: true, subtree: true })"""
 
 
 class EssayBackend(FakeBackend):
@@ -161,6 +171,36 @@ def writing(page: ChatPage, server: psutil.Process, seconds: float) -> Sample:
     return frames | {"frames over 50 ms": sum(gap > 50 for gap in gaps), "the server's cores": cores}
 
 
+def loading(browser: Browser, address: str, repeats: int) -> Rows:
+    """What a first and a second visit on a slow line take."""
+    visits: dict[str, list[dict[str, float]]] = {"first visit": [], "second visit": []}
+    ended: list[dict[str, Any]] = []
+    for _ in range(repeats):
+        with contextlib.closing(browser.new_context()) as context:
+            context.add_init_script(_NOTE_USABLE)
+            page = context.new_page()
+            line = context.new_cdp_session(page)
+            line.send("Network.enable")
+            line.send("Network.emulateNetworkConditions", _SLOW_LINE)
+            line.on("Network.loadingFinished", lambda event: ended.append(event))
+            for url, visit in zip((address, address.partition("t/")[0]), visits.values(), strict=True):
+                ended.clear()
+                page.goto(url, wait_until="networkidle")
+                paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                visit.append(
+                    {
+                        "first paint, ms": page.evaluate(paint),
+                        "usable, ms": page.evaluate("window.usableMs"),
+                        "requests": len(ended),
+                        "KiB": sum(each["encodedDataLength"] for each in ended) / 1024,
+                    }
+                )
+    return [
+        {"": what, **{name: Spread.of(each[what] for each in visit) for name, visit in visits.items()}}
+        for what in visits["first visit"][0]
+    ]
+
+
 def main() -> None:
     options = parser(__doc__, model=False)
     options.add_argument("--messages", type=int, default=3000, help="of the long conversation")
@@ -181,10 +221,11 @@ def main() -> None:
                 found = opening(page, f"{title} one", num_messages, arguments.repeats)
                 measured[f"{num_messages} messages"] = found | typing(page) | writing(page, server, arguments.seconds)
                 page.close()
+            slow = loading(browser, address, arguments.repeats)
             version = f"Chromium {browser.version}"
     short, *_ = measured.values()
     rows = [{"": what, **{size: found[what] for size, found in measured.items()}} for what in short]
-    return report("page", arguments, {"The page": rows}, browser=version)
+    return report("page", arguments, {"The page": rows, "A slow line": slow}, browser=version)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import { PageState } from "./chat/state.js";
 import { Transcript } from "./chat/transcript.js";
 import { temporaryWords, welcome } from "./chat/welcome.js";
 import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./common/api.js";
-import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./common/dom.js";
+import { ask, askToDelete, button, h, icon, iconButton, isComposing, redraw, useColours } from "./common/dom.js";
 import { beginSession } from "./common/session.js";
 import { Toasts } from "./common/toasts.js";
 import { said, t, useLanguage } from "./common/words.js";
@@ -32,6 +32,8 @@ import { Models } from "./model/models.js";
 import { DemoBanner, Switcher } from "./model/switcher.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
+// From when on the person is told why there is no page yet.
+const SILENT_MS = 4000;
 
 /** The page: makes its parts, and tells each of them what happens to the others. @implements {View} */
 class Page {
@@ -402,10 +404,17 @@ class Page {
 
 /** Builds the page in an element; the login, where the program asks for one. */
 async function start(/** @type {HTMLElement} */ root) {
+  // It comes with the answers below, and is most often the one that the person has chosen.
+  const browsers = useLanguage(undefined);
+  const waiting = setTimeout(() => {
+    const words = t("Waiting for the program. It may be busy, or the connection slow.");
+    root.querySelector(".skeleton [role=status]")?.append(words);
+  }, SILENT_MS);
   try {
     await beginSession(SESSION_ADDRESS);
     const begun = await post("start", {});
     keepFor(begun.account);
+    await browsers;
     document.documentElement.lang = await useLanguage(begun.preferences.language);
     useColours(begun.preferences.colours);
     const page = new Page(begun);
@@ -413,7 +422,11 @@ async function start(/** @type {HTMLElement} */ root) {
     await page.begin(begun.running);
   } catch (problem) {
     if (problem instanceof Problem && problem.kind === "login") return showLogin(root);
-    redraw(root, h("p.lost", { role: "alert" }, icon("close"), problem instanceof Error ? problem.message : ""));
+    const reload = button("plain", t("Reload page"), () => location.reload());
+    const words = h("p", { role: "alert" }, problem instanceof Error ? problem.message : "");
+    redraw(root, h("div.app.alone.lost", words, reload));
+  } finally {
+    clearTimeout(waiting);
   }
 }
 

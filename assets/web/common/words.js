@@ -16,6 +16,7 @@ export const LANGUAGES = { en: "English", de: "Deutsch", fr: "Français", es: "E
  */
 export async function useLanguage(chosen) {
   const code = chosen && chosen in LANGUAGES ? chosen : navigator.language?.slice(0, 2);
+  if (code === language) return language;
   [language, table] = ["en", {}];
   if (code in LANGUAGES && code !== "en")
     try {

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -39,6 +40,7 @@ from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.rendering.wording import describe_server
 from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.bundles import Bundles
 from qwen35mm.web.serving.calls import Calls
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
@@ -208,8 +210,9 @@ def build_app(
             yield
         await guest.close()
 
+    bundles = Bundles(asset_path("web"), f"{PREFIX[1:]}/web/")
     routes: list[BaseRoute] = [
-        Route("/", _page("index.html")),
+        *bundles.routes(),
         *(Route(path, _icon) for path in ("/icon.svg", "/favicon.ico")),
         *([Route(path, in_words(logins.log_in), methods=["POST"]) for path in ("/login", "/login/")] if logins else ()),
         *guest.routes(),
@@ -230,13 +233,6 @@ def build_app(
     app = Starlette(routes=routes, middleware=[*in_front, *by_address], lifespan=lifespan)
     app.router.redirect_slashes = False
     return Page(app, in_front, replies, people, guest)
-
-
-def _page(name: str) -> Handler:
-    async def show(_request: Request) -> Response:
-        return FileResponse(asset_path("web") / name, headers={"cache-control": "no-cache"})
-
-    return show
 
 
 async def _icon(_request: Request) -> Response:
@@ -283,6 +279,6 @@ def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> 
         Route("/thumbnail/{digest}", of_either("thumbnail")),
         Route("/poster/{number}", in_words(files.poster)),
         Route("/preview", show_preview),
-        Mount("/web", StaticFiles(directory=asset_path("web"))),
+        Mount("/web", GZipMiddleware(StaticFiles(directory=asset_path("web")))),
         Mount("/samples", StaticFiles(directory=asset_path("samples"))),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
 import socket
 import sys
 import threading
@@ -41,6 +42,7 @@ def run(
         # uvicorn raises the signal again after its own end; the code after this block must still run.
         with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
             print(f"{line(address_of(listener, host, settings))} (Ctrl-C ends it)", flush=True)
+            tell_network(network_address(listener, settings))
             server.run(sockets=[listener])
 
 
@@ -49,6 +51,7 @@ class ServerThread:
 
     Attributes:
         url: the address, with a slash at its end.
+        network_url: what other machines reach it by; see `network_address`.
 
     Raises:
         ConfigError: the address or the certificate can't be used.
@@ -63,6 +66,7 @@ class ServerThread:
             self._listener.close()
             raise
         self.url = f"{address_of(self._listener, host, settings)}/"
+        self.network_url = network_address(self._listener, settings)
         how = {"sockets": [self._listener]}
         self._thread = threading.Thread(target=self._server.run, kwargs=how, name="qwen35mm-http", daemon=True)
         self._thread.start()
@@ -133,6 +137,49 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket, host: str, settings: HttpSettings) -> str:
-    """The address for a person, without a slash at its end."""
-    name = f"[{host.strip('[]')}]" if listener.family == socket.AF_INET6 else host
+    """The address for a person at this machine, without a slash at its end."""
+    if _is_everywhere(listener):
+        host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
+    return _url(host, listener, settings)
+
+
+def network_address(listener: socket.socket, settings: HttpSettings) -> str | None:
+    """The address for people at other machines, without a slash at its end.
+
+    None if the server listens on one address only, answers to other names only, or is reached through a proxy, as on a
+    Space, and if the machine has no network.
+    """
+    through_proxy = settings.trusted_proxies or settings.base_path or "SPACE_ID" in os.environ
+    if through_proxy or not _is_everywhere(listener):
+        return None
+    host = _address_in_network(socket.AF_INET)
+    if host is None and listener.family == socket.AF_INET6:
+        host = _address_in_network(socket.AF_INET6)
+    if host is None or (settings.allowed_hosts and host not in settings.allowed_hosts):
+        return None
+    return _url(host, listener, settings)
+
+
+def tell_network(address: str | None) -> None:
+    """Prints the address for people at other machines, if there is one."""
+    if address is not None:
+        print(f"On the network: {address}", flush=True)
+
+
+def _is_everywhere(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_unspecified
+
+
+def _address_in_network(family: socket.AddressFamily) -> str | None:
+    """This machine's address on its way to the internet; nothing is sent."""
+    # Addresses for documentation: nobody has them.
+    far = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((far, 9))
+        return probe.getsockname()[0]
+    return None
+
+
+def _url(host: str, listener: socket.socket, settings: HttpSettings) -> str:
+    name = f"[{host.strip('[]')}]" if ":" in host else host
     return f"{settings.scheme}://{name}:{listener.getsockname()[1]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import subprocess
@@ -179,3 +180,42 @@ def test_one_address_takes_no_place_of_anothers() -> None:
     assert places.enter(mine[2], "203.0.113.1")
     assert [each.is_ended for each in (*mine, other)] == [False, True, False, False]
     assert all(places.enter(Silent(), "127.0.0.1") for _ in range(6)), "one's own machine has no limit but the whole"
+
+
+ADDRESSES = {socket.AF_INET: "192.168.1.7", socket.AF_INET6: "2001:db8::7"}
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "settings", "here", "there"),
+    [
+        ("0.0.0.0", ADDRESSES, {}, "http://127.0.0.1", "http://192.168.1.7"),
+        ("::", ADDRESSES, {}, "http://[::1]", "http://192.168.1.7"),
+        ("::", {socket.AF_INET6: "2001:db8::7"}, {}, "http://[::1]", "http://[2001:db8::7]"),
+        ("0.0.0.0", {}, {}, "http://127.0.0.1", None),
+        ("127.0.0.1", ADDRESSES, {}, "http://127.0.0.1", None),
+        ("0.0.0.0", ADDRESSES, {"allowed_hosts": ("chat.example.org",)}, "http://127.0.0.1", None),
+        ("0.0.0.0", ADDRESSES, {"allowed_hosts": ("192.168.1.7",)}, "http://127.0.0.1", "http://192.168.1.7"),
+        ("0.0.0.0", ADDRESSES, {"trusted_proxies": ("10.0.0.1",)}, "http://127.0.0.1", None),
+    ],
+)
+def test_a_server_for_the_network_has_an_address_here_and_one_there(
+    host: str, addresses: dict[Any, str], settings: Any, here: str, there: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    monkeypatch.setattr(run, "_address_in_network", addresses.get)
+    made = HttpSettings(**settings)
+    try:
+        listener = run.listen(host, 0)
+    except ConfigError:
+        pytest.skip(f"this machine has no {host}")
+    with contextlib.closing(listener):
+        port = listener.getsockname()[1]
+        assert run.address_of(listener, host, made) == f"{here}:{port}"
+        assert run.network_address(listener, made) == (there and f"{there}:{port}")
+        monkeypatch.setenv("SPACE_ID", "someone/something")
+        assert run.network_address(listener, made) is None
+
+
+def test_the_own_address_is_found_without_a_network() -> None:
+    found = [run._address_in_network(family) for family in (socket.AF_INET, socket.AF_INET6)]
+    assert all(each is None or ipaddress.ip_address(each) for each in found)

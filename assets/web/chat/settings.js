@@ -91,6 +91,7 @@ export class SettingsPanel {
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
       ]),
       fieldset(t("Chats"), [this.app.titles && this.titles(), this.archives]),
+      this.network(),
     );
   }
 
@@ -106,14 +107,20 @@ export class SettingsPanel {
       .map(([name, field]) => this.number(name, field));
   }
 
+  /** How other devices reach the page. */
+  network() {
+    const { network } = this.app;
+    if (network === null) return null;
+    const code = h("img.qr", { src: network.qr, alt: t("QR code of the address") });
+    return fieldset(t("On other devices"), [code, toCopy(t("Address"), network.url)]);
+  }
+
   /** How a program asks the page's model. */
   client() {
     const { client } = this.app;
     if (client === null) return null;
     const code = `gradio_client.Client("${new URL(client, document.baseURI)}")`;
-    const box = h("input", { readOnly: true, value: code, "aria-label": t("From Python") });
-    const take = iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, code));
-    return fieldset(t("From Python"), [h("div.row", box, take)]);
+    return fieldset(t("From Python"), [toCopy(t("From Python"), code)]);
   }
 
   systemPrompt() {
@@ -228,6 +235,14 @@ export class SettingsPanel {
 export function isWithin(/** @type {number} */ value, /** @type {Field} */ { low, high, step }) {
   return value >= low && value <= high && (step < 1 || Number.isInteger(value));
 }
+
+/** A line of text with a button that copies it. */
+const toCopy = (/** @type {string} */ label, /** @type {string} */ text) =>
+  h(
+    "div.row",
+    h("input", { readOnly: true, value: text, "aria-label": label }),
+    iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, text)),
+  );
 
 const fieldset = (/** @type {string} */ title, /** @type {Child[]} */ fields) =>
   h("fieldset", h("legend", title), fields);

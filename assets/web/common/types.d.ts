@@ -262,6 +262,8 @@ export interface App {
   client: string | null;
   /** Whether the stream of answers goes through Gradio's queue. */
   through_gradio: boolean;
+  /** What other devices reach the page by, and its QR code's address; null where they can't. */
+  network: { url: string; qr: string } | null;
 }
 
 export interface Preferences {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ from qwen35mm.http.sessions import PageToken, TokenAddress
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import event_stream, frame, streaming
 from qwen35mm.model_library import BackendSwitch
+from qwen35mm.web.rendering.addresses import draw_address
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.rendering.wording import describe_server
 from qwen35mm.web.serving.api import Api
@@ -102,6 +103,7 @@ def build_app(
     mcp: bool = False,
     through_gradio: bool = False,
     servers: Servers | None = None,
+    network_url: Callable[[], str | None] = lambda: None,
 ) -> Page:
     """Builds the chat page for a backend; `serve` launches it.
 
@@ -120,6 +122,7 @@ def build_app(
         mcp: whether the endpoint is also a tool of an MCP server.
         through_gradio: whether the page's stream goes through Gradio's queue; Gradio starts the server then.
         servers: other servers whose models can be chosen; None if the model can't be changed.
+        network_url: the address for people at other machines, once the server listens.
     """
     replies = Replies(store, backend, grace_s=grace_s)
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
@@ -143,6 +146,7 @@ def build_app(
             "server": describe_server(backend.info),
             "titles": titles.enabled,
             "through_gradio": through_gradio,
+            "network": draw_address(network_url()),
             # Only people who were let in see this.
             "client": None if not calls else f"t/{token.value}/" if token else "",
             "examples": [

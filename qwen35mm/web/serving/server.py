@@ -17,7 +17,7 @@ from qwen35mm.chat.store.temporary import TemporaryStore, temporary_folder
 from qwen35mm.contract import Backend
 from qwen35mm.errors import ConfigError
 from qwen35mm.http.ends import end_signals, interrupt, wait_for_the_end
-from qwen35mm.http.run import ServerThread
+from qwen35mm.http.run import ServerThread, tell_network
 from qwen35mm.http.sessions import PageToken
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.strangers import is_shared
@@ -39,11 +39,13 @@ class Server:
 
     Attributes:
         url: the address, without the token.
+        network_url: what other machines reach it by; None if they can't.
         token: the token that opens the page; None if none is needed.
     """
 
     page: Page
     url: str
+    network_url: str | None
     store: ConversationStore
     token: PageToken | None
     _close: Callable[[], object]
@@ -124,6 +126,8 @@ def serve(
     page_token = None if shared or logins or token == "" else PageToken(token)
     if programs is not None and page_token is not None:
         programs = replace(programs, keys=programs.keys.with_key(page_token.value))
+    # Known once the server listens.
+    network_url: str | None = None
     stack = contextlib.ExitStack()
     try:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwen35mm-chats-")))
@@ -146,17 +150,18 @@ def serve(
             mcp=mcp,
             through_gradio=through_gradio,
             servers=Servers(folder / "servers.json", server),
+            network_url=lambda: network_url,
         )
         stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
         if through_gradio:
             url, close = page.guest.launch(page.app, page.guards, host=host, port=port, mcp=mcp)
         else:
             thread = ServerThread(page.app, host=host, port=port, settings=http)
-            url, close = thread.url, thread.close
+            url, close, network_url = thread.url, thread.close, thread.network_url
     except BaseException:
         stack.close()
         raise
-    return Server(page, url, store, page_token, close, stack)
+    return Server(page, url, network_url, store, page_token, close, stack)
 
 
 def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> None:
@@ -171,6 +176,7 @@ def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> N
         # Once the address is printed, every signal ends the program as cleanly as Ctrl-C.
         with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
             print(f"qwen35mm chats with {backend.info.name} on {server.address} (Ctrl-C ends it)", flush=True)
+            tell_network(server.network_url)
             if options.get("calls", True):
                 print(f'Programs: gradio_client.Client("{server.address}")', flush=True)
             if open_browser:

@@ -8,7 +8,8 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from qwen35mm.web import Server
+from qwen35mm.http import run
+from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import VIEWPORT, ChatPage, OpenPage
 
@@ -62,3 +63,18 @@ def test_a_program_that_does_not_answer_is_waited_for_in_words(open_page: OpenPa
     page.page.unroute_all()
     page.page.get_by_role("button", name="Seite neu laden").click()
     expect(page.box).to_be_visible()
+
+
+def test_other_devices_get_the_address_with_a_qr_code(
+    page: ChatPage, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert page.open_settings().locator("img.qr").count() == 0
+    monkeypatch.setattr(run, "network_address", lambda *_: "http://192.168.1.7:7860")
+    with contextlib.closing(serve(FakeBackend(), port=0)) as server:
+        other = ChatPage(browser, server.address)
+        settings = other.open_settings()
+        code = settings.get_by_role("img", name="QR code of the address")
+        code.scroll_into_view_if_needed()
+        assert code.evaluate("img => img.decode().then(() => img.naturalWidth === img.naturalHeight)")
+        expect(settings.get_by_label("Address")).to_have_value("http://192.168.1.7:7860")
+        other.close()

@@ -55,7 +55,11 @@ export class Blocks {
     const block = this.element.children[at] ?? this.element.appendChild(h("div.block"));
     if (!isSame || drawn.isFinished) {
       closePreviews(drawn);
+      const wereOpen = [...block.querySelectorAll("details")].map((each) => each.open);
       block.innerHTML = html;
+      block.querySelectorAll("details").forEach((each, number) => {
+        each.open = wereOpen[number] ?? false;
+      });
       this.finish(block);
     }
     drawn.html = html;

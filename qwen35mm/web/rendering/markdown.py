@@ -1,6 +1,7 @@
 """Renders answers, which are Markdown with code, tables and LaTeX, as safe HTML.
 
-The text is untrusted: its HTML is escaped, it loads no pictures, and it only links to web and mail addresses.
+The text is untrusted: its HTML is escaped except for a few tags (tags.py), it loads no pictures, and it only links to
+web and mail addresses.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
+from mdit_py_plugins.footnote import footnote_plugin
 from mdit_py_plugins.gfm_autolink import gfm_autolink_plugin
 
 from qwen35mm.web.rendering.code import code_html
 from qwen35mm.web.rendering.formulas import math_plugin
+from qwen35mm.web.rendering.tags import tags_plugin
 
 MAX_NESTING = 30
 # A paragraph or a table over these limits is shown as plain text, since parsing takes quadratic time.
@@ -34,6 +37,7 @@ _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _TASK = re.compile(r"\[([ xX])\]\s+")
 _ALIGN_STYLE = re.compile(r"text-align:(left|center|right)")
 
+# Of links by their labels, and of footnotes by "[^label]", which no link can have.
 References = dict[str, dict[str, Any]]
 
 
@@ -46,8 +50,8 @@ def render_blocks(text: str) -> list[str]:
 class StreamingMarkdown:
     """`render_blocks` for a growing text: renders only blocks that can still change again.
 
-    The result always equals that of `render_blocks`: a later definition of a reference (`[name]: https://...`) renders
-    the whole text again.
+    The result always equals that of `render_blocks`: a later definition of a reference (`[name]: https://...`) or of a
+    footnote (`[^1]: ...`) renders the whole text again.
     """
 
     def __init__(self) -> None:
@@ -106,10 +110,15 @@ def _targets(references: References) -> dict[str, tuple[str, str]]:
 
 def _render(text: str, references: References) -> tuple[list[tuple[int, str]], References, list[str]]:
     """The blocks of `text` with their first lines' numbers, all references known at its end, and its lines."""
-    env: dict[str, Any] = {"references": dict(references)}
+    notes = {f":{label[2:-1]}": -1 for label in references if label.startswith("[^")}
+    env: dict[str, Any] = {"references": dict(references), "footnotes": {"refs": notes, "list": {}}}
     lines = text.split("\n")
     try:
         tokens = _MARKDOWN.parse(text, env)
+        for token in tokens:
+            if token.type == "footnote_reference_open":
+                place = {"href": "", "title": "", "map": token.map}
+                env["references"].setdefault(f"[^{token.meta['label']}]", place)
         rendered = [
             (group[0].map[0] if group[0].map else 0, _MARKDOWN.renderer.render(group, _MARKDOWN.options, env))
             for group in _top_level(tokens)
@@ -137,13 +146,18 @@ def _parser() -> MarkdownIt:
     markdown.disable("lheading")
     markdown.use(gfm_autolink_plugin)
     markdown.use(math_plugin)
+    markdown.use(tags_plugin)
+    # A footnote stays where it is defined, and keeps its label: nothing that is finished gets another number.
+    markdown.use(footnote_plugin, inline=False, move_to_end=False)
     # `_only_safe` checks links instead, so that a refused link still shows its text.
     markdown.validateLink = lambda url: True  # type: ignore[method-assign]
     markdown.block.ruler.at("table", _bounded_table(markdown), {"alt": ["paragraph", "reference"]})
     markdown.inline.ruler.before("text", "bounded", _bounded_inline)
     markdown.core.ruler.push("only_safe", _only_safe)
     markdown.core.ruler.push("tasks", _tasks)
-    for name, rule in (("fence", _fence), ("code_block", _fence), ("table_open", _table), ("table_close", _table)):
+    rules = {"fence": _fence, "code_block": _fence, "table_open": _table, "table_close": _table}
+    rules |= {f"footnote_{name}": _footnote for name in ("ref", "reference_open", "reference_close")}
+    for name, rule in rules.items():
         markdown.add_render_rule(name, rule)
     return markdown
 
@@ -229,6 +243,14 @@ def _image_as_link(token: Token, *, inside_link: bool) -> list[Token]:
 
 def _fence(_self: RendererHTML, tokens: Sequence[Token], index: int, _options: Any, _env: Any) -> str:
     return code_html(tokens[index].content, tokens[index].info)
+
+
+def _footnote(_self: RendererHTML, tokens: Sequence[Token], index: int, _options: Any, _env: Any) -> str:
+    token = tokens[index]
+    if token.nesting < 0:
+        return "</div></div>\n"
+    mark = f"<sup>{html.escape(token.meta['label'])}</sup>"
+    return f'<div class="footnote">{mark}<div>' if token.nesting else mark
 
 
 def _table(_self: RendererHTML, tokens: Sequence[Token], index: int, _options: Any, _env: Any) -> str:

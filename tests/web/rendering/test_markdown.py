@@ -14,9 +14,9 @@ from qwen35mm.web.rendering.formulas import MATHML_ATTRIBUTES, MATHML_TAGS, MAX_
 from qwen35mm.web.rendering.markdown import MAX_BRACKETS, render_blocks
 
 _TEXT_TAGS = "a blockquote br button code div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong ul"
-TEXT_TAGS = set(_TEXT_TAGS.split())
+TEXT_TAGS = {*_TEXT_TAGS.split(), "details", "sub", "summary", "sup"}
 TABLE_TAGS = {"table", "thead", "tbody", "tr", "th", "td"}
-CLASSES = re.compile(r"align-(left|center|right)|code|code-bar|math|plain|table|task|task done|hl-[a-z0-9]{1,3}")
+CLASSES = re.compile(r"align-(left|center|right)|code(-bar)?|footnote|math|plain|table|task( done)?|hl-[a-z0-9]{1,3}")
 VOID = {"br", "hr"}
 LINK = {"href", "target", "rel"}
 
@@ -128,6 +128,48 @@ def test_tasks_get_a_box_in_place_of_their_brackets() -> None:
     assert "<li>x [ ] neither</li>" in block
     assert '<li class="task">counted</li>' in render_blocks("1. [ ] counted")[0]
     assert render_blocks("[ ] no list") == ["<p>[ ] no list</p>\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("H<sub>2</sub>O, **x<sup>*n*</sup>**", "<p>H<sub>2</sub>O, <strong>x<sup><em>n</em></sup></strong></p>"),
+        ("**a<sub>b**</sub>", "<p>**a<sub>b**</sub></p>"),
+        ("a<br>b<br/>c", "<p>a<br>b<br>c</p>"),
+        ("a<sub>b </sup>`<sup>c</sup>`", "<p>a&lt;sub&gt;b &lt;/sup&gt;<code>&lt;sup&gt;c&lt;/sup&gt;</code></p>"),
+        ('<sub class="a">b</sub>', "<p>&lt;sub class=&quot;a&quot;&gt;b&lt;/sub&gt;</p>"),
+        ("<details><summary>*Why*</summary>Because</details>", "<summary><em>Why</em></summary><p>Because</p>"),
+        ("<details>\n<summary>Why</summary>\n\nBecause\n\n</details>\n", "<summary>Why</summary><p>Because</p>"),
+        ("<details open>\n\n- a\n- b</details>", "<ul><li>a</li><li>b</li></ul>"),
+        ("<details>\n<details>\na\n</details>\nb\n</details>", "<details><p>a</p></details><p>b</p>"),
+        ("<details>\nstill written", "<p>still written</p>"),
+        ("<details>", ""),
+        ("<details></details>", ""),
+    ],
+)
+def test_some_tags_are_drawn(text: str, expected: str) -> None:
+    if "<details" in text:
+        expected = f"<details>{expected}</details>"
+    assert one(text).replace("\n", "") == expected
+
+
+def test_details_end_where_they_should() -> None:
+    assert len(render_blocks("<details>\na\n</details>\n\nb\n\n    <details>\n")) == 3
+    code = "```html\n</details>\n```\n"
+    (details, after) = render_blocks(f"<details>\n\n{code}\n</details>  \n\nafter")
+    assert details.count("</details>") == 1
+    assert after == "<p>after</p>\n"
+    (item, _) = render_blocks("- <details>\n  a\n  </details>\n- b\n\nc")
+    assert "<li><details><p>a</p></details></li>" in item.replace("\n", "")
+    (unclosed, _) = render_blocks("- <details>\n  a\n\nb")
+    assert "b" not in unclosed
+
+
+def test_footnotes_keep_their_labels_and_places() -> None:
+    text, note, end = render_blocks("A[^1] and[^note].\n\n[^1]: *One*\n\n    more\n\n[^other] [^1 ] `[^1]` \\[^1]")
+    assert text == "<p>A<sup>1</sup> and[^note].</p>\n"
+    assert note == '<div class="footnote"><sup>1</sup><div><p><em>One</em></p>\n<p>more</p>\n</div></div>\n'
+    assert end == "<p>[^other] [^1 ] <code>[^1]</code> [^1]</p>\n"
 
 
 def test_code_has_a_bar_and_colours() -> None:
@@ -295,6 +337,10 @@ HOSTILE = [
     "a\0b\x1b[0m \ud800 \u202egnp\u202c \u2066x",
     'http://a.b/<script> www.x.y/"onclick=z me@x.y javascript:alert(1)',
     "# <b>\n> <i>\n1. <u>",
+    "<sub onclick=x>a</sub><sup\n>b</sup><SUB>c</SUB><br onclick=x>",
+    "<details ontoggle=x><summary onclick=x>a\n<summary><script></summary>",
+    "<details>\n<summary><img src=x></summary>\n<script></details>",
+    '[^<script>]\n\n[^<script>]: <img src=x>\n\n[^"onclick=x]: y',
     "[a](<http://b.c/\u202e>)",
     "&lt;script&gt; &#0; &#x110000; &NotAnEntity;",
 ]
@@ -305,10 +351,11 @@ def test_hostile_text_brings_nothing_active(text: str) -> None:
     checked(text)
 
 
-_UNITS = r"[ ]( ![ ![a]( ` < $ $$ \( | & {"
+_UNITS = r"[ ]( ![ ![a]( ` < $ $$ \( | & { <sub> <sub><sup> <details> <details></details> [^a"
+_LINES = ["\\[\n", "[a]: b\n", "[^a]: b\n", "<details>\n"]
 
 
-@pytest.mark.parametrize("unit", [*_UNITS.split(), "> ", "- ", "*a ", "\\[\n", "a\0", "[a]: b\n"])
+@pytest.mark.parametrize("unit", [*_UNITS.split(), *_LINES, "> ", "- ", "*a ", "a\0"])
 def test_huge_repetitions_end(unit: str) -> None:
     checked(unit * (100_000 // len(unit)))
 
@@ -327,7 +374,8 @@ def test_links_past_the_limit_are_shown_as_typed() -> None:
 
 
 _WORDS = '** _ ` ``` $ $$ \\( \\) \\[ \\] [ ]( ) < > " | & \\begin{align} \\end{align} \\text{ } http://a.b x'
-PIECES = [*HOSTILE, *_WORDS.split(), "|-|\n", "\n", "\n\n", "    ", "- ", "1. ", "> "]
+_TAGS = "<sub> </sub> <sup> </sup> <br> <details> </details> <summary> </summary> [^a] [^a]:"
+PIECES = [*HOSTILE, *_WORDS.split(), *_TAGS.split(), "|-|\n", "\n", "\n\n", "    ", "- ", "1. ", "> "]
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=20))

@@ -18,6 +18,8 @@ TEXTS = {
     "$$\ny\n\nno\n\n$$\nz $$ tail\n\n\\begin{align}\na\n\\end{align}\n",
     "quotes": "> a\nb\n\n> c\n>\n> - d\n\n    e\n\n>\n> f",
     "references": '[a] and [b]\n\n[a]: http://x.y\n"ti\ntle"\n\n[b]: http://z "u" v\n\n[b]\n\n[b]: http://w\n\n- [a]\n',
+    "footnotes": "a[^1]\n\n[^2] b\n\n[^1]: One\n\n    more\n\nc[^2]\n\n> [^2]: Two\n\n[^2]: Else\n\nd[^1]",
+    "tags": "a\n<details><summary>b</summary>\n\nc\n\n- d<sub>e</sub>\n\n</details>\n\nf<br>g\n\n<details>\n\nh\n\ni",
     "line ends": "a\r\n\r\nb\rc\r\r\n- d\r\n",
 }
 
@@ -32,6 +34,7 @@ def test_every_beginning_is_rendered_as_the_whole_is(name: str, step: int) -> No
 
 _WORDS = 'a 2 ``` $$ \\[ \\] \\( $ "t [a] ]: --- ** ` www.a.com | |-|'
 _SPACED = ["b ", "\n", "\n\n", "- ", "1. ", "* ", "> ", "    ", "# ", "\r", "\t", "[a]: http://x\n", "\n|-|\n"]
+_SPACED += ["[^a]: ", "[^a] ", "<details>", "</details>\n", "<summary>s</summary>", "<sub>", "</sub>"]
 PIECES = [*_WORDS.split(), *_SPACED]
 
 

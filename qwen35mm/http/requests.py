@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.replies.prompting import TooLongError
+from qwen35mm.chat.replies.turns import BusyError
 from qwen35mm.chat.store.records import place_of
 from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
 from qwen35mm.http.bodies import read_bytes
@@ -152,6 +153,8 @@ def answer_to(error: Exception) -> Response:
         return problem(error.words, error.code, error.status, headers=error.headers)
     if isinstance(error, TooLongError):
         return problem(said_of(error), "too long", 409, offers=error.offers)
+    if isinstance(error, BusyError):
+        return problem(said_of(error), "busy", 409, answers=error.answers)
     if isinstance(error, NotFoundError):
         return problem(said_of(error), "not found", 404)
     if isinstance(error, QuotaError):

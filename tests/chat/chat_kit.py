@@ -62,10 +62,12 @@ class ChatKit:
         files: Sequence[Attachment] = (),
         settings: dict[str, Any] | None = None,
         person: Person = ME,
+        at_end: bool = False,
     ) -> tuple[str, str]:
         """Sends, and doesn't watch; ids of conversation and reply."""
         sent = [SentFile(digest=file.digest, kind=file.kind, name=file.name) for file in files]
-        question = Question(conversation=conversation, parent=parent, text=text, attachments=sent, settings=settings)
+        where = {"conversation": conversation, "parent": parent, "at_end": at_end}
+        question = Question(**where, text=text, attachments=sent, settings=settings)
         return await self.turns.send(person, question)
 
     async def ask(self, text: str, conversation: str | None = None, parent: str | None = None, **how: Any) -> Asked:

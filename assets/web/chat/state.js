@@ -11,6 +11,8 @@ import { isAway } from "./connection.js";
 // An answer that says nothing for this long has lost its connection: it is asked for again.
 const SILENCE_MS = 8000;
 const SAVE_AFTER_MS = 300;
+// A message is sent again after this while the answer before it is being prepared.
+const BUSY_MS = 500;
 // One topic for all that a person does to what is shown: what was done last is what stays.
 const SHOWN = "what is shown";
 
@@ -133,7 +135,7 @@ export class PageState {
   }
 
   /**
-   * Sends a message; null where that wasn't possible.
+   * Sends a message; null where that wasn't possible, and `answers` where others, of other tabs, have to end first.
    * @param {Outgoing} message
    * @param {() => boolean} isLate whether the person has gone on to something else since: it is not shown then
    */
@@ -147,7 +149,7 @@ export class PageState {
       throw problem;
     });
     const sent = await this.requests.told(sending);
-    if (!sent) return null;
+    if (!sent || "answers" in sent) return sent;
     const { chat, reply } = sent;
     if (!isLate()) {
       if (!message.conversation && chat.id) this.view.moved(null, chat.id);
@@ -167,6 +169,12 @@ export class PageState {
       try {
         return await this.requests.call("send", message);
       } catch (problem) {
+        if (problem instanceof Problem && problem.kind === "busy") {
+          const { answers } = problem;
+          if (!answers.length) await new Promise((go) => setTimeout(go, BUSY_MS));
+          this.follow(answers);
+          return { answers };
+        }
         if (!isAway(problem)) throw problem;
         await this.view.whenThere();
       }

@@ -7,13 +7,15 @@ import { said, t } from "./words.js";
 
 const BASE = new URL("../../", import.meta.url);
 
-/** What went wrong, in words for a person; `kind` and `offers` are the program's. Without words, nothing is said. */
+/** What went wrong, in words for a person; the rest is the program's. Without words, nothing is said. */
 export class Problem extends Error {
-  /** @param {{ message: Said, kind?: string, offers?: Offer[] }} problem */
-  constructor({ message, kind = "lost", offers = [] }) {
+  /** @param {{ message: Said, kind?: string, offers?: Offer[], answers?: string[] }} problem */
+  constructor({ message, kind = "lost", offers = [], answers = [] }) {
     super(said(message));
     this.kind = kind;
     this.offers = offers;
+    /** Those in progress that must end first. */
+    this.answers = answers;
   }
 }
 

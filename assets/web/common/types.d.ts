@@ -193,6 +193,8 @@ export interface Outgoing {
   id?: string;
   conversation: string | null;
   parent: string | null;
+  /** Whether it goes to the end of the branch that has grown below its parent. */
+  at_end?: boolean;
   /** Null are the conversation's. */
   settings: Settings | null;
   text: string;

@@ -245,7 +245,8 @@ export class Composer {
   toBeSent(/** @type {Waiting} */ message) {
     const { text, files, isOnItsWay } = message;
     const isUploading = files.some(({ digest }) => digest === null);
-    const waits = isUploading ? t("Waiting for files") : t("Waiting for the answer");
+    const here = this.state.chat.running.length ? t("Waiting for the answer") : t("Waiting for another chat's answer");
+    const waits = isUploading ? t("Waiting for files") : here;
     const state = this.link.isLost ? t("Waiting for the connection") : isOnItsWay ? t("Sending") : waits;
     const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
     return h(

@@ -38,7 +38,8 @@ const COST = "cost";
  * @property {() => Begun} begin
  * @property {(ids: string[]) => Promise<void>} answered until none of these answers is in progress
  * @property {() => Promise<void>} whenThere until the program can be reached
- * @property {(message: Outgoing, isLate: () => boolean) => Promise<Changed | null>} send null where it is refused
+ * @property {(message: Outgoing, isLate: () => boolean) => Promise<Changed | { answers: string[] } | null>} send null
+ *   where it is refused, and `answers` where it has to wait for these first
  * @property {(words: string, tone?: Tone) => void} say
  * @property {() => void} draw the files, the text, or what can be done with them is another
  * @property {(cost: Cost | null) => void} drawCost null where there is nothing to measure
@@ -328,8 +329,11 @@ export class Draft {
       message.isOnItsWay = true;
       this.desk.draw();
       const sent = isWhole && (await this.desk.send(outgoing(message, message.place), message.isLate));
-      if (sent) this.#sent(message, sent);
-      else this.#refused(sheet);
+      if (!sent) this.#refused(sheet);
+      else if ("answers" in sent) {
+        Object.assign(message, { answers: sent.answers, isOnItsWay: false });
+        this.desk.draw();
+      } else this.#sent(message, sent);
     }
   }
 

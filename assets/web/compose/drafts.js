@@ -228,5 +228,6 @@ export function outgoing({ text, files, editing, taken }, place) {
   const attachments = uploaded.map(({ digest, kind, name, num_bytes, clip, crop_of }) => {
     return { digest, kind, name, num_bytes, ...(clip ? { clip } : {}), ...(crop_of ? { crop_of } : {}) };
   });
-  return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments, once: onceOf(taken) };
+  const where = editing ? { parent: editing.parent } : { at_end: true };
+  return { ...place, ...where, text, attachments, once: onceOf(taken) };
 }

@@ -27,7 +27,7 @@ from qwen35mm.contract import Backend, GenerationRequest
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm.pools import DRAFTS, TURNS
 from qwen35mm_preprocess import VideoClip
-from qwen35mm_preprocess.say import say
+from qwen35mm_preprocess.say import Said, say
 
 MAX_TEXT_CHARS = 2_000_000
 MAX_ATTACHMENTS = 64
@@ -90,16 +90,30 @@ class Question(BaseModel):
         id: the message's id if the page chooses it, so that the page can safely send it again.
         conversation: None begins a new one.
         parent: the message before it; any but the last begins a branch. None makes it a first message.
+        at_end: if the branch has grown below `parent`, as from another tab, the message goes to its end instead.
         settings: None takes the conversation's.
     """
 
     id: Id | None = None
     conversation: str | None = None
     parent: str | None = None
+    at_end: bool = False
     text: str = ""
     attachments: list[SentFile] = []
     settings: dict[str, Any] | None = None
     once: Once = Once()
+
+
+class BusyError(QueueFullError):
+    """As many answers are in progress as may be.
+
+    Attributes:
+        answers: those that must end first; empty while they are being prepared.
+    """
+
+    def __init__(self, words: Said, answers: list[str]) -> None:
+        super().__init__(words)
+        self.answers = answers
 
 
 class Turns:
@@ -142,7 +156,7 @@ class Turns:
         Raises:
             TooLongError: the message doesn't fit the context.
             MediaError: an attached file can't be read.
-            RequestError: a reply of this conversation is in progress, or too many of this person.
+            BusyError: a reply of this conversation is in progress, or too many of this person.
             StorageError: the message can't be stored; nothing changes.
         """
 
@@ -258,6 +272,11 @@ class Turns:
 
     def _prepared(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
         """A message that fits, with its media planned, and its conversation; stores nothing."""
+        if question.at_end and question.conversation is not None:
+            shown, tree = self._store.read(person.owner, question.conversation)
+            is_shown = question.parent in {None, *(node.id for node in tree.path(shown.head))}
+            leaf = shown.head if is_shown else tree.newest_leaf(question.parent)
+            question = question.model_copy(update={"parent": leaf})
         draft, conversation = self.draft(person, question)
         if not draft.node.text.strip() and not draft.node.attachments:
             raise PromptError(say("Type a question, or add a picture or a video."))
@@ -364,14 +383,18 @@ class Turns:
     def _place(self, person: Person, conversation_id: str | None) -> Iterator[None]:
         """Reserves a place for one more reply while it is being prepared, since two requests may come at once."""
         mine = [place for owner, place in self._places if owner == person.owner]
-        if conversation_id is not None and (conversation_id in mine or self._replies.of(person.owner, conversation_id)):
-            raise RequestError(say("One answer at a time: wait for it, or press Stop."))
-        if len(mine) + len(self._replies.of(person.owner)) >= person.max_replies:
+        answers = [reply.node.id for reply in self._replies.of(person.owner)]
+        here = [] if conversation_id is None else self._replies.of(person.owner, conversation_id)
+        if here or (conversation_id is not None and conversation_id in mine):
+            words = say("One answer at a time: wait for it, or press Stop.")
+            raise BusyError(words, [reply.node.id for reply in here])
+        if len(mine) + len(answers) >= person.max_replies:
             if person.max_replies == 1:
-                raise QueueFullError(say("You already have an answer in progress. Wait for it, or stop it."))
-            raise QueueFullError(
-                say("You already have {n} answers in progress. Wait for one, or stop one.", n=person.max_replies)
-            )
+                words = say("You already have an answer in progress. Wait for it, or stop it.")
+            else:
+                most = person.max_replies
+                words = say("You already have {n} answers in progress. Wait for one, or stop one.", n=most)
+            raise BusyError(words, answers[:1])
         place = (person.owner, conversation_id)
         self._places.append(place)
         try:

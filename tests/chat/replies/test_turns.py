@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.replies.turns import MAX_TEXT_CHARS
+from qwen35mm.chat.replies.turns import MAX_TEXT_CHARS, BusyError
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import store
 from qwen35mm.chat.store.records import Attachment
-from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError, StorageError
+from qwen35mm.errors import ConfigError, NotFoundError, PromptError, StorageError
 from tests.chat.chat_kit import ME, OTHER, PICTURE, ChatKit
 
 
@@ -157,6 +157,20 @@ async def test_a_reply_that_a_killed_process_left_can_be_continued(kit: ChatKit)
     assert (await kit.watch(asked.reply))["status"] == "finished"
 
 
+async def test_a_message_from_another_tab_goes_to_the_end_of_its_branch(kit: ChatKit) -> None:
+    first = await kit.ask("echo one")
+    here = {"conversation": first.conversation, "parent": first.reply}
+    second = await kit.ask("echo two", **here)
+    await kit.ask("echo edited", **here)
+    queued = await kit.ask("echo three", **here, at_end=True)
+    assert kit.prompt[-3:] == [("user", "echo edited"), ("assistant", "edited"), ("user", "echo three")]
+    # On the branch that it was meant for, though another one is shown.
+    await kit.ask("echo on", first.conversation, second.reply)
+    await kit.api.branch(ME, first.conversation, queued.reply)
+    await kit.ask("echo end", first.conversation, second.reply, at_end=True)
+    assert kit.prompt[-3:] == [("user", "echo on"), ("assistant", "on"), ("user", "echo end")]
+
+
 async def test_questions_without_answers_are_left_out(kit: ChatKit) -> None:
     failed = await kit.ask("refuse no")
     await kit.ask("echo on", failed.conversation, failed.reply)
@@ -171,16 +185,18 @@ async def test_one_answer_at_a_time_in_a_conversation(kit: ChatKit) -> None:
         kit.turns.answer_again(ME, conversation, question),
         kit.turns.go_on(ME, conversation, reply_id),
     ):
-        with pytest.raises(RequestError, match="One answer at a time"):
+        with pytest.raises(BusyError, match="One answer at a time") as refused:
             await attempt
+        assert refused.value.answers == [reply_id]
     await kit.api.stop(ME, reply_id)
     assert len(kit.path(conversation)) == 2
 
 
 async def test_a_person_has_so_many_answers_at_one_time(kit: ChatKit) -> None:
     replies = [(await kit.send("slow"))[1] for _ in range(ME.max_replies)]
-    with pytest.raises(QueueFullError, match="You already have 2 answers"):
+    with pytest.raises(BusyError, match="You already have 2 answers") as refused:
         await kit.send("echo x")
+    assert refused.value.answers == replies[:1]
     assert (await kit.ask("echo mine", person=OTHER)).view["status"] == "finished"
     await kit.api.stop(ME, replies[0])
     await kit.ask("echo y")
@@ -192,10 +208,10 @@ async def test_requests_at_the_same_moment_count(kit: ChatKit) -> None:
     sent = await asyncio.gather(
         *(kit.send("slow", asked.conversation, asked.reply) for _ in range(3)), return_exceptions=True
     )
-    assert sorted(type(each).__name__ for each in sent) == ["RequestError", "RequestError", "tuple"]
+    assert sorted(type(each).__name__ for each in sent) == ["BusyError", "BusyError", "tuple"]
     assert len(kit.store.read(ME.owner, asked.conversation)[1].nodes) == 4
     new = await asyncio.gather(*(kit.send("slow") for _ in range(3)), return_exceptions=True)
-    assert sorted(type(each).__name__ for each in new) == ["QueueFullError", "QueueFullError", "tuple"]
+    assert sorted(type(each).__name__ for each in new) == ["BusyError", "BusyError", "tuple"]
     for reply in kit.replies.of(ME.owner):
         await reply.stop()
     await kit.ask("echo two")

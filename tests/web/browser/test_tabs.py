@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from qwen35mm.web import Server
 from tests.chat.fake_backend import FakeBackend
@@ -29,6 +29,32 @@ def test_two_tabs_show_the_same_chat_as_it_grows(page: ChatPage) -> None:
     expect(other.locator(".message.user")).to_have_count(2)
     other.close()
     page.wait_answered()
+
+
+def test_messages_queued_in_two_tabs_follow_each_other(open_page: OpenPage) -> None:
+    page = open_page()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    other = page.context.new_page()
+    other.goto(page.page.url)
+    held: list[Route] = []
+    other.route("**/api/send", lambda route: held.append(route))
+    box = other.locator(".composer textarea")
+    for tab, words in ((page.box, "slow first"), (box, "echo other"), (page.box, "echo second")):
+        tab.fill(words)
+        tab.press("Enter")
+    page.stop_button.click()
+    expect(page.answers.last.locator(".answer")).to_contain_text("first first")
+    page.wait_until(lambda: bool(held))
+    held[0].continue_()
+    other.unroute("**/api/send")
+    # The other tab's message was too late, and waits on where it is seen.
+    expect(other.locator(".outbox li")).to_contain_text("Waiting for the answer")
+    page.stop_button.click()
+    page.wait_answered(4)
+    assert sorted(page.questions.locator(".bubble").all_text_contents()[2:]) == ["echo other", "echo second"]
+    expect(other.locator(".outbox li")).to_have_count(0)
+    expect(box).to_have_value("")
 
 
 @pytest.mark.slow  # chat/test_replies has the same without a browser

@@ -187,6 +187,18 @@ suite("sending", () => {
     assert.deepEqual([bench.sent.length, draft.text, draft.waiting], [1, "Which?\n\nAnd?", []]);
   });
 
+  test("waits on, and can be taken back, where another tab's answer has come first", async () => {
+    const { done, decide } = await bench.submit("Which?");
+    bench.ahead = ["answer of another tab"];
+    decide();
+    await idle();
+    bench.isAccepted = true;
+    assert.deepEqual([draft.text, draft.waiting.map(({ isOnItsWay }) => isOnItsWay)], ["", [false]]);
+    bench.endAnswer();
+    await done;
+    assert.deepEqual([bench.sent.length, draft.waiting, draft.text], [2, [], ""]);
+  });
+
   test("what is typed and attached while it is sent stays", async () => {
     bench.attach("a.png");
     await bench.uploads[0].arrive(picture);

@@ -105,7 +105,7 @@ suite("changing a conversation", () => {
       attachments: [],
     });
     await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
-    assert.equal((await sent)?.reply, "reply");
+    assert.equal(/** @type {any} */ (await sent).reply, "reply");
     assert.deepEqual(drawn, [["moved", null, "one"], ["chat", "one", true], ["end"], ["list"]]);
     assert.deepEqual(watched, [["reply"]]);
   });
@@ -115,6 +115,13 @@ suite("changing a conversation", () => {
     await program.find("send").fail({ message: "Too much." });
     assert.equal(await sent, null);
     assert.deepEqual([drawn, program.told], [[], ["Too much."]]);
+  });
+
+  test("a message that another tab's answer is in the way of waits for it, and nobody is told", async () => {
+    const sent = send();
+    await program.find("send").fail({ message: "One at a time.", kind: "busy", answers: ["other"] });
+    assert.deepEqual(await sent, { answers: ["other"] });
+    assert.deepEqual([drawn, program.told, watched], [[], [], [["other"]]]);
   });
 
   test("what would make one fit is not offered to who has gone on to another conversation", async () => {

@@ -283,7 +283,13 @@ export class Sidebar {
     picker.value = "";
     const taken = file && (await this.requests.told(takeIn(file)));
     if (!taken) return;
-    this.toasts.say(t("{n} {n|chat|chats} imported.", { n: taken.conversations.length }), "good");
+    const { conversations, num_extended: more, num_known: n } = taken;
+    const words = [
+      conversations.length > 0 && t("{n} {n|chat|chats} imported.", { n: conversations.length }),
+      more > 0 && t("{n} {n|chat has|chats have} new messages.", { n: more }),
+      n > 0 && t("{n} {n|chat was|chats were} already here.", { n }),
+    ];
+    this.toasts.say(words.filter(Boolean).join(" "), "good");
     this.search.value = "";
     await this.load();
   }

@@ -192,7 +192,7 @@ export const tellAtEnd = (/** @type {Name} */ name, /** @type {object} */ args) 
     body: JSON.stringify(args),
     keepalive: true,
   }).catch(() => {});
-/** @type {(file: File) => Promise<{ conversations: string[] }>} */
+/** @type {(file: File) => Promise<{ conversations: object[], num_extended: number, num_known: number }>} */
 export const takeIn = (file) => sendFile("import", file).promise;
 /** @type {(digest: string, name: string, encoding: string) => Upload["promise"]} */
 export const inEncoding = (digest, name, encoding) =>

@@ -23,15 +23,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import pickle
 import re
 import struct
-import tempfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -91,6 +89,32 @@ class _File(BaseModel):
     messages: list[Node]
 
 
+class Imported(NamedTuple):
+    """What an archive brought.
+
+    new         its conversations that are new
+    extended    conversations that were there already, and got messages
+    num_known   those in it that were there already, with all their messages
+    """
+
+    new: list[Conversation]
+    extended: list[Conversation]
+    num_known: int
+
+
+class _Read(NamedTuple):
+    """A conversation of an archive, in the archive's own ids.
+
+    stored      the same one in the store; None if it is new
+    found       the stored messages by the archive's ids
+    """
+
+    conversation: Conversation
+    tree: Tree
+    stored: Conversation | None
+    found: dict[str, Node]
+
+
 def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[str], stream: BinaryIO) -> None:
     """Writes conversations of one owner as an archive; `stream` need not be seekable.
 
@@ -126,16 +150,17 @@ def import_zip(
     max_conversations: int = MAX_FILES,
     max_json_bytes: int = MAX_JSON_BYTES,
     admit: Callable[[Attachment], Attachment] = lambda attachment: attachment,
-) -> list[Conversation]:
-    """Adds the conversations of an archive under new ids: all of them, or none after an error.
+) -> Imported:
+    """Adds what is new in an archive, under new ids: all of it, or nothing after an error.
 
-    A reply that was running when it was exported becomes "stopped". The archive is untrusted: no file in it is
-    unpacked under its own name.
+    A conversation that the owner has already, by the times of its beginning and of its messages, gets the messages that
+    it lacks; what is stored stays. A reply that was running when it was exported becomes "stopped". The archive is
+    untrusted: no file in it is unpacked under its own name.
 
     Args:
         stream: seekable.
-        max_bytes: limit of the unpacked archive.
-        max_conversations: limit of its conversations.
+        max_bytes: limit of the unpacked archive, without files that the owner has.
+        max_conversations: limit of its new conversations.
         max_json_bytes: limit of one conversation without its files.
         admit: checks a file that is already in the store, and returns the attachment to store.
 
@@ -147,72 +172,42 @@ def import_zip(
     with _damage_in_words(say("The archive")):
         # The directory is read at once; an explicit close would only close the caller's stream.
         archive = zipfile.ZipFile(cast(BinaryIO, _Bounded(stream)))
-    conversations, media = _list(archive, max_bytes, max_json_bytes)
-    if len(conversations) > max_conversations:
+
+    def is_lacking(digest: str) -> bool:
+        return digest not in store.media or not store.media.is_of(owner, digest)
+
+    conversations, media = _list(archive, max_bytes, max_json_bytes, is_lacking)
+    lacking = {digest: entry for digest, entry in media.items() if is_lacking(digest)}
+    known = store.by_time(owner)
+    read: list[_Read] = []
+    for entry in conversations:
+        conversation, tree = _read(archive, entry)
+        _check_files(tree, media)
+        read.append(_Read(conversation, tree, *_find(store, owner, conversation, tree, known)))
+    _check_unused(read, media)
+    num_new = sum(each.stored is None for each in read)
+    if num_new > max_conversations:
         raise ArchiveError(
             say(
-                "The archive has {n} {n|chat|chats}; there is room for {room} here. Export fewer at a time, "
+                "The archive has {n} new {n|chat|chats}; there is room for {room} here. Export fewer at a time, "
                 "or delete some that you don't need.",
-                n=len(conversations),
+                n=num_new,
                 room=max_conversations,
             )
         )
-    new_digests = [digest for digest in media if digest not in store.media]
-    imported: list[Conversation] = []
-
-    def read() -> Iterator[tuple[Conversation, tuple[Node, ...]]]:
-        unused = dict(media)
-        for entry in conversations:
-            conversation, tree = _read(archive, entry)
-            for attachment in (file for node in tree.nodes.values() for file in node.attachments):
-                unused.pop(attachment.digest, None)
-                file = media.get(attachment.digest)
-                if file is None:
-                    raise ArchiveError(
-                        say("A message's file is missing from the archive: {name}.", name=_shown(attachment.name))
-                    )
-                if file.file_size != attachment.num_bytes:
-                    raise ArchiveError(
-                        say("The file {name} is damaged: its length is wrong.", name=_shown(attachment.name))
-                    )
-            conversation, nodes = _with_new_ids(conversation, tree, admit)
-            imported.append(conversation)
-            yield conversation, nodes
-        for file in unused.values():
-            raise ArchiveError(
-                say("The archive has a file that no message refers to: {name}.", name=_shown(file.filename))
-            )
-
+    new_digests = [digest for digest in lacking if digest not in store.media]
     try:
-        for digest, entry in media.items():
+        for digest, entry in lacking.items():
             _read_media(archive, digest, entry, store)
-        with _set_aside(read()) as checked:
-            store.insert(owner, ((conversation, Tree(nodes)) for conversation, nodes in checked))
+        new = [_with_new_ids(each, admit) for each in read if each.stored is None]
+        extended = [change for each in read if each.stored and (change := _with_new_ids(each, admit))[1]]
+        store.insert(owner, [(conversation, Tree(nodes)) for conversation, nodes in new], extended)
     except BaseException:
         with contextlib.suppress(StorageError):
             store.media.discard(new_digests)
         raise
-    return imported
-
-
-@contextlib.contextmanager
-def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Reads all values, then yields them again from a temporary file.
-
-    Other writers wait during a transaction, so parsing happens before it; and memory may not hold all values.
-    """
-    with tempfile.TemporaryFile() as file:
-        for value in values:
-            try:
-                pickle.dump(value, file)
-            except OSError as error:
-                raise StorageError(
-                    say("The disk is full or failed, so nothing was imported. Free some space.")
-                ) from error
-        end = file.tell()
-        file.seek(0)
-        # Safe to unpickle: written above, by this process.
-        yield iter(lambda: pickle.load(file) if file.tell() < end else None, None)
+    num_known = len(read) - len(new) - len(extended)
+    return Imported([each for each, _ in new], [each for each, _ in extended], num_known)
 
 
 def _to_json(conversation: Conversation, tree: Tree) -> str:
@@ -263,26 +258,100 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     return Conversation(id="", **kept), tree
 
 
-def _with_new_ids(
-    conversation: Conversation, tree: Tree, admit: Callable[[Attachment], Attachment]
-) -> tuple[Conversation, tuple[Node, ...]]:
-    ids: dict[str | None, str | None] = {None: None, **{identity: new_id() for identity in tree.nodes}}
+def _find(
+    store: ConversationStore, owner: str, conversation: Conversation, tree: Tree, known: Mapping[float, Sequence[str]]
+) -> tuple[Conversation | None, dict[str, Node]]:
+    """The stored conversation that an archive's is, and its messages by the archive's ids; None if it is new."""
+    for conversation_id in known.get(conversation.created_s, ()):
+        stored, kept = store.read(owner, conversation_id)
+        found = _find_messages(tree, kept)
+        if found or not tree.nodes or not kept.nodes:
+            return stored, found
+    return None, {}
 
-    def renewed(node: Node) -> Node:
+
+def _find_messages(tree: Tree, kept: Tree) -> dict[str, Node]:
+    found: dict[str, Node] = {}
+    open_ids: list[str | None] = [None]
+    while open_ids:
+        parent = open_ids.pop()
+        there: dict[Any, list[Node]] = {}
+        for node in kept.children(found[parent].id if parent else None):
+            there.setdefault(_key(node), []).append(node)
+        for node in tree.children(parent):
+            candidates = there.get(_key(node))
+            if candidates and _is_same(candidates[0], node):
+                found[node.id] = candidates.pop(0)
+                open_ids.append(node.id)
+    return found
+
+
+def _key(node: Node) -> tuple[Any, ...]:
+    return node.role, node.created_s, *(dataclasses.replace(file, plan=None) for file in node.attachments)
+
+
+def _is_same(stored: Node, node: Node) -> bool:
+    """Whether one text continues the other: a reply grows while it is written, and when it is continued."""
+    pairs = ((stored.text, node.text), (stored.reasoning, node.reasoning))
+    is_older = all(kept.startswith(text) for kept, text in pairs)
+    return is_older or (stored.status != "running" and all(text.startswith(kept) for kept, text in pairs))
+
+
+def _with_new_ids(read: _Read, admit: Callable[[Attachment], Attachment]) -> tuple[Conversation, list[Node]]:
+    """What to store: the conversation, and its messages that are new or longer than those stored."""
+    found, tree = read.found, read.tree
+    ids: dict[str | None, str | None] = {None: None}
+    for identity in tree.nodes:
+        ids[identity] = found[identity].id if identity in found else new_id()
+    nodes = []
+    for node in tree.nodes.values():
+        if node.id in found and _num_chars(node) <= _num_chars(found[node.id]):
+            continue
         status = "stopped" if node.status == "running" else node.status
         files = tuple(map(admit, node.attachments))
         places = {"id": ids[node.id], "parent": ids[node.parent], "first": ids[node.first]}
-        return dataclasses.replace(node, **places, status=status, attachments=files)
+        nodes.append(dataclasses.replace(node, **places, status=status, attachments=files))
+    head, stored = ids[read.conversation.head], read.stored
+    if stored is None:
+        return dataclasses.replace(read.conversation, id=new_id(), head=head, first=ids[read.conversation.first]), nodes
+    # What is shown stays, or goes on.
+    if stored.head not in {None, *(ids[node.id] for node in tree.path(read.conversation.head))}:
+        head = stored.head
+    return dataclasses.replace(stored, head=head, updated_s=max(stored.updated_s, read.conversation.updated_s)), nodes
 
-    head, first = ids[conversation.head], ids[conversation.first]
-    nodes = tuple(map(renewed, tree.nodes.values()))
-    return dataclasses.replace(conversation, id=new_id(), head=head, first=first), nodes
+
+def _num_chars(node: Node) -> int:
+    return len(node.text) + len(node.reasoning)
+
+
+def _check_files(tree: Tree, media: Mapping[str, zipfile.ZipInfo]) -> None:
+    """Raises ArchiveError unless the archive has the messages' files, in their lengths."""
+    for attachment in (file for node in tree.nodes.values() for file in node.attachments):
+        file = media.get(attachment.digest)
+        if file is None:
+            raise ArchiveError(
+                say("A message's file is missing from the archive: {name}.", name=_shown(attachment.name))
+            )
+        if file.file_size != attachment.num_bytes:
+            raise ArchiveError(say("The file {name} is damaged: its length is wrong.", name=_shown(attachment.name)))
+
+
+def _check_unused(read: Iterable[_Read], media: Mapping[str, zipfile.ZipInfo]) -> None:
+    used = {file.digest for each in read for node in each.tree.nodes.values() for file in node.attachments}
+    for digest, file in media.items():
+        if digest not in used:
+            raise ArchiveError(
+                say("The archive has a file that no message refers to: {name}.", name=_shown(file.filename))
+            )
 
 
 def _list(
-    archive: zipfile.ZipFile, max_bytes: int, max_json_bytes: int
+    archive: zipfile.ZipFile, max_bytes: int, max_json_bytes: int, is_lacking: Callable[[str], bool]
 ) -> tuple[list[zipfile.ZipInfo], dict[str, zipfile.ZipInfo]]:
     """The JSON files, and the media by digest, with names and declared sizes checked.
+
+    Args:
+        is_lacking: whether a file, by its digest, counts for `max_bytes`.
 
     Raises:
         ArchiveError: an unknown name or kind of file, a duplicate name, a file or archive that is too large, or no
@@ -291,7 +360,8 @@ def _list(
     entries = archive.infolist()
     if len(entries) > MAX_FILES:
         raise ArchiveError(say("The archive has {n} files; up to {most} are read.", n=len(entries), most=MAX_FILES))
-    num_bytes = sum(entry.file_size for entry in entries)
+    found = [(entry.file_size, _MEDIA.fullmatch(entry.filename)) for entry in entries]
+    num_bytes = sum(size for size, medium in found if medium is None or is_lacking(medium[1]))
     if num_bytes > max_bytes:
         raise ArchiveError(
             say(

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from qwen35mm.chat.store.bounds import Bounds, find_beyond
@@ -133,14 +134,32 @@ class ConversationStore:
         with self._database.reading() as connection, suppress(NotFoundError):
             return conversation_of(connection, owner, node_id)
 
-    def insert(self, owner: str, conversations: Iterable[tuple[Conversation, Tree]]) -> None:
+    def by_time(self, owner: str) -> dict[float, list[str]]:
+        """The ids of the owner's conversations, by the times when they began."""
+        found: dict[float, list[str]] = {}
+        with self._database.reading() as connection:
+            for time_s, id_ in connection.execute("SELECT created_s, id FROM present WHERE owner = ?", (owner,)):
+                found.setdefault(time_s, []).append(id_)
+        return found
+
+    def insert(
+        self,
+        owner: str,
+        conversations: Iterable[tuple[Conversation, Tree]],
+        extended: Iterable[tuple[Conversation, Sequence[Node]]] = (),
+    ) -> None:
         """Adds whole conversations, all or none, and releases holds on their files.
 
+        Args:
+            extended: conversations that are there already, with another head and time, and messages that are new or
+                changed.
+
         Raises:
-            NotFoundError: a message's file is not in `media`.
+            NotFoundError: a message's file is not in `media`, or an extended conversation doesn't exist.
             ConversationDataError: an id is taken, or a value is invalid.
         """
         prepared = [(*each, [node_row(node) for node in each[1].nodes.values()]) for each in conversations]
+        additions = [(*each, [node_row(node) for node in each[1]]) for each in extended]
         with self._database.writing() as connection:
             for conversation, tree, rows in prepared:
                 for node_id in (conversation.head, conversation.first):
@@ -148,11 +167,28 @@ class ConversationStore:
                         raise ConversationDataError(say("The chat is damaged: a message that it names is missing."))
                 insert_row(connection, "conversations", {"owner": owner, **conversation_row(vars(conversation))})
                 for node, row in zip(tree.nodes.values(), rows, strict=True):
-                    insert_node(connection, conversation.id, node, row)
-                    for attachment in node.attachments:
-                        if attachment.digest not in self.media:
-                            raise NotFoundError(say("A message's file is no longer stored. Add it again."))
-                    release_files(connection, owner, node.attachments)
+                    self._insert_node(connection, owner, conversation.id, node, row)
+            for conversation, nodes, rows in additions:
+                read_conversation(connection, owner, conversation.id)
+                added = {node.id for node in nodes}
+                for node, row in zip(nodes, rows, strict=True):
+                    if node.parent is not None and node.parent not in added:
+                        check_in(connection, owner, conversation.id, node.parent)
+                    if connection.execute("SELECT 1 FROM nodes WHERE id = ?", (node.id,)).fetchone():
+                        self._rewrite(connection, owner, node, row)
+                    else:
+                        self._insert_node(connection, owner, conversation.id, node, row)
+                changes = {"head": conversation.head, "updated_s": conversation.updated_s}
+                update_row(connection, "conversations", conversation.id, changes)
+
+    def _insert_node(
+        self, connection: Connection, owner: str, conversation_id: str, node: Node, row: Mapping[str, Any]
+    ) -> None:
+        insert_node(connection, conversation_id, node, row)
+        for attachment in node.attachments:
+            if attachment.digest not in self.media:
+                raise NotFoundError(say("A message's file is no longer stored. Add it again."))
+        release_files(connection, owner, node.attachments)
 
     def change(self, owner: str, conversation_id: str, **values: Any) -> None:
         """Changes fields of a `Conversation`.
@@ -271,18 +307,22 @@ class ConversationStore:
             NotFoundError: no such message.
             ConversationDataError: a value is invalid.
         """
-        row = {name: value for name, value in node_row(node).items() if name not in _PLACE_AND_TIME}
+        row = node_row(node)  # outside the transaction, for which others wait
         with self._database.writing() as connection:
             conversation_id = conversation_of(connection, owner, node.id)
             changes: dict[str, Any] = {"updated_s": self._clock()}
             (status,) = connection.execute("SELECT status FROM nodes WHERE id = ?", (node.id,)).fetchone()
             if status == "running" != node.status:
                 changes["unseen"] = True
-            update_row(connection, "nodes", node.id, row)
-            connection.execute("DELETE FROM attachments WHERE node = ?", (node.id,))
-            insert_attachments(connection, node)
-            release_files(connection, owner, node.attachments)
+            self._rewrite(connection, owner, node, row)
             update_row(connection, "conversations", conversation_id, changes)
+
+    def _rewrite(self, connection: Connection, owner: str, node: Node, row: Mapping[str, Any]) -> None:
+        changed = {name: value for name, value in row.items() if name not in _PLACE_AND_TIME}
+        update_row(connection, "nodes", node.id, changed)
+        connection.execute("DELETE FROM attachments WHERE node = ?", (node.id,))
+        insert_attachments(connection, node)
+        release_files(connection, owner, node.attachments)
 
     def delete_node(self, owner: str, node_id: str) -> None:
         """Deletes a message with everything below it. Raises NotFoundError.

@@ -27,9 +27,9 @@ from qwen35mm.chat.media.thumbnails import make_frame, make_thumbnail, media_typ
 from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.turns import Person
-from qwen35mm.chat.store.archive import export_zip, import_zip
+from qwen35mm.chat.store.archive import Imported, export_zip, import_zip
 from qwen35mm.chat.store.markdown import export_markdown
-from qwen35mm.chat.store.records import Attachment, Conversation
+from qwen35mm.chat.store.records import Attachment
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.chat.store.temporary import TemporaryChats
 from qwen35mm.contract import Backend
@@ -264,11 +264,13 @@ class Files:
         most = self._usage.quotas.archive_bytes
         async with self._usage.receiving(person) as take, _received(request, say("The archive"), most, take) as archive:
             taken = await ARCHIVES.run_for(person.line, self._import, person, archive)
-        return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
+        lines = [conversation_line(each) for each in taken.new]
+        counts = {"num_extended": len(taken.extended), "num_known": taken.num_known}
+        return JSONResponse({"conversations": lines, **counts})
 
-    def _import(self, person: Person, archive: BinaryIO) -> list[Conversation]:
+    def _import(self, person: Person, archive: BinaryIO) -> Imported:
         media, processor, quotas = self._store.media, self._backend.media, self._usage.quotas
-        self._usage.check(person, num_bytes=1, num_conversations=1)
+        self._usage.check(person, num_bytes=1)
         max_bytes, max_conversations = self._usage.room(person, most=quotas.archive_bytes)
         return import_zip(
             self._store,

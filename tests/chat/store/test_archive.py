@@ -83,17 +83,72 @@ def other(tmp_path: Path) -> ConversationStore:
 def test_what_goes_out_comes_back(store: ConversationStore, other: ConversationStore) -> None:
     conversations = [full(store), chat(store, title="")[0], create(store, ME, title="empty")]
     data = exported(store, *conversations)
-    # Elsewhere, beside the original, and once more.
-    for target in (other, store, store):
-        imported = import_zip(target, OTHER, io.BytesIO(data), max_bytes=ROOM)
+    # Elsewhere, and beside the original, which is somebody else's.
+    for target in (other, store):
+        imported = import_zip(target, OTHER, io.BytesIO(data), max_bytes=ROOM).new
         assert imported == [target.read(OTHER, conversation.id)[0] for conversation in imported]
         for before, after in zip(conversations, imported, strict=True):
             same(store, before, target, after)
-    assert len(store.find(OTHER)) == 6
+    assert len(store.find(OTHER)) == 3
     assert other.find(ME) == []
     assert other.media.is_of(OTHER, digest_of(b"picture"))
     for digest in (digest_of(b"picture"), digest_of(b"clip" * 700_000)):
         assert other.media.path(digest).read_bytes() == store.media.path(digest).read_bytes()
+
+
+def test_what_is_there_already_is_skipped_and_nothing_is_admitted_again(
+    store: ConversationStore, other: ConversationStore
+) -> None:
+    """One's own archive, and another machine's that was imported before."""
+    data = exported(store, full(store), chat(store, title="")[0], create(store, ME, title="empty"))
+    import_zip(other, ME, io.BytesIO(data), max_bytes=ROOM)
+    admit = mock.Mock()
+    for target in (store, other):
+        before = [(each, shape(target.read(ME, each.id)[1])) for each in target.find(ME)]
+        limits = {"max_bytes": 1 << 16, "max_conversations": 0}
+        assert import_zip(target, ME, io.BytesIO(data), **limits, admit=admit) == ([], [], 3)
+        assert [(each, shape(target.read(ME, each.id)[1])) for each in target.find(ME)] == before
+    admit.assert_not_called()
+
+
+def test_a_conversation_that_has_more_messages_gets_them_and_loses_none(
+    store: ConversationStore, other: ConversationStore
+) -> None:
+    conversation, last = chat(store)
+    store.update(ME, replace(last, text="answer", status="stopped"))
+    (kept,) = import_zip(other, ME, io.BytesIO(exported(store, conversation)), max_bytes=ROOM).new
+    # There the answer is continued, and the chat goes on, with a file.
+    store.update(ME, replace(last, text="answer 0, and its end"))
+    file = attach(store, b"picture", "a.png", plan=IMAGE_PLAN)
+    question = node(last.id, "more", attachments=(file,))
+    store.add(ME, conversation.id, question, reply(question.id, "and more"))
+    data = exported(store, conversation)
+    imported = import_zip(other, ME, io.BytesIO(data), max_bytes=ROOM)
+    assert ([each.id for each in imported.extended], imported.new, imported.num_known) == ([kept.id], [], 0)
+    now, tree = other.read(ME, kept.id)
+    texts = ["question 0", "answer 0, and its end", "more", "and more"]
+    assert [each.text for each in tree.path(now.head)] == texts
+    assert other.media.is_of(ME, file.digest)
+    assert import_zip(other, ME, io.BytesIO(data), max_bytes=ROOM) == ([], [], 1)
+    # Where both have gone on, what is shown stays, and the other one's is a branch beside it.
+    mine, theirs = node(now.head, "mine"), node(store.read(ME, conversation.id)[0].head, "theirs")
+    other.add(ME, kept.id, mine)
+    store.add(ME, conversation.id, theirs)
+    (after,) = import_zip(other, ME, io.BytesIO(exported(store, conversation)), max_bytes=ROOM).extended
+    now, tree = other.read(ME, kept.id)
+    assert (now, tree.path(now.head)[-1].text) == (after, "mine")
+    assert [each.text for each in tree.siblings(mine.id)] == ["mine", "theirs"]
+
+
+def test_an_answer_in_progress_is_not_overwritten(store: ConversationStore, other: ConversationStore) -> None:
+    conversation, last = chat(store)
+    (kept,) = import_zip(other, ME, io.BytesIO(exported(store, conversation)), max_bytes=ROOM).new
+    answer = other.read(ME, kept.id)[1].nodes[kept.head or ""]
+    other.update(ME, replace(answer, text="ans", status="running"))
+    import_zip(other, ME, io.BytesIO(exported(store, conversation)), max_bytes=ROOM)
+    now, tree = other.read(ME, kept.id)
+    assert sorted(each.text for each in tree.siblings(answer.id)) == ["ans", last.text]
+    assert now.head == answer.id
 
 
 def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
@@ -135,7 +190,7 @@ def test_titles_as_file_names(store: ConversationStore, title: str, name: str) -
     data = exported(store, create(store, ME, title=title))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert f"{name}.md" in archive.namelist()
-    assert [c.title for c in import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)] == [title]
+    assert [c.title for c in import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM).new] == [title]
 
 
 def test_titles_that_differ_in_case_are_two_files(store: ConversationStore) -> None:
@@ -147,7 +202,7 @@ def test_titles_that_differ_in_case_are_two_files(store: ConversationStore) -> N
 def test_a_running_reply_is_imported_as_stopped(store: ConversationStore) -> None:
     conversation, last = chat(store)
     store.update(ME, replace(last, status="running", text="half"))
-    after = import_zip(store, OTHER, io.BytesIO(exported(store, conversation)), max_bytes=ROOM)[0]
+    after = import_zip(store, OTHER, io.BytesIO(exported(store, conversation)), max_bytes=ROOM).new[0]
     found = store.read(OTHER, after.id)[1].path(after.head)[-1]
     assert (found.status, found.text) == ("stopped", "half")
 
@@ -168,7 +223,7 @@ class Pipe(io.RawIOBase):
 def test_a_stream_that_can_not_seek(store: ConversationStore) -> None:
     stream: Any = Pipe()
     export_zip(store, ME, [full(store).id], stream)
-    assert len(import_zip(store, OTHER, io.BytesIO(stream.data), max_bytes=ROOM)) == 1
+    assert len(import_zip(store, OTHER, io.BytesIO(stream.data), max_bytes=ROOM).new) == 1
 
 
 def test_only_the_owners_conversations_go_out(store: ConversationStore) -> None:
@@ -219,7 +274,7 @@ def test_others_write_while_an_archive_is_read(store: ConversationStore, tmp_pat
         seen.append(create(somebody, ME).id)
         return file
 
-    assert len(import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM, admit=admit)) == 2
+    assert len(import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM, admit=admit).new) == 2
     assert {each.id for each in store.find(ME)} >= set(seen) != set()
 
 

@@ -238,8 +238,15 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
     with page.page.expect_file_chooser() as chooser:
         page.open_settings().get_by_role("button", name="Import").click()
     chooser.value.set_files([str(path)])
+    expect(page.toasts).to_contain_text("1 chat was already here.")
+    expect(page.chats).to_have_count(1)
+    page.page.get_by_label("Options for which?").click()
+    page.page.locator(".chat").get_by_role("button", name="Delete").click()
+    expect(page.chats).to_have_count(0)
+    with page.page.expect_file_chooser() as chooser:
+        page.page.get_by_role("button", name="Import").click()
+    chooser.value.set_files([str(path)])
     expect(page.toasts).to_contain_text("1 chat imported.")
-    expect(page.chats).to_have_count(2)
     page.chats.first.locator("a").click()
     expect(page.questions.locator("img")).to_have_count(1)
     expect(page.answers.locator(".answer")).to_contain_text("1 image")

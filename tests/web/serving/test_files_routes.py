@@ -251,7 +251,7 @@ async def test_the_server_s_limits_hold_for_imports(page: PageClient, monkeypatc
         return problem(response)
 
     assert "the limit is" in await refusal(archive_bytes=len(archive) - 1)
-    assert "2 chats" in await refusal(conversations=1)
+    assert "2 new chats" in await refusal(conversations=1)
     assert "larger than the limit" in await refusal(conversation_bytes=100)
     smaller = replace(page.backend.media, limits=MediaLimits(max_image_bytes=1000))
     monkeypatch.setattr(page.backend, "media", smaller)

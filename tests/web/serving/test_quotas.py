@@ -86,7 +86,9 @@ async def test_conversations(page: PageClient) -> None:
     refused = await page.call("send", text="echo three")
     assert refused.status_code == 429
     assert "You have 2 chats, and one person can have 2" in problem(refused)
-    assert (await page.request("POST", "import", BOB, content=archive)).status_code == 429
+    assert "1 new chat; there is room for 0" in problem(await page.request("POST", "import", BOB, content=archive))
+    # What is there already takes no room.
+    assert (await page.request("POST", "import", content=archive)).json()["num_known"] == 1
     assert (await page.call("summarise", conversation=chat["id"], title="After: it")).status_code == 429
     # One that is there goes on.
     parent = chat["messages"][-1]["id"]

@@ -29,7 +29,7 @@ import { TEMPORARY } from "./compose/drafts.js";
 import { holdingAfter } from "./compose/once.js";
 import { Player } from "./media/player.js";
 import { Models } from "./model/models.js";
-import { DemoBanner, Switcher } from "./model/switcher.js";
+import { Switcher } from "./model/switcher.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
 // From when on the person is told why there is no page yet.
@@ -46,6 +46,7 @@ class Page {
     const { app } = start;
     this.app = app;
     const toComposer = () => this.composer.text.focus();
+    const offer = () => this.models.offer();
     this.link = new Link({
       throughGradio: () => app.through_gradio,
       isSilent: () => this.state.isSilent,
@@ -86,12 +87,17 @@ class Page {
     this.transcript = new Transcript(
       (message) =>
         message.role === "user" ? new QuestionRow(message, messageDesk) : new AnswerRow(message, messageDesk),
-      (chat) => welcome(chat.temporary, app.examples, (number) => this.sendExample(number)),
+      (chat) =>
+        welcome(chat.temporary, app, {
+          offer,
+          sendExample: (number) => this.sendExample(number),
+          suggest: (idea) => this.composer.suggest(idea),
+        }),
     );
     this.player = new Player(media, this.transcript.element);
     /** @type {MessageDesk} */
     const messageDesk = {
-      ...{ app, state, requests, media, player: this.player, toComposer },
+      ...{ app, state, requests, media, player: this.player, toComposer, offer },
       remove: (message) => this.remove(message),
       edit: (question) => this.composer.edit(question),
       compare: (answer) => this.comparison.open(answer),
@@ -117,10 +123,6 @@ class Page {
       change: (values) => this.changeSettings(values),
       prefer: (values) => this.changePreferences(values),
       close: () => this.toggleSettings(false),
-    });
-    const demoBanner = new DemoBanner(app, requests, this.models, state.preferences.demo_banner === false, () => {
-      toComposer();
-      state.changePreferences({ demo_banner: false });
     });
     this.title = h("h1.title");
     this.spoken = h("div.unseen", { role: "status" });
@@ -149,7 +151,6 @@ class Page {
           this.context.element,
           this.settingsButton,
         ),
-        demoBanner.element,
         this.link.element,
         this.transcript.element,
         this.composer.element,
@@ -263,7 +264,9 @@ class Page {
     this.sidebar.load();
     this.context.look();
     this.composer.draft.measureSoon();
-    if (JSON.stringify(now.app) === JSON.stringify(this.app)) return;
+    // These depend on the moment.
+    const lasting = (/** @type {Start["app"]} */ app) => JSON.stringify({ ...app, suggestion: null, change: null });
+    if (lasting(now.app) === lasting(this.app)) return;
     Object.assign(this.app, now.app);
     this.say(t("The program was restarted with other settings. Reload the page to see them."), "note");
   }

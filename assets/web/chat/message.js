@@ -30,6 +30,7 @@ import { answerEditor, isEdited } from "./editor.js";
  * @property {(answer: Answer) => unknown} compare
  * @property {() => boolean} isLost whether the connection is
  * @property {() => void} toComposer gives it the focus
+ * @property {() => Child} offer of a real model instead of the practice model
  */
 
 /**
@@ -149,6 +150,9 @@ export class QuestionRow extends Row {
   }
 }
 
+// The practice model's words for all that it doesn't know, such as photographs.
+const UNKNOWN = "I can't tell.";
+
 /** @extends {Row<Answer>} */
 export class AnswerRow extends Row {
   /** The person opened or folded the thinking. */
@@ -182,19 +186,22 @@ export class AnswerRow extends Row {
     this.answer = h("div.prose.answer");
     this.blocks = new Blocks(this.answer, desk.requests, linkTimes);
     this.groundings = new Groundings(desk.media);
+    this.offer = h("div.offer");
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });
     this.label = h("span");
     // Many times a second another number: nothing to be read out.
     this.pace = h("small.pace", { "aria-live": "off" });
     this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label, this.pace);
-    this.body.append(this.notes, this.thought, this.answer, this.groundings.element, this.problem, this.work);
+    const { element } = this.groundings;
+    this.body.append(this.notes, this.thought, this.answer, element, this.offer, this.problem, this.work);
   }
 
   /** @override */
   draw(/** @type {Answer} */ message) {
     this.update(message);
     if (message.status === "running") return this.tools.replaceChildren();
+    redraw(this.offer, this.desk.app.is_demo && message.text.startsWith(UNKNOWN) && this.desk.offer());
     if (isEdited(message.id)) this.edit(message);
     const { state, app } = this.desk;
     const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);

@@ -69,6 +69,7 @@ const PATHS = {
   menu: "M4 6h16M4 12h16M4 18h16",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M7 7h10v10H7z",
+  play: "M8 5l11 7-11 7z",
   copy: "M9 9h10v10H9zM5 15V5h10",
   check: "M5 13l4 4L19 7",
   edit: "M4 20h4L19 9l-4-4L4 16zM13.5 6.5l4 4",

@@ -182,7 +182,7 @@ export type Offer = { label: Said } & (
 export interface Cost {
   media: { digest: string; label: Said; notes: Said[]; error: Said | null }[];
   /** `reserve` are kept for an answer; where they aren't `exact`, they are estimates. */
-  tokens: { history: number; all: number; context: number; reserve: number; exact: boolean };
+  tokens: { history: number; all: number; context: number; room: number; reserve: number; exact: boolean };
   fits: boolean;
   offers: Offer[];
 }
@@ -253,10 +253,12 @@ export interface App {
   titles: boolean;
   /** Whether another model can be chosen. */
   models: boolean;
-  /** The real model to offer beside the demo; null where there is none to offer. */
+  /** The real model to offer beside the practice model; null where there is none to offer. */
   suggestion: Suggestion | null;
   /** What is being loaded or downloaded; null where no other model can be chosen. */
   change: ChangeState | null;
+  /** What the model in the program runs with. */
+  taken: Said | null;
   /** Null where the model is in the program itself. */
   server: ServerInfo | null;
   examples: Example[];
@@ -274,8 +276,6 @@ export interface Preferences {
   /** Whether the model writes titles; it does unless this is false. */
   titles?: boolean;
   settings?: Settings;
-  /** False where it was dismissed. */
-  demo_banner?: boolean;
 }
 
 export type Presets = Record<string, Settings>;

@@ -3,6 +3,7 @@
 /** @import { App, Cost, Offer, Question, Settings } from "../common/types.d.ts" */
 /** @import { Desk, DraftFile, Waiting } from "./draft.js" */
 /** @import { Link } from "../chat/link.js" */
+/** @import { Idea } from "../chat/welcome.js" */
 /** @import { PageState } from "../chat/state.js" */
 /** @import { Presets } from "../chat/presets.js" */
 /** @import { Toasts } from "../common/toasts.js" */
@@ -47,6 +48,7 @@ const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 /** @implements {Desk} */
 export class Composer {
   #isRunning = false;
+  #suggested = "";
   /** What is drawn of each file. @type {WeakMap<DraftFile, { drawn: string, element: HTMLElement }>} */
   #thumbnails = new WeakMap();
   /** What is chosen of each video. @type {WeakMap<DraftFile, ClipEditor>} */
@@ -153,6 +155,19 @@ export class Composer {
   attach(/** @type {Iterable<File>} */ files) {
     this.draft.attach(files);
     this.text.focus();
+  }
+
+  /** Puts a question into the box, after what was written there, and asks for the files that it is about. */
+  suggest(/** @type {Idea} */ { text, kind, n = 1, blank = "" }) {
+    const own = this.text.value.replace(this.#suggested, "").trim();
+    this.text.value = own ? `${own}\n${text}` : text;
+    this.#suggested = text;
+    this.typed();
+    this.text.focus();
+    const at = this.text.value.lastIndexOf(blank);
+    this.text.setSelectionRange(at, at + blank.length);
+    // What a file is may still have to be found out.
+    if (this.draft.files.filter((file) => [kind, null].includes(file.kind)).length < n) this.picker.click();
   }
 
   async shoot() {

@@ -8,18 +8,20 @@ import { t } from "../common/words.js";
 import { cutOut } from "./closer.js";
 
 /** Qwen's own prompts, in the language that it was trained on. @type {Record<string, (what: string) => string>} */
-const PROMPTS = {
+export const PROMPTS = {
   boxes: (what) => `${locate(what)} Report bbox coordinates in JSON format.`,
   points: (what) =>
     `${locate(what)} Report point coordinates in JSON format like this: {"point_2d": [x, y], "label": "category"}`,
 };
 const locate = (/** @type {string} */ what) =>
   `Locate every instance that belongs to the following categories: "${what}".`;
+/** An example of what to find. */
+export const THINGS = () => t("cat, red car");
 const WHOLE = { left: 0, top: 0, right: 1, bottom: 1 };
 
 /** Asks for what to find, and sends the question; whether it was sent. */
 export async function askToFind(/** @type {MediaDesk} */ desk, /** @type {Item} */ item) {
-  const what = h("input", { required: true, placeholder: t("cat, red car"), "aria-label": t("What to find") });
+  const what = h("input", { required: true, placeholder: THINGS(), "aria-label": t("What to find") });
   const shape = h(
     "select",
     { "aria-label": t("Show as") },

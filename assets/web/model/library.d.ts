@@ -19,8 +19,13 @@ export interface Download {
   source: string;
   size: Said;
   fit: Said;
-  /** The one that is worth it here. */
-  suggested: boolean;
+}
+
+/** The real model to offer beside the practice model. */
+export interface Suggestion extends Download {
+  name: string;
+  /** Whether it is downloaded first. */
+  is_new: boolean;
 }
 
 /** The real model to offer beside the demo. */
@@ -51,6 +56,7 @@ export interface ServerInfo {
   host: string;
   notes: Said[];
   continues: boolean | null;
+  images: boolean | null;
 }
 
 export interface ModelsFound {
@@ -59,8 +65,6 @@ export interface ModelsFound {
   /** Why their file can't be read. */
   servers_problem: Said | null;
   downloads: Download[];
-  /** What the model in the program runs with. */
-  taken: Said | null;
 }
 
 /** A value of a setting. */

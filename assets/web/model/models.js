@@ -13,15 +13,17 @@ const LOOK_MS = 400;
 // The prefix of a server's id, among folders and Hugging Face ids. Alone, it means a new server.
 const SERVER = "server:";
 
+/** The bundled model is known by what it is for. */
+export const nameOf = (/** @type {{ name: string, is_demo: boolean }} */ { name, is_demo }) =>
+  is_demo ? t("Practice model") : name;
+
 /** The options of a choice among all models: `changeTo` says what each value means. */
 export const modelOptions = (/** @type {ModelsFound} */ { models, servers }) => [
-  models.map(({ source, current, reason, usable, name, size }) =>
-    h(
-      "option",
-      { value: source, selected: current, disabled: !usable, title: said(reason ?? "") },
-      `${name} (${usable ? said(size) : t("not usable")})`,
-    ),
-  ),
+  models.map((model) => {
+    const { source, current, reason, usable, size } = model;
+    const attributes = { value: source, selected: current, disabled: !usable, title: said(reason ?? "") };
+    return h("option", attributes, `${nameOf(model)} (${usable ? said(size) : t("not usable")})`);
+  }),
   servers.map(({ id, name, host, current }) =>
     h("option", { value: SERVER + id, selected: current }, `${name} (${host})`),
   ),
@@ -35,43 +37,57 @@ export function changeTo(/** @type {string} */ chosen, /** @type {ModelsFound} *
 }
 
 export class Models {
+  /** @type {ModelsFound} */
+  #found = { models: [], servers: [], servers_problem: null, downloads: [] };
+
   constructor(/** @type {App} */ app, /** @type {Requests} */ requests, /** @type {Toasts["say"]} */ say) {
     this.app = app;
     this.requests = requests;
     this.say = say;
-    this.element = h("div.models");
+    const { model: name, is_demo, server, taken, context_length } = app;
+    // The one that answers; the others come once they are known, and move nothing.
+    this.select = select({}, (chosen) => this.choose(chosen), [h("option", nameOf({ name, is_demo }))]);
+    this.element = h(
+      "div.models",
+      h("label.block-field", h("span", t("Model")), this.select),
+      serverNotes(server),
+      taken !== null && h("small", said(taken)),
+      // The context stays as it is.
+      taken !== null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
+    );
     // Opens the download's dialog again.
     const title = t("Show the download");
-    this.progress = h("button.model.card.quiet.row", { type: "button", title, "aria-label": title, hidden: true });
+    this.progress = h("button.plain", { type: "button", title, "aria-label": title, hidden: true });
   }
 
   async load() {
     const found = await this.requests.ask("models", {}, "models");
     if (!found) return;
+    this.#found = found;
     const another = h("option", { value: "" }, t("Another model from Hugging Face"));
     const onServer = h("option", { value: SERVER }, t("A model on a server"));
-    const choose = (/** @type {string} */ chosen) => this.choose(chosen, found);
-    const options = [modelOptions(found), another, onServer];
-    // The context stays as it is.
-    const { context_length } = this.app;
-    redraw(
-      this.element,
-      h("label.block-field", h("span", t("Model")), select({}, choose, options)),
-      serverNotes(this.app.server),
-      found.taken !== null && h("small", said(found.taken)),
-      found.taken !== null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
-    );
+    redraw(this.select, modelOptions(found), another, onServer);
+  }
+
+  /** The button that leads from the practice model to a real one; nothing without one that fits. */
+  offer() {
+    if (!this.app.suggestion) return null;
+    const { name, source, size, fit, is_new } = this.app.suggestion;
+    const words = is_new ? t("Get a real model") : t("Use {name}", { name });
+    const go = () => this.propose({ source, is_new }, name);
+    return button("strong", [is_new && icon("download"), h("span", `${words} · ${said(size)} · ${said(fit)}`)], go);
   }
 
   /** Switches to what was chosen, or asks for what is missing; then shows the old or the new choice. */
-  async choose(/** @type {string} */ chosen, /** @type {ModelsFound} */ found) {
+  async choose(/** @type {string} */ chosen) {
     if (chosen === SERVER) {
       this.addServer();
       return this.load();
     }
-    const change = chosen && changeTo(chosen, found);
     if (!chosen) return this.getAnother();
-    return change && this.propose(change, found.models.find(({ source }) => source === chosen)?.name);
+    const change = changeTo(chosen, this.#found);
+    const model = this.#found.models.find(({ source }) => source === chosen);
+    return change && this.propose(change, model && nameOf(model));
   }
 
   addServer() {

@@ -28,7 +28,7 @@ export class Plan {
     this.drawing = h("div");
     // Told again when it has changed.
     this.words = h("div", { role: "status" });
-    this.element = h("div.plan", this.drawing, this.words);
+    this.element = h("div.plan", this.words, this.drawing);
   }
 
   async look(/** @type {ModelChange} */ change) {
@@ -119,7 +119,8 @@ export function askSettings(requests, change, { title, words, label }) {
       plan.look(wanted);
     };
     const values = select({}, take, []);
-    const element = h("label.number", { hidden: true }, h("span", label), values);
+    // Its room is kept: few models lack a choice.
+    const element = h("label.number", h("span", label), values);
     const draw = (/** @type {Choice[]} */ choices) => {
       first ??= choices.find(({ chosen }) => chosen)?.value;
       element.hidden = choices.length < 2;
@@ -132,11 +133,7 @@ export function askSettings(requests, change, { title, words, label }) {
   };
   const weights = choice("weights", t("Weights"));
   const kvTypes = choice("kv_dtype", t("KV cache"));
-  const hint = h(
-    "small",
-    { hidden: true },
-    t("Fewer bits take less memory, and answers become slightly less accurate."),
-  );
+  const hint = h("small", t("Fewer bits take less memory, and answers become slightly less accurate."));
   const context = h("label.number", h("span", t("Context length in tokens")), length);
   const body = h("div.model-settings", words, context, weights.element, kvTypes.element, hint, plan.element);
   const asked = ask(title, body, [cancel(), { label, kind: "strong", value: () => wanted }]);

@@ -1,13 +1,14 @@
 // The model's name, which opens the list of models: on this machine, on servers, and available to download.
 
 /** @import { Server } from "./library.d.ts" */
-/** @import { App, Child, Download, Model, ModelsFound } from "../common/types.d.ts" */
+/** @import { App, Child, Download, Model } from "../common/types.d.ts" */
 /** @import { Models } from "./models.js" */
 /** @import { Requests } from "../common/api.js" */
 
-import { button, h, icon, iconButton, redraw } from "../common/dom.js";
+import { button, h, redraw } from "../common/dom.js";
 import { popover } from "../common/popover.js";
 import { said, t } from "../common/words.js";
+import { nameOf } from "./models.js";
 import { removeButton } from "./servers.js";
 
 export class Switcher {
@@ -15,7 +16,8 @@ export class Switcher {
     this.requests = requests;
     this.models = models;
     this.element = h("div.switcher");
-    const name = [h("span", app.model), app.server && h("small", app.server.host)];
+    const { model, is_demo, server } = app;
+    const name = [h("span.name", nameOf({ name: model, is_demo })), server && h("small", server.host)];
     if (app.models) {
       const trigger = h("button.model.card.quiet", { type: "button", title: t("Change model") }, name);
       this.content = popover(trigger, t("Models"), (content) => this.draw(content));
@@ -51,7 +53,9 @@ export class Switcher {
     if (hadFocus) content.querySelector("button")?.focus();
   }
 
-  installed(/** @type {Model} */ { name, source, size, reason, usable, current }) {
+  installed(/** @type {Model} */ model) {
+    const { source, size, reason, usable, current } = model;
+    const name = nameOf(model);
     const note = current ? t("In use") : said(reason ?? "");
     const choose = () => this.#close(() => current || this.models.propose({ source }, name));
     return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
@@ -96,76 +100,3 @@ function line(name, size, note, onclick, attributes) {
   const words = h("span.words", h("span.name", name), note && h("small", note));
   return h("button.row", { type: "button", onclick, ...attributes }, words, h("span.quiet", size));
 }
-
-/** About the demo model, with the offer of a better one; once dismissed, it stays away. */
-export class DemoBanner {
-  /**
-   * @param {Pick<App, "is_demo" | "models">} app
-   * @param {Requests} requests
-   * @param {Models} models
-   * @param {boolean} isDismissed
-   * @param {() => void} onDismiss
-   */
-  constructor(app, requests, models, isDismissed, onDismiss) {
-    this.requests = requests;
-    this.models = models;
-    this.onDismiss = onDismiss;
-    this.offer = h("span.offer");
-    this.element = h(
-      "div.banner.row",
-      { hidden: !app.is_demo || isDismissed },
-      about(),
-      this.offer,
-      iconButton("close", t("Don't show this again"), () => this.dismiss()),
-    );
-    if (app.models && !this.element.hidden) this.look();
-  }
-
-  /** Offers a model of this machine, else one that is worth its download. */
-  async look() {
-    /** @type {ModelsFound | null} */
-    const found = await this.requests.call("models", {}).catch(() => null);
-    const here = found?.models.findLast((model) => !model.is_demo && !model.reason);
-    const there = found?.downloads.find((model) => model.suggested);
-    if (here) {
-      const change = () => this.models.propose({ source: here.source }, here.name);
-      redraw(this.offer, button("plain", t("Use {name}", { name: here.name }), change));
-    } else if (there) {
-      const { source, size } = there;
-      const words = t("Download {name}, {size}", { name: source, size: said(size) });
-      const get = () => this.models.propose({ source, is_new: true });
-      redraw(this.offer, button("plain", [icon("download"), words], get));
-    }
-  }
-
-  dismiss() {
-    this.element.hidden = true;
-    this.onDismiss();
-  }
-}
-
-const about = () =>
-  h(
-    "details",
-    h(
-      "summary",
-      h("b", t("Demo model.")),
-      " ",
-      t("It knows coloured shapes in drawn pictures and short clips, and nothing else."),
-    ),
-    h(
-      "p",
-      t(
-        "The bundled model is small. It was trained from scratch on scenes drawn by a program, so that " +
-          "you can try everything without a download. It names shapes, their colours, positions and number," +
-          " and says how a shape moves or changes colour. It doesn't know photos, people, writing or the " +
-          "world.",
-      ),
-    ),
-    h(
-      "p",
-      t("For a real model, stop the program with Ctrl-C and run:"),
-      " ",
-      h("code", "make chat MODEL=Qwen/Qwen3.5-2B"),
-    ),
-  );

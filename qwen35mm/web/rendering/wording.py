@@ -96,7 +96,7 @@ def describe_server(model: ModelInfo) -> dict[str, Any] | None:
     missing = [field.label for name, field in {**SAMPLING, **LENGTHS}.items() if name in model.unsupported]
     if missing:
         notes.append(say("Can't be set on this server: {names}", names=_listed(missing)))
-    return {"host": model.host, "notes": notes, "continues": model.continues}
+    return {"host": model.host, "notes": notes, "continues": model.continues, "images": model.images}
 
 
 def _pace(tally: Tally | None) -> list[Said]:

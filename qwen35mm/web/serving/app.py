@@ -143,6 +143,7 @@ def build_app(
             "models": models is not None,
             "suggestion": None if models is None else models.suggestion(),
             "change": None if models is None else models.state(),
+            "taken": None if models is None else models.taken(),
             "server": describe_server(backend.info),
             "titles": titles.enabled,
             "through_gradio": through_gradio,

@@ -65,20 +65,14 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """Installed models, servers' models, models to download, and the settings of the current model."""
+        """Installed models, servers' models, and models to download."""
         room = self._switch.room()
         installed = [self._installed(model, room) for model in installed_models()]
         here = {model["source"] for model in installed}
-        suggestion = self._switch.suggestion(room)
         return {
             "models": installed,
             **self._listed_servers(),
-            "downloads": [
-                {**self._downloadable(model, room), "suggested": model is suggestion}
-                for model in HUB_MODELS
-                if model.hub_id not in here
-            ],
-            "taken": self._taken(),
+            "downloads": [self._downloadable(model, room) for model in HUB_MODELS if model.hub_id not in here],
         }
 
     def state(self) -> dict[str, Any]:
@@ -266,9 +260,9 @@ class Models:
             fit = say("{fit}, {size} still to download", fit=fit, size=size(left))
         return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit}
 
-    def _taken(self) -> Said | None:
-        """The settings of the current model, and whether they were picked to fit; None for a server's model."""
-        backend, options = self._switch.current, self._switch.options
+    def taken(self) -> Said | None:
+        """The settings of the current model, and whether they were picked to fit; None for a server's, and for none."""
+        backend, options = self._switch.current if self._switch.is_ready else None, self._switch.options
         if not isinstance(backend, LocalBackend):
             return None
         plan, loaded = backend.engine.plan, backend.loaded

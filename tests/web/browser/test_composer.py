@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Route, expect
 
 from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, box_of
@@ -38,6 +38,41 @@ def test_keys_send_stop_and_edit_but_not_those_of_an_input_method(page: ChatPage
     expect(page.page.locator(".editing")).to_be_visible()
     page.box.press("Escape")
     expect(page.box).to_have_value("")
+
+
+def test_suggestions_fill_the_box_and_ask_for_the_files_that_they_are_about(page: ChatPage, samples: Path) -> None:
+    def suggestion(title: str) -> Locator:
+        return page.page.get_by_role("button", name=title, exact=True)
+
+    expect(page.examples).to_have_count(6)
+    with page.page.expect_file_chooser() as chooser:
+        suggestion("Compare two pictures").click()
+    chooser.value.set_files([samples / "one-shape.png", samples / "two-shapes.jpg"])
+    expect(page.box).to_have_value("How do these differ?")
+    expect(page.thumbnails).to_have_count(2)
+    # Now there are pictures, and what to find is for the person to say.
+    picker = page.page.locator(".composer input[type=file]")
+    picker.evaluate("picker => picker.addEventListener('click', () => (picker.dataset.clicked = 'yes'))")
+    suggestion("Find things in a picture").click()
+    page.page.keyboard.type("cross")
+    found = 'Locate every instance that belongs to the following categories: "cross". '
+    found += "Report bbox coordinates in JSON format."
+    expect(page.box).to_have_value(found)
+    # What a person wrote stays.
+    suggestion("Describe a picture").click()
+    expect(page.box).to_have_value(f"{found}\nDescribe this picture in detail.")
+    expect(picker).not_to_have_attribute("data-clicked", "yes")
+
+    # A model that sees nothing is asked about nothing to see.
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        start = response.json()
+        start["app"]["server"] = {"host": "cellar", "notes": [], "continues": None, "images": False}
+        route.fulfill(response=response, json=start)
+
+    page.page.route("**/api/start", answer)
+    page.visit()
+    expect(page.examples).to_have_text(["Summarise a text"])
 
 
 def test_files_are_chosen_pasted_and_dropped_and_broken_ones_explained(

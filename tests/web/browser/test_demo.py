@@ -64,15 +64,18 @@ def page(tab: ChatPage, demo_server: Server) -> Iterator[ChatPage]:
     tab.leave()
 
 
-def test_the_page_says_that_this_is_a_demo_and_its_examples_are_answered_rightly(page: ChatPage) -> None:
-    banner = page.page.locator(".banner")
-    expect(banner).to_contain_text("It knows coloured shapes in drawn pictures and short clips, and nothing else.")
-    command = banner.get_by_text("make chat MODEL=Qwen/Qwen3.5-2B")
-    expect(command).not_to_be_visible()
-    banner.locator("summary").click()
-    expect(command).to_be_visible()
+def test_the_page_says_that_this_is_for_practice_and_its_examples_are_answered_rightly(page: ChatPage) -> None:
+    expect(page.page.locator(".top .model")).to_have_text("Practice model")
+    expect(page.page.locator(".welcome.card")).to_contain_text("It only knows drawn shapes.")
     examples = choose_examples(load_samples())
     expect(page.examples).to_have_count(len(examples))
+    # Each is seen whole, and a clip has a picture before it plays.
+    shots = page.examples.locator("img, video")
+    for shot in shots.evaluate_all("shots => shots.map(shot => [shot.src, shot.poster])"):
+        for address in filter(None, shot):
+            assert page.context.request.get(address).ok
+    fits = page.examples.locator("img").evaluate_all("images => images.map(image => getComputedStyle(image).objectFit)")
+    assert set(fits) == {"contain"}
     for index in (0, len(examples) - 1):
         expect(page.examples.nth(index)).to_contain_text(examples[index].question)
         page.examples.nth(index).click()

@@ -63,7 +63,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
         opener = stack.enter_context(chat_pages(browser, served.address))
         page = opener()
         # No demo of ours answers, and what nobody counts is an estimate.
-        expect(page.page.locator(".banner")).to_be_hidden()
+        expect(page.page.locator(".welcome.card")).to_have_count(0)
         expect(page.page.locator("button.model")).to_have_text(re.compile(rf"Big-9B\s*{scripted.host}"))
         begun = pieces(["It ", "is ", "red."], reasoning=["Let me ", "look."])
         scripted.acts = [
@@ -136,7 +136,7 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         page.wait_until(lambda: "secret-key" not in (tmp_path / "servers.json").read_text("utf-8"))
         page.page.locator("button.model").click()
         here = models.get_by_role("region", name="On this machine")
-        expect(here.get_by_role("button", name="demo")).to_be_visible()
+        expect(here.get_by_role("button", name="Practice model")).to_be_visible()
         expect(on_servers.get_by_role("button", name="Small-1B")).to_have_count(0)
 
 
@@ -173,10 +173,10 @@ def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
 
         page.page.locator("button.model").click()
         models = page.page.get_by_role("dialog", name="Models")
-        models.get_by_role("region", name="On this machine").get_by_role("button", name="demo").click()
+        models.get_by_role("region", name="On this machine").get_by_role("button", name="Practice model").click()
         with page.page.expect_navigation():
             page.dialog.get_by_role("button", name="Load").click()
-        expect(page.page.locator(".banner")).to_be_visible()
+        expect(page.page.locator("button.model")).to_have_text("Practice model")
         assert switch.info.host is None
         expect(page.questions).to_have_count(2)
         expect(page.box).to_have_value("What is the color of the shape?")

@@ -1,4 +1,4 @@
-"""Another model, from the name of the one that answers, with the real engine; and the demo's banner."""
+"""Another model, from the name of the one that answers or from the practice model's offer, with the real engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Route, expect
 
 from qwen35mm.assets import demo_model_path
@@ -42,21 +43,59 @@ def switch_server(
     switch.close()
 
 
+# Every answer of the program comes late, and what has moved by then is counted unless the person moved it.
+LATE = """() => {
+    const plain = window.fetch;
+    window.fetch = async (...asked) => {
+        await new Promise((go) => setTimeout(go, 700));
+        return plain(...asked);
+    };
+    window.moved = [];
+    const note = ({ hadRecentInput, sources }) =>
+        hadRecentInput || window.moved.push(sources.map(({ node }) => node?.outerHTML ?? node?.textContent));
+    const observer = new PerformanceObserver((list) => list.getEntries().forEach(note));
+    observer.observe({ type: "layout-shift", buffered: true });
+}"""
+
+
+def test_a_newcomer_is_led_to_a_real_model_and_nothing_jumps(
+    browser: Browser, switch_server: tuple[BackendSwitch, Server], tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "models" / "my-finetune")
+    with chat_pages(browser, switch_server[1].address) as opener:
+        page: ChatPage = opener()
+        page.context.add_init_script(f"({LATE})()")
+        page.visit()
+        offer = {"name": "Get a real model · 4.1 GiB · fits this machine with int4 weights", "exact": True}
+        page.page.locator(".welcome").get_by_role("button", **offer).click()
+        expect(page.dialog).to_contain_text("Download Qwen/Qwen3.5-2B from Hugging Face?")
+        expect(page.dialog.get_by_role("button", name="Download")).to_be_enabled()
+        page.dialog.get_by_role("button", name="Cancel").click()
+        models = page.open_settings().locator(".models option")
+        expect(models.first).to_have_text("Practice model (12 MiB)")
+        assert page.page.evaluate("() => window.moved") == []
+
+        photo = tmp_path / "photo.png"
+        Image.effect_noise((320, 240), 80).save(photo)
+        page.ask("Which animal do you see?", [photo])
+        assert page.wait_answered().startswith("I can't tell.")
+        page.answers.last.get_by_role("button", **offer).click()
+        expect(page.dialog).to_contain_text("Download Qwen/Qwen3.5-2B from Hugging Face?")
+
+
 @pytest.mark.slow
-def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
+def test_another_model_keeps_chat_and_draft(
     browser: Browser, switch_server: tuple[BackendSwitch, Server], samples: Path
 ) -> None:
     switch, server = switch_server
     with chat_pages(browser, server.address) as opener:
         page: ChatPage = opener()
-        banner = page.page.locator(".banner")
-        expect(banner.get_by_role("button", name="Use my-finetune")).to_be_visible()
-        page.ask("How many shapes are there?")
+        page.ask("What is the capital of France?")
         page.wait_answered()
         page.attach(samples / "three-shapes.png")
         page.box.fill("And here?")
 
-        name = page.page.get_by_role("button", name="demo", exact=True)
+        name = page.page.get_by_role("button", name="Practice model", exact=True)
         models = page.page.get_by_role("dialog", name="Models")
         name.press("Enter")
         expect(models.get_by_role("region", name="On this machine").get_by_role("button")).to_contain_text(
@@ -110,26 +149,24 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         expect(download).to_be_disabled()
         page.dialog.get_by_role("button", name="Cancel").click()
 
-        banner.get_by_role("button", name="Don't show this again").click()
-        expect(banner).to_be_hidden()
-        name.click()
-        models.get_by_role("button", name="my-finetune").click()
+        # The answer knows nothing of the world, and says who may.
+        page.answers.last.get_by_role("button", name="Use my-finetune").click()
         with page.page.expect_navigation():
             page.dialog.get_by_role("button", name="Load").click()
         assert switch.loaded.name == "my-finetune"
         expect(page.page.get_by_role("button", name="my-finetune", exact=True)).to_be_visible()
         expect(page.questions).to_have_count(1)
+        expect(page.answers.get_by_role("button", name="Use my-finetune")).to_have_count(0)
         expect(page.box).to_have_value("And here?")
         expect(page.thumbnails.locator(".name")).to_have_text(["three-shapes.png"])
         page.box.press("Enter")
         page.wait_answered(2)
 
         page.page.get_by_role("button", name="my-finetune", exact=True).click()
-        models.get_by_role("button", name="demo").click()
+        models.get_by_role("button", name="Practice model").click()
         with page.page.expect_navigation():
             page.dialog.get_by_role("button", name="Load").click()
         expect(page.questions).to_have_count(2)
-        expect(banner).to_be_hidden()
 
 
 @pytest.mark.slow
@@ -142,7 +179,7 @@ def test_a_download_goes_on_behind_the_chat(
         page: ChatPage = opener()
 
         def ask_for_it() -> Locator:
-            page.page.get_by_role("button", name="demo", exact=True).click()
+            page.page.get_by_role("button", name="Practice model", exact=True).click()
             page.page.get_by_role("button", name="Another model from Hugging Face").click()
             page.dialog.get_by_label("Hugging Face id").fill(HUB_ID)
             page.dialog.get_by_role("button", name="Continue").click()

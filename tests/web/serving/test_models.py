@@ -106,12 +106,12 @@ def test_the_list_measures_memory_once(
 def test_keys_and_values_are_changed_with_the_context(ask: Any, switch: BackendSwitch) -> None:
     before = ask("plan", context_length=512)["parts"]["kv"]
     assert changed(ask, context_length=1_024, kv_dtype="int8") is None
-    assert "KV cache: int8; 1,024 tokens of context" in english(ask("models")["taken"])
+    assert "KV cache: int8; 1,024 tokens of context" in english(ask("start")["app"]["taken"])
     now = ask("plan", context_length=512)
     assert now["parts"]["kv"] == before * 17 // 32
     assert [each["value"] for each in now["kv_types"] if each["chosen"]] == ["int8"]
     assert changed(ask, context_length=512, kv_dtype="auto") is None
-    assert "KV cache: float32; 512 tokens of context; 2 replies" in english(ask("models")["taken"])
+    assert "KV cache: float32; 512 tokens of context; 2 replies" in english(ask("start")["app"]["taken"])
 
 
 def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
@@ -124,8 +124,8 @@ def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
         (line,) = [each for each in caplog.messages if each.startswith("Within ")]
         server = serve(backend, **{**how, "token": ""})
         try:
-            answer = httpx.post(f"{server.url}qwen35mm/api/models", headers={"x-qwen35mm": "1"}, json={})
-            said = english(answer.json()["taken"])
+            answer = httpx.post(f"{server.url}qwen35mm/api/start", headers={"x-qwen35mm": "1"}, json={})
+            said = english(answer.json()["app"]["taken"])
         finally:
             server.close()
         length = backend.context_length

@@ -142,11 +142,18 @@ class HubModel:
     ) -> str | None:
         """The format that the planner would choose; None if the model doesn't fit. Arguments as for `fit`."""
         how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(self.config)}
+        size_of = functools.partial(_weights_bytes, self, choose_dtype(options.dtype), tuple(devices))
         try:
-            fitted, _ = fit_tensors(options, self.config, self.tensors, self.hub_id, **how)
+            fitted, _ = fit_tensors(options, self.config, self.tensors, self.hub_id, **how, size_of=size_of)
         except ConfigError:
             return None
         return fitted.weights if fitted.weights in INTEGER_FORMATS else weights_name(choose_dtype(options.dtype))
+
+
+@functools.cache
+def _weights_bytes(model: HubModel, dtype: torch.dtype, devices: tuple[torch.device, ...], integers: str | None) -> int:
+    """`weights_bytes` of the catalogue's models, which never change."""
+    return weights_bytes(model.tensors, dtype, integers, devices)
 
 
 HUB_MODELS = tuple(HubModel(f"Qwen/Qwen3.5-{size}") for size in SIZES)

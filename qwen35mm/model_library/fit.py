@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,22 +91,28 @@ def fit_tensors(
     devices: Sequence[torch.device],
     memory_bytes: int,
     runtime_bytes: int,
+    size_of: Callable[[str | None], int] | None = None,
 ) -> tuple[BackendOptions, MemoryNeed]:
-    """`fit` from a config and its tensors, without a download; logs nothing."""
+    """`fit` from a config and its tensors, without a download; logs nothing.
+
+    Args:
+        size_of: returns the bytes of the weights in a format, if the caller keeps them.
+    """
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     on_cpu = all(device.type == "cpu" for device in devices)
     # On a card a smaller format is only suggested: the user has to ask for it.
     is_open = on_cpu and options.weights == "auto"
     can_round = on_cpu or all(map(multiplies_integers, devices))
-    sizes = {each: weights_bytes(stored, dtype, each, devices) for each in (asked, *INTEGER_FORMATS)}
-    smaller = [each for each in INTEGER_FORMATS if can_round and sizes[each] < sizes[asked]]
+    size_of = size_of or functools.cache(lambda integers: weights_bytes(stored, dtype, integers, devices))
     how = {"dtype": dtype, "devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": runtime_bytes}
     refused = None
-    for integers in [asked, *smaller]:
+    for integers in (asked, *(INTEGER_FORMATS if can_round else ())):
+        if refused is not None and size_of(integers) >= size_of(asked):
+            continue
         chosen = integers if integers in INTEGER_FORMATS else None
         try:
-            need = memory_need(name, config, sizes[integers], options, integers=chosen, **how)
+            need = memory_need(name, config, size_of(integers), options, integers=chosen, **how)
         except NoRoomError as error:
             # With `auto` report the smallest format's error, else the requested one's.
             refused = error if refused is None or is_open else refused
@@ -116,7 +123,7 @@ def fit_tensors(
                     "{refused} With --weights {integers} it fits: {size} of weights.",
                     refused=said_of(refused),
                     integers=str(integers),
-                    size=gib(sizes[integers]),
+                    size=gib(size_of(integers)),
                 )
             )
         return replace(options, weights=chosen or options.weights, cache=need.settings), need

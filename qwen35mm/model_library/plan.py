@@ -285,8 +285,8 @@ def _media(
 ) -> tuple[MediumCost, ...]:
     if config.tower is None:
         return ()
-    has_own = folder is not None and any(folder.glob("*processor_config.json"))
-    processing = read_processing(folder) if has_own else family_processing()
+    own = folder if folder is not None and any(folder.glob("*processor_config.json")) else None
+    processing = family_processing() if own is None else read_processing(own)
     token_bytes = config.kv_bytes_per_token(*options.cache.kv_formats(dtype))
     processor = MediaProcessor(*processing, budget=options.media_budget(device), cache_bytes_per_token=token_bytes)
     plans = []

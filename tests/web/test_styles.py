@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ SPACE = re.compile(r"^(?:padding|margin|(?:row-|column-)?gap|border-radius)\b")
 SIZE = re.compile(r"^font(?:-size)?$")
 # Selectors whose space lies off the grid, and why.
 OFF_GRID = {".mark-point": "half of its own size, so that its middle lies on the point"}
+# Selectors whose colour is no grey and none of the page's own, and why.
+OWN_COLOUR = {".of-": "parts of a bar, which must be told from each other", ".code": "colours of code"}
 # Selectors whose text has a size of its own, and why.
 OWN_SIZE = {
     ".welcome h2": "the title of an empty page",
@@ -42,6 +45,17 @@ def off_grid(css: str) -> list[str]:
     return found
 
 
+def own_colours(css: str) -> list[str]:
+    """Colours that stand outside the page's variables; greys, as over pictures, are none."""
+    found = []
+    for selector, name, value in declarations(css):
+        for colour in re.findall(r"#([0-9a-f]{3}|[0-9a-f]{6})\b", value):
+            parts = [int(part * (6 // len(colour)), 16) for part in re.findall("." * (len(colour) // 3), colour)]
+            if max(parts) - min(parts) > 16 and selector != ":root":
+                found.append(f"{selector}: {name}: {value}")
+    return found
+
+
 def own_sizes(css: str) -> list[str]:
     found = []
     for selector, name, value in declarations(css):
@@ -51,18 +65,24 @@ def own_sizes(css: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", STYLES, ids=lambda path: path.stem)
-def test_space_lies_on_the_grid_and_text_has_its_sizes(path) -> None:
+def test_space_lies_on_the_grid_and_texts_and_colours_are_the_page_s(path: Path) -> None:
     css = path.read_text("utf-8")
     assert [each for each in off_grid(css) if not each.startswith(tuple(OFF_GRID))] == []
     assert [each for each in own_sizes(css) if not each.startswith(tuple(OWN_SIZE))] == []
+    assert [each for each in own_colours(css) if not each.startswith(tuple(OWN_COLOUR))] == []
 
 
 def test_exceptions_are_needed_and_breaches_are_found() -> None:
     css = "".join(path.read_text("utf-8") for path in STYLES)
-    for exceptions, found in ((OFF_GRID, off_grid(css)), (OWN_SIZE, own_sizes(css))):
+    pairs = ((OFF_GRID, off_grid(css)), (OWN_SIZE, own_sizes(css)), (OWN_COLOUR, own_colours(css)))
+    for exceptions, found in pairs:
         assert [name for name in exceptions if not any(each.startswith(name) for each in found)] == []
     assert off_grid("a { padding: 8px 6px; gap: 4px } @media x { b { margin-top: -3px } }") == [
         "a: padding: 8px 6px",
         "b: margin-top: -3px",
+    ]
+    assert own_colours("a { color: #f00; background: #222 } b { color: #c0262d }") == [
+        "a: color: #f00",
+        "b: color: #c0262d",
     ]
     assert own_sizes("a { font-size: 13px; font: inherit } b { font: var(--small) / 1.5 x }") == ["a: font-size: 13px"]

@@ -13,18 +13,6 @@ const EDGE_PX = 8;
  */
 export function popover(trigger, label, draw) {
   const content = h("div.popover.card", { role: "dialog", "aria-label": label, popover: "auto" });
-  opensAt(trigger, content, draw);
-  content.addEventListener("toggle", () => content.matches(":popover-open") || content.replaceChildren());
-  return content;
-}
-
-/**
- * Has a button open something, while that is a popover.
- * @param {HTMLButtonElement} trigger
- * @param {HTMLElement} content
- * @param {(content: HTMLElement) => unknown} draw
- */
-export function opensAt(trigger, content, draw) {
   trigger.popoverTargetElement = content;
   trigger.setAttribute("aria-haspopup", "dialog");
   trigger.setAttribute("aria-expanded", "false");
@@ -36,12 +24,16 @@ export function opensAt(trigger, content, draw) {
   content.addEventListener("toggle", (event) => {
     const isOpen = /** @type {ToggleEvent} */ (event).newState === "open";
     trigger.setAttribute("aria-expanded", String(isOpen));
-    if (!isOpen) return size.disconnect();
+    if (!isOpen) {
+      size.disconnect();
+      return content.replaceChildren();
+    }
     place(trigger, content);
     size.observe(content);
     const held = content.contains(document.activeElement);
     if (!held) /** @type {HTMLElement | null} */ (content.querySelector("[autofocus], button, textarea"))?.focus();
   });
+  return content;
 }
 
 /** Below the button, or above it where there is more room; within the window. */

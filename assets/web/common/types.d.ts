@@ -182,7 +182,7 @@ export type Offer = { label: Said } & (
 export interface Cost {
   media: { digest: string; label: Said; notes: Said[]; error: Said | null }[];
   /** `reserve` are kept for an answer; where they aren't `exact`, they are estimates. */
-  tokens: { history: number; all: number; context: number; room: number; reserve: number; exact: boolean };
+  tokens: { history: number; all: number; context: number; reserve: number; exact: boolean };
   fits: boolean;
   offers: Offer[];
 }

@@ -107,14 +107,12 @@ class Drafts:
         context, reserve = self._backend.context_length, self.reserve
         num_history, estimated = self._estimate(draft)
         num_all = estimated if num_all is None else num_all
-        room = context - num_all
-        fits = room >= reserve
+        fits = context - num_all >= reserve
         return {
             "tokens": {
                 "history": num_history,
                 "all": num_all,
                 "context": context,
-                "room": max(room, 0),
                 "reserve": reserve,
                 "exact": self._backend.info.exact_counts,
             },

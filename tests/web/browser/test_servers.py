@@ -64,7 +64,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
         page = opener()
         # No demo of ours answers, and what nobody counts is an estimate.
         expect(page.page.locator(".welcome.card")).to_have_count(0)
-        expect(page.page.locator("button.model")).to_have_text(re.compile(rf"Big-9B\s*{scripted.host}"))
+        expect(page.page.locator("button.model:not([hidden])")).to_have_text(re.compile(rf"Big-9B\s*{scripted.host}"))
         begun = pieces(["It ", "is ", "red."], reasoning=["Let me ", "look."])
         scripted.acts = [
             sends(begun[:5], then=closes),
@@ -109,7 +109,7 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         _, served = page_on(Server(scripted.url, "Big-9B"), stack, tmp_path)
         opener = stack.enter_context(chat_pages(browser, served.address))
         page = opener()
-        page.page.locator("button.model").click()
+        page.page.locator("button.model:not([hidden])").click()
         models = page.page.get_by_role("dialog", name="Models")
         on_servers = models.get_by_role("region", name="On servers")
         expect(on_servers.get_by_role("button", name="Big-9B")).to_contain_text("In use")
@@ -122,19 +122,19 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         page.dialog.get_by_label("Model").select_option("Small-1B")
         with page.page.expect_navigation():
             add.click()
-        expect(page.page.locator("button.model")).to_contain_text("Small-1B")
+        expect(page.page.locator("button.model:not([hidden])")).to_contain_text("Small-1B")
         scripted.acts = [answers(["Small ", "talk."])]
         page.ask("Hi.")
         assert page.wait_answered() == "Small talk."
         assert scripted.headers[-1]["Authorization"] == "Bearer secret-key"
         assert scripted.bodies[-1]["model"] == "Small-1B"
 
-        page.page.locator("button.model").click()
+        page.page.locator("button.model:not([hidden])").click()
         on_servers.get_by_role("button", name="Remove Small-1B").click()
         page.dialog.get_by_role("button", name="Delete").click()
         expect(page.dialog).to_have_count(0)
         page.wait_until(lambda: "secret-key" not in (tmp_path / "servers.json").read_text("utf-8"))
-        page.page.locator("button.model").click()
+        page.page.locator("button.model:not([hidden])").click()
         here = models.get_by_role("region", name="On this machine")
         expect(here.get_by_role("button", name="Practice model")).to_be_visible()
         expect(on_servers.get_by_role("button", name="Small-1B")).to_have_count(0)
@@ -171,12 +171,12 @@ def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
         assert len(whole) > len(cut)
         page.box.fill("What is the color of the shape?")
 
-        page.page.locator("button.model").click()
+        page.page.locator("button.model:not([hidden])").click()
         models = page.page.get_by_role("dialog", name="Models")
         models.get_by_role("region", name="On this machine").get_by_role("button", name="Practice model").click()
         with page.page.expect_navigation():
             page.dialog.get_by_role("button", name="Load").click()
-        expect(page.page.locator("button.model")).to_have_text("Practice model")
+        expect(page.page.locator("button.model:not([hidden])")).to_have_text("Practice model")
         assert switch.info.host is None
         expect(page.questions).to_have_count(2)
         expect(page.box).to_have_value("What is the color of the shape?")

@@ -326,10 +326,11 @@ function leftOut(/** @type {number} */ n) {
 export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsaved }) {
   if (unsaved) return t("This answer isn't saved: {why}", { why: said(unsaved) });
   if (error) return said(error);
-  if (status === "length") return t("The answer reached its limit. You can continue it.");
+  if (status === "length") return t("The answer reached its limit.");
   if (status === "interrupted") return t("The program stopped during this answer.");
-  if (blocks.length) return "";
+  if (status === "stopped" && blocks.length) return t("Stopped");
   if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
+  if (blocks.length) return "";
   return status === "finished" ? t("The model gave no answer.") : "";
 }
 

@@ -152,7 +152,8 @@ export class Draft {
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
       const wasCancelled = problem.kind === "cancelled";
-      if (!wasCancelled) this.desk.say(`${entry.name}: ${problem.message}`);
+      const { message } = problem;
+      if (!wasCancelled) this.desk.say(message.includes(entry.name) ? message : `${entry.name}: ${message}`);
       this.#put(entry, []);
       this.desk.draw();
       return wasCancelled;

@@ -47,9 +47,10 @@ export interface Strip {
   most: number;
 }
 
-/** A file that was taken in; of a PDF as text, `pdf` is the file itself. */
+/** A file that was taken in; of a PDF as text, `pdf` is the file itself, of a drawing as a picture `svg`. */
 export interface Taken extends Attachment {
   pdf?: string;
+  svg?: string;
   /** Of a text; `raw` is the file itself, which may be in another one. */
   encoding?: string;
   raw?: string | null;

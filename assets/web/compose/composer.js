@@ -293,12 +293,13 @@ export class Composer {
   }
 
   drawThumbnail(/** @type {DraftFile} */ file) {
-    const { name, kind, digest, pdf } = file;
+    const { name, kind, digest, pdf, svg } = file;
     const isSeen = digest && kind !== "text";
     const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
     const badge = kind === "video" && h("span.badge", t("clip"));
     const recode = (/** @type {string} */ raw, /** @type {string} */ encoding) =>
       this.draft.replaceBy(file, inEncoding(raw, name, encoding));
+    const source = name.replace(/png$/, "svg");
     const look = () => lookAt(this.media, this.draft.message.attachments, digest ?? "");
     return h(
       "div.thumbnail.row.card",
@@ -311,6 +312,7 @@ export class Composer {
         digest && (kind === "image" || kind === "video") ? this.sliders.trigger(kind) : h("span.label.quiet"),
         kind === "text" && textTools(this.requests, file, this.app.encodings, recode),
         pdf && button("link", t("Use pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
+        svg && button("link", t("Use its source"), () => this.draft.replaceBy(file, inEncoding(svg, source, "UTF-8"))),
       ),
       iconButton("close", t("Remove {name}", { name }), () => {
         this.draft.remove(file);

@@ -20,6 +20,7 @@ export const TEMPORARY = "temporary";
  * @property {() => void} [cancel]
  * @property {Promise<boolean>} [ready]
  * @property {string} [pdf] the digest of the file that this is the text of
+ * @property {string} [svg] the digest of the drawing that this is the picture of
  * @property {string} [encoding] of a text
  * @property {string | null} [raw] the digest of its file, which may be in another encoding
  * @property {Attachment["form"]} [form]
@@ -211,9 +212,9 @@ export class Drafts {
 const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
 // Costs are counted again.
 const withoutCost = (/** @type {DraftFile} */ file) => {
-  const { digest, kind, name, num_bytes, pdf, clip, crop_of, encoding, raw, form } = file;
+  const { digest, kind, name, num_bytes, pdf, svg, clip, crop_of, encoding, raw, form } = file;
   const chosen = { ...(clip ? { clip } : {}), ...(crop_of ? { crop_of } : {}) };
-  return { digest, kind, name, num_bytes, pdf, encoding, raw, form, ...chosen };
+  return { digest, kind, name, num_bytes, pdf, svg, encoding, raw, form, ...chosen };
 };
 const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;
 

@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 
 from qwen35mm.chat.documents.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
 from qwen35mm.chat.documents.encodings import JUDGED
+from qwen35mm.chat.documents.svg import is_svg, svg_as_png
 from qwen35mm.chat.media.plans import admitted
 from qwen35mm.chat.media.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm.chat.quotas import Usage
@@ -104,6 +105,8 @@ class Files:
                     # Decodes all pixels, to report a truncated picture now and not after the question.
                     await self._read(request, THUMBNAILS, person, check_picture_by, path)
                 found = {"attachments": [attachment_view(found)]}
+            elif found == "svg":
+                found = await self._drawing(request, person, attachment)
             elif found is None:
                 found = await while_waited_for(
                     request, lambda asker: DOCUMENTS.run_for(person.line, self._pdf, person, attachment, asker)
@@ -115,18 +118,22 @@ class Files:
             raise
         return JSONResponse(found)
 
-    def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | None:
-        """Detects an upload by its content: returns text's attachments, None for a (slow) PDF, else the upload."""
+    def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | str | None:
+        """Detects an upload by its content: returns text's attachments, "svg", None for a (slow) PDF, else the
+        upload."""
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
             return attachment
-        if kind == "text":
-            found = self._text(person, attachment)
-            if found["digest"] != attachment.digest and found["raw"] is None:
-                self._store.media.release(person.owner, attachment.digest)
-            return {"attachments": [found]}
-        return None
+        if kind == "text" and is_svg(path):
+            return "svg"
+        return {"attachments": [self._sent_text(person, attachment)]} if kind == "text" else None
+
+    def _sent_text(self, person: Person, attachment: Attachment) -> dict[str, Any]:
+        found = self._text(person, attachment)
+        if found["digest"] != attachment.digest and found["raw"] is None:
+            self._store.media.release(person.owner, attachment.digest)
+        return found
 
     def _text(self, person: Person, attachment: Attachment, encoding: str | None = None) -> dict[str, Any]:
         """Stores a file as UTF-8 text. If the encoding is a guess, holds the original, too, as `raw`."""
@@ -138,6 +145,19 @@ class Files:
         else:
             view = self._keep(person, attachment.name, "text", data)
         return {**view, "encoding": found, "raw": attachment.digest if encoding or found in JUDGED else None}
+
+    async def _drawing(self, request: Request, person: Person, attachment: Attachment) -> dict[str, Any]:
+        """A drawing as a picture, with the file itself as `svg`; as text if it can't be drawn."""
+        path = self._store.media.path(attachment.digest)
+        try:
+            limits = self._backend.media.limits
+            data = await self._read(request, THUMBNAILS, person, picture_by, path, svg_as_png, limits) or b""
+        except MediaError as error:
+            text = await UPLOADS.run(self._sent_text, person, attachment)
+            return {"attachments": [text], "note": with_names(said_of(error), [attachment])}
+        name = f"{Path(attachment.name).stem}.png"
+        view = await UPLOADS.run(self._keep, person, name, "image", data)
+        return {"attachments": [{**view, "svg": attachment.digest}]}
 
     async def recode(self, request: Request) -> Response:
         """`POST .../recode?digest=...&name=...&encoding=...`: reads an uploaded text file in another encoding."""

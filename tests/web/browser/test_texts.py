@@ -35,6 +35,15 @@ def test_texts_come_in_any_encoding_with_a_preview(page: ChatPage, backend: Fake
     expect(page.toasts).to_contain_text('"size.py" isn\'t text in "UTF-8". Choose another encoding.')
     expect(encoding).to_have_value("KOI8-R")
 
+    # A drawing is a picture, or its source.
+    svg = "<svg xmlns='http://www.w3.org/2000/svg' width='90' height='60'><circle r='40' fill='red'/></svg>"
+    (tmp_path / "sign.svg").write_text(svg)
+    page.attach(tmp_path / "sign.svg")
+    expect(cards.nth(2).locator("img")).to_have_js_property("naturalWidth", 512)
+    cards.nth(2).get_by_role("button", name="Use its source").click()
+    expect(cards.nth(2).get_by_label("Encoding of sign.svg")).to_have_value("UTF-8")
+    page.page.get_by_role("button", name="Remove sign.svg").click()
+
     page.ask("echo read")
     page.wait_answered()
     prompt = backend.calls[0].messages[0].text

@@ -60,6 +60,22 @@ async def test_a_file_is_what_its_content_is(page: PageClient, data: bytes, name
     assert chat["messages"][0]["attachments"][0]["name"] == name
 
 
+async def test_a_drawing_is_a_picture_and_its_source_a_text_at_wish(page: PageClient) -> None:
+    source = b"<svg xmlns='http://www.w3.org/2000/svg' width='40' height='20'><rect width='9' height='9'/></svg>"
+    (picture,) = (await page.upload(source, "a.svg")).json()["attachments"]
+    assert (picture["kind"], picture["name"]) == ("image", "a.png")
+    chat = await page.ask("look", attachments=[picture])
+    assert "1 image" in chat["messages"][-1]["text"]
+    assert chat["messages"][0]["attachments"][0]["size"] == [256, 512]
+    recode = f"recode?digest={picture['svg']}&name=a.svg&encoding=UTF-8"
+    (text,) = (await page.request("POST", recode)).json()["attachments"]
+    assert (text["kind"], text["name"], text["encoding"]) == ("text", "a.svg", "UTF-8")
+    # What can't be drawn is a text, with the reason.
+    taken = (await page.upload(b"<svg><g>", "b.svg")).json()
+    assert [each["kind"] for each in taken["attachments"]] == ["text"]
+    assert english(taken["note"]) == "'b.svg' can't be drawn: it is damaged, or empty."
+
+
 async def test_text_is_kept_as_plain_utf_8(page: PageClient) -> None:
     (attachment,) = (await page.upload("Grüße\r\n".encode("utf-16"), "a.txt")).json()["attachments"]
     with page.store.media.open(attachment["digest"]) as file:

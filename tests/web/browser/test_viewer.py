@@ -117,6 +117,20 @@ def test_media_are_looked_at_before_and_after_sending(page: ChatPage, files: lis
 
 
 @pytest.mark.slow
+def test_many_pictures_stand_in_a_grid(page: ChatPage, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(12)]
+    for number, path in enumerate(files):
+        Image.new("RGB", (40 + 20 * number, 100)).save(path)
+    page.ask("which?", files)
+    page.wait_answered()
+    pictures = page.questions.locator(".files img")
+    boxes = [box_of(each) for each in pictures.all()]
+    assert {(each["width"], each["height"]) for each in boxes} == {(72, 72)}
+    assert len({each["y"] for each in boxes}) == 2
+    pictures.last.click()
+    expect(page.dialog.locator("h2")).to_have_text("11.png, 12 of 12")
+
+
 def test_a_finger_swipes_and_two_pinch_on_a_narrow_screen(open_page: OpenPage, files: list[Path]) -> None:
     page = open_page(viewport={"width": 320, "height": 560}, has_touch=True, is_mobile=True)
     page.attach(files[0], files[2])

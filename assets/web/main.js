@@ -10,7 +10,7 @@ import { keepFor } from "./chat/account.js";
 import { Comparison } from "./chat/compare.js";
 import { isAway } from "./chat/connection.js";
 import { ContextGauge } from "./chat/context.js";
-import { Link } from "./chat/link.js";
+import { Link, waitingWords } from "./chat/link.js";
 import { showLogin } from "./chat/login.js";
 import { AnswerRow, QuestionRow } from "./chat/message.js";
 import { Presets } from "./chat/presets.js";
@@ -410,8 +410,12 @@ async function start(/** @type {HTMLElement} */ root) {
   // It comes with the answers below, and is most often the one that the person has chosen.
   const browsers = useLanguage(undefined);
   const waiting = setTimeout(() => {
-    const words = t("Waiting for the program. It may be busy, or the connection slow.");
-    root.querySelector(".skeleton [role=status]")?.append(words);
+    const say = () => {
+      const status = root.querySelector(".skeleton [role=status]");
+      if (status) status.textContent = waitingWords();
+    };
+    say();
+    browsers.then(say);
   }, SILENT_MS);
   try {
     await beginSession(SESSION_ADDRESS);

@@ -8,6 +8,19 @@ import { Problem } from "../common/api.js";
 export const PAUSES_MS = [1000, 2000, 4000, 8000, 16000, 30000];
 // A connection can be gone without a word.
 const PATIENCE_MS = 15000;
+const SLOW_MS = 2500;
+/** Requests that the person sees nothing of until they are answered. */
+const UNSEEN = [
+  "open",
+  "again",
+  "continue",
+  "branch",
+  "example",
+  "delete_message",
+  "edit_answer",
+  "shorten",
+  "summarise",
+];
 /** Kinds of problems that stop all requests until the program is there, or lets the page in again. */
 const AWAY = ["lost", "token", "login", "unknown person"];
 
@@ -24,12 +37,14 @@ export class Connection {
   #timer;
   /** @type {Promise<void> | null} */
   #checking = null;
+  #numSlow = 0;
   /** Who waits for it. @type {(() => void)[]} */
   #waiting = [];
 
   /**
    * @param {object} on
    * @param {() => void} on.changed it is lost, tried, or there again
+   * @param {(isSlow: boolean) => void} on.slow what the person asked for takes long, or has come
    * @param {(begun: Start) => void} on.reached the program was asked how everything is now, and has answered
    * @param {Post} post
    */
@@ -40,6 +55,13 @@ export class Connection {
 
   /** Sends a request, and takes note of whether it came through. @type {Post} */
   send = async (name, args, signal) => {
+    let isSlow = false;
+    const late = () => {
+      isSlow = true;
+      this.#numSlow++;
+      this.on.slow(true);
+    };
+    const timer = UNSEEN.includes(name) ? setTimeout(late, SLOW_MS) : undefined;
     try {
       const answer = await this.post(name, args, signal);
       if (this.problem) this.check();
@@ -47,6 +69,9 @@ export class Connection {
     } catch (problem) {
       if (isAway(problem)) this.#lose(/** @type {Problem} */ (problem));
       throw problem;
+    } finally {
+      clearTimeout(timer);
+      if (isSlow) this.on.slow(--this.#numSlow > 0);
     }
   };
 

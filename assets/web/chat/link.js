@@ -45,9 +45,10 @@ export class Link {
     this.words = h("span", { role: "status" });
     // It changes each second: nothing to be read out.
     this.countdown = h("span.countdown");
-    this.logIn = button("plain", t("Log in"), () => this.#logIn());
-    this.reload = button("plain", t("Reload page"), () => location.reload());
-    this.tryNow = button("plain", t("Retry now"), () => this.connection.check());
+    const hidden = { hidden: true };
+    this.logIn = button("plain", t("Log in"), () => this.#logIn(), hidden);
+    this.reload = button("plain", t("Reload page"), () => location.reload(), hidden);
+    this.tryNow = button("plain", t("Retry now"), () => this.connection.check(), hidden);
     const buttons = [this.logIn, this.reload, this.tryNow];
     // There from the beginning, so that a screen reader hears what comes into it.
     this.element = h("div.connection.row.gone", this.words, this.countdown, buttons);
@@ -71,6 +72,14 @@ export class Link {
   changed() {
     this.#draw();
     this.desk.changed();
+  }
+
+  slow(/** @type {boolean} */ isSlow) {
+    if (this.isLost) return;
+    clearTimeout(this.#leaving);
+    this.element.classList.remove("back");
+    this.element.classList.toggle("gone", !isSlow);
+    this.#say(isSlow ? waitingWords() : "");
   }
 
   /** The program answers, again perhaps, and has told how things are now. */
@@ -145,6 +154,8 @@ export class Link {
     if (await askToLogIn(personKept())) await this.connection.check();
   }
 }
+
+export const waitingWords = () => t("Waiting for the program. It may be busy, or the connection slow.");
 
 function wordsOf(/** @type {string} */ kind) {
   if (kind === "login") return t("You are logged out. What you typed is still here.");

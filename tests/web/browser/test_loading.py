@@ -32,9 +32,9 @@ def test_the_page_is_seen_before_its_script_which_is_one(
         page.on("request", lambda request: asked.append(re.sub(r"http://[^/]+/|\?.*", "", request.url)))
         held: list[Route] = []
         page.route("**/*.js*", lambda route: held.append(route))
-        page.goto(fake_server[1].address, wait_until="commit")
+        with page.expect_request("**/page.js*"):
+            page.goto(fake_server[1].address, wait_until="commit")
         expect(page.locator(".skeleton .composer")).to_be_in_viewport(ratio=1)
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
         before = places(page)
         assert all(re.fullmatch(r"(t/.*)?|icon\.svg|qwen35mm/web/page\.(css|js)", each) for each in asked), asked
         held[0].continue_()
@@ -63,6 +63,20 @@ def test_a_program_that_does_not_answer_is_waited_for_in_words(open_page: OpenPa
     page.page.unroute_all()
     page.page.get_by_role("button", name="Seite neu laden").click()
     expect(page.box).to_be_visible()
+    # The same where a chat is opened; what was asked for in vain is told by the line's other words.
+    page.ask("echo one")
+    page.wait_answered()
+    page.page.get_by_role("button", name="Neuer Chat").click()
+    held.clear()
+    page.page.route("**/api/open", lambda route: held.append(route))
+    page.titles.click()
+    page.wait_until(lambda: bool(held))
+    line = page.page.locator(".connection [role=status]")
+    page.page.clock.fast_forward(5000)
+    expect(line).to_have_text(re.compile("^Warten auf das Programm"))
+    held[0].continue_()
+    expect(page.answers).to_have_count(1)
+    expect(line).to_have_text("")
 
 
 def test_other_devices_get_the_address_with_a_qr_code(

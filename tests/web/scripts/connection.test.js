@@ -19,6 +19,7 @@ beforeEach(() => {
   [answer, asked, told] = [{}, [], []];
   const on = {
     changed: () => told.push(connection.problem?.kind ?? "there"),
+    slow: (/** @type {boolean} */ isSlow) => told.push(isSlow ? "slow" : "answered"),
     reached: (/** @type {any} */ begun) => told.push(begun),
   };
   const post = async (/** @type {string} */ name) => {
@@ -115,4 +116,22 @@ suite("the connection", () => {
       await pass(PAUSES_MS[0]);
       assert.deepEqual([connection.problem?.kind, connection.nextMs], [kind, Date.now() + PAUSES_MS[1]]);
     });
+
+  test("what the person waits for is told once it takes long, until the last of it has come", async () => {
+    /** @type {((value: unknown) => void)[]} */
+    const come = [];
+    /** @type {Promise<unknown>[]} */
+    const sent = [];
+    for (const name of /** @type {const} */ (["open", "again", "memory"])) {
+      answer = new Promise((resolve) => come.push(resolve));
+      sent.push(connection.send(name, /** @type {any} */ ({})));
+    }
+    await pass(2000);
+    assert.deepEqual(told, []);
+    await pass(1000);
+    assert.deepEqual(told, ["slow", "slow"]);
+    for (const each of come) each({});
+    await Promise.all(sent);
+    assert.deepEqual(told, ["slow", "slow", "slow", "answered"]);
+  });
 });

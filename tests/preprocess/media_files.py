@@ -36,6 +36,20 @@ def scene(index: int, size: tuple[int, int] = (48, 64)) -> np.ndarray:
     return frame
 
 
+HOUR_SCENES_S = (0, 1200, 2700)
+
+
+def hour_video() -> bytes:
+    """An hour at a frame a second: three scenes, in which a bright spot moves."""
+    frames = []
+    for second in range(3600):
+        frame = np.full((48, 64, 3), [(30, 40, 90), (150, 60, 40), (40, 130, 60)][(second >= 1200) + (second >= 2700)])
+        left = second * 5 % 56
+        frame[20:28, left : left + 8] = 230
+        frames.append(frame.astype(np.uint8))
+    return encode_video(frames, fps=1, options={"preset": "ultrafast", "g": "15"})
+
+
 def scene_index(frame: np.ndarray) -> int:
     """Which frame `scene` drew, from its decoded and possibly turned pixels (up to index 35)."""
     height, width, _ = frame.shape

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import math
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from qwen35mm.chat.media.chapters import Chapter, find_chapters, read_chapters
 from qwen35mm.chat.replies.drafts import Draft
 from qwen35mm.chat.replies.past import Past
 from qwen35mm.chat.replies.prompting import with_names
@@ -34,6 +37,7 @@ from qwen35mm_preprocess.video import sampled_frames
 
 MAX_STRIP_S = 60.0
 MAX_KEPT_BYTES = 64 << 20
+_MAX_KEPT_CHAPTERS = 100
 _SIDE = 240
 # Strips of more frames have smaller pictures, to stay below a few megabytes.
 _MANY = 96
@@ -63,6 +67,7 @@ class Strips:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[Any, ...], list[_Frame]] = OrderedDict()
         self._kept_bytes = 0
+        self._chapters: OrderedDict[str, list[Chapter]] = OrderedDict()
 
     async def draft(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
         """The strip of the first file of an unsent message, as JSON values.
@@ -74,6 +79,22 @@ class Strips:
             PromptError: the file is not a video.
             MediaError: the file can't be read or takes too long; the message names it.
         """
+        return await self._of(person, await self._planned(person, question), asker)
+
+    async def chapters(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
+        """The chapters of the first file of an unsent message, as JSON values. Raises what `draft` does."""
+        file = await self._planned(person, question)
+        if file.kind != "video":
+            raise PromptError(say("Only a video has frames to show."))
+        found = await STRIPS.run_for(person.line or "", self._find_chapters, file, asker)
+        return {
+            "chapters": [
+                {"start_s": each.start_s, "end_s": each.end_s, "picture": _data_uri(each.picture)} for each in found
+            ]
+        }
+
+    async def _planned(self, person: Person, question: Question) -> Attachment:
+        """The first file of an unsent message, with the plan by which the model would see it."""
 
         def plan() -> Attachment:
             draft = self._turns.draft(person, question)[0]
@@ -81,7 +102,18 @@ class Strips:
                 raise PromptError(say("Name the video whose frames are to be shown."))
             return self._turns.drafts.plan(draft).node.attachments[0]
 
-        return await self._of(person, await DRAFTS.run_for(person.line, plan), asker)
+        return await DRAFTS.run_for(person.line, plan)
+
+    def _find_chapters(self, file: Attachment, asker: Asker) -> list[Chapter]:
+        if file.digest not in self._chapters:
+            media, path = self._backend.media, self._store.media.path(file.digest)
+            with _ending(asker, file.digest) as go_on:
+                how = {"read": read_chapters, "progress": go_on}
+                found = read_by(asked_by(media, asker), path, find_chapters, media.limits, **how)
+            self._chapters[file.digest] = found
+            while len(self._chapters) > _MAX_KEPT_CHAPTERS:
+                self._chapters.popitem(last=False)
+        return self._chapters[file.digest]
 
     async def sent(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> dict[str, Any]:
         """The strip of a message's file as it was sent. Raises what `draft` does, and NotFoundError."""
@@ -140,31 +172,38 @@ class Strips:
 
     def _make(self, digest: str, plan: MediaPlan, asker: Asker) -> list[_Frame]:
         media, path = self._backend.media, self._store.media.path(digest)
-        end_s = time.monotonic() + MAX_STRIP_S
-        gone = threading.Event()
-
-        def go_on(done: int, total: int) -> None:
-            if gone.is_set():
-                raise RequestError(say("Nothing waits for these frames any more."))
-            if time.monotonic() > end_s:
-                raise MediaLimitError(
-                    say(
-                        "The frames of '{digest}' take too long to show ({done} of {total} came in {s} seconds). "
-                        "Choose fewer, or a part. You can still ask the model about them.",
-                        digest=digest,
-                        done=done,
-                        total=total,
-                        s=decimal(MAX_STRIP_S, 0),
-                    )
-                )
-
         media.check(plan, path)
         side = _SIDE if len(plan.frame_indices or ()) <= _MANY else _SMALL_SIDE
-        with asker.ending(gone.set):
+        with _ending(asker, digest) as go_on:
             difference = media.budget.similar_difference
             asked = (plan, media.video_processing, media.limits, difference, side)
             read = partial(_read_frames, plan=plan, side=side)
             return read_by(asked_by(media, asker), path, _decode, *asked, read=read, progress=go_on)
+
+
+@contextlib.contextmanager
+def _ending(asker: Asker, digest: str) -> Iterator[Progress]:
+    """Yields a progress callback that ends the work when it takes too long or the asker leaves."""
+    end_s = time.monotonic() + MAX_STRIP_S
+    gone = threading.Event()
+
+    def go_on(done: int, total: int) -> None:
+        if gone.is_set():
+            raise RequestError(say("Nothing waits for these frames any more."))
+        if time.monotonic() > end_s:
+            raise MediaLimitError(
+                say(
+                    "The frames of '{digest}' take too long to show ({done} of {total} came in {s} seconds). "
+                    "Choose fewer, or a part. You can still ask the model about them.",
+                    digest=digest,
+                    done=done,
+                    total=total,
+                    s=decimal(MAX_STRIP_S, 0),
+                )
+            )
+
+    with asker.ending(gone.set):
+        yield go_on
 
 
 def _decode(
@@ -191,8 +230,7 @@ def _read_frames(values: Any, data: Data, plan: MediaPlan, side: int) -> list[_F
     for index, time_s, is_same, num_bytes in read_list(values):
         require(index in known and type(is_same) is bool and type(num_bytes) is int, "no frame")
         require(type(time_s) is float and math.isfinite(time_s) and num_bytes >= 0, "no frame")
-        picture = base64.b64encode(pictures[start : start + num_bytes]).decode()
-        frames.append(_Frame(index, time_s, is_same, f"data:image/jpeg;base64,{picture}"))
+        frames.append(_Frame(index, time_s, is_same, _data_uri(pictures[start : start + num_bytes])))
         start += num_bytes
     require(start == len(pictures), "pictures of other sizes")
     return frames
@@ -204,6 +242,10 @@ def _picture(pixels: Any, side: int) -> bytes:
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=80)
     return data.getvalue()
+
+
+def _data_uri(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 
 def _num_bytes(frames: list[_Frame]) -> int:

@@ -275,6 +275,12 @@ def _cost_line(plan: MediaPlan) -> Said:
     return say("{first}, {rest}", first=say("{n} {n|frame|frames}", n=len(plan.frame_indices)), rest=num_tokens)
 
 
+def _step_s(plan: MediaPlan) -> float | None:
+    """The mean time between two frames that the model sees of a video."""
+    times_s = plan.frame_times_s or ()
+    return (times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else None
+
+
 def _cost(attachment: Attachment) -> dict[str, Any]:
     """What a medium costs, for its thumbnail."""
     view: dict[str, Any] = {
@@ -291,4 +297,5 @@ def _cost(attachment: Attachment) -> dict[str, Any]:
         view["label"] = _cost_line(plan)
         view["notes"] = [with_names(note, [attachment]) for note in plan.notes]
         view["num_tokens"] = plan.num_prompt_tokens
+        view["step_s"] = _step_s(plan)
     return view

@@ -31,7 +31,7 @@ SILENCE_S = 300.0
 _PREFIX = "qwen35mm-temporary-"
 # Requests that may come before the conversation exists.
 _OF_FILES = frozenset({"preview"})
-_BEGINNINGS = frozenset({"send", "measure", "strip", "example", "crop"})
+_BEGINNINGS = frozenset({"send", "measure", "strip", "chapters", "example", "crop"})
 
 
 class TemporaryStore(ConversationStore):

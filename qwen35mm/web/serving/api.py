@@ -216,6 +216,11 @@ class Api:
         return await self._strips.draft(person, question, asker)
 
     @request
+    async def chapters(self, person: Person, question: Question, asker: Asker) -> Any:
+        """The chapters of a message's first file, a video."""
+        return await self._strips.chapters(person, question, asker)
+
+    @request
     async def shown_strip(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> Any:
         """The frames that the model saw of a sent message's video."""
         return await self._strips.sent(person, conversation, node, at, asker)

@@ -20,7 +20,7 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.chat.media import strips
 from qwen35mm_preprocess import VideoClip
 from tests.chat.chat_kit import PICTURE
-from tests.preprocess.media_files import encode_video, scene
+from tests.preprocess.media_files import HOUR_SCENES_S, encode_video, hour_video, scene
 from tests.web.serving.page_client import BOB, PageClient, problem
 from tests.web.serving.test_files_routes import attach, rewritten
 
@@ -226,6 +226,19 @@ async def test_a_strip_ends_with_its_asker_and_its_time(page: PageClient, monkey
     body = json.dumps({"attachments": [video]}).encode()
     await page.send_body("api/strip", [body], cut=False, left=left)
     assert await asyncio.to_thread(ended.wait, 60)
+
+
+async def test_an_hour_has_chapters_which_are_found_once(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    video = await attach(page, hour_video(), "hour.mp4")
+    (medium,) = (await page.call("measure", text="look", attachments=[video])).json()["media"]
+    assert 3600 / MOST_FRAMES <= medium["step_s"] < 3600 / (MOST_FRAMES - 1)
+    found = (await page.call("chapters", attachments=[video])).json()
+    assert [each["start_s"] for each in found["chapters"]] == pytest.approx(HOUR_SCENES_S, abs=15)
+    monkeypatch.setattr(strips, "find_chapters", None)
+    assert (await page.call("chapters", attachments=[video])).json() == found
+    assert (await page.call("chapters", BOB, attachments=[video])).status_code == 404
+    picture = await attach(page, PICTURE.read_bytes(), "a.png")
+    assert (await page.call("chapters", attachments=[picture])).status_code == 400
 
 
 async def test_a_few_strips_are_kept(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:

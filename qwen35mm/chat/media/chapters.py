@@ -1,0 +1,147 @@
+"""Chapters of a long video: the ranges between lasting changes of its picture, found on key frames alone."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from qwen35mm.decoding import Answer
+from qwen35mm.decoding.answers import Data, read_list, require
+from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.types import Progress
+from qwen35mm_preprocess.video import decode_frames
+from qwen35mm_preprocess.video_probe import probe_video
+
+MIN_VIDEO_S = 60.0
+MAX_CHAPTERS = 12
+_MAX_LOOKS = 240
+# With fewer key frames, other frames are looked at too.
+_MIN_KEYS = 24
+_MIN_SHARE = 1 / 60
+# A picture's layout in 8 x 8 colours tells scenes apart. Two chapters differ in this share of it by so many grey
+# levels: what moves through a scene takes less.
+_LAYOUT_SIDE, _PICTURE_SIDE = 8, 160
+_CHANGED_SHARE, _MIN_DIFFERENCE = 0.3, 8.0
+# A cut explains this share of a part's variance: in a flicker none does.
+_MIN_EXPLAINED = 0.1
+_MAX_BISECTIONS = 8
+
+
+class Chapter(NamedTuple):
+    """A range of a video, with a JPEG of its middle."""
+
+    start_s: float
+    end_s: float
+    picture: bytes
+
+
+def find_chapters(path: Path, limits: MediaLimits, progress: Progress) -> Answer:
+    """The chapters of a video, for `read_chapters`; none if it is short, animated or shows one scene.
+
+    Raises:
+        MediaError: the video can't be read.
+    """
+    info = probe_video(path, limits)
+    if info.is_animation or info.duration_s < MIN_VIDEO_S:
+        return Answer([])
+    keys = np.flatnonzero(info.is_key)
+    frames = keys if len(keys) >= _MIN_KEYS else np.arange(info.num_frames)
+    # Places in `frames`, and what was seen there.
+    looks = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), _MAX_LOOKS)).round().astype(int))
+    layouts: dict[int, np.ndarray] = {}
+    pictures: dict[int, bytes] = {}
+
+    def look(places: Sequence[int]) -> None:
+        at = {int(frames[place]): place for place in places}
+        for index, frame in decode_frames(path, info, sorted(at), limits):
+            place = at[index]
+            layouts[place] = np.asarray(frame.resize((_LAYOUT_SIDE,) * 2, Image.Resampling.BOX), np.float64).ravel()
+            pictures[place] = _jpeg(frame)
+            progress(len(layouts), max(_MAX_LOOKS + MAX_CHAPTERS * _MAX_BISECTIONS, len(layouts)))
+
+    look(looks.tolist())
+    seen = sorted(layouts)
+    if not seen:
+        return Answer([])
+    least = max(round(len(seen) * _MIN_SHARE), 1)
+    cuts = change_points(np.array([layouts[place] for place in seen]), least)
+    ends = [0, *cuts, len(seen)]
+    means = [np.mean([layouts[place] for place in seen[a:b]], axis=0) for a, b in itertools.pairwise(ends)]
+    # A change lies between two looks: bisect.
+    gaps = [[seen[cut - 1], seen[cut]] for cut in cuts]
+    for _ in range(_MAX_BISECTIONS):
+        wide = [(gap, at) for at, gap in enumerate(gaps) if gap[1] - gap[0] > 1]
+        look([sum(gap) // 2 for gap, _ in wide])
+        for gap, at in wide:
+            middle = sum(gap) // 2
+            if middle in layouts:
+                before, after = (float(np.abs(layouts[middle] - means[at + each]).sum()) for each in (0, 1))
+                gap[before > after] = middle
+    starts = [0.0, *(float(info.times_s[frames[high]]) for _, high in gaps)]
+    middles = [seen[(a + b) // 2] for a, b in itertools.pairwise(ends)]
+    shown = [pictures[middle] for middle in middles] if cuts else []
+    # Up to the last frame before the next one.
+    stops = [*(float(info.times_s[frames[high] - 1]) for _, high in gaps), info.duration_s]
+    values = [[start, stop, len(each)] for start, stop, each in zip(starts, stops, shown, strict=False)]
+    return Answer(values, shown)
+
+
+def read_chapters(values: Any, data: Data) -> list[Chapter]:
+    """Reads the answer of `find_chapters`."""
+    found = read_list(values)
+    require(len(found) <= MAX_CHAPTERS, "more chapters than there may be")
+    pictures = data.take(len(found) * 4 * _PICTURE_SIDE**2)
+    chapters, at, before = [], 0, 0.0
+    for start_s, end_s, num_bytes in found:
+        require(type(start_s) is float and type(end_s) is float and math.isfinite(end_s), "no chapter")
+        require(before <= start_s < end_s and type(num_bytes) is int and num_bytes >= 0, "no chapter")
+        chapters.append(Chapter(start_s, end_s, pictures[at : at + num_bytes]))
+        at, before = at + num_bytes, end_s
+    require(at == len(pictures), "pictures of other sizes")
+    return chapters
+
+
+def change_points(layouts: np.ndarray, least: int) -> list[int]:
+    """Where a sequence changes for long: it is split again and again at the largest, longest difference of means.
+
+    Args:
+        layouts: float64 [N, cells * 3], RGB in grey levels.
+        least: the least length of a part.
+    """
+    sums = np.concatenate([np.zeros((1, layouts.shape[1])), np.cumsum(layouts, axis=0)])
+    squares = np.concatenate([[0.0], np.cumsum((layouts**2).sum(axis=1))])
+    ends = [0, len(layouts)]
+    while len(ends) <= MAX_CHAPTERS:
+        best = (0.0, 0)
+        for start, stop in itertools.pairwise(ends):
+            cuts = np.arange(start + least, stop - least + 1)
+            if not len(cuts):
+                continue
+            before, after = cuts - start, stop - cuts
+            left = (sums[cuts] - sums[start]) / before[:, None]
+            right = (sums[stop] - sums[cuts]) / after[:, None]
+            changed = np.abs(left - right).reshape(len(cuts), -1, 3).mean(axis=2)
+            difference = np.quantile(changed, 1 - _CHANGED_SHARE, axis=1)
+            weight = before * after / (stop - start)
+            variance = squares[stop] - squares[start] - ((sums[stop] - sums[start]) ** 2).sum() / (stop - start)
+            explains = ((left - right) ** 2).sum(axis=1) * weight >= _MIN_EXPLAINED * variance
+            gains = np.where((difference >= _MIN_DIFFERENCE) & explains, difference**2 * weight, 0.0)
+            best = max(best, (float(gains.max()), int(cuts[gains.argmax()])))
+        if not best[0]:
+            break
+        ends = sorted([*ends, best[1]])
+    return ends[1:-1]
+
+
+def _jpeg(frame: Image.Image) -> bytes:
+    frame.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE))
+    data = io.BytesIO()
+    frame.save(data, "JPEG", quality=70)
+    return data.getvalue()

@@ -82,7 +82,6 @@ def main() -> None:
             shoot(page, "chat-video.png")
             page = ChatPage(browser, server.address, **DESKTOP)
             page.attach(SAMPLES / "moves-right.mp4")
-            page.page.locator(".films .frames summary").click()
             expect(page.page.locator(".films .film li").first).to_be_visible()
             page.page.get_by_role("textbox", name="From").fill("0:00.8")
             page.page.get_by_role("textbox", name="To").fill("0:02.2")

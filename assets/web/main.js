@@ -1,6 +1,6 @@
 // The page: its parts, and what passes between them.
 
-/** @import { Chat, Message, ModelChange, News, Offer } from "./common/types.d.ts" */
+/** @import { Answer, Chat, Message, ModelChange, News, Offer } from "./common/types.d.ts" */
 /** @import { Preferences, Settings, Start, Tone } from "./common/types.d.ts" */
 /** @import { MessageDesk } from "./chat/message.js" */
 /** @import { View } from "./chat/state.js" */
@@ -41,6 +41,8 @@ class Page {
   #address = null;
   /** What had the focus before the settings were opened. @type {Element | null} */
   #opener = null;
+  /** Answers whose times are looked at more closely when they are there. @type {Set<string>} */
+  #toLookAt = new Set();
 
   constructor(/** @type {Start} */ start) {
     const { app } = start;
@@ -79,8 +81,11 @@ class Page {
       crop: async (part) =>
         (await requests.ask("crop", { ...part, temporary: state.chat.temporary }))?.attachment ?? null,
       send: (text, files) => this.composer.draft.queue({ text, files, editing: null, taken: [] }),
-      attach: (file) => {
-        this.composer.draft.add(file);
+      attach: (files, text = "") => {
+        const { draft } = this.composer;
+        for (const file of files) draft.add(file);
+        draft.text ||= text;
+        this.composer.drawText();
         toComposer();
       },
     };
@@ -114,6 +119,7 @@ class Page {
         this.changeSettings(values);
         if (this.areSettingsOpen) this.panel.show(values);
       },
+      lookCloser: (reply) => this.#toLookAt.add(reply),
       onCost: (cost) => this.context.drawCost(cost),
     });
     this.models = new Models(app, requests, say);
@@ -217,6 +223,14 @@ class Page {
     this.composer.quick.draw();
     this.context.drawChat(chat);
     this.context.look();
+    for (const message of chat.messages) if (message.role === "assistant") this.lookCloser(message);
+  }
+
+  /** Asks the second time, where a question is asked twice. */
+  lookCloser(/** @type {Answer} */ answer) {
+    if (answer.status === "running" || !this.#toLookAt.delete(answer.id)) return;
+    const look = answer.status === "finished" ? this.player.closer(answer) : null;
+    if (look) this.composer.draft.queue({ text: look.text, files: look.files, editing: null, taken: [] });
   }
 
   showAnswer(/** @type {News} */ answer) {

@@ -201,9 +201,15 @@ export class AnswerRow extends Row {
   draw(/** @type {Answer} */ message) {
     this.update(message);
     if (message.status === "running") return this.tools.replaceChildren();
-    redraw(this.offer, this.desk.app.is_demo && message.text.startsWith(UNKNOWN) && this.desk.offer());
     if (isEdited(message.id)) this.edit(message);
     const { state, app } = this.desk;
+    const look = this.desk.player.closer(message);
+    const attach = () => look && this.desk.media.attach(look.files, look.text);
+    redraw(
+      this.offer,
+      this.desk.app.is_demo && message.text.startsWith(UNKNOWN) && this.desk.offer(),
+      look && button("plain", t("Look closer at {times}", { times: look.times }), attach),
+    );
     const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);
     const canGoOn = isCutOff && app.server?.continues !== false;
     const hasFailed = message.error || !message.text;

@@ -47,6 +47,13 @@ export interface Strip {
   most: number;
 }
 
+/** A range of a long video; `picture` is a data: URI. */
+export interface Chapter {
+  start_s: number;
+  end_s: number;
+  picture: string;
+}
+
 /** A file that was taken in; of a PDF as text, `pdf` is the file itself, of a drawing as a picture `svg`. */
 export interface Taken extends Attachment {
   pdf?: string;
@@ -180,8 +187,18 @@ export type Offer = { label: Said } & (
   | { kind: "summary" }
 );
 
+export interface MediumCost {
+  digest: string;
+  label: Said;
+  notes: Said[];
+  error: Said | null;
+  num_tokens?: number;
+  /** Between two frames that the model sees of a video. */
+  step_s?: number | null;
+}
+
 export interface Cost {
-  media: { digest: string; label: Said; notes: Said[]; error: Said | null }[];
+  media: MediumCost[];
   /** `reserve` are kept for an answer; where they aren't `exact`, they are estimates. */
   tokens: { history: number; all: number; context: number; reserve: number; exact: boolean };
   fits: boolean;
@@ -334,6 +351,7 @@ export interface Methods {
   summarise(args: OfChat & { title: string }): Changed;
   measure(args: Outgoing): Cost;
   strip(args: Outgoing): Strip;
+  chapters(args: Outgoing): { chapters: Chapter[] };
   shown_strip(args: OfNode & { at: number }): Strip;
   example(args: { number: number; temporary?: boolean }): { attachment: Attachment };
   crop(args: CropArguments): { attachment: Attachment };

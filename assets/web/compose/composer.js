@@ -15,6 +15,7 @@ import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../co
 import { said, t } from "../common/words.js";
 import { ClipEditor } from "../media/strip.js";
 import { textTools } from "../media/texts.js";
+import { asksTwice, COARSE_S } from "../media/times.js";
 import { lookAt } from "../media/viewer.js";
 import { takePicture } from "./camera.js";
 import { Draft } from "./draft.js";
@@ -42,6 +43,7 @@ const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
  * @property {Presets} presets
  * @property {(values: Settings) => void} change settings
  * @property {Toasts["say"]} say
+ * @property {(reply: string) => void} lookCloser see Desk
  * @property {(cost: Cost | null) => void} onCost what the message costs is known, or isn't any more
  */
 
@@ -54,7 +56,7 @@ export class Composer {
   /** What is chosen of each video. @type {WeakMap<DraftFile, ClipEditor>} */
   #editors = new WeakMap();
 
-  constructor(/** @type {Needs} */ { app, state, requests, link, media, presets, change, say, onCost }) {
+  constructor(/** @type {Needs} */ { app, state, requests, link, media, presets, change, say, lookCloser, onCost }) {
     this.app = app;
     this.state = state;
     this.requests = requests;
@@ -67,6 +69,7 @@ export class Composer {
     this.begin = () => state.begin();
     this.answered = state.answered.bind(state);
     this.send = state.send.bind(state);
+    this.lookCloser = lookCloser;
     this.whenThere = () => link.connection.whenThere();
     this.draft = new Draft(this, requests);
     this.text = h("textarea", {
@@ -85,6 +88,12 @@ export class Composer {
     });
     this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
     this.films = h("div.films");
+    this.twice = h("input", { type: "checkbox" });
+    this.twiceWords = h("span");
+    this.twice.addEventListener("change", () => {
+      if (this.coarse) this.coarse.twice = this.twice.checked;
+    });
+    this.twiceLine = h("label.twice.row.quiet", { hidden: true }, this.twice, this.twiceWords);
     this.sliders = new Sliders(this);
     const addFiles = () => this.picker.click();
     this.quick = new Quick({ app, state, presets, change, say, addFiles, shoot: () => this.shoot() });
@@ -105,6 +114,7 @@ export class Composer {
       this.offers.element,
       this.strip,
       this.films,
+      this.twiceLine,
       this.sliders.element,
       this.text,
       bar,
@@ -236,7 +246,19 @@ export class Composer {
     this.drawText();
   }
 
+  /** A video of which the model sees frames that are far apart. */
+  get coarse() {
+    return this.draft.files.find(({ step_s }) => (step_s ?? 0) > COARSE_S);
+  }
+
   drawText() {
+    const { coarse } = this;
+    this.twiceLine.hidden = !coarse;
+    if (coarse) {
+      this.twice.checked = asksTwice(coarse, this.draft.text);
+      const n = coarse.num_tokens ?? 0;
+      this.twiceWords.textContent = t("Then look closer at the times in the answer: about {n} more tokens", { n });
+    }
     const { style } = this.text;
     if (this.text.value !== this.draft.text) this.text.value = this.draft.text;
     style.height = "auto";
@@ -323,13 +345,17 @@ export class Composer {
 
   /** What the model will see of each video. */
   drawFilms() {
-    const editors = this.draft.files.flatMap((file) => {
-      if (file.kind !== "video" || !file.digest) return [];
-      const editor =
-        this.#editors.get(file) ?? new ClipEditor(this.media, this.requests, this.draft, file, file.digest);
+    const isFirst = !this.state.chat.messages.length;
+    const videos = this.draft.files.filter(({ kind, digest }) => kind === "video" && digest);
+    const editors = videos.map((file, at) => {
+      const before = this.#editors.get(file);
+      const editor = before ?? new ClipEditor(this.media, this.requests, this.draft, file, file.digest ?? "");
       this.#editors.set(file, editor);
-      return [editor];
+      if (!before) editor.element.open = Boolean(file.clip) || (isFirst && at === 0);
+      return editor;
     });
+    // In the place of the examples.
+    this.element.classList.toggle("filming", isFirst && editors.length > 0);
     arrange(
       this.films,
       editors.map(({ element }) => element),

@@ -8,6 +8,7 @@
 import { isAway } from "../chat/connection.js";
 import { debounce, Problem, upload } from "../common/api.js";
 import { said, t } from "../common/words.js";
+import { asksTwice } from "../media/times.js";
 import { browserStorage, Drafts, outgoing, Sheet } from "./drafts.js";
 import { LIMITS_OF } from "./limits.js";
 
@@ -40,6 +41,7 @@ const COST = "cost";
  * @property {() => Promise<void>} whenThere until the program can be reached
  * @property {(message: Outgoing, isLate: () => boolean) => Promise<Changed | { answers: string[] } | null>} send null
  *   where it is refused, and `answers` where it has to wait for these first
+ * @property {(reply: string) => void} lookCloser has the parts that an answer names looked at when it is there
  * @property {(words: string, tone?: Tone) => void} say
  * @property {() => void} draw the files, the text, or what can be done with them is another
  * @property {(cost: Cost | null) => void} drawCost null where there is nothing to measure
@@ -342,6 +344,7 @@ export class Draft {
     const { sheet } = message;
     this.outbox = this.outbox.filter((each) => each !== message);
     if (chat.id && sheet.id === null) this.#move(sheet, chat.id);
+    if (reply && message.files.some((file) => asksTwice(file, message.text))) this.desk.lookCloser(reply);
     for (const next of this.outbox.filter((each) => each.sheet === sheet)) {
       next.place = { ...next.place, conversation: chat.id, parent: reply };
       next.answers = reply ? [reply] : [];

@@ -29,6 +29,9 @@ export const TEMPORARY = "temporary";
  * @property {Said[]} [notes]
  * @property {Crop | null} [crop_of] where a picture was cut out
  * @property {Clip | null} [clip] what is chosen of a video
+ * @property {number} [num_tokens]
+ * @property {number | null} [step_s] between two frames of a video
+ * @property {boolean} [twice] see `asksTwice`, where the person chose
  */
 
 /**

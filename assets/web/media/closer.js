@@ -236,7 +236,7 @@ export class Closer {
     for (const each of this.buttons) each.disabled = false;
     if (!file) return;
     viewer.dialog.close();
-    if (!isSent) return desk.attach(file);
+    if (!isSent) return desk.attach([file]);
     written.delete(item.digest ?? "");
     desk.send(text, [file]);
   }

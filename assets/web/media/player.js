@@ -1,19 +1,21 @@
 // Times in answers that play the video they are about: in its place or, out of sight, in a player above the page.
 
-/** @import { Attachment } from "../common/types.d.ts" */
+/** @import { Answer, Attachment } from "../common/types.d.ts" */
 /** @import { MediaDesk } from "./viewer.js" */
 
 import { mediaUrl, thumbnailUrl } from "../common/api.js";
 import { h, iconButton } from "../common/dom.js";
 import { t } from "../common/words.js";
 import { ANIMATED, pictureOf } from "./items.js";
-import { findTimes, meantAt, timeOf } from "./times.js";
+import { COARSE_S, findTimes, meantAt, rangeOf, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";
 
 // The share of its height from which a player counts as in sight.
 const IN_SIGHT = 0.6;
 // How much text before a time may say which video is meant.
 const CONTEXT_CHARS = 4000;
+// Parts that are looked at again for one answer.
+const MAX_PARTS = 3;
 // A time of the prompt is rounded, and may be a little after the last frame.
 const ROUNDED_S = 0.5;
 const NO_TIMES = "code, pre, a, math, svg, button, .moment";
@@ -23,7 +25,7 @@ const NO_TIMES = "code, pre, a, math, svg, button, .moment";
  * @typedef {object} Sent
  * @property {string} node
  * @property {number} at of the message's files
- * @property {Pick<Attachment, "digest" | "name" | "duration_s">} file
+ * @property {Attachment} file
  */
 
 export class Player {
@@ -86,13 +88,49 @@ export class Player {
     return h("span.moment", { role: "button", tabindex: "0", title, onclick: play, onkeydown });
   }
 
-  /** The videos of the nearest message with any before this one. @returns {Sent[]} */
-  videosBefore(/** @type {string} */ id) {
+  /**
+   * A closer look at the times that an answer names: its question once more, about those parts alone. Null where the
+   * answer names none, or the model saw enough frames around them.
+   */
+  closer(/** @type {Pick<Answer, "id" | "text">} */ { id, text }) {
+    const videos = this.videosBefore(id);
+    const names = videos.map(({ file }) => file.name);
+    /** @type {{ file: Attachment, start_s: number, end_s: number }[]} */
+    const parts = [];
+    for (const { start, from_s, to_s } of findTimes(text)) {
+      const file = videos[meantAt(text, start, names)]?.file;
+      const [least, most] = [file?.clip?.start_s ?? 0, file?.clip?.end_s ?? file?.duration_s ?? 0];
+      const step_s = (most - least) / (file?.num_frames || 1);
+      if (step_s < COARSE_S || from_s > most) continue;
+      const start_s = Math.max(Math.floor(from_s - step_s), least);
+      const end_s = Math.min(Math.ceil((to_s ?? from_s) + step_s), most);
+      const part = parts.find((each) => each.file === file && each.start_s <= end_s && start_s <= each.end_s);
+      if (part) Object.assign(part, { start_s: Math.min(part.start_s, start_s), end_s: Math.max(part.end_s, end_s) });
+      else if (parts.length < MAX_PARTS) parts.push({ file, start_s, end_s });
+    }
+    if (!parts.length) return null;
+    const times = parts.map(({ start_s, end_s }) => rangeOf(start_s, end_s)).join(", ");
+    const files = parts.map(({ file, start_s, end_s }) => {
+      // Together they cost what the whole video did.
+      const num_frames = parts.length > 1 ? Math.ceil((file.num_frames ?? 1) / parts.length) : null;
+      return { ...file, clip: { start_s, end_s, num_frames, drop_similar: false } };
+    });
+    const look = `\n\n${t("Look closer")}: `;
+    const question = this.questionsBefore(id)[0].text;
+    return { times, files, text: `${question.split(look)[0]}${look}${times}`.trim() };
+  }
+
+  /** The nearest one first. */
+  questionsBefore(/** @type {string} */ id) {
     const messages = this.desk.messages();
     const at = messages.findIndex((message) => message.id === id);
-    for (const message of messages.slice(0, at < 0 ? undefined : at).reverse()) {
-      if (message.role !== "user") continue;
-      const { id: node, attachments } = message;
+    const before = messages.slice(0, at < 0 ? undefined : at).reverse();
+    return before.filter((message) => message.role === "user");
+  }
+
+  /** The videos of the nearest message with any before this one. @returns {Sent[]} */
+  videosBefore(/** @type {string} */ id) {
+    for (const { id: node, attachments } of this.questionsBefore(id)) {
       const videos = attachments.map((file, at) => ({ node, at, file })).filter(({ file }) => file.duration_s);
       if (videos.length) return videos;
     }

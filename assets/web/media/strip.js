@@ -1,7 +1,7 @@
 // What the model sees of a video: its sampled frames, each with its time, and what a person chooses of them.
 
 /** @import { Requests } from "../common/api.js" */
-/** @import { Attachment, Clip, Strip } from "../common/types.d.ts" */
+/** @import { Attachment, Chapter, Clip, Strip } from "../common/types.d.ts" */
 /** @import { Draft, DraftFile } from "../compose/draft.js" */
 /** @import { MediaDesk } from "./viewer.js" */
 
@@ -10,13 +10,17 @@ import { button, h, redraw } from "../common/dom.js";
 import { number, t } from "../common/words.js";
 import { amountAt, NUM_POSITIONS, positionOf } from "../compose/limits.js";
 import { pictureOf } from "./items.js";
-import { secondsOf, timeOf } from "./times.js";
+import { rangeOf, secondsOf, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";
 
 const LOAD_AFTER_MS = 250;
 const STEP_S = 0.1;
 // Pictures behind the handles.
 const NUM_BEHIND = 12;
+// Shorter videos have no chapters.
+const HAS_CHAPTERS_S = 60;
+// Beside a large strip's frames.
+const CONTROLS_PX = 150;
 /** @type {Clip} */
 const WHOLE = { start_s: 0, end_s: null, num_frames: null, drop_similar: false };
 
@@ -85,10 +89,22 @@ class Fold {
       ]);
     });
     redraw(this.film, drawn);
+    this.arrange(frames.length, size[1] / size[0]);
     const numSame = frames.filter(({ is_kept }) => !is_kept).length;
     const [n, m] = [frames.length - numSame, numSame];
     const words = t("Shown to the model: {n}. Left out as similar: {m}.", { n, m });
     this.words.textContent = numSame ? words : "";
+  }
+
+  /** In as many rows as make the frames of a large strip largest. */
+  arrange(/** @type {number} */ count, /** @type {number} */ shape) {
+    const { clientWidth, clientHeight } = this.element.parentElement ?? this.element;
+    const room = clientWidth / Math.max(clientHeight - CONTROLS_PX, CONTROLS_PX);
+    const height = (/** @type {number} */ rows) => Math.min(1 / rows, room / Math.ceil(count / rows) / shape);
+    let rows = 1;
+    while (height(rows + 1) > height(rows)) rows++;
+    const looks = { "--rows": rows, "--across": Math.ceil(count / rows) * shape };
+    for (const [name, value] of Object.entries(looks)) this.film.style.setProperty(name, String(value));
   }
 
   time(/** @type {number} */ _seconds, /** @type {string} */ written) {
@@ -110,7 +126,9 @@ export class ShownStrip extends Fold {
     this.seek = seek;
     const { clip, num_frames: count } = file;
     const frames = count ? [t("{n} {n|frame|frames}", { n: count })] : [];
-    this.about.textContent = [...frames, ...rangeOf(clip, file.duration_s)].join(", ");
+    this.about.textContent = [...frames, ...partOf(clip, file.duration_s)].join(", ");
+    const again = { ...file, clip: clip ?? WHOLE };
+    this.element.append(button("link", t("Ask about a part"), () => desk.attach([again])));
   }
 
   /** @override */
@@ -131,6 +149,8 @@ export class ClipEditor extends Fold {
   #asked = "";
   /** @type {Strip | null} */
   #strip = null;
+  /** @type {Chapter[] | null} */
+  #chapters = null;
   #loadSoon = debounce(LOAD_AFTER_MS, () => this.load());
 
   /**
@@ -145,7 +165,8 @@ export class ClipEditor extends Fold {
     this.requests = requests;
     this.draft = draft;
     this.chosen = file;
-    this.behind = h("div.behind", { "aria-hidden": "true" });
+    this.chapters = h("div.chapters", { role: "group", "aria-label": t("Chapters") });
+    this.behind = h("div.behind", { "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
     this.start = this.handle(t("From"), (value) => this.choose({ start_s: Math.min(value, this.end_s - STEP_S) }));
     this.end = this.handle(t("To"), (value) => {
       const { start_s } = this.clip;
@@ -169,15 +190,17 @@ export class ClipEditor extends Fold {
       this.choose(WHOLE);
       this.start.focus();
     });
+    const toText = () => this.element.closest("form")?.querySelector("textarea")?.focus();
+    this.part = button("plain", t("Ask about this part"), toText);
     this.controls = h("div.controls.row.quiet", { hidden: true }, [
       h("label.row", h("span", t("From")), this.from),
       h("label.row", h("span", t("To")), this.to),
       h("label.row", h("span", t("Frames")), this.count, this.number),
       h("label.row", this.same, h("span", t("Leave out similar frames")), this.numSame),
+      this.part,
       this.whole,
     ]);
-    this.film.before(this.track);
-    this.element.append(this.controls);
+    this.film.before(this.chapters, this.track, this.controls);
     this.drawChoice();
   }
 
@@ -213,6 +236,26 @@ export class ClipEditor extends Fold {
     return input;
   }
 
+  /** Chooses what a pointer is drawn over on the pictures of the whole video. */
+  drag(/** @type {PointerEvent} */ { currentTarget, pointerId, clientX }) {
+    const behind = /** @type {HTMLElement} */ (currentTarget);
+    const { left, width } = behind.getBoundingClientRect();
+    const at = (/** @type {number} */ x) => Math.min(Math.max((x - left) / width, 0), 1) * this.duration_s;
+    const from = at(clientX);
+    behind.setPointerCapture(pointerId);
+    behind.onpointermove = (event) => {
+      const [start_s, end_s] = [from, at(event.clientX)].sort((a, b) => a - b);
+      if (end_s - start_s >= STEP_S) this.chooseRange(start_s, end_s);
+    };
+    behind.onlostpointercapture = () => {
+      behind.onpointermove = null;
+    };
+  }
+
+  chooseRange(/** @type {number} */ start_s, /** @type {number} */ end_s) {
+    this.choose({ start_s, end_s: end_s >= this.duration_s ? null : end_s });
+  }
+
   choose(/** @type {Partial<Clip>} */ part) {
     const rounded = (/** @type {number | null} */ seconds) => seconds && Math.max(Number(seconds.toFixed(3)), 0);
     const clip = { ...this.clip, ...part };
@@ -245,6 +288,24 @@ export class ClipEditor extends Fold {
     const { start_s, end_s } = this.clip;
     const behind = start_s || end_s !== null ? await this.#overview() : strip;
     if (behind) this.drawBehind(behind);
+    this.loadChapters();
+  }
+
+  /** Those of a long video, where they are found in time. */
+  async loadChapters() {
+    if (this.#chapters || this.duration_s < HAS_CHAPTERS_S) return;
+    this.#chapters = [];
+    const found = await this.requests.send("chapters", this.draft.alone(this.chosen)).catch(() => null);
+    this.#chapters = found?.chapters ?? [];
+    const drawn = this.#chapters.map(({ start_s, end_s, picture }) => {
+      const time = timeOf(start_s, 0);
+      const label = t("Chapter {from} to {to}", { from: time, to: timeOf(end_s, 0) });
+      const choose = () => this.chooseRange(start_s, end_s);
+      const looks = { "aria-label": label, title: label, style: `flex-grow: ${(end_s - start_s).toFixed(1)}` };
+      return button("chapter", [h("img", { src: picture, alt: "" }), h("span.badge", time)], choose, looks);
+    });
+    redraw(this.chapters, drawn);
+    this.drawChoice();
   }
 
   /** Some frames of the whole video. */
@@ -282,7 +343,7 @@ export class ClipEditor extends Fold {
 
   drawChoice() {
     const { clip, duration_s } = this;
-    this.about.textContent = rangeOf(this.chosen.clip, duration_s).join();
+    this.about.textContent = partOf(this.chosen.clip, duration_s).join();
     this.track.hidden = this.controls.hidden = !this.#strip;
     if (!this.#strip) return;
     for (const [handle, field, seconds] of /** @type {const} */ ([
@@ -300,13 +361,16 @@ export class ClipEditor extends Fold {
     this.count.value = String(positionOf(count, this.counts));
     this.tellCount(count);
     this.same.checked = clip.drop_similar;
-    this.whole.hidden = !this.chosen.clip;
+    this.whole.hidden = this.part.hidden = !this.chosen.clip;
+    this.#chapters?.forEach(({ start_s, end_s }, at) => {
+      const isChosen = Math.abs(clip.start_s - start_s) < STEP_S && Math.abs(this.end_s - end_s) < STEP_S;
+      this.chapters.children[at]?.setAttribute("aria-pressed", String(isChosen));
+    });
   }
 }
 
 /** The part that was chosen, in words, where one was. */
-function rangeOf(/** @type {Clip | null | undefined} */ clip, /** @type {number | null | undefined} */ duration_s) {
+function partOf(/** @type {Clip | null | undefined} */ clip, /** @type {number | null | undefined} */ duration_s) {
   if (!clip || (!clip.start_s && clip.end_s === null)) return [];
-  const end = clip.end_s ?? duration_s;
-  return [`${timeOf(clip.start_s)}–${end ? timeOf(end) : ""}`];
+  return [rangeOf(clip.start_s, clip.end_s ?? (duration_s || null))];
 }

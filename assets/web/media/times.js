@@ -12,6 +12,25 @@ export function timeOf(/** @type {number} */ seconds, digits = 1) {
   return hours ? `${hours}:${String(left).padStart(2, "0")}:${written}` : `${left}:${written}`;
 }
 
+/** A range of a video, such as "1:02–1:05.5". */
+export function rangeOf(/** @type {number} */ from_s, /** @type {number | null} */ to_s) {
+  const digits = [from_s, to_s ?? 0].every(Number.isInteger) ? 0 : 1;
+  return `${timeOf(from_s, digits)}–${to_s === null ? "" : timeOf(to_s, digits)}`;
+}
+
+// What happens between two frames so far apart can be missed.
+export const COARSE_S = 2;
+const ASKS_WHEN =
+  /(?<!\p{L})(?:when|what time|wann|quand|quel moment|cuándo|qué momento)(?!\p{L})|什么时候|何时|哪一刻/iu;
+
+/**
+ * Whether a question about a video is asked once more about the times that its answer names: as the person chose, or
+ * where it asks for a time.
+ * @param {{ step_s?: number | null, twice?: boolean }} file
+ * @param {string} text
+ */
+export const asksTwice = ({ step_s, twice }, text) => (step_s ?? 0) > COARSE_S && (twice ?? ASKS_WHEN.test(text));
+
 /** The seconds that a person wrote, as "83.5", "1:23,5" or "1:02:03"; null for anything else. */
 export function secondsOf(/** @type {string} */ text) {
   const found = /^\s*(?:(?:(\d+):)?(\d{1,2}):)?(\d+(?:[.,]\d*)?)\s*s?\s*$/.exec(text);

@@ -27,7 +27,8 @@ const SWIPE_PX = 60;
  * @property {() => Message[]} messages those of the chat that is shown
  * @property {(part: CropArguments) => Promise<Attachment | null>} crop null where that fails, which is said
  * @property {(text: string, files: DraftFile[]) => void} send a question about files, beside what is being written
- * @property {(file: DraftFile) => void} attach adds a file to the message that is being written
+ * @property {(files: DraftFile[], text?: string) => void} attach adds files to the message that is being written, and
+ *   a text where there is none
  */
 
 /**

@@ -16,8 +16,8 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.chat.media import strips
 from qwen35mm_preprocess import MediaLimitError
 from tests.chat.fake_backend import FakeBackend
-from tests.preprocess.media_files import encode_video, scene
-from tests.web.browser import ChatPage, OpenPage
+from tests.preprocess.media_files import HOUR_SCENES_S, encode_video, hour_video, scene
+from tests.web.browser import ChatPage, OpenPage, box_of
 
 pytestmark = pytest.mark.browser
 
@@ -45,7 +45,9 @@ def times(strip: Locator) -> list[str]:
 
 
 def open_strip(strip: Locator) -> Locator:
-    strip.locator("summary").click()
+    """Opens it, unless it is the first one of an empty chat."""
+    if strip.get_attribute("open") is None:
+        strip.locator("summary").click()
     expect(strip.locator(".film li").first).to_be_visible()
     return strip
 
@@ -153,7 +155,6 @@ def test_of_a_video_that_takes_too_long_a_part_can_be_chosen(
     monkeypatch.setattr(strips, "sampled_frames", slow)
     page.attach(video)
     strip = page.page.locator(".films .frames")
-    strip.locator("summary").click()
     expect(strip.get_by_text("It takes too long.")).to_be_visible()
     expect(strip.locator(".behind img")).to_have_count(min(MOST_FRAMES, 12))
     strip.locator(".track input").last.fill("1")
@@ -177,6 +178,65 @@ def test_several_videos_are_chosen_of_apart_and_fit_a_small_screen(open_page: Op
     films = page.page.locator(".films")
     assert films.evaluate("films => films.scrollWidth <= films.clientWidth")
     expect(page.send_button).to_be_in_viewport(ratio=1)
+
+
+def test_an_hour_is_looked_at_as_a_whole_by_chapters_and_twice(
+    page: ChatPage, backend: FakeBackend, tmp_path: Path
+) -> None:
+    video = tmp_path / "hour.mp4"
+    video.write_bytes(hour_video())
+    page.attach(video)
+    # The frames stand in the place of the examples.
+    strip = page.page.locator(".films .frames")
+    expect(strip.locator(".film li")).to_have_count(MOST_FRAMES)
+    expect(page.examples.first).to_be_hidden()
+    assert box_of(strip.locator(".film img").first)["height"] > 80
+    assert times(strip)[-1] == "59:59.0"
+    chapters = strip.get_by_role("group", name="Chapters").get_by_role("button")
+    expect(chapters).to_have_count(len(HOUR_SCENES_S))
+    chapters.nth(1).click()
+    expect(chapters.nth(1)).to_have_attribute("aria-pressed", "true")
+    expect(strip.locator(".film .time").first).to_have_text("20:00.0")
+    strip.get_by_role("button", name="Ask about this part").click()
+    expect(page.box).to_be_focused()
+    # Drawn over the pictures of the whole: from its middle to three quarters.
+    behind = strip.locator(".behind")
+    width, height = (box_of(behind)[side] for side in ("width", "height"))
+    behind.hover(position={"x": width / 2, "y": height / 2})
+    page.page.mouse.down()
+    behind.hover(position={"x": width * 3 / 4, "y": height / 2}, force=True)
+    page.page.mouse.up()
+    expect(strip.locator("summary")).to_contain_text(re.compile(r"(29:5|30:0)\S+–(44:5|45:0)"))
+    strip.get_by_role("button", name="Use whole video").click()
+    # A question for a time looks twice, at a price that is known before.
+    twice = page.page.get_by_label("Then look closer at the times in the answer")
+    page.box.fill("echo What comes? At 20:00.")
+    expect(twice).not_to_be_checked()
+    page.box.fill("echo When is it? At 20:00.")
+    expect(twice).to_be_checked()
+    expect(page.page.locator(".twice")).to_contain_text(re.compile(r"about [\d,]{3,} more tokens"))
+    page.box.press("Enter")
+    page.wait_answered(2)
+    first, second = (call.messages[-1] for call in backend.calls)
+    step_s = 3600 / MOST_FRAMES
+    assert len(first.media[0].plan.frame_times_s) == MOST_FRAMES
+    looked = second.media[0].plan.frame_times_s
+    assert (looked[0], looked[-1]) == pytest.approx((1200 - step_s, 1200 + step_s), abs=1)
+    assert second.text.startswith("echo When is it? At 20:00.\n\nLook closer: 1")
+    expect(page.questions.last.locator("summary")).to_contain_text(f"{len(looked)} frames, 1")
+    # By hand: the part comes into the message, which is sent when the person has seen what it costs.
+    expect(page.answers.first.locator(".moment")).to_have_text("20:00")
+    page.answers.first.get_by_role("button", name="Look closer at 1").click()
+    expect(page.box).to_be_focused()
+    expect(page.box).to_have_value(second.text)
+    expect(page.thumbnails.locator(".label")).to_contain_text(f"{len(looked)} frames, ")
+    expect(page.page.locator(".films .frames .film li")).to_have_count(len(looked))
+    assert len(backend.calls) == 2
+    page.box.fill("")
+    page.page.get_by_role("button", name="Remove hour.mp4").click()
+    page.questions.first.locator(".frames summary").click()
+    page.questions.first.get_by_role("button", name="Ask about a part").click()
+    expect(page.page.locator(".films .chapter")).to_have_count(len(HOUR_SCENES_S))
 
 
 def moments(page: ChatPage) -> list[str]:

@@ -104,6 +104,8 @@ export class DraftBench {
   whenThere = Promise.resolve();
   /** The answers of another tab that a message has to wait for. @type {string[]} */
   ahead = [];
+  /** Answers whose times are to be looked at. @type {string[]} */
+  lookedAt = [];
   /** Ends the answer that a message waits for. */
   endAnswer = () => {};
   /** Files on their way, whose fate a test decides. @type {any[]} */
@@ -133,6 +135,7 @@ export class DraftBench {
       if (answers.length) return { answers };
       return { chat: makeChat(message.conversation ?? "begun"), reply: `answer ${number}` };
     },
+    lookCloser: (reply) => this.lookedAt.push(reply),
     say: (words) => this.said.push(words),
     draw: () => {},
     drawCost: (cost) => this.said.push(cost),

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 
-import { findTimes, meantAt, secondsOf, timeOf } from "../../../assets/web/media/times.js";
+import { asksTwice, findTimes, meantAt, secondsOf, timeOf } from "../../../assets/web/media/times.js";
 
 suite("a time is written", () => {
   test("as a clock shows it", () => {
@@ -17,6 +17,16 @@ suite("a time is written", () => {
     const read = ["0:03.4", "3,4", " 12 s", "1:23", "1:02:03.5", "", "x", "1:2:3:4", "-3", "1e3"].map(secondsOf);
     assert.deepEqual(read, [3.4, 3.4, 12, 83, 3723.5, null, null, null, null, null]);
   });
+});
+
+test("a question for a time in a coarse video is asked twice, unless the person said otherwise", () => {
+  const asked = ["When is it?", "Wann?", "à quel moment", "¿Cuándo?", "什么时候", "whenever", "Who?"].map((text) =>
+    asksTwice({ step_s: 30 }, text),
+  );
+  assert.deepEqual(asked, [true, true, true, true, true, false, false]);
+  assert.ok(!asksTwice({ step_s: 0.5, twice: true }, "When?"));
+  assert.ok(!asksTwice({ step_s: 30, twice: false }, "When?"));
+  assert.ok(asksTwice({ step_s: 30, twice: true }, "Who?"));
 });
 
 /** What is found, as `text = from` or `text = from..to`. */

@@ -158,6 +158,9 @@ export class AnswerRow extends Row {
   /** The person opened or folded the thinking. */
   #wasToggled = false;
   #isToggling = false;
+  /** What it points at is drawn. */
+  #hasMarks = false;
+  #isJsonOpen = false;
   #notes = "";
   /** What is going on for it. @type {Work} */
   #work = { label: "", share: null };
@@ -184,7 +187,10 @@ export class AnswerRow extends Row {
     const linkTimes = (/** @type {Element} */ block) => desk.player.link(block, this.id);
     this.thoughtBlocks = new Blocks(this.thoughtText, desk.requests, linkTimes);
     this.answer = h("div.prose.answer");
-    this.blocks = new Blocks(this.answer, desk.requests, linkTimes);
+    this.blocks = new Blocks(this.answer, desk.requests, (block) => {
+      if (this.#hasMarks) this.#foldMarks(block);
+      linkTimes(block);
+    });
     this.groundings = new Groundings(desk.media);
     this.offer = h("div.offer");
     this.problem = h("div.problem", { hidden: true });
@@ -195,6 +201,18 @@ export class AnswerRow extends Row {
     this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label, this.pace);
     const { element } = this.groundings;
     this.body.append(this.notes, this.thought, this.answer, element, this.offer, this.problem, this.work);
+  }
+
+  /** Folds a block that is nothing but marks, which are drawn on their pictures. */
+  #foldMarks(/** @type {Element} */ block) {
+    const text = block.textContent ?? "";
+    if (!/["'](?:bbox_2d|point_2d)["']/.test(text) || !(block.querySelector("pre") || /^\s*[[{]/.test(text))) return;
+    const fold = h("details.fold.quiet.json", { open: this.#isJsonOpen }, h("summary", "JSON"));
+    fold.append(...block.childNodes);
+    fold.addEventListener("toggle", () => {
+      this.#isJsonOpen = fold.open;
+    });
+    block.append(fold);
   }
 
   /** @override */
@@ -258,8 +276,15 @@ export class AnswerRow extends Row {
   update(/** @type {AnswerView} */ view) {
     const isRunning = view.status === "running";
     this.element.classList.toggle("running", isRunning);
+    this.#hasMarks = view.groundings.length > 0;
     this.blocks.draw(view.blocks, isRunning);
     this.groundings.show(view.groundings);
+    // An answer that is nothing but marks lies folded below its picture.
+    const isFolded =
+      this.#hasMarks && [...this.answer.children].every((block) => block.firstElementChild?.matches(".json"));
+    if (isFolded !== (this.answer.nextSibling !== this.groundings.element))
+      if (isFolded) this.answer.before(this.groundings.element);
+      else this.answer.after(this.groundings.element);
     this.drawThinking(view, isRunning);
     this.drawNotes(view.notes);
     this.work.hidden = !isRunning;

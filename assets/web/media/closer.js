@@ -33,6 +33,13 @@ export function cutOut(desk, { digest = "", name = "" }, { left, top, right, bot
   return desk.crop({ ...named, box: [left, top, right, bottom], time_s });
 }
 
+/** Asks what a part shows; whether that was sent. */
+export async function askWhat(/** @type {MediaDesk} */ desk, /** @type {Item} */ item, /** @type {Rectangle} */ part) {
+  const file = await cutOut(desk, item, part, item.time_s ?? null);
+  if (file) desk.send(t("What is this?"), [file]);
+  return file !== null;
+}
+
 /** Whether a part can be cut out; not of an animation. */
 export const canCut = (/** @type {Item} */ { digest, name, isAnimated }) => Boolean(digest && name && !isAnimated);
 
@@ -64,6 +71,10 @@ export class Closer {
       oninput: ({ currentTarget }) => written.set(viewer.item.digest ?? "", currentTarget.value),
     });
     this.buttons = [
+      button("plain", t("What is this?"), () => {
+        this.question.value = t("What is this?");
+        this.use(true);
+      }),
       button("plain", t("Add to the message"), () => this.use(false)),
       button("strong", t("Ask"), () => {}, { type: "submit" }),
     ];

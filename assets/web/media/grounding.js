@@ -7,6 +7,7 @@
 import { button, h, icon, redraw, select } from "../common/dom.js";
 import { save } from "../common/files.js";
 import { number, t } from "../common/words.js";
+import { askWhat } from "./closer.js";
 import { pictureOf, titleOf } from "./items.js";
 import { Marks } from "./marks.js";
 import { colourOf, saved, shares, unitsOf } from "./shapes.js";
@@ -88,7 +89,8 @@ class Figure {
   constructor(/** @type {Grounding} */ grounding, /** @type {Groundings} */ all) {
     this.grounding = grounding;
     this.all = all;
-    this.marks = new Marks((at) => all.look(this, at));
+    const look = (/** @type {number} */ at) => all.look(this, at);
+    this.marks = new Marks(look, (part) => askWhat(all.desk, pictureOf(this.grounding), part));
     const { size } = grounding;
     const { src, poster, label: title } = pictureOf(grounding);
     const image = h("img", { src: poster ?? src, alt: title });

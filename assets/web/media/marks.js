@@ -1,8 +1,9 @@
 // Marks on a picture, and the list of them beside it.
 
 /** @import { Grounding, Mark, Unit } from "../common/types.d.ts" */
+/** @import { Rectangle } from "./rectangle.js" */
 
-import { h, redraw } from "../common/dom.js";
+import { h, iconButton, redraw } from "../common/dom.js";
 import { t } from "../common/words.js";
 import { colourOf, shares } from "./shapes.js";
 
@@ -18,9 +19,11 @@ export class Marks {
 
   /**
    * @param {(at: number) => void} choose takes a mark whose line is pressed
+   * @param {(part: Rectangle) => unknown} ask what is in a box
    */
-  constructor(choose) {
+  constructor(choose, ask) {
     this.choose = choose;
+    this.ask = ask;
     // The list says it all.
     this.layer = h("span.marks", { "aria-hidden": "true" });
     this.list = h("ol.mark-list", { role: "list", "aria-label": t("Found here") });
@@ -31,7 +34,7 @@ export class Marks {
     this.layer.classList.toggle("many", marks.length > MANY);
     const held = this.#lines.findIndex((line) => line.contains(document.activeElement));
     this.#drawn = marks.map((mark, at) => this.#mark(mark, at, (numbers) => shares(numbers, unit, grounding)));
-    this.#lines = marks.map((mark, at) => this.#line(mark, at));
+    this.#lines = marks.map((mark, at) => this.#line(mark, at, mark.box && shares(mark.box, unit, grounding)));
     redraw(this.layer, this.#drawn);
     redraw(this.list, this.#lines);
     if (held >= 0) this.#lines[held]?.querySelector("button")?.focus();
@@ -81,7 +84,7 @@ export class Marks {
     return element;
   }
 
-  #line(/** @type {Mark} */ { label, details }, /** @type {number} */ at) {
+  #line(/** @type {Mark} */ { label, details }, /** @type {number} */ at, /** @type {number[] | null} */ box) {
     const more = details.map(([key, value]) => `${key}: ${value}`).join(", ");
     const line = h(
       "button.mark-line",
@@ -93,6 +96,8 @@ export class Marks {
     const [light, dim] = [() => this.light(at), () => this.light(null)];
     const events = { mouseenter: light, focus: light, mouseleave: dim, blur: dim };
     for (const [name, act] of Object.entries(events)) line.addEventListener(name, act);
-    return h("li", line);
+    const [left, top, right, bottom] = box ?? [];
+    const ask = box && iconButton("ask", t("What is this?"), () => this.ask({ left, top, right, bottom }));
+    return h("li.row", line, ask);
   }
 }

@@ -7,7 +7,7 @@
 
 import { h, icon, iconButton, redraw, showDialog } from "../common/dom.js";
 import { number, t } from "../common/words.js";
-import { Closer, canCut } from "./closer.js";
+import { askWhat, Closer, canCut } from "./closer.js";
 import { askToFind } from "./find.js";
 import { itemOf, pictureOf } from "./items.js";
 import { Marks } from "./marks.js";
@@ -179,7 +179,7 @@ export class Viewer {
       this.place();
       marks.light(at);
     };
-    const marks = new Marks(near);
+    const marks = new Marks(near, async (part) => (await askWhat(this.desk, this.item, part)) && this.dialog.close());
     marks.draw(grounding, unit);
     marks.light(lit);
     this.marks = marks;

@@ -151,9 +151,9 @@ def test_a_videos_frame_has_parts_and_pictures_are_searched(
     )
     open_closer(page, page.questions)
     drag(page, (0.5, 0.0), (1.0, 1.0))
-    page.dialog.get_by_label(QUESTION).fill("What is it?")
-    page.page.keyboard.press("Enter")
+    page.dialog.get_by_role("button", name="What is this?").click()
     page.wait_answered(2)
+    expect(page.questions.last).to_contain_text("What is this?")
     place = page.questions.last.locator(".place")
     expect(place).to_have_attribute("aria-label", "Show where this is in moves-right.mp4, 0:02.5")
     with Image.open(source(backend)) as part:

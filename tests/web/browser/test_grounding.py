@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ def test_marks_come_with_the_answer_and_are_looked_at_from_near_and_on_frames(
     expect(page.answers.locator(".mark-line")).to_have_text(["1box"])
     page.wait_answered()
     expect(page.answers.locator(".grounding figcaption")).to_contain_text("two-shapes.jpg")
+    # The text is there, folded.
+    expect(page.answers.get_by_text("Look:")).to_be_visible()
+    code = page.answers.locator(".json code")
+    expect(code).to_be_hidden()
+    page.answers.locator(".json summary").click()
+    expect(code).to_contain_text('"label": "box"')
     page.answers.locator(".mark-line").click()
     view, mark = page.dialog.locator(".view"), page.dialog.locator(".pointed")
     expect(view.locator("img")).to_be_visible()
@@ -110,7 +117,7 @@ def test_marks_come_with_the_answer_and_are_looked_at_from_near_and_on_frames(
     ]
     # Those of a video lie on the frames that were shown.
     answer(page, marks, samples / "moves-right.mp4")
-    figures = page.answers.last.locator(".grounding")
+    figures = page.answers.nth(1).locator(".grounding")
     expect(figures).to_have_count(2)
     expect(figures.first.locator("figcaption")).to_contain_text("moves-right.mp4, 0:00.0")
     sources = [figure.locator("img").get_attribute("src") or "" for figure in figures.all()]
@@ -123,3 +130,11 @@ def test_marks_come_with_the_answer_and_are_looked_at_from_near_and_on_frames(
     expect(page.dialog.locator("h2")).to_have_text("moves-right.mp4, 0:00.0, 1 of 2")
     page.page.keyboard.press("ArrowRight")
     expect(page.dialog.locator(".mark-line")).to_contain_text("star")
+    # What is in a box is asked by one click, in the viewer as below the answer.
+    page.dialog.get_by_role("button", name="What is this?").click()
+    expect(page.dialog).to_have_count(0)
+    page.wait_answered(3)
+    figures.first.get_by_role("button", name="What is this?").click()
+    page.wait_answered(4)
+    expect(page.questions.last.locator(".place")).to_have_attribute("aria-label", re.compile("moves-right.mp4, 0:00.0"))
+    assert [call.messages[-1].text for call in backend.calls[-2:]] == ["What is this?"] * 2

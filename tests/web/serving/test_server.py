@@ -15,8 +15,9 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.errors import ConfigError
+from qwen35mm.http import run
 from qwen35mm.http.sessions import Tickets
-from qwen35mm.web import Server, serve
+from qwen35mm.web import Server, launch, serve
 from qwen35mm.web.serving import guest
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
 from qwen35mm.web.serving.programs import ProgramAccess
@@ -178,6 +179,15 @@ def test_other_users_of_the_machine_need_the_token(server: Server) -> None:
         assert stranger.get(f"t/{token}/config").status_code == 200
         assert stranger.get("config", headers={"authorization": "Bearer guess"}).status_code == 403
         assert stranger.get(f"?token={token}").headers["location"].startswith("./#once=")
+
+
+def test_the_address_for_other_devices_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "network_address", lambda *_: "http://192.168.1.7:7860")
+    monkeypatch.setattr("qwen35mm.web.serving.server.wait_for_the_end", lambda: None)
+    launch(FakeBackend(), port=0)
+    assert "On the network: http://192.168.1.7:7860\n" in capsys.readouterr().out
 
 
 def test_nothing_that_opens_the_page_reaches_another_port(server: Server) -> None:

@@ -221,7 +221,7 @@ class AsyncEngine:
         self.check_process()
         with self._wake:
             if self._closing:
-                raise EngineError(say("The engine is shut down. Start the program again."))
+                raise EngineError(say("The engine is shut down until the program is started again."))
             self._idle.clear()
             self._commands.append(command)
             self._wake.notify()
@@ -244,7 +244,9 @@ class AsyncEngine:
         except Exception:
             # A request's errors go to that request; an error here is our bug.
             logger.exception("the engine's thread failed")
-            reason = say("The engine failed and has stopped; the log has the details. Start the program again.")
+            reason = say(
+                "The engine failed and is stopped until the program is started again; the log has the details."
+            )
         with self._wake:
             self._closing = True
             self._commands.clear()

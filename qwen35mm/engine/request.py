@@ -165,7 +165,7 @@ def engine_error(error: Exception, device: torch.device) -> EngineError:
     elif isinstance(error, torch.AcceleratorError):
         # CUDA refuses everything after this.
         message = say(
-            "The GPU has failed, and this program can't use it any more; the log has the details. Start it again."
+            "The GPU has failed; this program can't use it until it is started again. The log has the details."
         )
     else:
         message = failed_on(error)

@@ -41,7 +41,7 @@ def test_every_kind_of_a_shortage_is_told_as_one(error: Exception) -> None:
 
 def test_a_card_that_failed_needs_another_start() -> None:
     message = str(engine_error(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), CPU))
-    assert "Start it again" in message
+    assert "until it is started again" in message
     assert "illegal" not in message
 
 

@@ -208,6 +208,16 @@ def test_translations_are_whole(path: Path) -> None:
         assert not re.search(r"[\"'`]|\.\.\.| {2}", translation), text
 
 
+def test_no_visitor_is_told_what_only_an_owner_can_do() -> None:
+    """On a Space and in a network visitors read the page; they have no terminal."""
+    unfit = [
+        text
+        for text in all_texts()
+        if re.search(r"Ctrl-C|make chat|(?:^|\. )(?:Start|Stop|End) (?:it|the program)", text)
+    ]
+    assert unfit == []
+
+
 def test_french_has_its_spaces() -> None:
     for translation in read_table(WEB / "languages/fr.json").values():
         assert not re.search(r"[^\u00a0\u202f][;?!»]|[^\u00a0\u202f]:(?!//)|«[^\u00a0\u202f]", translation), translation

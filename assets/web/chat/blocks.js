@@ -52,7 +52,7 @@ export class Blocks {
   ) {
     const isSame = drawn.html === html;
     if (isSame && drawn.isFinished === isFinished) return;
-    const block = this.element.children[at] ?? this.element.appendChild(h("div.block"));
+    const block = this.element.children[at] ?? this.element.appendChild(h("div.block", { dir: "auto" }));
     if (!isSame || drawn.isFinished) {
       closePreviews(drawn);
       const wereOpen = [...block.querySelectorAll("details")].map((each) => each.open);

@@ -43,7 +43,7 @@ export const isEdited = (/** @type {string} */ id) => written.get(id) !== null;
  * @param {() => void} onSaved
  */
 export function answerEditor(state, { id, text }, close, onSaved) {
-  const box = h("textarea", { "aria-label": t("Answer"), spellcheck: true });
+  const box = h("textarea", { "aria-label": t("Answer"), dir: "auto", spellcheck: true });
   box.value = written.get(id) ?? text;
   const isKept = !state.chat.temporary;
   written.set(id, box.value, isKept);

@@ -76,7 +76,7 @@ export class Quick {
 
   drawPrompt(/** @type {HTMLElement} */ content) {
     const placeholder = t("How the model should behave (optional)");
-    const text = h("textarea", { rows: 6, placeholder, "aria-label": t("System prompt") });
+    const text = h("textarea", { rows: 6, dir: "auto", placeholder, "aria-label": t("System prompt") });
     text.value = String(this.needs.state.settings.system ?? "");
     text.addEventListener("input", () => this.set("system", text.value));
     redraw(content, h("h3.quiet", t("System prompt")), text);

@@ -38,8 +38,9 @@ export class Captioned {
     this.figure = h("figure.medium");
     this.name = h("h2");
     this.facts = h("p.quiet.facts");
-    this.text = h("p.caption", { onclick: () => getSelection()?.isCollapsed && this.edit() });
+    this.text = h("p.caption", { dir: "auto", onclick: () => getSelection()?.isCollapsed && this.edit() });
     this.area = h("textarea", {
+      dir: "auto",
       "aria-label": t("Caption"),
       rows: "8",
       oninput: () => this.#wrote(),
@@ -87,7 +88,13 @@ export class Captioned {
       button("plain", t("Discard"), () => this.doing.leave(item)),
     ];
     const flags = proposal.flags.map((flag) => h("span.flag", flag));
-    redraw(this.proposal, h("h3", t("New caption")), h("p.caption", proposal.text), h("p", flags), h("div.row", row));
+    redraw(
+      this.proposal,
+      h("h3", t("New caption")),
+      h("p.caption", { dir: "auto" }, proposal.text),
+      h("p", flags),
+      h("div.row", row),
+    );
   }
 
   edit() {
@@ -142,7 +149,12 @@ export class Captioned {
     const row = [button("strong", t("Use theirs"), take), button("plain", t("Keep mine"), keep)];
     this.changed.hidden = false;
     const words = t("{name} has changed on disk. It now says:", { name: theirs.file });
-    redraw(this.changed, h("p", words), h("p.caption", said(theirs.problem ?? theirs.text)), h("div.row", row));
+    redraw(
+      this.changed,
+      h("p", words),
+      h("p.caption", { dir: "auto" }, said(theirs.problem ?? theirs.text)),
+      h("div.row", row),
+    );
   }
 
   #end() {

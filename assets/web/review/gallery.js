@@ -80,13 +80,19 @@ export class Gallery {
     const choose = row.querySelector("button");
     if (!choose) return;
     choose.setAttribute("aria-current", at === this.#at ? "true" : "false");
+    // Arrows go through the list: Tab stops at one of them.
+    choose.tabIndex = at === this.#at ? 0 : -1;
     // Only redrawn where it has changed, or the pictures would flicker.
     const shown = item ? `${item.version} ${item.digest} ${item.accepted}` : "";
     if (row.dataset.shown === shown) return;
     row.dataset.shown = shown;
     if (!item) return void redraw(choose, h("span.small"), h("span.lines", "…"));
     const small = h("img.small", { src: fileUrl("small", item), alt: "", loading: "lazy" });
-    const lines = h("span.lines", h("span.name", item.name), h("span.quiet", item.text || t("No caption")));
+    const lines = h(
+      "span.lines",
+      h("span.name", item.name),
+      h("span.quiet", { dir: "auto" }, item.text || t("No caption")),
+    );
     redraw(choose, small, lines, item.accepted && [icon("check"), h("span.unseen", t("Accepted"))]);
   }
 }

@@ -59,7 +59,7 @@ def code_html(code: str, info: str) -> str:
     language = written if _NAME.fullmatch(written) else "text"
     body = highlight(code, language.lower())
     return (
-        f'<div class="code"><div class="code-bar"><span>{html.escape(language)}</span></div>'
+        f'<div class="code" dir="ltr"><div class="code-bar"><span>{html.escape(language)}</span></div>'
         f"<pre><code>{body}</code></pre></div>\n"
     )
 

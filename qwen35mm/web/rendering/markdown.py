@@ -223,6 +223,9 @@ def _safe_children(children: list[Token]) -> list[Token]:
         elif token.type == "image":
             safe += _image_as_link(token, inside_link=any(open_links))
         else:
+            if token.type == "code_inline":
+                # Or its first letter would decide how the paragraph around it runs.
+                token.attrs["dir"] = "ltr"
             safe.append(token)
     return safe
 

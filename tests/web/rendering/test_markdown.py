@@ -49,6 +49,8 @@ class Checker(HTMLParser):
             return fixed.get(name) == value or (
                 name == "href" and bool(re.match(r"(https?://|mailto:)\S+$", value, re.I))
             )
+        if name == "dir":
+            return tag in ("code", "div") and value == "ltr"
         return tag == "ol" and name == "start" and value.isdigit()
 
     def handle_endtag(self, tag: str) -> None:
@@ -92,6 +94,7 @@ def one(text: str) -> str:
     ("text", "expected"),
     [
         ("a **b** ~~c~~\nd", "<p>a <strong>b</strong> <s>c</s><br>\nd</p>"),
+        ("`a` b", '<p><code dir="ltr">a</code> b</p>'),
         ("<b>x</b>", "<p>&lt;b&gt;x&lt;/b&gt;</p>"),
         ("Here:\n-", "<p>Here:<br>\n-</p>"),
         ("3. c", '<ol start="3">\n<li>c</li>\n</ol>'),
@@ -136,7 +139,7 @@ def test_tasks_get_a_box_in_place_of_their_brackets() -> None:
         ("H<sub>2</sub>O, **x<sup>*n*</sup>**", "<p>H<sub>2</sub>O, <strong>x<sup><em>n</em></sup></strong></p>"),
         ("**a<sub>b**</sub>", "<p>**a<sub>b**</sub></p>"),
         ("a<br>b<br/>c", "<p>a<br>b<br>c</p>"),
-        ("a<sub>b </sup>`<sup>c</sup>`", "<p>a&lt;sub&gt;b &lt;/sup&gt;<code>&lt;sup&gt;c&lt;/sup&gt;</code></p>"),
+        ("a<sub>b </sup>`<sup>`", '<p>a&lt;sub&gt;b &lt;/sup&gt;<code dir="ltr">&lt;sup&gt;</code></p>'),
         ('<sub class="a">b</sub>', "<p>&lt;sub class=&quot;a&quot;&gt;b&lt;/sub&gt;</p>"),
         ("<details><summary>*Why*</summary>Because</details>", "<summary><em>Why</em></summary><p>Because</p>"),
         ("<details>\n<summary>Why</summary>\n\nBecause\n\n</details>\n", "<summary>Why</summary><p>Because</p>"),
@@ -169,13 +172,13 @@ def test_footnotes_keep_their_labels_and_places() -> None:
     text, note, end = render_blocks("A[^1] and[^note].\n\n[^1]: *One*\n\n    more\n\n[^other] [^1 ] `[^1]` \\[^1]")
     assert text == "<p>A<sup>1</sup> and[^note].</p>\n"
     assert note == '<div class="footnote"><sup>1</sup><div><p><em>One</em></p>\n<p>more</p>\n</div></div>\n'
-    assert end == "<p>[^other] [^1 ] <code>[^1]</code> [^1]</p>\n"
+    assert end == '<p>[^other] [^1 ] <code dir="ltr">[^1]</code> [^1]</p>\n'
 
 
 def test_code_has_a_bar_and_colours() -> None:
     code = one("```python title=x\nif a < b: pass\n```")
     bar = '<div class="code-bar"><span>python</span></div>'
-    assert code.startswith(f'<div class="code">{bar}<pre><code><span class="hl-k">if</span> a ')
+    assert code.startswith(f'<div class="code" dir="ltr">{bar}<pre><code><span class="hl-k">if</span> a ')
     assert checked("```py\nif a < b: pass\n```").endswith("if a < b: pass\n\n")
     assert "<span>text</span>" in one("```<script>\nx\n```")
     assert "<span>Nonesuch</span>" in one("```Nonesuch\nif\n```")

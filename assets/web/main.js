@@ -15,6 +15,7 @@ import { showLogin } from "./chat/login.js";
 import { AnswerRow, QuestionRow } from "./chat/message.js";
 import { Presets } from "./chat/presets.js";
 import { SettingsPanel } from "./chat/settings.js";
+import { shortcutOf, showShortcuts } from "./chat/shortcuts.js";
 import { Sidebar } from "./chat/sidebar.js";
 import { PageState } from "./chat/state.js";
 import { Transcript } from "./chat/transcript.js";
@@ -43,6 +44,13 @@ class Page {
   #opener = null;
   /** Answers whose times are looked at more closely when they are there. @type {Set<string>} */
   #toLookAt = new Set();
+  /** By what is pressed with Ctrl. @type {Record<string, (() => unknown) | undefined>} */
+  #shortcuts = {
+    k: () => this.search(),
+    "shift o": () => this.newChat(),
+    "shift e": () => this.composer.editLast(),
+    "/": showShortcuts,
+  };
 
   constructor(/** @type {Start} */ start) {
     const { app } = start;
@@ -107,6 +115,7 @@ class Page {
       edit: (question) => this.composer.edit(question),
       compare: (answer) => this.comparison.open(answer),
       isLost: () => this.link.isLost,
+      speak: (words) => this.speak(words),
     };
     const presets = new Presets(requests, start.presets, () => {
       this.composer.quick.draw();
@@ -130,8 +139,8 @@ class Page {
       prefer: (values) => this.changePreferences(values),
       close: () => this.toggleSettings(false),
     });
-    this.title = h("h1.title");
-    this.spoken = h("div.unseen", { role: "status" });
+    this.title = h("h1.title", { dir: "auto" });
+    this.spoken = h("div.unseen", { role: "log" });
     this.menuButton = iconButton("menu", t("Chats"), () => this.toggleSidebar(true), {
       class: "menu-button",
       "aria-controls": this.sidebar.element.id,
@@ -143,10 +152,11 @@ class Page {
     });
     this.element = h(
       "div.app",
+      button("strong skip", t("Skip to message"), toComposer),
       this.sidebar.element,
       h("div.shade", { onclick: () => this.toggleSidebar(false) }),
       h(
-        "div.main",
+        "main.main",
         h(
           "header.top.row",
           this.menuButton,
@@ -159,6 +169,7 @@ class Page {
         ),
         this.link.element,
         this.transcript.element,
+        this.transcript.endButton,
         this.composer.element,
         this.player.element,
       ),
@@ -251,7 +262,8 @@ class Page {
   }
 
   speak(/** @type {string} */ words) {
-    this.spoken.textContent = words;
+    if (words) this.spoken.append(h("p", words));
+    else this.spoken.replaceChildren();
   }
 
   changed(/** @type {string | null} */ id) {
@@ -387,6 +399,12 @@ class Page {
     this.menuButton.setAttribute("aria-expanded", String(open));
   }
 
+  search() {
+    // In a narrow window the sidebar is a layer.
+    if (this.menuButton.checkVisibility()) this.showSidebar(true);
+    this.sidebar.search.select();
+  }
+
   get areSettingsOpen() {
     return !this.panel.element.hidden;
   }
@@ -410,8 +428,12 @@ class Page {
   }
 
   key(/** @type {KeyboardEvent} */ event) {
-    if (event.key !== "Escape" || event.defaultPrevented || isComposing(event)) return;
+    if (event.defaultPrevented || isComposing(event)) return;
     if (document.querySelector("dialog[open], :popover-open")) return;
+    const run = this.#shortcuts[shortcutOf(event)];
+    if (run) event.preventDefault();
+    run?.();
+    if (event.key !== "Escape") return;
     if (this.element.classList.contains("with-sidebar")) this.toggleSidebar(false);
     else if (this.state.chat.running.length) this.state.stop();
     else if (!this.player.element.hidden) this.player.close();

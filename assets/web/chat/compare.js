@@ -41,6 +41,9 @@ class ComparedRow extends AnswerRow {
     if (cost) cost.hidden = false;
     redraw(this.tools, message.status !== "running" && [copyText, cost]);
   }
+
+  /** Two at one time can't be followed. @override */
+  readOut() {}
 }
 
 /** Settings for one answer, and a model where one can be chosen. */
@@ -126,7 +129,7 @@ export class Comparison {
     this.state = desk.state;
     this.models = models;
     this.presets = presets;
-    this.question = h("p.question");
+    this.question = h("p.question", { dir: "auto" });
     this.sides = h("div.sides");
     const close = iconButton("close", t("Close comparison"), () => this.dialog.close());
     this.another = button("plain", [icon("plus"), t("Another answer")], () => this.ask(this.#answers[0]));

@@ -24,17 +24,16 @@ export class ContextGauge {
     this.app = app;
     this.requests = requests;
     this.percent = h("span.percent", { "aria-hidden": "true" });
-    this.words = h("span.unseen");
     this.ring = h("span.ring");
     // Not a button: it does nothing, but its parts are seen where it has the focus.
     const about = { tabindex: "0", role: "note", "aria-describedby": PARTS };
-    const number = h("span.row.quiet", about, this.percent, this.words, this.ring);
+    this.number = h("span.row.quiet", about, this.percent, this.ring);
     this.parts = h("div.parts.card", { id: PARTS, role: "tooltip" });
-    this.element = h("div.gauge", number, this.parts);
-    number.addEventListener("keydown", (event) => {
+    this.element = h("div.gauge", this.number, this.parts);
+    this.number.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
       event.stopPropagation();
-      number.blur();
+      this.number.blur();
     });
   }
 
@@ -65,7 +64,7 @@ export class ContextGauge {
     const share = used / length;
     const isExact = this.#next?.exact ?? true;
     this.percent.textContent = said({ share });
-    this.words.textContent = t("{u} of {l} context tokens", { u: number(used), l: number(length) });
+    this.number.ariaLabel = t("{u} of {l} context tokens", { u: number(used), l: number(length) });
     this.ring.style.setProperty("--share", `${Math.min(100 * share, 100).toFixed(1)}%`);
     this.element.classList.toggle("full", share >= NEARLY_FULL);
     const rows = [
@@ -76,7 +75,7 @@ export class ContextGauge {
     ];
     redraw(
       this.parts,
-      h("b", this.words.textContent),
+      h("b", this.number.ariaLabel),
       h(
         "dl",
         rows.map(([name, tokens]) => [h("dt", String(name)), h("dd", number(Number(tokens)))]),

@@ -31,6 +31,7 @@ import { answerEditor, isEdited } from "./editor.js";
  * @property {() => boolean} isLost whether the connection is
  * @property {() => void} toComposer gives it the focus
  * @property {() => Child} offer of a real model instead of the practice model
+ * @property {(words: string) => void} speak tells a screen reader
  */
 
 /**
@@ -101,7 +102,7 @@ export class QuestionRow extends Row {
     redraw(
       this.body,
       files.length > 0 && h("div.files.row", files),
-      message.text && h("div.bubble", message.text),
+      message.text && h("div.bubble", { dir: "auto" }, message.text),
       leftOut(message.left_out),
     );
     const answer = () => this.desk.state.answer(message.id);
@@ -162,6 +163,8 @@ export class AnswerRow extends Row {
   #hasMarks = false;
   #isJsonOpen = false;
   #notes = "";
+  /** How much of its text a screen reader was told. */
+  #told = 0;
   /** What is going on for it. @type {Work} */
   #work = { label: "", share: null };
 
@@ -275,9 +278,11 @@ export class AnswerRow extends Row {
   /** Draws what is new of it. */
   update(/** @type {AnswerView} */ view) {
     const isRunning = view.status === "running";
+    const wasRunning = this.element.classList.contains("running");
     this.element.classList.toggle("running", isRunning);
     this.#hasMarks = view.groundings.length > 0;
     this.blocks.draw(view.blocks, isRunning);
+    if (isRunning || wasRunning) this.readOut(isRunning);
     this.groundings.show(view.groundings);
     // An answer that is nothing but marks lies folded below its picture.
     const isFolded =
@@ -294,6 +299,17 @@ export class AnswerRow extends Row {
     this.problem.hidden = !words;
     this.problem.classList.toggle("mild", !view.error && !view.unsaved);
     setText(this.problem, words);
+  }
+
+  /** Tells a screen reader the sentences that are finished. Code is only there to be read slowly. */
+  readOut(/** @type {boolean} */ isRunning) {
+    const texts = [...this.answer.children].map((block) => (block.querySelector("pre") ? "" : block.textContent));
+    const text = texts.join("\n").slice(this.#told);
+    const sentences = [...new Intl.Segmenter(undefined, { granularity: "sentence" }).segment(text)];
+    if (isRunning) sentences.pop();
+    const words = sentences.map(({ segment }) => segment).join("");
+    this.#told += words.length;
+    if (words.trim()) this.desk.speak(words.replace(/\s+/g, " ").trim());
   }
 
   drawThinking(/** @type {AnswerView} */ { reasoning, thinking_s: seconds, blocks }, /** @type {boolean} */ isRunning) {

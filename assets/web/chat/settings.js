@@ -8,6 +8,7 @@ import { button, h, iconButton, redraw, select } from "../common/dom.js";
 import { LANGUAGES, said, t } from "../common/words.js";
 import { copy } from "./blocks.js";
 import { withSetting } from "./presets.js";
+import { showShortcuts } from "./shortcuts.js";
 
 // Fields with at most this many values have a slider.
 const MAX_SLIDER = 200;
@@ -89,6 +90,7 @@ export class SettingsPanel {
       fieldset(t("This page"), [
         this.choice("language", t("Language"), { "": t("Browser default"), ...LANGUAGES }),
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
+        button("plain reset", t("Keyboard shortcuts"), showShortcuts),
       ]),
       fieldset(t("Chats"), [this.app.titles && this.titles(), this.archives]),
       this.network(),
@@ -124,7 +126,7 @@ export class SettingsPanel {
   }
 
   systemPrompt() {
-    const text = h("textarea", { rows: 4, placeholder: t("How the model should behave (optional)") });
+    const text = h("textarea", { rows: 4, dir: "auto", placeholder: t("How the model should behave (optional)") });
     text.value = String(this.values.system ?? "");
     text.addEventListener("input", () => this.set("system", text.value));
     return h("label.block-field", h("span", t("System prompt")), text);

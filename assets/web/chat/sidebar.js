@@ -58,9 +58,11 @@ export class Sidebar {
     this.requests = requests;
     this.toasts = toasts;
     this.drafts = drafts;
-    const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search chats") };
+    const search = { type: "search", dir: "auto", placeholder: t("Search"), "aria-label": t("Search chats") };
     this.search = h("input", { ...search, oninput: debounce(SEARCH_AFTER_MS, () => this.load()) });
     this.list = h("ul.chats", { role: "list", "aria-label": t("Chats") });
+    this.list.addEventListener("keydown", (event) => this.#walk(event));
+    this.list.addEventListener("focusin", ({ target }) => this.#makeStop(rowAround(target)?.querySelector("a")));
     const more = button("plain", t("Show more"), () => this.loadMore());
     this.end = h("li.hint", { hidden: true }, more);
     const isNear = (/** @type {IntersectionObserverEntry[]} */ [entry]) => entry.isIntersecting && this.loadMore();
@@ -190,6 +192,32 @@ export class Sidebar {
       link.setAttribute("aria-current", isCurrent ? "page" : "false");
       if (isCurrent) link.querySelector(".unseen-answer")?.remove();
     }
+    const stop = '[tabindex="0"]';
+    this.#makeStop(this.list.querySelector(`a${stop}`) ?? this.list.querySelector(".current a, a"));
+  }
+
+  /** Makes a chat's link the list's only stop of Tab: arrows lead on from there. */
+  #makeStop(/** @type {HTMLElement | null | undefined} */ stop) {
+    if (!stop) return;
+    for (const each of this.list.querySelectorAll("a, summary"))
+      each.setAttribute("tabindex", each === stop ? "0" : "-1");
+  }
+
+  /** Up and down lead through the chats and through an open menu, right and left to a chat's menu and back. */
+  #walk(/** @type {KeyboardEvent} */ event) {
+    const row = rowAround(event.target);
+    const [link, more] = /** @type {NodeListOf<HTMLElement>} */ (row?.querySelectorAll("a, summary") ?? []);
+    if (!row || !link) return;
+    const isOpen = more.matches("[open] > *");
+    /** @type {HTMLElement[]} */
+    const stops = [...(isOpen ? row.querySelectorAll("button") : this.list.querySelectorAll("a"))];
+    const at = stops.indexOf(isOpen && event.target instanceof HTMLElement ? event.target : link);
+    /** @type {Record<string, HTMLElement | undefined>} */
+    const ways = { ArrowUp: stops[at - 1], ArrowDown: stops[at + 1], Home: stops[0], End: stops.at(-1) };
+    const to = { ...ways, ArrowRight: more, ArrowLeft: link }[event.key];
+    if (!to) return;
+    event.preventDefault();
+    to.focus();
   }
 
   line(/** @type {ChatLine} */ chat) {
@@ -199,11 +227,11 @@ export class Sidebar {
       this.desk.open(id, node);
     };
     const hits = (snippet ?? []).map(([text, isHit]) => (isHit ? h("mark", text) : h("span", text)));
-    const name = h("span.name", title || t("Untitled"));
+    const name = h("span.name", { dir: "auto" }, title || t("Untitled"));
     const mark = running
       ? h("span.mark.breathing", { role: "img", "aria-label": t("Answering") })
       : unseen && h("span.mark.unseen-answer", { role: "img", "aria-label": t("New answer") });
-    const words = [h("span.line.row", name, mark), hits.length > 0 && h("span.snippet.quiet", hits)];
+    const words = [h("span.line.row", name, mark), hits.length > 0 && h("span.snippet.quiet", { dir: "auto" }, hits)];
     const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, words));
     line.append(
       menu(t("Options for {title}", { title }), [
@@ -218,7 +246,7 @@ export class Sidebar {
   }
 
   rename(/** @type {ChatLine} */ chat, /** @type {HTMLElement} */ line) {
-    const input = h("input.rename", { "aria-label": t("Title") });
+    const input = h("input.rename", { dir: "auto", "aria-label": t("Title") });
     let isDone = false;
     const finish = async (/** @type {boolean} */ keep) => {
       if (isDone) return;
@@ -294,6 +322,9 @@ export class Sidebar {
     await this.load();
   }
 }
+
+const rowAround = (/** @type {EventTarget | null} */ target) =>
+  target instanceof Element ? target.closest(".chat") : null;
 
 async function download(
   /** @type {Requests} */ requests,

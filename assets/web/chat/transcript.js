@@ -3,7 +3,7 @@
 /** @import { Chat, Message, News } from "../common/types.d.ts" */
 /** @import { Row } from "./message.js" */
 
-import { h } from "../common/dom.js";
+import { h, iconButton } from "../common/dom.js";
 import { t } from "../common/words.js";
 import { AnswerRow } from "./message.js";
 
@@ -37,6 +37,11 @@ export class Transcript {
     this.leftOut = h("p.left-out-above.row.quiet", t("Messages above are left out of the prompt"));
     const labels = { tabindex: "0", role: "region", "aria-label": t("Chat") };
     this.element = h("div.transcript", labels, this.list);
+    const goToEnd = () => {
+      this.toEnd();
+      this.element.focus();
+    };
+    this.endButton = iconButton("down", "", goToEnd, { class: "to-end card", hidden: true });
     const scrolled = () => {
       const { scrollHeight, scrollTop, clientHeight } = this.element;
       if (this.#held && (scrollHeight !== this.#height || Math.abs(scrollTop - this.#top) <= 2)) return;
@@ -45,6 +50,7 @@ export class Transcript {
       // Pictures that come in push the end away: nobody has scrolled.
       else if (scrollTop < this.#top - 2) this.#isFollowing = false;
       this.#top = scrollTop;
+      this.#drawEnd();
     };
     this.element.addEventListener("scroll", scrolled, { passive: true });
     const letGo = () => {
@@ -130,6 +136,7 @@ export class Transcript {
     const row = this.#rows.get(news.id);
     if (row instanceof AnswerRow) row.update(news);
     this.follow();
+    if (news.blocks.length) this.#drawEnd(true);
   }
 
   /** Goes to a message, and stays there; to the end where it is gone. */
@@ -167,6 +174,7 @@ export class Transcript {
       this.#held.scrollIntoView({ block: "start" });
       this.#top = this.element.scrollTop;
       this.#height = this.element.scrollHeight;
+      this.#drawEnd();
       return;
     }
     const { scrollHeight, scrollTop, clientHeight } = this.element;
@@ -175,6 +183,18 @@ export class Transcript {
     if (this.#isFollowing && scrollTop < Math.min(this.#top, end) - 2) this.#isFollowing = false;
     if (this.#isFollowing && this.#rows.size) this.element.scrollTop = end;
     this.#top = this.element.scrollTop;
+    this.#drawEnd();
+  }
+
+  /** Shows the button that leads to the end, where that is out of sight; it marks text that has come since. */
+  #drawEnd(isFresh = false) {
+    const { scrollHeight, scrollTop, clientHeight } = this.element;
+    const { classList } = this.endButton;
+    this.endButton.hidden = this.#isFollowing || scrollHeight - scrollTop - clientHeight < FOLLOW_PX;
+    classList.toggle("fresh", !this.endButton.hidden && (isFresh || classList.contains("fresh")));
+    const words = classList.contains("fresh") ? t("New text below") : t("To the end");
+    this.endButton.title = words;
+    this.endButton.ariaLabel = words;
   }
 }
 

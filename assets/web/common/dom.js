@@ -78,6 +78,7 @@ const PATHS = {
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   left: "M15 6l-6 6 6 6",
   right: "M9 6l6 6-6 6",
+  down: "M12 5v14M6 13l6 6 6-6",
   clip: "M20 12l-8 8a5 5 0 0 1-7-7l9-9a3.5 3.5 0 0 1 5 5l-9 9a2 2 0 0 1-3-3l8-8",
   camera: "M4 8h3l2-3h6l2 3h3v11H4zM12 10a3.5 3.5 0 1 0 0 7 3.5 3.5 0 0 0 0-7",
   close: "M6 6l12 12M18 6L6 18",
@@ -200,6 +201,22 @@ export function ask(title, body, buttons) {
     showDialog(dialog);
     dialog.addEventListener("close", () => resolve(answer));
   });
+}
+
+/**
+ * Shows keyboard shortcuts.
+ * @param {[string, string][]} shortcuts keys with spaces between them, and what they do
+ * @param {Child} [more]
+ */
+export function showKeys(shortcuts, more) {
+  const rows = shortcuts.map(([keys, words]) => [
+    h(
+      "dt",
+      keys.split(" ").map((key) => h("kbd", key)),
+    ),
+    h("dd", words),
+  ]);
+  return ask(t("Keyboard shortcuts"), [h("dl.keys", rows), more ?? ""], [{ label: t("Close"), value: () => null }]);
 }
 
 /** A button that changes nothing. */

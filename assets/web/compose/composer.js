@@ -74,6 +74,7 @@ export class Composer {
     this.draft = new Draft(this, requests);
     this.text = h("textarea", {
       rows: 1,
+      dir: "auto",
       placeholder: t("Ask about a picture or a video"),
       "aria-label": t("Message"),
       autofocus: true,
@@ -288,7 +289,7 @@ export class Composer {
     const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
     return h(
       "li.row",
-      h("span.words", { title: words }, words),
+      h("span.words", { title: words, dir: "auto" }, words),
       h("span.quiet", state),
       !isOnItsWay &&
         iconButton("edit", t("Edit before sending"), () => {
@@ -317,7 +318,7 @@ export class Composer {
   drawThumbnail(/** @type {DraftFile} */ file) {
     const { name, kind, digest, pdf, svg } = file;
     const isSeen = digest && kind !== "text";
-    const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
+    const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: t("View {name}", { name }) }) : icon("file");
     const badge = kind === "video" && h("span.badge", t("clip"));
     const recode = (/** @type {string} */ raw, /** @type {string} */ encoding) =>
       this.draft.replaceBy(file, inEncoding(raw, name, encoding));
@@ -325,12 +326,10 @@ export class Composer {
     const look = () => lookAt(this.media, this.draft.message.attachments, digest ?? "");
     return h(
       "div.thumbnail.row.card",
-      isSeen
-        ? h("button.shot", { type: "button", "aria-label": t("View {name}", { name }), onclick: look }, picture, badge)
-        : h("div.shot", picture),
+      isSeen ? h("button.shot", { type: "button", onclick: look }, picture, badge) : h("div.shot", picture),
       h(
         "div.about",
-        h("span.name", name),
+        h("span.name", { dir: "auto" }, name),
         digest && (kind === "image" || kind === "video") ? this.sliders.trigger(kind) : h("span.label.quiet"),
         kind === "text" && textTools(this.requests, file, this.app.encodings, recode),
         pdf && button("link", t("Use pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),

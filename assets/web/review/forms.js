@@ -2,7 +2,7 @@
 
 /** @import { Search } from "./review.d.ts" */
 
-import { ask, button, h, iconButton, isComposing, select } from "../common/dom.js";
+import { button, h, iconButton, isComposing, select, showKeys } from "../common/dom.js";
 import { t } from "../common/words.js";
 
 const OWN_WORDS = "";
@@ -38,7 +38,7 @@ export function searchForm(flags, filter) {
       oninput: ({ currentTarget: { valueAsNumber: n } }) => filter({ [name]: Number.isFinite(n) ? n : null }),
     });
   const lengths = [length("min_chars", t("Minimum length")), length("max_chars", t("Maximum length"))];
-  const help = iconButton("more", t("Keyboard shortcuts"), () => showKeys());
+  const help = iconButton("more", t("Keyboard shortcuts"), () => showReviewKeys());
   const onsubmit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     field.blur();
@@ -88,25 +88,7 @@ export function askForm(presets, again, close) {
 }
 
 /** Shows the keyboard shortcuts. Letters can be switched off, since programs for dictation type them. */
-export function showKeys() {
-  const rows = [
-    ["j ↓ →", t("Next")],
-    ["k ↑ ←", t("Previous")],
-    ["a Enter", t("Accept and go to the next")],
-    ["A", t("Mark as not accepted")],
-    ["e", t("Edit")],
-    ["r", t("Ask again")],
-    ["t", t("Use the model's caption")],
-    ["u", t("Undo")],
-    ["/", t("Search")],
-    ["Home End", t("First, last")],
-  ].map(([keys, words]) => [
-    h(
-      "dt",
-      keys.split(" ").map((key) => h("kbd", key)),
-    ),
-    h("dd", words),
-  ]);
+export function showReviewKeys() {
   const isOn = localStorage.getItem("review-keys") !== "off";
   const onchange = (/** @type {Event & { currentTarget: HTMLInputElement }} */ { currentTarget }) =>
     localStorage.setItem("review-keys", currentTarget.checked ? "on" : "off");
@@ -115,7 +97,21 @@ export function showKeys() {
     h("input", { type: "checkbox", checked: isOn, onchange }),
     t("Use letters as shortcuts"),
   );
-  ask(t("Keyboard shortcuts"), [h("dl.keys", rows), letters], [{ label: t("Close"), value: () => null }]);
+  showKeys(
+    [
+      ["j ↓ →", t("Next")],
+      ["k ↑ ←", t("Previous")],
+      ["a Enter", t("Accept and go to the next")],
+      ["A", t("Mark as not accepted")],
+      ["e", t("Edit")],
+      ["r", t("Ask again")],
+      ["t", t("Use the model's caption")],
+      ["u", t("Undo")],
+      ["/", t("Search")],
+      ["Home End", t("First, last")],
+    ],
+    letters,
+  );
 }
 
 /** @returns {Search["show"]} */

@@ -8,7 +8,7 @@ import { Toasts } from "../common/toasts.js";
 import { number, t, useLanguage } from "../common/words.js";
 import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
-import { askForm, searchForm, showKeys } from "./forms.js";
+import { askForm, searchForm, showReviewKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
 
 const SEARCH_AFTER_MS = 250;
@@ -365,7 +365,7 @@ class Review {
         u: () => this.undo(),
         "/": () => this.searching.querySelector("input")?.focus(),
       },
-      ...{ Home: () => this.goTo(0), End: () => this.goTo(this.numbers.length - 1), "?": () => showKeys() },
+      ...{ Home: () => this.goTo(0), End: () => this.goTo(this.numbers.length - 1), "?": () => showReviewKeys() },
       t: () => this.item && proposal && "text" in proposal && this.take(this.item, proposal),
     };
   }

@@ -1,4 +1,4 @@
-"""The page for those who can't see it well, or are slow: notices, borders of fields, and what is said in words."""
+"""The page for all hands, eyes and ears: by keys, by fingers, read out, from right to left, in small windows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import contextlib
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
+from qwen35mm.chat.store.records import Conversation, Node
+from qwen35mm.chat.store.store import new_id
+from qwen35mm.chat.store.tree import Tree
 from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage, OpenPage
+from tests.web.browser import ChatPage, OpenPage, box_of
+from tests.web.browser.access import check_access
 from tests.web.rendering.contrast import contrast
 
 pytestmark = pytest.mark.browser
@@ -34,6 +39,24 @@ BORDERS = """() => {
             const line = `${borderTopWidth} ${borderTopStyle}`;
             return [field.outerHTML.slice(0, 80), line, borderTopColor, ground(field), ground(field.parentElement)];
         });
+}"""
+
+# Whether a line runs to the left, wherever it stands: its last character is left of its first one.
+RUNS_LEFT = """line => {
+    const texts = document.createTreeWalker(document.querySelector(".app"), NodeFilter.SHOW_TEXT);
+    const leftOf = (node, place) => {
+        const range = document.createRange();
+        range.setStart(node, place);
+        range.setEnd(node, place + 1);
+        return range.getBoundingClientRect().left;
+    };
+    const found = [];
+    while (texts.nextNode()) {
+        const node = texts.currentNode;
+        const start = node.data.indexOf(line);
+        if (start >= 0) found.push(leftOf(node, start + line.length - 1) < leftOf(node, start));
+    }
+    return found;
 }"""
 
 
@@ -129,6 +152,158 @@ def test_borders_of_fields_can_be_seen(page: ChatPage) -> None:
         assert line == "1px solid", field
         for ground in (inside, outside):
             assert contrast(as_hex(border), as_hex(ground)) >= 3, (field, border, ground)
+
+
+def open_strip(page: ChatPage) -> None:
+    """Shows what the model will see of the video in the message."""
+    page.page.locator(".films .frames").evaluate("strip => { strip.open = true; }")
+    expect(page.page.locator(".film img").first).to_be_visible()
+
+
+def test_what_the_eye_doesn_t_see_the_keyboard_doesn_t_reach(page: ChatPage, samples: Path) -> None:
+    tab = page.page
+    names = check_access(tab)
+    assert "Skip to message" in names
+    assert "Log in" not in names
+    tab.get_by_role("button", name="Skip to message").press("Enter")
+    expect(page.box).to_be_focused()
+    page.attach(samples / "two-shapes.jpg", samples / "moves-right.mp4")
+    open_strip(page)
+    check_access(tab)
+    page.ask("markdown")
+    page.wait_answered()
+    tab.get_by_label("Options for markdown").click()
+    check_access(tab)
+    page.open_settings()
+    tab.emulate_media(color_scheme="dark")
+    check_access(tab)
+    tab.keyboard.press("Control+/")
+    check_access(tab)
+    tab.keyboard.press("Escape")
+    tab.get_by_role("button", name="Close settings").click()
+    tab.locator(".message .picture").click()
+    check_access(tab)
+    tab.keyboard.press("Escape")
+    page.tool(page.answers, "Compare").click()
+    page.dialog.get_by_role("button", name="Answer", exact=True).click()
+    expect(page.dialog.get_by_role("button", name="Continue with this answer").last).to_be_enabled()
+    check_access(tab)
+
+
+def test_a_finger_reaches_everything_on_a_phone(open_page: OpenPage, samples: Path) -> None:
+    page = open_page(viewport={"width": 375, "height": 667}, is_mobile=True, has_touch=True)
+    tab = page.page
+    check_access(tab, finger=True)
+    page.attach(samples / "moves-right.mp4")
+    open_strip(page)
+    check_access(tab, finger=True)
+    page.box.fill("markdown")
+    page.send_button.click()
+    page.wait_answered()
+    check_access(tab, finger=True)
+    tab.get_by_role("button", name="Chats", exact=True).click()
+    check_access(tab, finger=True)
+    page.page.keyboard.press("Escape")
+    page.open_settings()
+    check_access(tab, finger=True)
+
+
+@pytest.mark.parametrize("size", [(320, 256), (600, 425)])
+def test_a_low_window_leaves_the_conversation_room(open_page: OpenPage, samples: Path, size: tuple[int, int]) -> None:
+    """320 x 256 is 400% of 1280 x 1024 (WCAG 1.4.10), 600 x 425 is 200% of 1200 x 850."""
+    page = open_page(viewport={"width": size[0], "height": size[1]})
+    page.ask("echo Hello")
+    page.wait_answered()
+    page.attach(samples / "moves-right.mp4")
+    open_strip(page)
+    assert box_of(page.page.locator(".transcript"))["height"] >= min(200, size[1] / 2)
+    page.send_button.scroll_into_view_if_needed()
+    expect(page.send_button).to_be_in_viewport(ratio=1)
+    page.answers.locator(".answer").scroll_into_view_if_needed()
+    expect(page.answers.locator(".answer")).to_be_in_viewport(ratio=1)
+    page.page.keyboard.press("Control+k")
+    expect(page.chats.first).to_be_visible()
+    assert box_of(page.page.locator(".chats"))["height"] >= min(200, size[1] / 2)
+    for part in page.page.locator("html, .main, .sidebar").all():
+        assert part.evaluate("part => part.scrollWidth - part.clientWidth") == 0
+
+
+def test_keys_search_begin_edit_and_stop_from_anywhere(page: ChatPage) -> None:
+    keyboard = page.page.keyboard
+    page.ask("slow")
+    expect(page.answers).to_contain_text("word")
+    keyboard.press("Control+k")
+    search = page.page.get_by_label("Search chats")
+    expect(search).to_be_focused()
+    # What only looks like one is typed.
+    keyboard.type("k/o")
+    expect(search).to_have_value("k/o")
+    search.fill("")
+    keyboard.press("Escape")
+    page.wait_answered()
+    keyboard.press("Control+Shift+E")
+    expect(page.box).to_be_focused()
+    expect(page.box).to_have_value("slow")
+    keyboard.press("Control+/")
+    expect(page.dialog).to_contain_text("Keyboard shortcuts")
+    expect(page.dialog.locator("dt").first).to_have_text("CtrlK")
+    # A dialog has the keys for itself.
+    keyboard.press("Control+Shift+O")
+    keyboard.press("Escape")
+    expect(page.dialog).to_have_count(0)
+    expect(page.answers).to_have_count(1)
+    expect(page.box).to_be_focused()
+    keyboard.press("Control+Shift+O")
+    expect(page.page.locator(".welcome")).to_be_visible()
+    # The keyboard of another script: where the letter would be.
+    page.page.evaluate(
+        "() => document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ל', code: 'KeyK', ctrlKey: true }))"
+    )
+    expect(search).to_be_focused()
+
+
+def test_who_listens_hears_whole_sentences_once(page: ChatPage) -> None:
+    heard, answer = page.page.locator(".unseen[role=log] p"), page.answers.last.locator(".answer")
+    page.ask("slow All is well. And")
+    page.wait_until(lambda: heard.count() > 2)
+    page.stop_button.click()
+    page.wait_answered()
+    expect(heard.last).to_have_text("The answer is complete.")
+    *sentences, rest, _ = heard.all_inner_texts()
+    assert all(text.endswith("well.") for text in sentences)
+    assert " ".join([*sentences, rest]) == answer.inner_text().strip()
+    # Code is no sentence.
+    page.ask("markdown")
+    page.wait_answered(2)
+    expect(heard).to_have_text([re.compile("^Look: shape number circle 2 The area"), "The answer is complete."])
+
+
+def test_arabic_and_hebrew_run_from_the_right(page: ChatPage, fake_server: tuple[FakeBackend, Server]) -> None:
+    question = Node(new_id(), None, "user", 0.0, "מה יש בתמונה?\nTwo cats.")
+    text = "في الصورة قطتان.\n\n1. القطة الأولى.\n2. The cat sleeps.\n\n`git pull` أمر.\n\n```py\n# قط\n```\n\n> نعم!"
+    answer = Node(new_id(), question.id, "assistant", 1.0, text)
+    conversation = Conversation(new_id(), "قطط.", 0.0, 1.0, answer.id)
+    fake_server[1].store.insert("local", [(conversation, Tree([question, answer]))])
+    page.page.reload()
+    page.titles.click()
+    expect(page.page.locator("h1")).to_have_text("قطط.")
+    page.box.fill("שלום, עולם!")
+    assert page.box.evaluate("box => box.matches(':dir(rtl)')")
+    runs = {
+        "قطط.": [True, True],
+        "מה יש בתמונה?": [True],
+        "Two cats.": [False],
+        "في الصورة قطتان.": [True],
+        "القطة الأولى.": [True],
+        "The cat sleeps.": [False],
+        "git pull": [False],
+        "أمر.": [True],
+        "نعم!": [True],
+    }
+    assert {line: page.page.evaluate(RUNS_LEFT, line) for line in runs} == runs
+    directions = "element => getComputedStyle(element).direction"
+    for part, direction in (("ol", "rtl"), ("p:has(code)", "rtl"), ("pre", "ltr"), ("blockquote", "rtl")):
+        assert page.answers.locator(part).evaluate(directions) == direction
 
 
 def test_buttons_say_what_they_have_opened(page: ChatPage) -> None:

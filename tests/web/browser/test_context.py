@@ -80,7 +80,7 @@ def test_the_context_is_a_ring_until_it_is_nearly_full_and_goes_on_with_a_summar
     assert names == ["Chat so far", "This message", "Reserved for the answer", "Available"]
     said, message, reserve, free = (int(value.replace(",", "")) for value in values)
     assert (message, reserve, said + message + reserve + free) == (36, 128, 4096)
-    expect(ring).to_contain_text(f"{said + message:,} of 4,096 context tokens")
+    expect(ring).to_have_accessible_name(f"{said + message:,} of 4,096 context tokens")
     page.page.keyboard.press("Escape")
     expect(parts).to_be_hidden()
     ring.hover()

@@ -14,6 +14,7 @@ from qwen35mm.server.keys import Keys
 from tests.server.conftest import serving
 from tests.server.instant import Instant
 from tests.web.browser import PATIENCE_MS
+from tests.web.browser.access import TARGET_PX, check_access, walk
 
 pytestmark = pytest.mark.browser
 
@@ -55,6 +56,7 @@ def test_operations_are_listed_and_tried_with_a_key_without_any_other_machine(
 ) -> None:
     with docs_of(browser, demo, [KEY]) as page:
         field, operations = page.get_by_label("API key"), page.locator(".opblock")
+        check_access(page)
         field.fill("another-key-of-nobody")
         field.press("Enter")
         expect(page.get_by_role("alert")).to_have_text("Wrong key")
@@ -64,6 +66,8 @@ def test_operations_are_listed_and_tried_with_a_key_without_any_other_machine(
         expect(operations.filter(has_text="/v1/chat/completions")).to_have_count(1)
         assert operations.count() > 10
         expect(field).to_be_hidden()
+        # Its colours are its own.
+        assert walk(page, least_px=TARGET_PX)[1] == []
         # What stands behind an operation is drawn, too.
         operations.filter(has_text="/detokenize").locator(".opblock-summary").click()
         expect(page.locator(".opblock-body")).to_contain_text("As many requests wait as may.")

@@ -26,6 +26,7 @@ from tests.captioning.conftest import media_in_process
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, listed, run
 from tests.web.browser import PATIENCE_MS, box_of
+from tests.web.browser.access import check_access
 
 __all__ = ["media_in_process"]
 
@@ -160,6 +161,14 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     page.reload()
     expect(caption).to_have_text("Left so.")
     assert first.read_text() == "Left so.\n"
+
+    page.keyboard.press("Escape")
+    check_access(page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    check_access(page)
+    page.keyboard.press("Escape")
 
     # In a narrow window nothing lies beyond its side, and all buttons can be seen.
     page.set_viewport_size({"width": 320, "height": 640})

@@ -52,7 +52,22 @@ def test_chats_stand_under_their_days_and_are_found_pinned_renamed_and_deleted(
     expect(headings(page)).to_have_count(4)
     assert headings(page).all_inner_texts()[:3] == ["Today", "Last 7 days", "Last 30 days"]
     expect(headings(page).last).to_have_text(time.strftime("%B %Y", time.localtime(time.time() - 400 * DAY_S)))
-    choose(page, "old", "Pin")
+    # The list is one stop of Tab; arrows lead through it, and through a chat's menu.
+    keyboard, links = page.page.keyboard, page.chats.locator("a")
+    page.page.get_by_label("Search chats").focus()
+    keyboard.press("Tab")
+    expect(links.first).to_be_focused()
+    keyboard.press("ArrowDown")
+    expect(links.nth(1)).to_be_focused()
+    keyboard.press("End")
+    keyboard.press("Tab")
+    expect(page.page.locator(".side-foot button").first).to_be_focused()
+    keyboard.press("Shift+Tab")
+    expect(links.last).to_be_focused()
+    for key in ("ArrowRight", "Enter", "ArrowDown"):
+        keyboard.press(key)
+    expect(page.chats.last.get_by_role("button", name="Pin")).to_be_focused()
+    keyboard.press("Enter")
     expect(page.titles).to_have_text(["old", "new", "week", "month"])
     expect(headings(page).first).to_have_text("Pinned")
     expect(page.chats.first.locator("a")).to_be_focused()

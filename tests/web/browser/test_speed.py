@@ -122,5 +122,14 @@ def test_long_answers_scroll_along_unless_one_reads_above(page: ChatPage, sample
     height = transcript.evaluate("e => e.scrollHeight")
     page.wait_until(lambda: transcript.evaluate("e => e.scrollHeight") > height + 50)
     assert transcript.evaluate("e => e.scrollTop") < 50
+    # A button leads back, and says that there is more.
+    page.page.get_by_role("button", name="New text below").click()
+    page.wait_until(lambda: transcript.evaluate("e => e.scrollHeight - e.scrollTop - e.clientHeight < 90"))
     page.stop_button.click()
     page.wait_answered()
+    to_end = page.page.get_by_role("button", name="To the end")
+    expect(to_end).to_be_hidden()
+    transcript.evaluate("e => { e.scrollTop = 0; }")
+    to_end.click()
+    expect(to_end).to_be_hidden()
+    expect(transcript).to_be_focused()

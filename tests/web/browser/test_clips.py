@@ -190,6 +190,7 @@ def test_an_hour_is_looked_at_as_a_whole_by_chapters_and_twice(
     strip = page.page.locator(".films .frames")
     expect(strip.locator(".film li")).to_have_count(MOST_FRAMES)
     expect(page.examples.first).to_be_hidden()
+    assert box_of(page.page.locator(".films"))["height"] > 400
     assert box_of(strip.locator(".film img").first)["height"] > 80
     assert times(strip)[-1] == "59:59.0"
     chapters = strip.get_by_role("group", name="Chapters").get_by_role("button")

@@ -301,6 +301,8 @@ def test_arabic_and_hebrew_run_from_the_right(page: ChatPage, fake_server: tuple
         "نعم!": [True],
     }
     assert {line: page.page.evaluate(RUNS_LEFT, line) for line in runs} == runs
+    sides = "items => items.map((item) => getComputedStyle(item).textAlign)"
+    assert page.answers.locator("li").evaluate_all(sides) == ["right", "right"]
     directions = "element => getComputedStyle(element).direction"
     for part, direction in (("ol", "rtl"), ("p:has(code)", "rtl"), ("pre", "ltr"), ("blockquote", "rtl")):
         assert page.answers.locator(part).evaluate(directions) == direction

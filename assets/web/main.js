@@ -162,7 +162,6 @@ class Page {
           this.menuButton,
           this.title,
           h("span.temporary-mark.row.quiet", { title: temporaryWords() }, icon("hourglass"), t("Temporary")),
-          this.models.progress,
           new Switcher(app, requests, this.models).element,
           this.context.element,
           this.settingsButton,

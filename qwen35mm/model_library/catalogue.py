@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
+from qwen35mm.checkpoints.tensor_names import TEXT_PREFIX, Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.config.model import MEDIA_TOKENS
 from qwen35mm.errors import ConfigError
@@ -31,6 +32,8 @@ SIZES: dict[str, tuple[int, ...]] = {
 }
 TIED = ("0.8B", "2B", "4B")
 EXPERTS, EXPERTS_PER_TOKEN = 256, 8
+# Mostly tokenizer.json, vocab.json and merges.txt, the same for all.
+_SMALL_FILES_BYTES = 23_000_000
 
 
 def family_config(size: str, dtype: str) -> dict[str, Any]:
@@ -134,8 +137,21 @@ class HubModel:
 
     @functools.cached_property
     def num_bytes(self) -> int:
-        """Bytes of the downloaded weights."""
+        """Bytes of the weights that we read."""
         return weights_bytes(self.tensors, torch.bfloat16, None)
+
+    @functools.cached_property
+    def download_bytes(self) -> int:
+        """Bytes of all files to download.
+
+        They also hold a layer for multi-token prediction, which we don't read: a full attention layer, the projection
+        of its input and three norms.
+        """
+        text = self.config.text
+        prefix = f"{TEXT_PREFIX}layers.{text.attention_layers[0]}."
+        values = sum(math.prod(each.shape) for name, each in self.tensors.items() if name.startswith(prefix))
+        values += 2 * text.hidden_size**2 + 3 * text.hidden_size
+        return self.num_bytes + 2 * values + _SMALL_FILES_BYTES
 
     def format_that_fits(
         self, options: BackendOptions, *, devices: Sequence[torch.device], memory_bytes: int

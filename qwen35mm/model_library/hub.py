@@ -106,6 +106,14 @@ def missing(hub_id: str, num_bytes: int) -> int:
     return max(num_bytes - here, 0)
 
 
+def lacking_disk_bytes(missing_bytes: int) -> int:
+    """Bytes that the cache's disk lacks for so many and a reserve."""
+    if not missing_bytes:
+        return 0
+    folder = next(each for each in (cache_folder(), *cache_folder().parents) if each.exists())
+    return max(missing_bytes + _RESERVE_BYTES - shutil.disk_usage(folder).free, 0)
+
+
 def download_config(hub_id: str) -> tuple[Path, int]:
     """Fetches and keeps a model's config.json alone. Errors as for `download`.
 
@@ -276,18 +284,12 @@ def _check_family(hub_id: str, config: Path) -> None:
 
 
 def _check_disk(missing_bytes: int) -> None:
-    free = shutil.disk_usage(cache_folder()).free
-    wanted = missing_bytes + (_RESERVE_BYTES if missing_bytes else 0)
-    if wanted > free:
+    if more := lacking_disk_bytes(missing_bytes):
         raise CheckpointError(
             say(
-                "Not enough disk space: {missing} are still to download and {reserve} must stay free, but "
-                "only {free} are available. Free another {more}, or name a folder on another disk in HF_HOME "
-                "and start the program again.",
-                missing=size(missing_bytes),
-                reserve=size(_RESERVE_BYTES),
-                free=size(free),
-                more=size(wanted - free),
+                "Not enough disk space: free another {more}, or name a folder on another disk in HF_HOME and start the "
+                "program again.",
+                more=size(more),
             )
         )
 

@@ -270,7 +270,7 @@ def _find_shapes(source: str | Path, rope_scaling: str | None) -> _Shapes:
             raise
         for model in HUB_MODELS:
             if model.hub_id == hub_id:
-                config, left = model.config_with(rope_scaling), missing(hub_id, model.num_bytes)
+                config, left = model.config_with(rope_scaling), missing(hub_id, model.download_bytes)
                 return _Shapes(None, config, model.tensors, "the catalogue", left)
         folder, num_bytes = download_config(hub_id)
         missing_bytes = missing(hub_id, num_bytes)

@@ -27,6 +27,12 @@ def test_known_sizes() -> None:
     ]
 
 
+@pytest.mark.parametrize(("number", "weights_bytes"), [(0, 1_746_942_600), (1, 4_548_221_488), (3, 19_306_310_880)])
+def test_the_size_of_a_download_is_the_hubs(number: int, weights_bytes: int) -> None:
+    """By the sizes of the files with weights there, in November 2026; the small files are those of the 9B."""
+    assert abs(HUB_MODELS[number].download_bytes - weights_bytes - 22_992_024) < 200_000
+
+
 def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("| ").split("|")]
 

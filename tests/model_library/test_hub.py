@@ -188,7 +188,7 @@ def test_a_full_disk_is_told_before_anything_comes(hub: FakeHub, monkeypatch: py
     # 256 MiB are spared, and nothing but the card stays away.
     size = sum(len(content) for name, content in hub.files.items() if not name.endswith(".md"))
     more = round(256 - 100 + size / 2**20)
-    with pytest.raises(CheckpointError, match=f"Free another {more} MiB, or name a folder on another disk in HF_HOME"):
+    with pytest.raises(CheckpointError, match=f"free another {more} MiB, or name a folder on another disk in HF_HOME"):
         download(HUB_ID)
     assert hub.sent == []
 

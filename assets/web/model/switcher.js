@@ -21,7 +21,7 @@ export class Switcher {
     if (app.models) {
       const trigger = h("button.model.card.quiet", { type: "button", title: t("Change model") }, name);
       this.content = popover(trigger, t("Models"), (content) => this.draw(content));
-      this.element.append(trigger, this.content);
+      this.element.append(models.progress, trigger, this.content);
     } else this.element.append(h("span.model.card.quiet", { title: t("Current model") }, name));
   }
 

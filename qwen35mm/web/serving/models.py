@@ -19,7 +19,7 @@ from qwen35mm.http.requests import request
 from qwen35mm.model.load import WEIGHTS, choose_dtype
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
-from qwen35mm.model_library.hub import missing
+from qwen35mm.model_library.hub import lacking_disk_bytes, missing
 from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.model_library.memory import Room
 from qwen35mm.model_library.plan import SMALLER_KV, Forecast, FormatPlan
@@ -256,9 +256,12 @@ class Models:
             fit = say("fits this machine")
         else:
             fit = say("fits this machine with {weights} weights", weights=weights)
-        if (left := missing(model.hub_id, model.num_bytes)) < model.num_bytes:
+        left = missing(model.hub_id, model.download_bytes)
+        if more := lacking_disk_bytes(left):
+            fit = say("needs {size} more disk space", size=size(more))
+        elif left < model.download_bytes:
             fit = say("{fit}, {size} still to download", fit=fit, size=size(left))
-        return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit}
+        return {"source": model.hub_id, "size": size(model.download_bytes), "fit": fit}
 
     def taken(self) -> Said | None:
         """The settings of the current model, and whether they were picked to fit; None for a server's, and for none."""

@@ -108,7 +108,7 @@ def test_another_model_keeps_chat_and_draft(
         expect(models.get_by_role("region", name="Available to download").get_by_role("button")).to_have_text(
             [
                 re.compile(r"Qwen3\.5-0\.8B\s*fits this machine\s*1\.6 GiB"),
-                re.compile(r"Qwen3\.5-2B\s*fits this machine with int4 weights\s*4\.1 GiB"),
+                re.compile(r"Qwen3\.5-2B\s*fits this machine with int4 weights\s*4\.3 GiB"),
                 *[re.compile("needs more memory than this machine has")] * 4,
             ]
         )
@@ -135,7 +135,7 @@ def test_another_model_keeps_chat_and_draft(
         name.click()
         models.get_by_role("button", name="Qwen/Qwen3.5-2B").click()
         expect(page.dialog).to_contain_text("It is downloaded once and kept.")
-        expect(page.dialog.get_by_role("status")).to_contain_text("4.1 GiB to download.")
+        expect(page.dialog.get_by_role("status")).to_contain_text("4.3 GiB to download.")
         download = page.dialog.get_by_role("button", name="Download")
         context = page.dialog.get_by_label("Context")
         expect(page.dialog.get_by_role("status")).to_contain_text("GiB available")

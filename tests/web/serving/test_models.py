@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -68,7 +69,7 @@ def test_the_start_offers_a_real_model_that_fits(
 ) -> None:
     """The last one on this machine, else one to download, without the network; none beside a real model."""
     monkeypatch.setattr(switch, "_available", lambda device: 100 * GIB)
-    assert shown(ask) == (TWO_B, "4.1 GiB", "fits this machine", True)
+    assert shown(ask) == (TWO_B, "4.3 GiB", "fits this machine", True)
     monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))
     shutil.copytree(demo_model_path(), tmp_path / "models" / "my-finetune")
     assert shown(ask) == ("my-finetune", "12 MiB", "fits this machine", False)
@@ -83,6 +84,28 @@ def shown(ask: Any) -> tuple[str, str, str, bool]:
     """The start's suggestion in English."""
     offered = ask("start")["app"]["suggestion"]
     return offered["name"], english(offered["size"]), english(offered["fit"]), offered["is_new"]
+
+
+def test_a_download_says_what_it_lacks_and_what_is_left_of_it(
+    ask: Any, switch: BackendSwitch, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switch, "_available", lambda device: 100 * GIB)
+
+    def two_b() -> str:
+        return english(next(each["fit"] for each in ask("models")["downloads"] if each["source"] == TWO_B))
+
+    def disk(free: int) -> None:
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+
+    disk(2 * GIB)
+    assert two_b() == "needs 2.5 GiB more disk space"
+    disk(100 * GIB)
+    blobs = hub_cache / "models--Qwen--Qwen3.5-2B" / "blobs"
+    blobs.mkdir(parents=True)
+    with (blobs / "0123.qwen35mm.incomplete").open("wb") as file:
+        file.truncate(GIB)
+    assert two_b() == "fits this machine, 3.3 GiB still to download"
+    assert english(ask("plan", source=TWO_B)["download"]) == "3.3 GiB to download."
 
 
 @pytest.mark.usefixtures("hub_cache")

@@ -94,7 +94,8 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
                 hub.sent.append(len(rest[:cut]))
             self.close_connection = cut is not None and cut < len(rest)
             headers = {"ETag": f'"{hub.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            first = len(rest) if hub.gate.is_set() else len(rest) // 2
+            is_held = name.endswith(".safetensors") and not hub.gate.is_set()
+            first = len(rest) // 2 if is_held else len(rest)
             self.send_whole(206 if start else 200, rest[:cut][:first], headers | {"Content-Length": str(len(rest))})
             if first < len(rest) and self.command == "GET":
                 hub.gate.wait()

@@ -28,18 +28,6 @@ export interface Suggestion extends Download {
   is_new: boolean;
 }
 
-/** The real model to offer beside the demo. */
-export interface Suggestion {
-  name: string;
-  source: string;
-  /** Of its files. */
-  size: Said;
-  /** That it fits this machine, and with which weights. */
-  fit: Said;
-  /** Whether it is downloaded first. */
-  is_new: boolean;
-}
-
 /** A model behind a server. */
 export interface Server {
   id: string;

@@ -57,7 +57,7 @@ export class Models {
     );
     // Opens the download's dialog again.
     const title = t("Show the download");
-    this.progress = h("button.plain", { type: "button", title, "aria-label": title, hidden: true });
+    this.progress = h("button.card.quiet", { type: "button", title, "aria-label": title, hidden: true });
   }
 
   async load() {
@@ -108,6 +108,8 @@ export class Models {
    */
   async propose(change, name = change.source ?? "") {
     if (change.server) return this.change(change);
+    // One at a time.
+    if (change.is_new && !this.progress.hidden) return this.progress.click();
     const stay = t("This chat and your draft stay.");
     const kept = h("p", t("It is downloaded once and kept."), " ", stay);
     const texts = change.is_new

@@ -25,23 +25,26 @@ export class Plan {
     this.requests = requests;
     this.onPlan = onPlan;
     this.take = take;
-    this.drawing = h("div");
+    this.bar = h("div.memory-bar", { "aria-hidden": "true" });
     // Told again when it has changed.
     this.words = h("div", { role: "status" });
-    this.element = h("div.plan", this.words, this.drawing);
+    this.parts = h("ul.memory-parts", { role: "list" });
+    this.details = h("details", h("summary", t("Advanced")), this.parts);
+    this.element = h("div.plan", this.words, this.bar, this.details);
   }
 
   async look(/** @type {ModelChange} */ change) {
     this.onPlan(null);
     this.element.classList.add("old");
-    if (!this.drawing.firstChild) redraw(this.words, h("p.quiet", t("Checking the model")));
+    if (!this.bar.firstChild) redraw(this.words, h("p.quiet", t("Checking the model")));
     try {
       this.draw(await this.requests.call("plan", change, "plan"));
     } catch (problem) {
       if (!(problem instanceof Error)) throw problem;
       // A later one is on its way.
       if (!problem.message) return;
-      redraw(this.drawing);
+      redraw(this.bar);
+      redraw(this.parts);
       redraw(this.words, h("p.refused", problem.message));
     }
     this.element.classList.remove("old");
@@ -55,7 +58,7 @@ export class Plan {
       states: t("States of {n} {n|reply|replies}", { n: plan.slots }),
       work: t("Working memory"),
       program: t("Tokenizer and texts"),
-      kept: t("Cached for later turns"),
+      kept: t("Cache for later turns, up to"),
     };
     const kinds = /** @type {(keyof typeof names)[]} */ (Object.keys(names)).filter((kind) => parts[kind] > 0);
     const all = sum(Object.values(parts));
@@ -69,19 +72,24 @@ export class Plan {
     const legend = kinds.map((kind) =>
       h("li.row", h("span", { class: `sign of-${kind}` }), h("span", names[kind]), h("span.quiet", size(parts[kind]))),
     );
+    redraw(this.bar, segments, end);
     redraw(
-      this.drawing,
-      h("div.memory-bar", { "aria-hidden": "true" }, segments, end),
-      h("ul.memory-parts", { role: "list" }, legend),
+      this.parts,
+      legend,
+      longest !== null && h("li", t("Longest context that fits: {n} tokens.", { n: longest })),
     );
     const [needed, had] = [size(all - parts.kept), size(memory)];
-    const download = plan.download !== null && said(plan.download);
-    const furthest = longest !== null && t("Longest context that fits: {n} tokens.", { n: longest });
+    const download = plan.download !== null && `${said(plan.download)} `;
+    // Its settings decide.
+    this.details.open ||= !fits;
     redraw(
       this.words,
       fits
-        ? h("p", t("Takes {size} of {memory} available.", { size: needed, memory: had }), " ", furthest, " ", download)
-        : h("p.refused", t("Doesn't fit: takes {size}, {memory} available.", { size: needed, memory: had })),
+        ? h("p", download, t("Needs {size} of memory; {memory} is available.", { size: needed, memory: had }))
+        : h(
+            "p.refused",
+            t("Doesn't fit: needs {size} of memory, {memory} is available.", { size: needed, memory: had }),
+          ),
       !fits && suggestion && h("p", t("This fits: {settings}.", { settings: said(suggestion.label) })),
       !fits && suggestion && this.take && button("plain", t("Use these settings"), () => this.take?.(suggestion)),
       !fits &&
@@ -135,7 +143,9 @@ export function askSettings(requests, change, { title, words, label }) {
   const kvTypes = choice("kv_dtype", t("KV cache"));
   const hint = h("small", t("Fewer bits take less memory, and answers become slightly less accurate."));
   const context = h("label.number", h("span", t("Context length in tokens")), length);
-  const body = h("div.model-settings", words, context, weights.element, kvTypes.element, hint, plan.element);
+  const body = h("div", words, plan.element);
+  plan.details.open = !change.source;
+  plan.parts.before(h("div.model-settings", context, weights.element, kvTypes.element, hint));
   const asked = ask(title, body, [cancel(), { label, kind: "strong", value: () => wanted }]);
 
   function onPlan(/** @type {PlanFound | null} */ found) {

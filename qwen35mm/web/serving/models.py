@@ -250,16 +250,17 @@ class Models:
 
     def _downloadable(self, model: HubModel, room: Room) -> dict[str, Any]:
         weights = self._switch.format_that_fits(model, room)
+        left = missing(model.hub_id, model.download_bytes)
+        more = lacking_disk_bytes(left)
         if weights is None:
             fit = say("needs more memory than this machine has")
-        elif weights not in INTEGER_FORMATS:
-            fit = say("fits this machine")
-        else:
-            fit = say("fits this machine with {weights} weights", weights=weights)
-        left = missing(model.hub_id, model.download_bytes)
-        if more := lacking_disk_bytes(left):
+        elif more:
             fit = say("needs {size} more disk space", size=size(more))
-        elif left < model.download_bytes:
+        elif weights in INTEGER_FORMATS:
+            fit = say("fits this machine with {weights} weights", weights=weights)
+        else:
+            fit = say("fits this machine")
+        if weights and not more and left < model.download_bytes:
             fit = say("{fit}, {size} still to download", fit=fit, size=size(left))
         return {"source": model.hub_id, "size": size(model.download_bytes), "fit": fit}
 

@@ -68,6 +68,7 @@ def test_the_start_offers_a_real_model_that_fits(
     ask: Any, switch: BackendSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one on this machine, else one to download, without the network; none beside a real model."""
+    monkeypatch.setattr("qwen35mm.web.serving.models.lacking_disk_bytes", lambda num_bytes: 0)
     monkeypatch.setattr(switch, "_available", lambda device: 100 * GIB)
     assert shown(ask) == (TWO_B, "4.3 GiB", "fits this machine", True)
     monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))

@@ -131,7 +131,7 @@ class Page {
       lookCloser: (reply) => this.#toLookAt.add(reply),
       onCost: (cost) => this.context.drawCost(cost),
     });
-    this.models = new Models(app, requests, say);
+    this.models = new Models(app, requests, say, () => [...state.live.keys()]);
     this.comparison = new Comparison(messageDesk, this.models, presets);
     this.panel = new SettingsPanel({
       ...{ app, preferences: state.preferences, models: this.models, presets, archives: this.sidebar.archives },

@@ -4,7 +4,7 @@
 /** @import { Requests } from "../common/api.js" */
 /** @import { Toasts } from "../common/toasts.js" */
 
-import { askText, button, h, icon, redraw, select, setProgress, showDialog } from "../common/dom.js";
+import { ask, askText, button, cancel, h, icon, redraw, select, setProgress, showDialog } from "../common/dom.js";
 import { said, t } from "../common/words.js";
 import { askSettings } from "./plan.js";
 import { addServer, serverNotes } from "./servers.js";
@@ -40,8 +40,15 @@ export class Models {
   /** @type {ModelsFound} */
   #found = { models: [], servers: [], servers_problem: null, downloads: [] };
 
-  constructor(/** @type {App} */ app, /** @type {Requests} */ requests, /** @type {Toasts["say"]} */ say) {
+  /**
+   * @param {App} app
+   * @param {Requests} requests
+   * @param {Toasts["say"]} say
+   * @param {() => string[]} running the answers in progress
+   */
+  constructor(app, requests, say, running) {
     this.app = app;
+    this.running = running;
     this.requests = requests;
     this.say = say;
     const { model: name, is_demo, server, taken, context_length } = app;
@@ -121,8 +128,14 @@ export class Models {
     return meant ? this.change(meant) : this.load();
   }
 
-  /** Loads another model and shows the progress. Resolves to whether the page reloads. */
+  /**
+   * Loads another model and shows the progress; an answer in progress is stopped first, if the person agrees. Resolves to
+   * whether the page reloads.
+   */
   async change(/** @type {ModelChange} */ change) {
+    const answers = change.is_new ? [] : this.running();
+    if (answers.length && !(await askToStop())) return this.load();
+    await Promise.all(answers.map((node) => this.requests.ask("stop", { node })));
     const state = await this.requests.ask("change_model", change);
     return this.follow(state, change);
   }
@@ -165,4 +178,12 @@ export class Models {
     await this.load();
     return false;
   }
+}
+
+function askToStop() {
+  const words = h("p", t("An answer is still being written. It keeps what it has so far."));
+  return ask(t("Stop the answer?"), words, [
+    cancel(),
+    { label: t("Stop and change"), kind: "strong", value: () => true },
+  ]);
 }

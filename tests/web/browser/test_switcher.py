@@ -15,6 +15,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model_library import BackendOptions, BackendSwitch
 from qwen35mm.web import Server, serve
+from tests.chat.fake_backend import FakeBackend
 from tests.model_library.conftest import hub, hub_cache
 from tests.model_library.fake_hub import HUB_ID, FakeHub
 from tests.web.browser import ChatPage, chat_pages
@@ -107,7 +108,7 @@ def test_a_newcomer_is_led_to_a_real_model_and_nothing_jumps(
 
 @pytest.mark.slow
 def test_another_model_keeps_chat_and_draft(
-    browser: Browser, switch_server: tuple[BackendSwitch, Server], samples: Path
+    browser: Browser, switch_server: tuple[BackendSwitch, Server], samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switch, server = switch_server
     with chat_pages(browser, server.address) as opener:
@@ -171,11 +172,17 @@ def test_another_model_keeps_chat_and_draft(
         page.box.press("Enter")
         page.wait_answered(2)
 
+        # An answer in progress is stopped for another model, if that is meant.
+        monkeypatch.setattr(switch.current, "stream", FakeBackend().stream)
+        page.ask("slow")
+        expect(page.answers.last.locator(".answer")).to_contain_text("word word")
         page.page.get_by_role("button", name="my-finetune", exact=True).click()
         models.get_by_role("button", name="Practice model").click()
+        page.dialog.get_by_role("button", name="Load").click()
         with page.page.expect_navigation():
-            page.dialog.get_by_role("button", name="Load").click()
-        expect(page.questions).to_have_count(2)
+            page.dialog.get_by_role("button", name="Stop and change").click()
+        expect(page.questions).to_have_count(3)
+        expect(page.answers.last.locator(".problem")).to_have_text("Stopped")
 
 
 def test_a_download_goes_on_behind_the_chat(

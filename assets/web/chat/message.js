@@ -293,7 +293,7 @@ export class AnswerRow extends Row {
     this.drawThinking(view, isRunning);
     this.drawNotes(view.notes);
     this.work.hidden = !isRunning;
-    this.#work = view.work ?? { label: t("Preparing"), share: null };
+    this.#work = view.work ?? { label: t("Waiting for the model"), share: null };
     if (isRunning) this.drawWork();
     const words = endingOf(view);
     this.problem.hidden = !words;

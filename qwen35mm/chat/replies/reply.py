@@ -171,6 +171,8 @@ class Reply:
         elif isinstance(event, Progress):
             self.progress = event
         elif isinstance(event, MediaPlanned):
+            # They are read. What comes next, a server may not tell for a while.
+            self.progress = None
             self._take_plans(event)
         elif isinstance(event, Finished):
             reason = event.result.finish_reason

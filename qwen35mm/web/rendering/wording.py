@@ -51,7 +51,7 @@ def work_of(
     if node.status != "running":
         return None
     if progress is None:
-        label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Preparing")
+        label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Waiting for the model")
         share, pace = None, _pace(tally)
     else:
         (label, share), pace = _phase(progress, path), []

@@ -53,7 +53,7 @@ def test_work_in_progress(progress: Progress, kinds: str, label: str, share: flo
 
 
 @pytest.mark.parametrize(
-    ("fields", "label"), [({}, "Preparing"), ({"reasoning": "hm"}, "Thinking"), ({"text": "so"}, "Writing")]
+    ("fields", "label"), [({}, "Waiting for the model"), ({"reasoning": "hm"}, "Thinking"), ({"text": "so"}, "Writing")]
 )
 def test_work_without_a_measure(fields: dict[str, str], label: str) -> None:
     node = Node("1" * 32, "0" * 32, "assistant", 2.0, status="running", **fields)  # pyright: ignore[reportArgumentType]

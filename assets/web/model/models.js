@@ -4,6 +4,7 @@
 /** @import { Requests } from "../common/api.js" */
 /** @import { Toasts } from "../common/toasts.js" */
 
+import { isAway } from "../chat/connection.js";
 import { ask, askText, button, cancel, h, icon, redraw, select, setProgress, showDialog } from "../common/dom.js";
 import { said, t } from "../common/words.js";
 import { askSettings } from "./plan.js";
@@ -165,7 +166,8 @@ export class Models {
       foot.hidden = this.progress.hidden = !state.is_download;
       redraw(this.progress, icon("download"), said({ share: state.share ?? 0 }));
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-      state = await this.requests.ask("change_state", {});
+      // A program that is away for a moment goes on with it.
+      state = await this.requests.call("change_state", {}).catch((problem) => (isAway(problem) ? state : null));
     }
     this.progress.hidden = true;
     dialog.close();

@@ -217,7 +217,12 @@ def test_a_download_goes_on_behind_the_chat(
         page.ask("What is this?")
         page.wait_answered()
 
-        # A page that is loaded again shows it, too.
+        # A lost connection is none of the download's, and a page that is loaded again shows it, too.
+        with page.page.expect_event("requestfailed"):
+            page.page.route("**/api/change_state", lambda route: route.abort("aborted"), times=1)
+        with page.page.expect_response("**/api/change_state"):
+            pass
+        expect(shown).to_contain_text("%")
         page.page.reload()
         shown.click()
         expect(page.dialog).to_contain_text("MiB of ")

@@ -10,7 +10,7 @@ const LOGIN = new URL("../../../login", import.meta.url);
 export async function showLogin(/** @type {Element} */ root) {
   document.documentElement.lang = await useLanguage(undefined);
   const { form, name } = loginForm(() => location.reload());
-  redraw(root, h("div.app.alone", form));
+  redraw(root, h("main.app.alone", form));
   name.focus();
 }
 

@@ -344,6 +344,7 @@ def test_a_login_lets_in_who_knows_the_password(browser: Browser) -> None:
         tab = browser.new_context().new_page()
         tab.goto(server.url)
         tab.get_by_label("Name").fill("ann")
+        check_access(tab)
         tab.get_by_label("Password").fill("a guess")
         tab.get_by_role("button", name="Log in").click()
         expect(tab.get_by_role("alert")).to_have_text("Wrong name or password.")

@@ -19,6 +19,7 @@ from tests.chat.fake_backend import FakeBackend
 from tests.model_library.conftest import hub, hub_cache
 from tests.model_library.fake_hub import HUB_ID, FakeHub
 from tests.web.browser import ChatPage, chat_pages
+from tests.web.browser.access import check_access
 
 __all__ = ["hub", "hub_cache"]
 
@@ -73,6 +74,7 @@ def test_a_newcomer_is_led_to_a_real_model_and_nothing_jumps(
         page.page.locator(".welcome").get_by_role("button", **offer).click()
         expect(page.dialog).to_contain_text("Download Qwen/Qwen3.5-2B from Hugging Face?")
         expect(page.dialog.get_by_role("button", name="Download")).to_be_enabled()
+        check_access(page.page)
         page.dialog.get_by_role("button", name="Cancel").click()
         chosen = page.open_settings().locator(".models option")
         expect(chosen.first).to_have_text("Practice model (12 MiB)")
@@ -98,6 +100,7 @@ def test_a_newcomer_is_led_to_a_real_model_and_nothing_jumps(
             held[0].continue_()
         page.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         expect(listed).to_be_visible()
+        check_access(page.page)
         page.page.keyboard.press("Escape")
 
         page.ask("Which animal do you see?")

@@ -121,6 +121,7 @@ export class QuestionRow extends Row {
     const labels = { title: name, "aria-label": name };
     if (kind === "video") {
       const video = h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
+      if (size) video.style.setProperty("--shape", String(size[1] / size[0]));
       return this.withStrip(withTools(this.desk.media, video, file), file, at);
     }
     const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });

@@ -254,6 +254,7 @@ def test_times_in_an_answer_play_the_video(page: ChatPage, video: Path) -> None:
     page.wait_answered(2)
     assert moments(page) == ["1.5 s", "0.2 s to 0.6 s", "<2.0 seconds>"]
     player = page.questions.last.locator("video")
+    assert box_of(player)["width"] > 320, "a video alone has room"
     alone, span, marked = page.answers.nth(1).locator(".moment").all()
     expect(marked).to_have_attribute("title", "Play from 0:02.0")
     alone.click()

@@ -62,7 +62,9 @@ def find_chapters(path: Path, limits: MediaLimits, progress: Progress) -> Answer
         at = {int(frames[place]): place for place in places}
         for index, frame in decode_frames(path, info, sorted(at), limits):
             place = at[index]
-            layouts[place] = np.asarray(frame.resize((_LAYOUT_SIDE,) * 2, Image.Resampling.BOX), np.float64).ravel()
+            layouts[place] = np.asarray(
+                frame.resize((_LAYOUT_SIDE, _LAYOUT_SIDE), Image.Resampling.BOX), np.float64
+            ).ravel()
             pictures[place] = _jpeg(frame)
             progress(len(layouts), max(_MAX_LOOKS + MAX_CHAPTERS * _MAX_BISECTIONS, len(layouts)))
 

@@ -41,7 +41,7 @@ async def attach(page: PageClient, data: bytes, name: str) -> dict[str, Any]:
         (PICTURE.read_bytes(), "image/png"),
         (CLIP.read_bytes(), "video/mp4"),
         (b"<html><script>alert(1)</script>", "application/octet-stream"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "application/octet-stream"),
+        (b"<svg onload=alert(1)> that can't be drawn", "application/octet-stream"),
     ],
 )
 async def test_a_file_is_given_as_what_it_is_and_does_nothing(page: PageClient, data: bytes, kind: str) -> None:

@@ -130,8 +130,8 @@ export class Models {
   }
 
   /**
-   * Loads another model and shows the progress; an answer in progress is stopped first, if the person agrees. Resolves to
-   * whether the page reloads.
+   * Loads another model and shows the progress; an answer in progress is stopped first, if the person agrees.
+   * Resolves to whether the page reloads.
    */
   async change(/** @type {ModelChange} */ change) {
     const answers = change.is_new ? [] : this.running();

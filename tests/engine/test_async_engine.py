@@ -232,7 +232,7 @@ async def test_a_bug_in_the_engine_reaches_the_callers(
         raise KeyError("bug")
 
     monkeypatch.setattr(engine._engine, "step", broken)
-    with pytest.raises(EngineError, match="has stopped"):
+    with pytest.raises(EngineError, match="is stopped until"):
         await collect(engine, make_request(Text("hello")))
 
 

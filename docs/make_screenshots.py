@@ -10,10 +10,10 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from qwen35mm.assets import asset_path, demo_model_path
-from qwen35mm.backends.local import LocalBackend
 from qwen35mm.chat.store.records import Attachment, Conversation, Node
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.chat.store.tree import Tree
+from qwen35mm.model_library import BackendOptions, BackendSwitch
 from qwen35mm.web import serve
 from tests.web.browser import ChatPage, open_browser
 
@@ -66,7 +66,9 @@ def add_marks(store: ConversationStore) -> None:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    backend = LocalBackend.load(demo_model_path())
+    # As `qwen35mm chat` serves it, so that the first page offers a real model.
+    options = BackendOptions(device="cpu")
+    backend = BackendSwitch(options.load(demo_model_path()), options)
     server = serve(backend, port=0)
     try:
         with open_browser() as browser:

@@ -19,8 +19,6 @@ const STEP_S = 0.1;
 const NUM_BEHIND = 12;
 // Shorter videos have no chapters.
 const HAS_CHAPTERS_S = 60;
-// Beside a large strip's frames.
-const CONTROLS_PX = 150;
 /** @type {Clip} */
 const WHOLE = { start_s: 0, end_s: null, num_frames: null, drop_similar: false };
 
@@ -89,22 +87,10 @@ class Fold {
       ]);
     });
     redraw(this.film, drawn);
-    this.arrange(frames.length, size[1] / size[0]);
     const numSame = frames.filter(({ is_kept }) => !is_kept).length;
     const [n, m] = [frames.length - numSame, numSame];
     const words = t("Shown to the model: {n}. Left out as similar: {m}.", { n, m });
     this.words.textContent = numSame ? words : "";
-  }
-
-  /** In as many rows as make the frames of a large strip largest. */
-  arrange(/** @type {number} */ count, /** @type {number} */ shape) {
-    const { clientWidth, clientHeight } = this.element.parentElement ?? this.element;
-    const room = clientWidth / Math.max(clientHeight - CONTROLS_PX, CONTROLS_PX);
-    const height = (/** @type {number} */ rows) => Math.min(1 / rows, room / Math.ceil(count / rows) / shape);
-    let rows = 1;
-    while (height(rows + 1) > height(rows)) rows++;
-    const looks = { "--rows": rows, "--across": Math.ceil(count / rows) * shape };
-    for (const [name, value] of Object.entries(looks)) this.film.style.setProperty(name, String(value));
   }
 
   time(/** @type {number} */ _seconds, /** @type {string} */ written) {
@@ -201,6 +187,7 @@ export class ClipEditor extends Fold {
       this.whole,
     ]);
     this.film.before(this.chapters, this.track, this.controls);
+    new ResizeObserver(() => this.arrange()).observe(this.element);
     this.drawChoice();
   }
 
@@ -281,9 +268,11 @@ export class ClipEditor extends Fold {
     this.#strip = strip;
     this.draw(strip);
     this.drawChoice();
+    this.arrange();
     // What came of it: a part may have fewer.
     this.tellCount(strip.frames.length);
-    this.numSame.textContent = number(strip.frames.filter(({ is_same }) => is_same).length);
+    const numSame = strip.frames.filter(({ is_same }) => is_same).length;
+    this.numSame.textContent = numSame ? number(numSame) : "";
     if (this.behind.children.length) return;
     const { start_s, end_s } = this.clip;
     const behind = start_s || end_s !== null ? await this.#overview() : strip;
@@ -334,6 +323,22 @@ export class ClipEditor extends Fold {
       this.behind,
       chosen.map(({ picture }) => h("img", { src: picture, alt: "" })),
     );
+  }
+
+  /** In as many rows as make the frames of a large strip largest, beside chapters and controls of any height. */
+  arrange() {
+    if (!this.#strip) return;
+    const { frames, size } = this.#strip;
+    const shape = size[1] / size[0];
+    const { clientWidth, clientHeight } = this.element.parentElement ?? this.element;
+    const beside = this.element.offsetHeight - this.film.offsetHeight + 16;
+    const room = clientWidth / Math.max(clientHeight - beside, 1);
+    const across = (/** @type {number} */ rows) => Math.ceil(frames.length / rows);
+    const height = (/** @type {number} */ rows) => Math.min(1 / rows, room / across(rows) / shape);
+    let rows = 1;
+    while (height(rows + 1) > height(rows)) rows++;
+    const looks = { "--rows": rows, "--across": across(rows), "--shape": shape, "--beside": `${beside}px` };
+    for (const [name, value] of Object.entries(looks)) this.film.style.setProperty(name, String(value));
   }
 
   tellCount(/** @type {number} */ count) {

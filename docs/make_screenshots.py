@@ -7,7 +7,8 @@ import json
 import time
 from pathlib import Path
 
-from playwright.sync_api import expect
+from PIL import Image
+from playwright.sync_api import Browser, expect
 
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.chat.store.records import Attachment, Conversation, Node
@@ -21,7 +22,8 @@ IMAGES = Path(__file__).resolve().parent / "images"
 SAMPLES = asset_path("samples")
 
 DESKTOP = {"viewport": {"width": 1240, "height": 860}, "device_scale_factor": 1.5}
-PHONE = {"viewport": {"width": 390, "height": 780}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
+# Four of them are one picture.
+SMALL = {"viewport": {"width": 992, "height": 688}, "device_scale_factor": 0.75}
 
 
 def shoot(page: ChatPage, name: str) -> None:
@@ -64,6 +66,38 @@ def add_marks(store: ConversationStore) -> None:
     store.insert("local", [(conversation, Tree([question, answer]))])
 
 
+def shoot_first_minute(browser: Browser, address: str) -> None:
+    """What a newcomer sees: the start, a first answer and the way to a real model."""
+    seen: list[bytes] = []
+    page = ChatPage(browser, address, **SMALL)
+
+    def see() -> None:
+        page.page.wait_for_function("[...document.images].every(image => image.complete)")
+        seen.append(page.page.screenshot(animations="disabled"))
+
+    expect(page.page.get_by_role("button", name="Get a real model")).to_be_visible()
+    see()
+    page.examples.first.click()
+    page.wait_answered(1)
+    see()
+    page.page.get_by_role("button", name="Practice model").click()
+    models = page.page.get_by_role("dialog", name="Models")
+    model = models.get_by_role("button", name="Qwen/Qwen3.5-2B")
+    expect(model).to_be_visible()
+    see()
+    model.click()
+    expect(page.dialog.get_by_role("button", name="Download")).to_be_enabled()
+    see()
+    page.close()
+    pictures = [Image.open(io.BytesIO(data)).convert("RGB") for data in seen]
+    (width, height), gap = pictures[0].size, 6
+    strip = Image.new("RGB", (2 * width + gap, 2 * height + gap), "#c8c8ce")
+    for at, picture in enumerate(pictures):
+        strip.paste(picture, (at % 2 * (width + gap), at // 2 * (height + gap)))
+    strip.save(IMAGES / "first-minute.png", optimize=True)
+    print("docs/images/first-minute.png")
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     # As `qwen35mm chat` serves it, so that the first page offers a real model.
@@ -72,9 +106,7 @@ def main() -> None:
     server = serve(backend, port=0)
     try:
         with open_browser() as browser:
-            page = ChatPage(browser, server.address, **DESKTOP)
-            expect(page.examples).to_have_count(6)
-            shoot(page, "start.png")
+            shoot_first_minute(browser, server.address)
             page = ChatPage(browser, server.address, **DESKTOP)
             chat(page, "two-shapes.jpg", ["Describe the picture.", "How many shapes are there?"])
             shoot(page, "chat.png")
@@ -108,15 +140,6 @@ def main() -> None:
             page.open_settings()
             expect(page.page.locator(".thumbnail .label").last).to_contain_text("frames")
             shoot(page, "before-sending.png")
-            page = ChatPage(browser, server.address, color_scheme="dark", **DESKTOP)
-            chat(page, "three-shapes.png", ["What do you see?", "How many shapes are there?"])
-            page.tool(page.answers.last, "Regenerate").click()
-            expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
-            page.wait_answered(2)
-            shoot(page, "chat-dark.png")
-            page = ChatPage(browser, server.address, **PHONE)
-            chat(page, "one-shape.png", ["What is in this picture?", "What color is it?"])
-            shoot(page, "chat-phone.png")
     finally:
         server.close()
         backend.close()

@@ -16,6 +16,10 @@ const SAVE_AFTER_MS = 600;
  * @property {(item: Item, proposal: Proposal) => unknown} take
  * @property {(item: Item) => unknown} leave
  * @property {(item: Item) => unknown} stop asking
+ * @property {(item: Item) => unknown} unsaved its caption can't be saved, while another is shown or written
+ *
+ * @typedef {{ name: string, item: Item, saved: boolean }} Editing
+ * @typedef {{ editing: Editing, text: string, theirs?: Item }} Written `theirs` is what somebody else wrote meanwhile
  */
 
 /** A button's key, which isn't part of its name. */
@@ -27,8 +31,14 @@ const addressOf = (item) => fileUrl("media", item);
 export class Captioned {
   /** @type {Item | null} */
   #item = null;
-  /** What is being written, and what was there. @type {{ name: string, item: Item, saved: boolean } | null} */
+  /** What is being written, and what was there. @type {Editing | null} */
   #editing = null;
+  /** What is being saved, by its item's number. @type {Map<number, Written>} */
+  #closing = new Map();
+  /** What couldn't be saved: it is open again when its item is shown. @type {Map<number, Written>} */
+  #unsaved = new Map();
+  /** Whether what was closed last is on the disk. @type {Promise<boolean>} */
+  #finished = Promise.resolve(true);
   #later = 0;
   /** @type {Promise<unknown>} */
   #saving = Promise.resolve();
@@ -65,8 +75,9 @@ export class Captioned {
     this.#item = item;
     if (before?.number !== item?.number || before?.version !== item?.version) this.#drawMedium();
     if (before?.number !== item?.number) this.changed.hidden = true;
-    if (this.isEditing && before?.number !== item?.number) this.#end();
+    if (before?.number !== item?.number) this.finish();
     this.#drawText();
+    this.#reopen();
   }
 
   /** What the model proposes; "asking" while it is at it. */
@@ -99,21 +110,31 @@ export class Captioned {
 
   edit() {
     if (!this.#item || this.#item.problem || this.isEditing) return;
-    this.#editing = { name: `${Date.now()} ${Math.random()}`, item: this.#item, saved: false };
-    this.area.value = this.#item.text;
-    this.#drawText();
-    this.area.focus();
-    this.area.setSelectionRange(this.area.value.length, this.area.value.length);
+    const closing = this.#closing.get(this.#item.number);
+    if (closing) this.#open(closing.editing, closing.text);
+    else this.#open({ name: `${Date.now()} ${Math.random()}`, item: this.#item, saved: false }, this.#item.text);
   }
 
-  /** Saves what was written. Resolves to whether it is on the disk. */
-  async finish() {
-    if (!this.#editing) return true;
-    await this.#save();
-    if (this.#editing && trimmed(this.#editing.item.text) !== trimmed(this.area.value)) return false;
+  /** Whether an item's caption was written and isn't on the disk yet. */
+  isSaving(/** @type {Item} */ { number }) {
+    return this.#closing.has(number);
+  }
+
+  /**
+   * Closes the editor and saves what was written. The keys that follow belong to the page, not to the caption. What
+   * can't be saved is opened again. Resolves to whether the caption is on the disk.
+   */
+  finish() {
+    const editing = this.#editing;
+    if (!editing) return this.#finished;
+    const written = { editing, text: trimmed(this.area.value) };
+    const saving = this.#save();
     this.#end();
+    this.changed.hidden = true;
+    this.#closing.set(editing.item.number, written);
     this.#drawText();
-    return true;
+    this.#finished = saving.then(() => this.#closed(written));
+    return this.#finished;
   }
 
   /** Leaves the caption as it was before. */
@@ -134,6 +155,9 @@ export class Captioned {
 
   /** Somebody else has changed the caption: shows theirs, and offers both. */
   conflict(/** @type {Item} */ theirs, /** @type {string} */ mine) {
+    const closing = this.#closing.get(theirs.number);
+    if (closing) closing.theirs = theirs;
+    if (closing || this.#item?.number !== theirs.number) return;
     const keep = async () => {
       this.changed.hidden = true;
       if (this.#editing) {
@@ -155,6 +179,40 @@ export class Captioned {
       h("p.caption", { dir: "auto" }, said(theirs.problem ?? theirs.text)),
       h("div.row", row),
     );
+  }
+
+  #open(/** @type {Editing} */ editing, /** @type {string} */ text) {
+    this.#editing = editing;
+    this.area.value = text;
+    this.#drawText();
+    this.area.focus();
+    this.area.setSelectionRange(text.length, text.length);
+  }
+
+  /** Whether what was written is on the disk. */
+  #closed(/** @type {Written} */ written) {
+    const { editing, text } = written;
+    const { number } = editing.item;
+    const saved = trimmed(editing.item.text) === text;
+    // Opened and closed again meanwhile: the later one counts.
+    if (this.#closing.get(number) === written) {
+      this.#closing.delete(number);
+      if (!saved && this.#editing !== editing) this.#unsaved.set(number, written);
+    }
+    if (!saved) this.#finished = Promise.resolve(true);
+    this.#drawText();
+    this.#reopen();
+    if (this.#unsaved.has(number)) this.doing.unsaved(editing.item);
+    return saved;
+  }
+
+  /** Opens again what couldn't be saved of the item that is shown. */
+  #reopen() {
+    const unsaved = this.#item && this.#unsaved.get(this.#item.number);
+    if (!this.#item || !unsaved || this.isEditing) return;
+    this.#unsaved.delete(this.#item.number);
+    this.#open(unsaved.editing, unsaved.text);
+    if (unsaved.theirs) this.conflict(unsaved.theirs, unsaved.text);
   }
 
   #end() {
@@ -184,15 +242,16 @@ export class Captioned {
     return this.#saving;
   }
 
-  async #onKey(/** @type {KeyboardEvent} */ event) {
+  #onKey(/** @type {KeyboardEvent} */ event) {
     if (isComposing(event)) return;
     if (event.key === "Escape") {
       event.stopPropagation();
-      await this.abandon();
+      this.abandon();
     } else if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
       event.stopPropagation();
-      if ((await this.finish()) && (event.ctrlKey || event.metaKey)) this.doing.accept();
+      if (event.ctrlKey || event.metaKey) this.doing.accept();
+      else this.finish();
     }
   }
 
@@ -227,12 +286,13 @@ export class Captioned {
     this.editor.hidden = !this.isEditing;
     redraw(this.name, item?.name ?? "");
     if (!item) return void redraw(this.facts);
+    const text = this.#closing.get(item.number)?.text ?? item.text;
     const flags = item.flags.map((flag) => h("span.flag", flag === "edited" ? t("edited") : flag));
-    const length = t("{n} {n|character|characters}", { n: [...item.text].length });
+    const length = t("{n} {n|character|characters}", { n: [...text].length });
     redraw(this.facts, item.accepted && h("span.flag.good", t("Accepted")), flags, item.model, h("span", length));
     this.facts.title = item.prompt ?? "";
-    this.text.classList.toggle("none", !item.text);
-    redraw(this.text, said(item.problem ?? (item.text || t("No caption"))));
+    this.text.classList.toggle("none", !text);
+    redraw(this.text, said(item.problem ?? (text || t("No caption"))));
   }
 }
 

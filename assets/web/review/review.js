@@ -50,6 +50,10 @@ class Review {
       take: (item, proposal) => this.take(item, proposal),
       leave: (item) => this.forget(item.number),
       stop: (item) => this.forget(item.number),
+      unsaved: (item) => {
+        if (!this.pane.isEditing) this.goToItem(item.number);
+        else this.toasts.say(t("{name} isn't saved.", { name: item.name }), "bad", this.offered(item));
+      },
     });
     this.acceptButton = button("strong", "", () => this.accept());
     this.withdrawButton = button("plain", [t("Mark as not accepted"), key("A")], () => this.withdraw());
@@ -169,12 +173,12 @@ class Review {
     if (next?.kind === "image") new Image().src = fileUrl("media", next);
   }
 
-  async goTo(/** @type {number} */ at) {
+  goTo(/** @type {number} */ at) {
     if (at < 0 || at >= this.numbers.length) {
       this.say(at < 0 ? t("This is the first item.") : t("This is the last item."));
       return;
     }
-    if (!(await this.pane.finish())) return;
+    this.pane.finish();
     this.at = at;
     this.closeAsking();
     this.gallery.goTo(at);
@@ -186,7 +190,7 @@ class Review {
   }
 
   step(/** @type {number} */ by) {
-    return this.goTo(this.at + by);
+    this.goTo(this.at + by);
   }
 
   /** @returns {Promise<Item | null>} */
@@ -202,23 +206,28 @@ class Review {
   }
 
   /** Accepts and goes on; an accepted caption stays accepted. */
-  async accept() {
-    if (!(await this.pane.finish())) return;
+  accept() {
     const { item } = this;
     if (!item) return;
-    if (!item.digest) return this.toasts.say(t("There is no caption to accept."), "note");
-    const { number, digest } = item;
-    if (!item.accepted) {
-      // Shown at once; the program says so if it can't be.
-      this.put([{ ...item, accepted: true }]);
-      const accepted = this.tried(call("accept", { number, digest, accepted: true }), item);
-      accepted.then((reply) => reply && this.changed(reply));
-    }
-    if (this.at + 1 < this.numbers.length) await this.step(1);
+    const saved = this.pane.finish();
+    if (!item.digest && !this.pane.isSaving(item)) return this.toasts.say(t("There is no caption to accept."), "note");
+    this.acceptOnce(saved, item.number);
+    if (this.at + 1 < this.numbers.length) this.step(1);
     else this.say(t("This is the last item."));
   }
 
+  /** Accepts a caption once it is saved. */
+  async acceptOnce(/** @type {Promise<boolean>} */ saved, /** @type {number} */ number) {
+    const item = (await saved) && this.items.get(number);
+    if (!item || item.accepted) return;
+    // Shown at once; the program says so if it can't be.
+    this.put([{ ...item, accepted: true }]);
+    const reply = await this.tried(call("accept", { number, digest: item.digest, accepted: true }), item);
+    if (reply) this.changed(reply);
+  }
+
   async withdraw() {
+    if (!(await this.pane.finish())) return;
     const { item } = this;
     if (!item) return;
     const body = { number: item.number, digest: item.digest, accepted: false };
@@ -234,6 +243,7 @@ class Review {
   }
 
   async undo() {
+    if (!(await this.pane.finish())) return;
     /** @type {{ items: Item[], counts: Counts } | null} */
     const reply = await this.tried(call("undo"));
     if (!reply) return;
@@ -242,7 +252,7 @@ class Review {
     const [item] = reply.items;
     if (!item) return this.toasts.say(t("There is nothing to undo."), "note");
     const at = this.numbers.indexOf(item.number);
-    if (at >= 0 && at !== this.at) await this.goTo(at);
+    if (at >= 0 && at !== this.at) this.goTo(at);
     this.say(t("The last change to {name} was undone.", { name: item.name }));
   }
 
@@ -277,11 +287,13 @@ class Review {
     if (!proposal) return;
     const words = t("The model's caption of {name} is ready.", { name: item.name });
     if (this.item?.number === item.number) this.say(`${words} ${proposal.text}`);
-    else this.toasts.say(words, "good", { label: t("Show"), run: () => this.goToItem(item.number) });
+    else this.toasts.say(words, "good", this.offered(item));
   }
 
-  async take(/** @type {Item} */ item, /** @type {Proposal} */ { text }) {
-    if (await this.save(item, text, "")) this.forget(item.number);
+  async take(/** @type {Item} */ { number }, /** @type {Proposal} */ { text }) {
+    if (!(await this.pane.finish())) return;
+    const item = this.items.get(number);
+    if (item && (await this.save(item, text, ""))) this.forget(number);
   }
 
   forget(/** @type {number} */ number) {
@@ -312,6 +324,11 @@ class Review {
     this.undoButton.disabled = !counts.changes;
   }
 
+  /** A button that shows an item, for a toast. */
+  offered(/** @type {Item} */ { number }) {
+    return { label: t("Show"), run: () => this.goToItem(number) };
+  }
+
   /** For a screen reader; the same words twice are said twice. */
   say(/** @type {string} */ words) {
     redraw(this.said, h("span", words));
@@ -328,8 +345,7 @@ class Review {
     } catch (error) {
       if (!(error instanceof Refused)) return null;
       if (item) this.put([error.item ?? item]);
-      const offer = item && { label: t("Show"), run: () => this.goToItem(item.number) };
-      this.toasts.say(error.message, "bad", offer);
+      this.toasts.say(error.message, "bad", item && this.offered(item));
       return null;
     }
   }

@@ -14,7 +14,7 @@ from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.cli.sampling_options import SamplingChoices
-from qwen35mm.errors import CaptioningError, MissingExtraError
+from qwen35mm.errors import MissingExtraError
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import ModelOptions
 
@@ -67,23 +67,14 @@ def review(
 ) -> None:
     """Review captions in the browser: read, edit, accept, ask again. Runs until Ctrl-C."""
     try:
-        from qwen35mm.captioning.outputs import parse_output
-        from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA
         from qwen35mm.http.run import run
         from qwen35mm.http.sessions import PageToken
         from qwen35mm.review.app import create_app
         from qwen35mm.review.asking import Asker
-        from qwen35mm.review.folder import Folder
-        from qwen35mm.review.records import RecordsFile
+        from qwen35mm.review.opening import open_captions
     except ModuleNotFoundError as error:
         raise MissingExtraError("Reviewing captions", "serve") from error
 
-    spec = parse_output(options.output)
-    if spec.kind not in ("sidecar", "jsonl", "dataset"):
-        raise CaptioningError(
-            "Only text files, JSONL and dataset folders can be reviewed: sidecar, sidecar:.EXT, jsonl:FILE or "
-            f"dataset:FOLDER; got {options.output!r}."
-        )
     asked = CaptionOptions(
         system=options.system,
         max_tokens=options.max_tokens,
@@ -104,16 +95,9 @@ def review(
     def open_model(job: Job) -> contextlib.AbstractAsyncContextManager[Captioner]:
         return open_captioner(job, model, asked)
 
-    state = options.state_dir
-    if spec.kind == "sidecar" and not source.is_file():
-        opened = Folder(source, suffix=spec.target, texts=options.output_dir, state=state)
-    else:
-        records = {"sidecar": source, "jsonl": spec.path, "dataset": spec.path / DATASET_METADATA}[spec.kind]
-        near = [source if source.is_dir() else source.parent]
-        opened = RecordsFile(records, state=state, near=near if options.output_dir is None else [options.output_dir])
+    (opened,) = open_captions([source], options.output, texts=options.output_dir, state=options.state_dir)
     token = PageToken()
-
-    shown = source if spec.kind == "sidecar" else spec.target
+    shown = source if options.output.startswith("sidecar") else options.output.partition(":")[2]
 
     def line(url: str) -> str:
         if options.open:

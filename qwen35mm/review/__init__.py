@@ -1,1 +1,1 @@
-"""The web page for reviewing captions."""
+"""Captions that a person reads, changes and counts: on a page, or by commands."""

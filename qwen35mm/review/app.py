@@ -27,7 +27,7 @@ from qwen35mm.http.settings import HttpSettings
 from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
 from qwen35mm.pools import Asker as Waiting
 from qwen35mm.review.asking import Asker
-from qwen35mm.review.changes import MAX_TEXT_BYTES, ChangedError
+from qwen35mm.review.changes import MAX_TEXT_BYTES, ChangedError, Undone
 from qwen35mm.review.collection import Collection, Search
 from qwen35mm.review.similar import SMALL_SIDE
 from qwen35mm_preprocess.say import said_of
@@ -119,9 +119,10 @@ class _Page:
 
     @request
     async def undo(self) -> Any:
-        number = await REQUESTS.run(self._reviewed.undo)
-        items = [] if number is None else await REQUESTS.run(self._reviewed.describe, [number])
-        return {"items": items, "counts": self._reviewed.counts()}
+        undone = await REQUESTS.run(self._reviewed.undo) or Undone([])
+        items = await REQUESTS.run(self._reviewed.describe, undone.places[:_MAX_ITEMS])
+        numbers = {"numbers": undone.places, "kept": undone.kept}
+        return {"items": items, **numbers, "counts": self._reviewed.counts()}
 
     @request
     async def ask(self, number: Number, asker: Waiting, prompt: Words = "", preset: str = "") -> Any:

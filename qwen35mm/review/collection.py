@@ -6,17 +6,22 @@ import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal
 
 from qwen35mm.captioning.records import printable
 from qwen35mm.errors import NotFoundError, StorageError
-from qwen35mm.review.changes import Changes, Place, Text
+from qwen35mm.review.changes import Changes, Place, Refused, Text, Undone
+from qwen35mm.review.edits import Edit
+from qwen35mm.review.journal import Run
 from qwen35mm.review.similar import Similar
 from qwen35mm_preprocess import MediaKind, MediaLimits
-from qwen35mm_preprocess.say import say
+from qwen35mm_preprocess.say import Said, say
+
+# Captions that a run changes between two other requests.
+_AT_ONCE = 200
 
 
 @dataclass
@@ -58,6 +63,45 @@ class Search:
     max_chars: int | None = None
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A caption's change by an edit.
+
+    Attributes:
+        digest: of the text `before`.
+    """
+
+    number: int
+    name: str
+    digest: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an edit would change.
+
+    Attributes:
+        label: what the edit does, in a person's words.
+        num_captions: captions that were looked at.
+        num_others: captions that the edit isn't for: sentences, where it is for tags.
+    """
+
+    label: str
+    changes: Sequence[Planned]
+    num_captions: int
+    num_others: int = 0
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What a run did: how many captions it changed, and which it couldn't change and why, by their files' names."""
+
+    num: int
+    refused: Sequence[tuple[str, Said]]
+
+
 class Collection(ABC, Generic[Place]):
     """Media and captions. Usable from all threads.
 
@@ -74,6 +118,10 @@ class Collection(ABC, Generic[Place]):
         self._lock = threading.RLock()
         self._similar = Similar()
 
+    @abstractmethod
+    def begin(self) -> None:
+        """Locks it for changes. Raises CaptioningError, OutputError."""
+
     def close(self) -> None:
         """Lets other programs review it."""
         self._similar.stop()
@@ -87,8 +135,8 @@ class Collection(ABC, Generic[Place]):
         """The place of an entry's caption."""
 
     @abstractmethod
-    def _number(self, place: Place) -> int:
-        """The number of the entry whose caption is there."""
+    def _number(self, place: Place) -> int | None:
+        """The number of the entry whose caption is there; None if its medium is gone."""
 
     @abstractmethod
     def _file(self, entry: Entry) -> Path:
@@ -193,11 +241,123 @@ class Collection(ABC, Generic[Place]):
             self._changes.accept(self._place(entry), digest, accepted)
             return self._described(self._read(entry))
 
-    def undo(self) -> int | None:
-        """See `Changes.undo`; the item's number."""
+    def texts(self, numbers: Iterable[int]) -> Iterator[tuple[str, str]]:
+        """The names and texts of these entries, as they are now."""
+        for number in numbers:
+            with self._lock:
+                entry = self._read(self.entry(number))
+            yield entry.name, entry.text.text
+
+    def captions(self, numbers: Iterable[int]) -> Iterator[Planned]:
+        """The captions that can be changed among these entries, unchanged."""
+        for number in numbers:
+            with self._lock:
+                entry = self._read(self.entry(number))
+                text = entry.text
+            if text.digest and text.problem is None:
+                yield Planned(number, entry.name, text.digest, text.text, text.text)
+
+    def plan(self, numbers: Iterable[int], edit: Edit) -> Plan:
+        """What an edit would change among these entries. Entries without a caption have nothing to edit."""
+        planned: list[Planned] = []
+        num_captions = num_others = 0
+        for caption in self.captions(numbers):
+            num_captions += 1
+            after = edit.change(caption.before)
+            num_others += after is None
+            if after is not None and after != caption.before:
+                planned.append(replace(caption, after=after))
+        return Plan(edit.label, planned, num_captions, num_others)
+
+    def carry_out(self, plan: Plan, run: Run | None = None) -> Changed:
+        """Makes a plan's changes, as one run of the journal and one change for `undo`.
+
+        A caption that somebody has changed since it was planned is left alone.
+
+        Args:
+            run: a run of `start` that these changes belong to.
+
+        Raises:
+            OutputError: the disk is full, read-only or fails. What was changed by then can be undone.
+        """
+        texts = {each.number: (each.after, each.digest) for each in plan.changes}
+
+        def change(run: Run, numbers: Sequence[int]) -> Sequence[Refused[Place]]:
+            wanted = [(self._place(self.entry(number)), *texts[number]) for number in numbers]
+            return self._changes.save_many(run, wanted)
+
+        if run is not None:
+            return self._changed(run, list(texts), change)
+        return self._run(plan.label, list(texts), change)
+
+    def start(self, label: str, made: float | None = None) -> Run:
+        """Starts a run of the journal; runs of several collections with the same `made` are one for a person.
+
+        Raises OutputError.
+        """
+        return self._changes.journal.begin(label, made)
+
+    def accept_many(self, numbers: Sequence[int], accepted: bool) -> Changed:
+        """Accepts the captions as they were last read, or withdraws it; one change for `undo`. Raises OutputError."""
+
+        def change(run: Run, numbers: Sequence[int]) -> Sequence[Refused[Place]]:
+            entries = [self.entry(number) for number in numbers]
+            read = [entry if entry.state is not None else self._read(entry) for entry in entries]
+            wanted = [(self._place(entry), entry.text.digest) for entry in read if entry.text.digest]
+            return self._changes.accept_many(run, wanted, accepted)
+
+        return self._run("accept" if accepted else "withdraw", numbers, change)
+
+    def undo(self) -> Undone[int] | None:
+        """See `Changes.undo`; with the items' numbers."""
         with self._lock:
-            place = self._changes.undo()
-            return None if place is None else self._number(place)
+            undone = self._changes.undo()
+            if undone is None:
+                return None
+            done, kept = (
+                [number for place in places if (number := self._number(place)) is not None]
+                for places in (undone.places, undone.kept)
+            )
+            return Undone(done, kept)
+
+    def undo_run(self, run: Run) -> Undone[str]:
+        """See `Changes.undo_run`; with the items' names."""
+        with self._lock:
+            undone = self._changes.undo_run(run)
+            return Undone([*map(self._title, undone.places)], [*map(self._title, undone.kept)])
+
+    def runs(self) -> list[Run]:
+        """The runs that can be undone, the latest first. Raises OutputError."""
+        return self._changes.journal.runs()
+
+    def _run(
+        self, label: str, numbers: Sequence[int], change: Callable[[Run, Sequence[int]], Sequence[Refused[Place]]]
+    ) -> Changed:
+        """Changes entries as a run of its own."""
+        if not numbers:
+            return Changed(0, [])
+        run = self.start(label)
+        try:
+            return self._changed(run, numbers, change)
+        finally:
+            with self._lock:
+                self._changes.end(run)
+
+    def _changed(
+        self, run: Run, numbers: Sequence[int], change: Callable[[Run, Sequence[int]], Sequence[Refused[Place]]]
+    ) -> Changed:
+        """Changes entries in parts, so that other requests can run meanwhile."""
+        refused: list[tuple[str, Said]] = []
+        for start in range(0, len(numbers), _AT_ONCE):
+            with self._lock:
+                found = change(run, numbers[start : start + _AT_ONCE])
+                refused += [(self._title(each.place), each.why) for each in found]
+        return Changed(len(numbers) - len(refused), refused)
+
+    def _title(self, place: Place) -> str:
+        """The name of the item whose caption is there or, if its medium is gone, of the caption's file."""
+        number = self._number(place)
+        return printable(self._changes.name(place) if number is None else self.entry(number).name)
 
     def _is_accepted(self, entry: Entry) -> bool:
         """Whether an entry's text is accepted. For a text that wasn't read yet, the stored state counts."""

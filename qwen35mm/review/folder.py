@@ -41,12 +41,21 @@ class Folder(Collection[TextPlace]):
         texts: the folder of the captions, under their media's names; None if they lie beside the media.
         state: the folder of the captioner's manifests (which may be missing) and of the accepted texts; None for the
             default in `texts` or in the folder.
+        changes: whether to lock the captions for changes at once; otherwise call `begin` before the first change.
 
     Raises:
         CaptioningError: there is no such folder, another program reviews it, or it can't be written to.
     """
 
-    def __init__(self, path: Path, *, suffix: str, texts: Path | None = None, state: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        suffix: str,
+        texts: Path | None = None,
+        state: Path | None = None,
+        changes: bool = True,
+    ) -> None:
         if not path.is_dir():
             raise CaptioningError(
                 f"There is no folder {printable(str(path))}, nor a file of records. Name the folder of the media, or a "
@@ -61,8 +70,14 @@ class Folder(Collection[TextPlace]):
         # The path of each entry's caption, even if it doesn't exist.
         self._caption_paths: list[str] = []
         self._written: dict[str, _Written] = {}
-        self._texts = Texts(self.root if texts is None else Path(os.path.realpath(texts)), self._state)
+        self._texts = Texts(self._texts_folder or self._folder, suffix, self._state)
         super().__init__(self.root.name, self._texts)
+        if changes:
+            self.begin()
+
+    def begin(self) -> None:
+        """See `Collection`."""
+        self._texts.begin()
 
     def close(self) -> None:
         """See `Collection`."""
@@ -132,8 +147,8 @@ class Folder(Collection[TextPlace]):
     def _place(self, entry: Entry) -> TextPlace:
         return TextPlace(entry.name, Path(self._caption_paths[entry.number]))
 
-    def _number(self, place: TextPlace) -> int:
-        return self._numbers[place.name]
+    def _number(self, place: TextPlace) -> int | None:
+        return self._numbers.get(place.name)
 
     def _file(self, entry: Entry) -> Path:
         return inside(Path(entry.path), self.root)

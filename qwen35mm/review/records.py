@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings
@@ -24,6 +25,7 @@ from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
 from qwen35mm.review.changes import Changes, Text
 from qwen35mm.review.collection import Collection, Entry
+from qwen35mm.review.journal import Journal
 from qwen35mm_preprocess.say import say
 
 # The first records whose media's folders are searched for the manifest.
@@ -52,8 +54,8 @@ class _Known:
 class _Lines(Changes[bytes]):
     """The captions in the lines of a file, by their items' owners. While it is open, nobody else writes them."""
 
-    def __init__(self, output: JsonLines, known: dict[bytes, _Known]) -> None:
-        super().__init__()
+    def __init__(self, output: JsonLines, known: dict[bytes, _Known], journal: Journal) -> None:
+        super().__init__(journal)
         self._output = output
         self._known = known
 
@@ -63,7 +65,7 @@ class _Lines(Changes[bytes]):
     def accepted_digest(self, place: bytes) -> str | None:
         return self._known[place].accepted
 
-    def _name(self, place: bytes) -> str:
+    def name(self, place: bytes) -> str:
         return self._output.label
 
     def _content(self, text: str) -> bytes:
@@ -84,9 +86,17 @@ class _Lines(Changes[bytes]):
     def _remove(self, place: bytes) -> None:
         raise AssertionError("a record always had a caption before")
 
-    def _remember(self, place: bytes, digest: str | None) -> None:
-        self._output.accept(place, None if digest is None else bytes.fromhex(digest))
-        self._known[place].accepted = digest
+    def _remember(self, accepted: Sequence[tuple[bytes, str | None]]) -> None:
+        for place, digest in accepted:
+            self._output.accept(place, None if digest is None else bytes.fromhex(digest))
+            self._known[place].accepted = digest
+
+    def _named(self, place: bytes) -> Any:
+        return os.fsdecode(place)
+
+    def _place(self, named: Any) -> bytes | None:
+        place = os.fsencode(named)
+        return place if place in self._known else None
 
 
 class RecordsFile(Collection[bytes]):
@@ -114,9 +124,13 @@ class RecordsFile(Collection[bytes]):
             )
             opened.enter_context(closing(self._output))
             self._known: dict[bytes, _Known] = {}
-            super().__init__(self._output.label, _Lines(self._output, self._known))
+            journal = Journal(found.parent, f"records:{os.path.relpath(real, os.path.realpath(found.parent))}")
+            super().__init__(self._output.label, _Lines(self._output, self._known, journal))
             self._load()
             self._opened = opened.pop_all()
+
+    def begin(self) -> None:
+        """See `Collection`. The records are locked from the beginning."""
 
     def close(self) -> None:
         """See `Collection`. Raises OutputError: then the next run or page writes the file anew."""

@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from qwen35mm.captioning.manifest.files import RunLock, disk_errors, replacing
+from qwen35mm.captioning.manifest.files import RunLock, disk_errors, replacing, temporary_for
 from qwen35mm.errors import StorageError
 from qwen35mm.review.changes import MAX_TEXT_BYTES, Changes, Text
+from qwen35mm.review.journal import Journal, Step
 from qwen35mm_preprocess.say import said_of, say, size
 
 
@@ -70,31 +72,50 @@ def read_text(path: Path, root: Path) -> Text:
 class Texts(Changes[TextPlace]):
     """The captions below a folder, in text files. `close` unlocks the folder.
 
+    Until `begin`, nothing is written, and another program may change them.
+
     Args:
-        root: the folder of the text files, without links in its path.
-        state: the folder that stores which texts are accepted; it is created.
+        folder: the folder of the text files.
+        suffix: of the text files.
+        state: the folder that stores which texts are accepted.
 
     Raises:
-        CaptioningError: another program reviews them, or the folder can't be written to.
         OutputError: the disk fails.
     """
 
-    def __init__(self, root: Path, state: Path) -> None:
-        super().__init__()
-        self._root = root
+    def __init__(self, folder: Path, suffix: str, state: Path) -> None:
+        self._folder = folder
+        self._root = Path(os.path.realpath(folder))
+        # Relative, so that the folder can move.
+        super().__init__(Journal(state, f"sidecar:{suffix}:{os.path.relpath(self._root, os.path.realpath(state))}"))
         self._path = state / "review.jsonl"
+        self._lock: RunLock | None = None
+        self._accepted = self._load()[0]
+
+    def begin(self) -> None:
+        """Locks the captions for changes, and creates the state folder.
+
+        Raises:
+            CaptioningError: another program reviews them, or the folder can't be written to.
+            OutputError: the disk fails.
+        """
+        state = self._path.parent
         with disk_errors(state.name):
             state.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(state / "review.lock", "what is accepted in this folder")
         try:
-            self._accepted = self._load()
+            self._accepted, is_compact = self._load()
+            if not is_compact:
+                with replacing(self._path) as file:
+                    file.writelines(_line(name, digest) for name, digest in self._accepted.items())
         except BaseException:
-            self._lock.release()
+            self.close()
             raise
 
     def close(self) -> None:
         """Lets other programs review the folder."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def accepted_digest(self, place: TextPlace) -> str | None:
         """See `Changes`."""
@@ -104,7 +125,7 @@ class Texts(Changes[TextPlace]):
         """See `read_text`."""
         return read_text(place.path, self._root)
 
-    def _name(self, place: TextPlace) -> str:
+    def name(self, place: TextPlace) -> str:
         return place.path.name
 
     def _content(self, text: str) -> bytes:
@@ -123,15 +144,28 @@ class Texts(Changes[TextPlace]):
         with disk_errors(place.path.name):
             inside(place.path, self._root).unlink()
 
-    def _load(self) -> dict[str, str]:
-        """The accepted digests by name. Rewrites the file if a line is torn or most lines are outdated."""
+    def _restore(self, place: TextPlace, step: Step) -> bool:
+        # A kill may have left it.
+        with contextlib.suppress(OSError, StorageError):
+            temporary_for(inside(place.path, self._root)).unlink()
+        return super()._restore(place, step)
+
+    def _named(self, place: TextPlace) -> Any:
+        return [place.name, os.path.relpath(place.path, self._folder)]
+
+    def _place(self, named: Any) -> TextPlace:
+        name, path = named
+        return TextPlace(name, self._folder / path)
+
+    def _load(self) -> tuple[dict[str, str], bool]:
+        """The accepted digests by name, and whether no line of the file is torn and few are outdated."""
         accepted: dict[str, str] = {}
         num_lines, is_whole = 0, True
         with disk_errors(self._path.name):
             try:
                 content = self._path.read_bytes()
             except FileNotFoundError:
-                return accepted
+                return accepted, True
         for line in content.splitlines(keepends=True):
             row = _row(line)
             num_lines += 1
@@ -140,14 +174,11 @@ class Texts(Changes[TextPlace]):
                 accepted[row[0]] = row[1]
             elif row is not None:
                 accepted.pop(row[0], None)
-        if not is_whole or num_lines > 2 * len(accepted) + 100:
-            with replacing(self._path) as file:
-                file.writelines(_line(name, digest) for name, digest in accepted.items())
-        return accepted
+        return accepted, is_whole and num_lines <= 2 * len(accepted) + 100
 
-    def _remember(self, place: TextPlace, digest: str | None) -> None:
+    def _remember(self, accepted: Sequence[tuple[TextPlace, str | None]]) -> None:
         with disk_errors(self._path.name), self._path.open("ab", buffering=0) as file:
-            end, line = file.tell(), _line(place.name, digest)
+            end, line = file.tell(), b"".join(_line(place.name, digest) for place, digest in accepted)
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -156,10 +187,11 @@ class Texts(Changes[TextPlace]):
                 with contextlib.suppress(OSError):
                     file.truncate(end)
                 raise
-        if digest is None:
-            self._accepted.pop(place.name, None)
-        else:
-            self._accepted[place.name] = digest
+        for place, digest in accepted:
+            if digest is None:
+                self._accepted.pop(place.name, None)
+            else:
+                self._accepted[place.name] = digest
 
 
 def _text(content: bytes) -> Text:

@@ -68,7 +68,7 @@ async def test_captions_are_shown_from_where_they_are_named(
 def test_what_cant_be_reviewed_is_refused_in_words(qwen35mm: Run, tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text("{}\n")
     for arguments, words in (
-        ([tmp_path, "--output", "parquet:rows"], "text files, JSONL and dataset folders"),
+        ([tmp_path, "--output", "parquet:rows"], "in text files, JSONL and dataset folders"),
         ([tmp_path / "other.jsonl"], "No manifest of `qwen35mm caption` knows other.jsonl"),
         ([tmp_path, "--output", f"jsonl:{tmp_path / 'none.jsonl'}"], "none.jsonl can't be read: No such file"),
         ([tmp_path / "nothing"], "There is no folder"),

@@ -18,7 +18,7 @@ from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.errors import CaptioningError, NotFoundError, OutputError, StorageError
-from qwen35mm.review.changes import ChangedError
+from qwen35mm.review.changes import ChangedError, Undone
 from qwen35mm.review.collection import Search
 from qwen35mm.review.records import RecordsFile
 from tests.captioning.fake_model import FakeModel, picture
@@ -131,7 +131,7 @@ async def test_changes_are_taken_back_and_what_was_accepted_is_remembered(folder
             reviewed.save(first["number"], "From another page.", first["digest"], "")
         assert (look(reviewed)["0.png"]["accepted"], reviewed.counts()["changes"]) == (False, 3)
         assert [line["caption"] for line in listed(path)][-1] == "New text.", "it is on the disk at once"
-        assert reviewed.undo() == first["number"]
+        assert reviewed.undo() == Undone([first["number"]])
         item = look(reviewed)["0.png"]
         assert (item["text"], item["accepted"], item["flags"]) == ("Made by a model.", True, ["truncated"])
         reviewed.undo()

@@ -18,7 +18,7 @@ from qwen35mm.errors import CaptioningError, StorageError
 from qwen35mm.http.sessions import PageToken
 from qwen35mm.review.app import create_app
 from qwen35mm.review.asking import Asker
-from qwen35mm.review.changes import ChangedError
+from qwen35mm.review.changes import ChangedError, Undone
 from qwen35mm.review.collection import Search
 from qwen35mm.review.folder import Folder
 from tests.captioning.fake_model import FakeModel, picture
@@ -102,12 +102,12 @@ def test_every_change_can_be_taken_back(folder: Path, reviewed: Folder) -> None:
     assert (folder / "0.txt").read_bytes() == b"New text.\n"
     reviewed.save(second["number"], "The first caption.", "", "")
     assert (folder / "1.txt").exists()
-    assert reviewed.undo() == second["number"]
+    assert reviewed.undo() == Undone([second["number"]])
     assert not (folder / "1.txt").exists()
-    assert reviewed.undo() == number
+    assert reviewed.undo() == Undone([number])
     assert (folder / "0.txt").read_bytes() == before
     assert look(reviewed)["0.png"]["accepted"]
-    assert reviewed.undo() == number
+    assert reviewed.undo() == Undone([number])
     assert not look(reviewed)["0.png"]["accepted"]
     assert reviewed.undo() is None
 

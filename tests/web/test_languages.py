@@ -58,6 +58,8 @@ ENGLISH_ONLY = {
     "qwen35mm/http/run.py": (2, "what the command line names, checked before there is a page"),
     "qwen35mm/http/settings.py": (6, "options of the command line, checked before there is a page"),
     "qwen35mm/review/folder.py": (1, "what the command line names, checked before there is a page"),
+    "qwen35mm/review/journal.py": (1, "what the command line reads; the page only writes it"),
+    "qwen35mm/review/opening.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/review/records.py": (2, "what the command line names, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),

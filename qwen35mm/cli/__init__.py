@@ -11,6 +11,7 @@ import typer
 from qwen35mm.cli.account import account
 from qwen35mm.cli.ask import ask
 from qwen35mm.cli.caption import caption
+from qwen35mm.cli.captions import captions
 from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
 from qwen35mm.cli.eval import evaluate
@@ -31,6 +32,7 @@ app.command()(desktop)
 app.command()(serve)
 app.command()(ask)
 app.command()(caption)
+app.add_typer(captions)
 app.command()(review)
 app.command("eval")(evaluate)
 app.command()(plan)

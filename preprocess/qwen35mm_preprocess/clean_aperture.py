@@ -36,7 +36,7 @@ def clean_aperture(stream: BinaryIO, width: int, height: int) -> Box | None:
         meta = _meta(stream)
         numbers = None if meta is None else _primary_property(meta, b"clap")
         return None if numbers is None else _box(struct.unpack_from(">4IiIiI", numbers), width, height)
-    except (ValueError, OSError, struct.error, ZeroDivisionError):
+    except (ValueError, OSError, IndexError, struct.error, ZeroDivisionError):
         return None
     finally:
         stream.seek(before)

@@ -280,7 +280,7 @@ def may_be_animated(found: MediaFormat, head: bytes) -> bool:
         # `acTL` comes before the pixels. A long profile may push both past `head`.
         return b"acTL" in head or b"IDAT" not in head
     if found == WEBP:
-        return head[12:16] == b"VP8X" and bool(head[20] & _WEBP_ANIMATION)
+        return head[12:16] == b"VP8X" and any(flags & _WEBP_ANIMATION for flags in head[20:21])
     if found == AVIF:
         return b"avis" in head[8 : int.from_bytes(head[:4], "big")]
     return found == GIF

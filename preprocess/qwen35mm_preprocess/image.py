@@ -277,6 +277,9 @@ def _decoded(image: Image.Image) -> Image.Image:
         image.im = Image.core.new(image.mode, image._tile_size)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         image.load()
+        if image.info.get("compression") == "group4" and libtiff.has_failed():
+            # libtiff leaves the rest of such a strip as the memory was: each decoding gives other pixels.
+            raise OSError("the fax data is damaged")
         return image if (part := image.info.get(_SHOWN_PART)) is None else image.crop(part)
     except OSError:
         if image.format not in ("JPEG", "MPO") or file is None or file.closed:

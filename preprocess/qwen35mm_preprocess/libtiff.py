@@ -45,6 +45,11 @@ def named(name: str) -> Iterator[None]:
         _reading.name = before
 
 
+def has_failed() -> bool:
+    """Whether libtiff has reported an error about the file that this thread reads; False where it can't be asked."""
+    return _reading.num_lines > 0
+
+
 def leave_lines() -> None:
     """Makes libtiff write to standard error from now on, for a process that has its own for this."""
     give_back = _take_lines()

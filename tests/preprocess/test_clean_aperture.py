@@ -131,3 +131,11 @@ def test_the_page_shows_what_the_model_sees(avif: bytes, tmp_path: Path) -> None
     assert shown is not None
     for picture in (shown, make_thumbnail(path)):
         assert Image.open(io.BytesIO(picture)).size == (48, 32)
+
+
+def test_a_box_that_ends_before_its_version_names_no_part(avif: bytes) -> None:
+    at = avif.index(b"pitm") - 4
+    meta = avif.index(b"meta") - 4
+    boxes = avif[meta + 12 : at] + avif[avif.index(b"iprp") - 4 :][:8] + b"\0\0\0\x08pitm"
+    short = struct.pack(">I4s4x", len(boxes) + 12, b"meta") + boxes
+    assert clean_aperture(io.BytesIO(avif[:meta] + short), *SIZE) is None

@@ -19,6 +19,7 @@ from qwen35mm_preprocess import (
     MediaLimitError,
     MediaLimits,
     MediaProcessor,
+    detect_kind,
 )
 from qwen35mm_preprocess.formats import HAS_AVIF
 from qwen35mm_preprocess.image import load_image
@@ -48,6 +49,31 @@ def test_cut_off_is_refused(name: str, share: float, lenient: bool, monkeypatch:
     with pytest.raises(MediaDecodeError, match="damaged or cut off"):
         load_image(data[: int(len(data) * share)], LIMITS)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is lenient
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF", "ignore:Truncated File")
+def test_a_head_of_any_length_is_refused_in_words(name: str) -> None:
+    """VP8X is WebP's extended head, which says whether it is animated."""
+    for data in (FILES[name], FILES[name][:12] + b"VP8X\n\0\0\0\2\0\0\0"):
+        for length in range(min(len(data), 200)):
+            with pytest.raises(MediaError):
+                detect_kind(data[:length]) and load_image(data[:length], LIMITS)
+
+
+def test_a_damaged_fax_gives_one_picture_or_none() -> None:
+    """The bits after damage in a group 4 strip depend on the memory; those of other kinds do not."""
+    page = PHOTO.convert("1")
+    for name in ("group4", "group3", "tiff_ccitt"):
+        whole = encode_image(page, "TIFF", compression=name)
+        assert load_image(whole, LIMITS).tobytes() == page.convert("RGB").tobytes()
+        damaged = bytearray(whole)
+        damaged[len(whole) // 4] ^= 0x5A
+        if name == "group4":
+            with pytest.raises(MediaDecodeError, match="damaged"):
+                load_image(bytes(damaged), LIMITS)
+        else:
+            assert load_image(bytes(damaged), LIMITS) == load_image(bytes(damaged), LIMITS)
 
 
 @pytest.mark.parametrize("progressive", [False, True])

@@ -321,7 +321,7 @@ export class ClipEditor extends Fold {
     const chosen = Array.from({ length: num }, (_, at) => frames[Math.floor(((at + 0.5) * frames.length) / num)]);
     redraw(
       this.behind,
-      chosen.map(({ picture }) => h("img", { src: picture, alt: "" })),
+      chosen.map(({ picture }) => h("img", { src: picture, alt: "", draggable: "false" })),
     );
   }
 

@@ -92,7 +92,8 @@ export class Composer {
     this.twice = h("input", { type: "checkbox" });
     this.twiceWords = h("span");
     this.twice.addEventListener("change", () => {
-      if (this.coarse) this.coarse.twice = this.twice.checked;
+      for (const file of this.draft.files) file.twice = this.twice.checked;
+      this.typed();
     });
     this.twiceLine = h("label.twice.row.quiet", { hidden: true }, this.twice, this.twiceWords);
     this.sliders = new Sliders(this);

@@ -208,9 +208,9 @@ export class Draft {
     this.measureSoon();
   }
 
-  /** Adds a file that the program has already. */
+  /** Adds a file that the program has already; added twice, it is two files. */
   add(/** @type {DraftFile} */ file) {
-    this.sheet.files = [...this.files, file];
+    this.sheet.files = [...this.files, { ...file }];
     this.#changed();
     this.measureSoon();
   }

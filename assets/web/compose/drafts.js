@@ -215,9 +215,9 @@ export class Drafts {
 const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
 // Costs are counted again.
 const withoutCost = (/** @type {DraftFile} */ file) => {
-  const { digest, kind, name, num_bytes, pdf, svg, clip, crop_of, encoding, raw, form } = file;
+  const { digest, kind, name, num_bytes, pdf, svg, clip, crop_of, encoding, raw, form, twice } = file;
   const chosen = { ...(clip ? { clip } : {}), ...(crop_of ? { crop_of } : {}) };
-  return { digest, kind, name, num_bytes, pdf, svg, encoding, raw, form, ...chosen };
+  return { digest, kind, name, num_bytes, pdf, svg, encoding, raw, form, twice, ...chosen };
 };
 const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;
 

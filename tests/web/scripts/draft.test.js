@@ -222,6 +222,9 @@ suite("sending", () => {
     draft.add(part);
     const { text, files } = bench.load();
     assert.deepEqual([text, files.map((file) => file.crop_of)], ["typed", [crop_of]]);
+    // Added once more, it is drawn and taken out apart.
+    draft.add(part);
+    assert.notEqual(draft.files[0], draft.files[1]);
   });
 
   test("an earlier message that is taken up while it is sent stays", async () => {
@@ -322,7 +325,10 @@ test("what is chosen of a video goes with it, alone too, and is there after a re
   const chosen = { ...video, clip };
   assert.deepEqual(draft.message.attachments, [picture, chosen]);
   assert.deepEqual(draft.alone(draft.files[1]).attachments, [chosen]);
-  assert.deepEqual(bench.load().message.attachments, [picture, chosen]);
+  draft.files[1].twice = false;
+  draft.text = "When?";
+  const { message, files } = bench.load();
+  assert.deepEqual([message.attachments, files[1].twice], [[picture, chosen], false]);
   draft.choose(draft.files[1], null);
   assert.deepEqual(draft.message.attachments, [picture, video]);
   // A message that is changed brings its own.

@@ -192,8 +192,8 @@ export class Sidebar {
       link.setAttribute("aria-current", isCurrent ? "page" : "false");
       if (isCurrent) link.querySelector(".unseen-answer")?.remove();
     }
-    const stop = '[tabindex="0"]';
-    this.#makeStop(this.list.querySelector(`a${stop}`) ?? this.list.querySelector(".current a, a"));
+    const row = this.list.querySelector(".chat:focus-within") ?? this.list.querySelector(".current");
+    this.#makeStop((row ?? this.list).querySelector("a"));
   }
 
   /** Makes a chat's link the list's only stop of Tab: arrows lead on from there. */
@@ -273,6 +273,7 @@ export class Sidebar {
     input.addEventListener("blur", () => finish(true));
     redraw(line, input);
     input.value = chat.title;
+    input.focus();
     input.select();
   }
 

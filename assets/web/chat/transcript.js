@@ -206,7 +206,8 @@ export class Transcript {
 function heldFocus(list) {
   const button = document.activeElement;
   if (!button || !list.contains(button)) return () => {};
-  const label = button.getAttribute("aria-label");
+  const nameOf = (/** @type {Element} */ each) => each.getAttribute("aria-label") ?? each.textContent;
+  const name = nameOf(button);
   const message = button.closest(".message");
   const at = message ? [...list.querySelectorAll(".message")].indexOf(message) : -1;
   const isBranch = button.closest(".branches") !== null;
@@ -216,7 +217,7 @@ function heldFocus(list) {
     /** @type {HTMLElement[]} */
     const buttons = [...(row?.querySelectorAll("button") ?? [])].filter((each) => !each.disabled);
     const isSame = (/** @type {Element} */ each) =>
-      each.getAttribute("aria-label") === label || (isBranch && each.closest(".branches") !== null);
+      nameOf(each) === name || (isBranch && each.closest(".branches") !== null);
     (buttons.find(isSame) ?? otherwise).focus({ preventScroll: true });
   };
 }

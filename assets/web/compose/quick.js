@@ -41,17 +41,21 @@ export class Quick {
     const { app, state, presets, change, say } = this.needs;
     const { settings } = state;
     const preset = presets.nameOf(settings);
+    const { id } = state.chat;
     const forget = () => {
       this.set("system", "");
-      const run = () => this.set("system", settings.system ?? "");
+      // It comes back in its own chat only.
+      const run = () => (id ?? state.chat.id) === state.chat.id && this.set("system", settings.system ?? "");
       say(t("System prompt removed."), "note", { label: t("Undo"), run });
     };
+    const hadFocus = this.chips.contains(document.activeElement);
     redraw(
       this.chips,
       app.settings.thinking && this.thinks && chip(t("Think first"), () => this.set("thinking", false)),
       Boolean(settings.system) && chip(t("System prompt"), forget),
       preset !== undefined && chip(preset, () => change({})),
     );
+    if (hadFocus) this.element.querySelector("button")?.focus();
   }
 
   drawMenu(/** @type {HTMLElement} */ content) {

@@ -147,6 +147,7 @@ def test_thinking_system_prompt_and_preset_are_behind_plus_and_seen_while_they_a
     expect(chips).to_have_text(["System prompt"])
     on.get_by_role("button", name="Remove System prompt").click()
     expect(chips).to_have_count(0)
+    expect(page.page.get_by_role("button", name="Add to message")).to_be_focused()
     page.toasts.get_by_role("button", name="Undo").click()
     expect(chips).to_have_text(["System prompt"])
     page.add("Brief")

@@ -85,6 +85,8 @@ def test_chats_stand_under_their_days_and_are_found_pinned_renamed_and_deleted(
     # What is deleted comes back with what was written in it.
     page.titles.get_by_text("new").click()
     expect(page.questions).to_have_text(re.compile("about new"))
+    page.page.reload()
+    expect(links.nth(1)).to_have_attribute("tabindex", "0")
     page.box.fill("for the next time")
     choose(page, "new", "Delete")
     expect(page.titles).to_have_text(["old", "week"])

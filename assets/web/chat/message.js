@@ -281,6 +281,8 @@ export class AnswerRow extends Row {
     const isRunning = view.status === "running";
     const wasRunning = this.element.classList.contains("running");
     this.element.classList.toggle("running", isRunning);
+    // What stood there before it is continued was read.
+    if (isRunning && !wasRunning) this.#told = this.#readable().length;
     this.#hasMarks = view.groundings.length > 0;
     this.blocks.draw(view.blocks, isRunning);
     if (isRunning || wasRunning) this.readOut(isRunning);
@@ -302,10 +304,15 @@ export class AnswerRow extends Row {
     setText(this.problem, words);
   }
 
-  /** Tells a screen reader the sentences that are finished. Code is only there to be read slowly. */
+  /** The text without code, which is only there to be read slowly. */
+  #readable() {
+    const { children } = this.answer;
+    return [...children].map((block) => (block.querySelector("pre, .json") ? "" : block.textContent)).join("\n");
+  }
+
+  /** Tells a screen reader the sentences that are finished. */
   readOut(/** @type {boolean} */ isRunning) {
-    const texts = [...this.answer.children].map((block) => (block.querySelector("pre") ? "" : block.textContent));
-    const text = texts.join("\n").slice(this.#told);
+    const text = this.#readable().slice(this.#told);
     const sentences = [...new Intl.Segmenter(undefined, { granularity: "sentence" }).segment(text)];
     if (isRunning) sentences.pop();
     const words = sentences.map(({ segment }) => segment).join("");

@@ -276,6 +276,13 @@ def test_who_listens_hears_whole_sentences_once(page: ChatPage) -> None:
     page.ask("markdown")
     page.wait_answered(2)
     expect(heard).to_have_text([re.compile("^Look: shape number circle 2 The area"), "The answer is complete."])
+    # What stood there already is not read again where it is continued.
+    page.ask("length")
+    page.wait_answered(3)
+    page.page.reload()
+    page.tool(page.answers.last, "Continue").click()
+    page.wait_ending("its end.")
+    expect(heard).to_have_text(["and its end.", "The answer is complete."])
 
 
 def test_arabic_and_hebrew_run_from_the_right(page: ChatPage, fake_server: tuple[FakeBackend, Server]) -> None:

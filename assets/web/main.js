@@ -86,8 +86,12 @@ class Page {
       notices: this.toasts.element,
       say,
       messages: () => state.chat.messages,
-      crop: async (part) =>
-        (await requests.ask("crop", { ...part, temporary: state.chat.temporary }))?.attachment ?? null,
+      crop: async (part) => {
+        const { id, temporary } = state.chat;
+        const found = await requests.ask("crop", { ...part, temporary }, "crop");
+        // In another chat by now, it is no part of that one.
+        return (id === state.chat.id && found?.attachment) || null;
+      },
       send: (text, files) => this.composer.draft.queue({ text, files, editing: null, taken: [] }),
       attach: (files, text = "") => {
         const { draft } = this.composer;
@@ -131,7 +135,7 @@ class Page {
       lookCloser: (reply) => this.#toLookAt.add(reply),
       onCost: (cost) => this.context.drawCost(cost),
     });
-    this.models = new Models(app, requests, say, () => [...state.live.keys()]);
+    this.models = new Models(app, requests, say, state);
     this.comparison = new Comparison(messageDesk, this.models, presets);
     this.panel = new SettingsPanel({
       ...{ app, preferences: state.preferences, models: this.models, presets, archives: this.sidebar.archives },
@@ -401,6 +405,7 @@ class Page {
   search() {
     // In a narrow window the sidebar is a layer.
     if (this.menuButton.checkVisibility()) this.showSidebar(true);
+    this.sidebar.search.focus();
     this.sidebar.search.select();
   }
 

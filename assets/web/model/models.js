@@ -1,6 +1,7 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
 /** @import { App, ChangeState, ModelChange, ModelsFound } from "../common/types.d.ts" */
+/** @import { PageState } from "../chat/state.js" */
 /** @import { Requests } from "../common/api.js" */
 /** @import { Toasts } from "../common/toasts.js" */
 
@@ -45,11 +46,11 @@ export class Models {
    * @param {App} app
    * @param {Requests} requests
    * @param {Toasts["say"]} say
-   * @param {() => string[]} running the answers in progress
+   * @param {PageState} state
    */
-  constructor(app, requests, say, running) {
+  constructor(app, requests, say, state) {
     this.app = app;
-    this.running = running;
+    this.state = state;
     this.requests = requests;
     this.say = say;
     const { model: name, is_demo, server, taken, context_length } = app;
@@ -118,7 +119,7 @@ export class Models {
     if (change.server) return this.change(change);
     // One at a time.
     if (change.is_new && !this.progress.hidden) return this.progress.click();
-    const stay = t("This chat and your draft stay.");
+    const stay = this.state.chat.temporary ? t("This temporary chat ends.") : t("This chat and your draft stay.");
     const kept = h("p", t("It is downloaded once and kept."), " ", stay);
     const texts = change.is_new
       ? { title: t("Download {name} from Hugging Face?", { name }), words: kept, label: t("Download") }
@@ -134,7 +135,7 @@ export class Models {
    * Resolves to whether the page reloads.
    */
   async change(/** @type {ModelChange} */ change) {
-    const answers = change.is_new ? [] : this.running();
+    const answers = change.is_new ? [] : [...this.state.live.keys()];
     if (answers.length && !(await askToStop())) return this.load();
     await Promise.all(answers.map((node) => this.requests.ask("stop", { node })));
     const state = await this.requests.ask("change_model", change);
@@ -166,13 +167,21 @@ export class Models {
       foot.hidden = this.progress.hidden = !state.is_download;
       redraw(this.progress, icon("download"), said({ share: state.share ?? 0 }));
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-      // A program that is away for a moment goes on with it.
-      state = await this.requests.call("change_state", {}).catch((problem) => (isAway(problem) ? state : null));
+      const asked = this.requests.call("change_state", {});
+      state = await asked.catch((problem) => {
+        if (!isAway(problem)) return this.requests.told(asked);
+        // A program that is away for a moment goes on with it. Nobody is held here until then.
+        if (foot.hidden) dialog.close();
+        return state;
+      });
     }
+    const wasSeen = dialog.open;
     this.progress.hidden = true;
     dialog.close();
     if (state && !state.error) {
-      location.reload();
+      // Somebody who goes on with a chat that a reload would end isn't interrupted.
+      if (wasSeen || !this.state.chat.temporary) location.reload();
+      else this.say(t("The model is ready."), "good", { label: t("Reload page"), run: () => location.reload() });
       return true;
     }
     const again = change?.is_new ? { label: t("Resume download"), run: () => this.change(change) } : null;

@@ -97,7 +97,7 @@ export class Player {
     const names = videos.map(({ file }) => file.name);
     /** @type {{ file: Attachment, start_s: number, end_s: number }[]} */
     const parts = [];
-    for (const { start, from_s, to_s } of findTimes(text)) {
+    for (const { start, from_s, to_s } of videos.length ? findTimes(text) : []) {
       const file = videos[meantAt(text, start, names)]?.file;
       const [least, most] = [file?.clip?.start_s ?? 0, file?.clip?.end_s ?? file?.duration_s ?? 0];
       const step_s = (most - least) / (file?.num_frames || 1);

@@ -134,7 +134,8 @@ def test_marks_come_with_the_answer_and_are_looked_at_from_near_and_on_frames(
     page.dialog.get_by_role("button", name="What is this?").click()
     expect(page.dialog).to_have_count(0)
     page.wait_answered(3)
-    figures.first.get_by_role("button", name="What is this?").click()
+    figures.first.get_by_role("button", name="What is this?").dblclick()
     page.wait_answered(4)
+    expect(page.outbox).to_have_count(0)
     expect(page.questions.last.locator(".place")).to_have_attribute("aria-label", re.compile("moves-right.mp4, 0:00.0"))
     assert [call.messages[-1].text for call in backend.calls[-2:]] == ["What is this?"] * 2

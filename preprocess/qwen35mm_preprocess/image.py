@@ -14,7 +14,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin
 
 from qwen35mm_preprocess import libtiff
-from qwen35mm_preprocess.clean_aperture import clean_aperture
+from qwen35mm_preprocess.avif import clean_aperture, with_one_association
 from qwen35mm_preprocess.color import code_points, is_srgb
 from qwen35mm_preprocess.errors import (
     MediaChangedError,
@@ -257,7 +257,14 @@ def _open_header(stream: BinaryIO, format: str) -> Image.Image:
     stream.seek(0)
     if is_such is not True:
         raise SyntaxError(f"no {format} that is read here")
-    return factory(stream, "")
+    try:
+        return factory(stream, "")
+    except SyntaxError:
+        stream.seek(0)
+        joined = with_one_association(stream.read()) if format == "AVIF" else None
+        if joined is None:
+            raise
+        return factory(io.BytesIO(joined), "")
 
 
 @functools.lru_cache(maxsize=1)

@@ -141,7 +141,10 @@ def packets_of(video: OpenVideo) -> Iterator[Packet]:
 
 
 def _video_stream(container: InputContainer, name: Said) -> VideoStream:
-    """The first video stream that is not an attached cover picture. Raises MediaFormatError."""
+    """The video stream that players show: the default one, else the first. Cover pictures don't count.
+
+    Raises MediaFormatError.
+    """
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     if not streams:
         what = say("sound only") if container.streams.audio else say("no video")
@@ -152,7 +155,7 @@ def _video_stream(container: InputContainer, name: Said) -> VideoStream:
                 what=what,
             )
         )
-    stream = streams[0]
+    stream = next((stream for stream in streams if stream.disposition & Disposition.default), streams[0])
     if stream.codec_context is None or stream.codec_context.name not in _DECODERS:
         codec = stream.codec_context.name if stream.codec_context else say("an unknown codec")
         raise MediaFormatError(

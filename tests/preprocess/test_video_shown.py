@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from contextlib import ExitStack
 from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
+from av.stream import Disposition
 from PIL import Image
 
 from qwen35mm_preprocess import MediaProcessor, detect_kind
@@ -185,3 +187,20 @@ def webm_with_alpha(frames: list[np.ndarray], codec: str) -> bytes:
             output.mux(stream.encode(av.VideoFrame.from_ndarray(values, format="rgba")))
         output.mux(stream.encode())
     return file.getvalue()
+
+
+def test_the_default_track_is_what_is_seen() -> None:
+    """As players do, also where it isn't the first."""
+    videos = [encode_video(part) for part in (SCENES[:4], SCENES[10:14])]
+    file = io.BytesIO()
+    with ExitStack() as stack:
+        target = stack.enter_context(av.open(file, "w", format="matroska"))
+        sources = [stack.enter_context(av.open(io.BytesIO(video))) for video in videos]
+        streams = [target.add_stream_from_template(source.streams.video[0]) for source in sources]
+        streams[0].disposition, streams[1].disposition = Disposition(0), Disposition.default
+        for source, stream in zip(sources, streams, strict=True):
+            for packet in source.demux(video=0):
+                if packet.size:
+                    packet.stream = stream
+                    target.mux(packet)
+    assert shown(file.getvalue()) == [10, 11, 12, 13]

@@ -1,4 +1,6 @@
-"""Reads an AVIF's clean aperture (`clap`; ISO/IEC 14496-12, 12.1.4), the part to show, which Pillow ignores.
+"""What Pillow doesn't take from an AVIF: the part to show, and properties in several boxes.
+
+The part is the clean aperture (`clap`; ISO/IEC 14496-12, 12.1.4).
 
 Pillow itself handles rotation and mirroring, and libheif crops a HEIC. libheif and libvips crop an AVIF; Chromium 156
 does so only if the part begins at the top left, and else shows the whole picture.
@@ -40,6 +42,34 @@ def clean_aperture(stream: BinaryIO, width: int, height: int) -> Box | None:
         return None
     finally:
         stream.seek(before)
+
+
+def with_one_association(data: bytes) -> bytes | None:
+    """The file with its `ipma` boxes of one version joined; None if there aren't several.
+
+    ISO/IEC 23008-12 allows one, and libavif refuses more. Older encoders wrote one an item, so one for the alpha plane.
+    No other box moves: `free` takes the room that is saved.
+    """
+    meta = next((part for part in _parts(data, 0, len(data)) if part.name == b"meta"), None)
+    inside = _parts(data, meta.start + 4, meta.end) if meta else ()
+    around = next((part for part in inside if part.name == b"iprp"), None)
+    if around is None:
+        return None
+    parts = list(_parts(data, around.start, around.end))
+    joined = [part for part in parts if part.name == b"ipma"]
+    kinds = {data[part.start : part.start + 4] for part in joined}
+    if len(joined) < 2 or len(kinds) > 1 or any(part.end < part.start + 8 for part in joined):
+        return None
+    number = sum(struct.unpack_from(">I", data, part.start + 4)[0] for part in joined)
+    entries = b"".join(data[part.start + 8 : part.end] for part in joined)
+    others = b"".join(data[part.start - 8 : part.end] for part in parts if part.name != b"ipma")
+    content = others + _boxed(b"ipma", kinds.pop() + struct.pack(">I", number) + entries)
+    saved = around.end - around.start - len(content) - 8
+    return data[: around.start - 8] + _boxed(b"iprp", content) + _boxed(b"free", bytes(saved)) + data[around.end :]
+
+
+def _boxed(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I4s", len(content) + 8, name) + content
 
 
 def _box(numbers: tuple[int, ...], width: int, height: int) -> Box | None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from qwen35mm.chat.media.thumbnails import make_thumbnail, shown_picture
 from qwen35mm_preprocess import MediaProcessor
-from qwen35mm_preprocess.clean_aperture import clean_aperture
+from qwen35mm_preprocess.avif import clean_aperture
 from qwen35mm_preprocess.formats import HAS_AVIF, HAS_HEIF
 from qwen35mm_preprocess.image import load_image, probe_image
 from tests.preprocess.media_files import LIMITS, clap, encode_image, scene, with_property
@@ -131,6 +131,30 @@ def test_the_page_shows_what_the_model_sees(avif: bytes, tmp_path: Path) -> None
     assert shown is not None
     for picture in (shown, make_thumbnail(path)):
         assert Image.open(io.BytesIO(picture)).size == (48, 32)
+
+
+def test_properties_in_a_box_an_item_are_joined() -> None:
+    """As older encoders wrote a picture with an alpha plane; libavif refuses it."""
+    picture = Image.fromarray(scene(3, (HEIGHT, WIDTH))).convert("RGBA")
+    picture.putalpha(Image.linear_gradient("L").resize(SIZE))
+    whole = encode_image(picture, "AVIF", quality=90)
+    at = whole.index(b"ipma") - 4
+    end = at + int.from_bytes(whole[at : at + 4], "big")
+    first = at + 16 + 3 + whole[at + 18]
+    head = whole[at + 4 : at + 12] + struct.pack(">I", 1)
+    split = b"".join(
+        struct.pack(">I", len(one) + 16) + head + one for one in (whole[at + 16 : first], whole[first:end])
+    )
+    data = bytearray(whole[:at] + split + whole[end:])
+    for name in (b"iprp", b"meta"):
+        place = data.index(name) - 4
+        struct.pack_into(">I", data, place, int.from_bytes(data[place : place + 4], "big") + 16)
+    # The places of the picture's and the alpha plane's pixels.
+    for place in (data.index(b"iloc") + 18, data.index(b"iloc") + 32):
+        struct.pack_into(">I", data, place, int.from_bytes(data[place : place + 4], "big") + 16)
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(io.BytesIO(data))
+    assert load_image(bytes(data), LIMITS).tobytes() == load_image(whole, LIMITS).tobytes()
 
 
 def test_a_box_that_ends_before_its_version_names_no_part(avif: bytes) -> None:

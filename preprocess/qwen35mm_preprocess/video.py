@@ -15,7 +15,7 @@ from av.error import FFmpegError
 from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
-from av.video.reformatter import Colorspace
+from av.video.reformatter import Colorspace, VideoReformatter
 from PIL import Image
 
 from qwen35mm_preprocess.animation import animation_frames, is_animation
@@ -230,6 +230,30 @@ def decode_frames(
     # If a seek lost a frame (open groups of pictures, a wrong index), decode from the start.
     if remaining:
         yield from _decode(source, info, remaining, limits, color, seek=False)
+
+
+def small_frames(
+    source: MediaSource, info: VideoInfo, side: int, limits: MediaLimits
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (index, uint8 [side * side * 3]) for every decodable frame in presentation order, not turned upright.
+
+    For comparisons: skips what a decoder does for beauty, and keeps the video's own colours.
+
+    Raises:
+        MediaError: the source can't be opened.
+    """
+    if info.is_animation:
+        for index, image in animation_frames(source, range(info.num_frames), limits, "checkpoint"):
+            yield index, np.asarray(image.resize((side, side), Image.Resampling.BOX)).reshape(-1)
+        return
+    wanted = {int(pts): index for index, pts in enumerate(info.pts)}
+    with open_video(source, limits) as video:
+        video.stream.thread_type = "AUTO"
+        video.stream.codec_context.options = {**video.stream.codec_context.options, "skip_loop_filter": "all"}
+        small = VideoReformatter()
+        for index, frame in _decode_run(video, wanted, _decoder_of(None)):
+            pixels = small.reformat(frame, side, side, "rgb24", interpolation="AREA").to_ndarray()
+            yield index, pixels.reshape(-1)
 
 
 def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "srgb") -> Image.Image:

@@ -15,6 +15,7 @@ from PIL import Image
 from qwen35mm.decoding import Answer
 from qwen35mm.decoding.answers import Data, read_list, require
 from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.shots import change_points, layout_of
 from qwen35mm_preprocess.types import Progress
 from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import probe_video
@@ -25,12 +26,7 @@ _MAX_LOOKS = 240
 # With fewer key frames, other frames are looked at too.
 _MIN_KEYS = 24
 _MIN_SHARE = 1 / 60
-# A picture's layout in 8 x 8 colours tells scenes apart. Two chapters differ in this share of it by so many grey
-# levels: what moves through a scene takes less.
-_LAYOUT_SIDE, _PICTURE_SIDE = 8, 160
-_CHANGED_SHARE, _MIN_DIFFERENCE = 0.3, 8.0
-# A cut explains this share of a part's variance: in a flicker none does.
-_MIN_EXPLAINED = 0.1
+_PICTURE_SIDE = 160
 _MAX_BISECTIONS = 8
 
 
@@ -62,9 +58,7 @@ def find_chapters(path: Path, limits: MediaLimits, progress: Progress) -> Answer
         at = {int(frames[place]): place for place in places}
         for index, frame in decode_frames(path, info, sorted(at), limits):
             place = at[index]
-            layouts[place] = np.asarray(
-                frame.resize((_LAYOUT_SIDE, _LAYOUT_SIDE), Image.Resampling.BOX), np.float64
-            ).ravel()
+            layouts[place] = layout_of(frame)
             pictures[place] = _jpeg(frame)
             progress(len(layouts), max(_MAX_LOOKS + MAX_CHAPTERS * _MAX_BISECTIONS, len(layouts)))
 
@@ -73,7 +67,7 @@ def find_chapters(path: Path, limits: MediaLimits, progress: Progress) -> Answer
     if not seen:
         return Answer([])
     least = max(round(len(seen) * _MIN_SHARE), 1)
-    cuts = change_points(np.array([layouts[place] for place in seen]), least)
+    cuts = change_points(np.array([layouts[place] for place in seen]), least, MAX_CHAPTERS)
     ends = [0, *cuts, len(seen)]
     means = [np.mean([layouts[place] for place in seen[a:b]], axis=0) for a, b in itertools.pairwise(ends)]
     # A change lies between two looks: bisect.
@@ -108,38 +102,6 @@ def read_chapters(values: Any, data: Data) -> list[Chapter]:
         at, before = at + num_bytes, end_s
     require(at == len(pictures), "pictures of other sizes")
     return chapters
-
-
-def change_points(layouts: np.ndarray, least: int) -> list[int]:
-    """Where a sequence changes for long: it is split again and again at the largest, longest difference of means.
-
-    Args:
-        layouts: float64 [N, cells * 3], RGB in grey levels.
-        least: the least length of a part.
-    """
-    sums = np.concatenate([np.zeros((1, layouts.shape[1])), np.cumsum(layouts, axis=0)])
-    squares = np.concatenate([[0.0], np.cumsum((layouts**2).sum(axis=1))])
-    ends = [0, len(layouts)]
-    while len(ends) <= MAX_CHAPTERS:
-        best = (0.0, 0)
-        for start, stop in itertools.pairwise(ends):
-            cuts = np.arange(start + least, stop - least + 1)
-            if not len(cuts):
-                continue
-            before, after = cuts - start, stop - cuts
-            left = (sums[cuts] - sums[start]) / before[:, None]
-            right = (sums[stop] - sums[cuts]) / after[:, None]
-            changed = np.abs(left - right).reshape(len(cuts), -1, 3).mean(axis=2)
-            difference = np.quantile(changed, 1 - _CHANGED_SHARE, axis=1)
-            weight = before * after / (stop - start)
-            variance = squares[stop] - squares[start] - ((sums[stop] - sums[start]) ** 2).sum() / (stop - start)
-            explains = ((left - right) ** 2).sum(axis=1) * weight >= _MIN_EXPLAINED * variance
-            gains = np.where((difference >= _MIN_DIFFERENCE) & explains, difference**2 * weight, 0.0)
-            best = max(best, (float(gains.max()), int(cuts[gains.argmax()])))
-        if not best[0]:
-            break
-        ends = sorted([*ends, best[1]])
-    return ends[1:-1]
 
 
 def _jpeg(frame: Image.Image) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import av
 import numpy as np
@@ -31,6 +33,10 @@ from qwen35mm_preprocess.video_container import (
 
 # A decoder that reorders frames needs several packets before the first one.
 _MAX_PACKETS_FOR_A_FRAME = 64
+
+
+# A file that changed more recently may change again without a new time.
+_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +96,44 @@ class VideoInfo:
         return replace(self, duration_s=duration_s, **parts)
 
 
+# What identifies the last file, and its table.
+_last: tuple[tuple[object, MediaLimits], VideoInfo] | None = None
+
+
 def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     """Reads a video's header and packet times. Decodes the first frame if the container may rotate it.
+
+    The last file's table is kept: a long video is planned and read in parts.
 
     Raises:
         MediaError: the source is not a supported video, is damaged, has no frame or is over a limit.
     """
+    global _last
+    state = _state_of(source)
+    if state is None:
+        return _probed(source, limits)
+    before = _last
+    if before is None or before[0] != (state, limits):
+        before = ((state, limits), _probed(source, limits))
+        if _state_of(source) == state:
+            _last = before
+    return before[1]
+
+
+def _state_of(source: MediaSource) -> tuple[object, ...] | None:
+    """Identifies a file's content without reading it; None for other sources and for a file that just changed."""
+    if not isinstance(source, Path):
+        return None
+    try:
+        status = source.stat()
+    except (OSError, ValueError):
+        return None
+    if time.time() - status.st_mtime < _SETTLED_S:
+        return None
+    return source.absolute(), status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+
+def _probed(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     name = describe(source)
     if is_animation(source, limits):
         return _probe_animation(source, name, limits)

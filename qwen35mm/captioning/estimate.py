@@ -13,6 +13,7 @@ from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.parts import Splitter
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest
 
@@ -58,17 +59,23 @@ async def estimate(
     workers: MediaWorkers,
     *,
     limit: int | None,
+    splitter: Splitter | None = None,
 ) -> Estimate:
     """Looks at every item.
 
     Args:
         ledger: of a borrowed manifest; its requests have plans.
         limit: the most items that the run would caption.
+        splitter: splits videos, without cutting clips out; None for whole videos.
     """
     found = Estimate()
     to_try: list[CaptionRequest] = []
     remaining = iter(entries)
     while batch := await asyncio.to_thread(lambda: list(islice(remaining, _LOOKS_AT_ONCE))):
+        if splitter is not None:
+            whole = (entry for entry in batch if isinstance(entry, Item))
+            read = [entry for entry in batch if isinstance(entry, Unreadable)]
+            batch = [*read, *[part for item in whole async for part in splitter.of(item)]]
         items = [entry for entry in batch if isinstance(entry, Item)]
         found.num_unreadable += len(batch) - len(items)
         for needs in await asyncio.gather(*map(ledger.needs, items)):

@@ -26,6 +26,7 @@ from qwen35mm_preprocess import (
     MediaKind,
     MediaLimitError,
     MediaSourceError,
+    VideoClip,
 )
 from qwen35mm_preprocess.formats import HEAD_BYTES, MediaFormat, sniff
 from qwen35mm_preprocess.media import NamedBytes
@@ -96,36 +97,78 @@ class Medium:
         return len(self.source) if isinstance(self.source, bytes) else self.source.num_bytes
 
 
+# Between two frames of the fastest video, so that a part has no frame of the next one.
+_BEFORE_NEXT_S = 2e-3
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a video.
+
+    Attributes:
+        number: from 1.
+        start_s, end_s: seconds from the video's first frame; `end_s` is the start of the frame after the part.
+        is_clip: whether the part is a file of its own.
+    """
+
+    number: int
+    start_s: float
+    end_s: float
+    is_clip: bool = False
+
+    @property
+    def clip(self) -> VideoClip | None:
+        """The range of the item's file to read; None for the whole file."""
+        return None if self.is_clip else VideoClip(self.start_s, max(self.start_s, self.end_s - _BEFORE_NEXT_S))
+
+
 @dataclass(frozen=True)
 class Item(Medium):
     """One medium of a run. It pickles, so that a worker process can read it.
 
     Attributes:
         name: unique in a run: the path below its source, with forward slashes, such as `cats/a.jpg`; in a container,
-            the container's name and its own, such as `train.parquet/000017.png`. A name that isn't UTF-8 contains
-            surrogates, as from `os.fsdecode`.
+            the container's name and its own, such as `train.parquet/000017.png`; for a part of a video, the video's
+            name and the part's number, such as `clip.mp4/0003`. A name that isn't UTF-8 contains surrogates, as from
+            `os.fsdecode`.
         kind: by its content.
         path: its file, also if a container's row names it; None if the bytes lie in a container.
         metadata: further values from its source, as JSON values.
+        part: which part of a video it is; None for a whole medium.
     """
 
     kind: MediaKind
     path: Path | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    part: Part | None = None
+
+    @property
+    def medium_name(self) -> str:
+        """The name; for a part, that of its video."""
+        return self.name if self.part is None else self.name.rpartition("/")[0]
+
+    @property
+    def file_name(self) -> str:
+        """The name for files made from it: of part 3 of `a/clip.mp4`, `a/clip.0003.mp4`."""
+        if self.part is None:
+            return self.name
+        folders, slash, last = self.medium_name.rpartition("/")
+        stem, suffix = PurePosixPath(last).stem, PurePosixPath(last).suffix
+        return f"{folders}{slash}{stem}.{self.part.number:04}{suffix}"
 
     @property
     def stem(self) -> str:
-        """The last part of the name without its suffix."""
-        return PurePosixPath(self.name).stem
+        """The last part of the medium's name without its suffix."""
+        return PurePosixPath(self.medium_name).stem
 
     @property
     def folder(self) -> str:
         """The name of its folder; empty at the top."""
-        return PurePosixPath(self.name).parent.name
+        return PurePosixPath(self.medium_name).parent.name
 
     def suffix(self) -> str:
         """Its own suffix if that fits its content, otherwise one that does; in lower case. Raises OSError."""
-        found, own = self.sniff(), PurePosixPath(self.name).suffix.lower()
+        found, own = self.sniff(), PurePosixPath(self.medium_name).suffix.lower()
         known = found.suffixes if found is not None else ()
         return own if own in known or not known else known[0]
 

@@ -15,8 +15,10 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.listings import Listings
 from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest
+from qwen35mm.captioning.media.splits import Split
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, open_outputs
+from qwen35mm.captioning.parts import Splitter
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
@@ -40,6 +42,8 @@ class Job:
         state: the folder of the manifest and the failures. None: in the folder of the text files, else beside the first
             source's items, or beside the first output if the source's folder is read-only.
         num_workers: processes that read media.
+        split: how videos are split; None captions them whole.
+        clips: the folder in which each part becomes a file; None for parts without files.
     """
 
     sources: Sequence[str]
@@ -52,14 +56,35 @@ class Job:
     output_settings: OutputSettings = field(default_factory=OutputSettings)
     state: Path | None = None
     num_workers: int = 1
+    split: Split | None = None
+    clips: Path | None = None
     run: RunSettings = field(default_factory=RunSettings)
 
     def check(self) -> None:
         """Raises CaptioningError, MissingExtraError or ConfigError if sources or sampling are wrong."""
         if self.style.schema is not None and self.run.judge_below is not None:
             raise CaptioningError("A JSON caption has no sentences to judge. Leave --judge or --schema out.")
+        self._check_parts()
         self.settings(SamplingParams())
         self.entries()
+
+    def _check_parts(self) -> None:
+        if self.split is None:
+            if self.clips is not None:
+                raise CaptioningError("--clips says where the parts of videos go: say with --split which parts.")
+            return
+        if self.clips is not None:
+            if self.split.windows is not None:
+                raise CaptioningError(
+                    f"--split {self.split.text} takes an exact number of frames, and --clips begins at key frames. "
+                    "Leave --clips out: the trainer cuts these windows itself."
+                )
+            return
+        if any(spec.kind in ("dataset", "webdataset") for spec in self.outputs) or self.output_settings.embed_media:
+            raise CaptioningError(
+                "With --split, an output with media needs a file for each part: give --clips FOLDER. Other outputs "
+                "only name the video and the times."
+            )
 
     def settings(self, params: SamplingParams) -> CaptionSettings:
         """The settings that decide its captions; `params` are the model's defaults. Raises ConfigError."""
@@ -72,7 +97,8 @@ class Job:
         Raises:
             CaptioningError, MissingExtraError: see `scan`.
         """
-        made = tuple(folder for spec in self.outputs if (folder := spec.media_folder) is not None)
+        made = [folder for spec in self.outputs if (folder := spec.media_folder) is not None]
+        made += [] if self.clips is None else [self.clips]
         return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)), manifest)
 
     @property
@@ -165,7 +191,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
     with ExitStack() as stack:
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
         manifest.take_over(job.other_manifests())
-        output_settings = replace(job.output_settings, judged=job.run.judge_below is not None)
+        judged, parts = job.run.judge_below is not None, job.split is not None
+        output_settings = replace(job.output_settings, judged=judged, parts=parts)
         outputs = open_outputs(job.outputs, manifest, output_settings)
         for output in outputs:
             stack.enter_context(closing(output))
@@ -183,7 +210,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             max_distance=distance,
             judge_below=job.run.judge_below,
         )
-        run = Run(job.entries(manifest), ledger, captioner, workers, job.run)
+        splitter = None if job.split is None else Splitter(job.split, ledger, workers, job.clips)
+        run = Run(job.entries(manifest), ledger, captioner, workers, job.run, splitter)
         if begun is not None:
             await begun(run)
         counts = await run.go()
@@ -230,7 +258,9 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             judge_below=job.run.judge_below,
         )
         try:
-            return await estimate(job.entries(manifest), ledger, captioner, workers, limit=job.run.limit)
+            splitter = None if job.split is None else Splitter(job.split, ledger, workers)
+            entries = job.entries(manifest)
+            return await estimate(entries, ledger, captioner, workers, limit=job.run.limit, splitter=splitter)
         finally:
             await ledger.close(complete=False)
 

@@ -102,10 +102,11 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record's fields, as JSON values."""
-        path = self.item.path
+        path, part = self.item.path, self.item.part
         values = {
             "name": printable(self.item.name),
             "path": None if path is None else printable(str(path)),
+            **({} if part is None else {"part": part.number, "start_s": part.start_s, "end_s": part.end_s}),
             "caption": self.caption.text,
             **vars(self.caption),
             "flags": list(self.caption.flags),
@@ -131,7 +132,10 @@ def still_there(item: Item) -> Iterator[None]:
 def medium_facts(item: Item, plan: MediaPlan) -> dict[str, Any]:
     """The fields of a caption that describe its medium."""
     height, width = plan.source_size
-    return {"kind": item.kind, "width": width, "height": height, "duration_s": plan.duration_s}
+    duration_s = plan.duration_s
+    if item.part is not None and not item.part.is_clip:
+        duration_s = round(item.part.end_s - item.part.start_s, 3)
+    return {"kind": item.kind, "width": width, "height": height, "duration_s": duration_s}
 
 
 def medium_flags(plan: MediaPlan) -> tuple[str, ...]:

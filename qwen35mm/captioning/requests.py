@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import Item, Part
+from qwen35mm.captioning.records import medium_facts
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
 from qwen35mm.captioning.texts.trainers import Length
@@ -145,15 +146,17 @@ class RequestBuilder:
         if self._needs_facts:
             assert plan is not None
             height, width = plan.source_size
-            duration = None if plan.duration_s is None else f"{plan.duration_s:.1f}"
+            duration_s = medium_facts(item, plan)["duration_s"]
+            duration = None if duration_s is None else f"{duration_s:.1f}"
             text = original(item) if "sidecar" in self._prompts.needs() else None
             sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
-        chosen = self._prompts.choose(content)
+        work = content if item.part is None or item.part.is_clip else _part_of(content, item.part)
+        chosen = self._prompts.choose(work)
         question = self._prompts.fill(chosen, item, facts)
         system = self._prompts.fill_system(item, facts)
         settings = self._by_kind[chosen.verbatim][0]
-        key, *others = (_key(content, asked) for asked in self._asked(question, system, chosen.verbatim))
+        key, *others = (_key(work, asked) for asked in self._asked(question, system, chosen.verbatim))
         return CaptionRequest(item, content, plan, question, system, settings, key, tuple(others))
 
     def _asked(self, question: str, system: str, verbatim: bool) -> list[bytes]:
@@ -173,6 +176,11 @@ def asked_of(key: bytes) -> bytes:
 def shared_key(key: bytes) -> bytes:
     """The key for a near-duplicate's caption of the work `key`. The work's own caption stays open."""
     return key[:_ASKED_BYTES] + hashlib.sha256(b"shared" + key).digest()[_ASKED_BYTES:]
+
+
+def _part_of(content: bytes, part: Part) -> bytes:
+    """Identifies a range of a video, as the video's own digest identifies the whole."""
+    return hashlib.sha256(content + json.dumps([part.start_s, part.end_s]).encode()).digest()
 
 
 def _key(content: bytes, asked: bytes) -> bytes:

@@ -9,6 +9,7 @@ A failed item doesn't end the run; only a failed write does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from collections import deque
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from qwen35mm.captioning.judge import flagged, not_judged
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.parts import Splitter
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.captioning.requests import CaptionRequest, shared_key
@@ -38,6 +40,8 @@ _SCAN_BATCH = 256
 _SCAN_S = 0.1
 _SCAN_BYTES = 4 << 20
 _LINE_BYTES = 64 << 20
+# Parts of one video that are lined up together.
+_PARTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Run:
 
     Args:
         entries: the scan.
+        splitter: splits its videos; None for whole videos.
         ledger: knows what each item needs, and gets every caption and failure. The run always closes it.
     """
 
@@ -77,6 +82,7 @@ class Run:
         captioner: Captioner,
         workers: MediaWorkers,
         settings: RunSettings,
+        splitter: Splitter | None = None,
     ) -> None:
         self.counts = Counts()
         self.stopped: Literal["interrupted", "limit"] | Exception | None = None
@@ -88,6 +94,7 @@ class Run:
         self._captioner = captioner
         self._workers = workers
         self._settings = settings
+        self._splitter = splitter
         # The queue: packed batches of entries. An empty one marks the end.
         self._line: asyncio.Queue[bytes] = asyncio.Queue()
         self._num_line_bytes = 0
@@ -165,22 +172,51 @@ class Run:
                 if not batch:
                     self.counts.scanned = self.stopped is None
                     break
-                found = await self._ledger.look(batch)
-                self.counts.num_found += len(batch)
-                self.missing.difference_update(entry.name for entry in batch)
-                self.counts.num_kept += found.count(Wants.KEPT)
-                self.counts.num_present += found.count(Wants.DONE)
-                self.counts.num_known += found.count(Wants.CAPTION)
-                waiting = [entry for entry, wants in zip(batch, found, strict=True) if wants in (None, Wants.CAPTION)]
-                if waiting:
-                    packed = pickle.dumps(waiting, pickle.HIGHEST_PROTOCOL)
-                    self._num_line_bytes += len(packed)
-                    self._line.put_nowait(packed)
-                while self._num_line_bytes > _LINE_BYTES and self.stopped is None:
-                    self._has_room.clear()
-                    await self._has_room.wait()
+                await (self._line_up(batch) if self._splitter is None else self._split(batch, self._splitter))
         finally:
             self._line.put_nowait(b"")
+
+    async def _line_up(self, batch: list[Item | Unreadable]) -> None:
+        """Puts those entries that need something into the queue, and waits for room there."""
+        found = await self._ledger.look(batch)
+        self.counts.num_found += len(batch)
+        self.missing.difference_update(entry.name for entry in batch)
+        self.counts.num_kept += found.count(Wants.KEPT)
+        self.counts.num_present += found.count(Wants.DONE)
+        self.counts.num_known += found.count(Wants.CAPTION)
+        waiting = [entry for entry, wants in zip(batch, found, strict=True) if wants in (None, Wants.CAPTION)]
+        if waiting:
+            packed = pickle.dumps(waiting, pickle.HIGHEST_PROTOCOL)
+            self._num_line_bytes += len(packed)
+            self._line.put_nowait(packed)
+        while self._num_line_bytes > _LINE_BYTES and self.stopped is None:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    async def _split(self, batch: list[Item | Unreadable], splitter: Splitter) -> None:
+        """Lines up a batch with its videos in parts; the worker processes find them at the same time."""
+        videos = [entry for entry in batch if isinstance(entry, Item) and entry.kind == "video"]
+        await self._line_up([entry for entry in batch if not (isinstance(entry, Item) and entry.kind == "video")])
+
+        async def split(video: Item) -> None:
+            parts: list[Item | Unreadable] = []
+            async with contextlib.aclosing(splitter.of(video)) as found:
+                async for part in found:
+                    parts.append(part)
+                    if self.stopped is not None:
+                        break
+                    if len(parts) == _PARTS_AT_ONCE:
+                        await self._line_up(parts)
+                        parts = []
+            await self._line_up(parts)
+
+        tasks = [asyncio.create_task(split(video)) for video in videos]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _batch(self) -> list[Item | Unreadable]:
         """The scan's next entries; empty at its end or after a stop."""

@@ -15,6 +15,7 @@ from qwen35mm.errors import CaptioningError
 
 if TYPE_CHECKING:
     from qwen35mm.captioning.job import Job
+    from qwen35mm.captioning.media.splits import Split
     from qwen35mm.captioning.requests import CaptionStyle
     from qwen35mm.captioning.texts.prompts import PromptSet
     from qwen35mm.captioning.texts.trainers import Trainer
@@ -27,6 +28,7 @@ DEFAULT_JUDGE_BELOW = 0.5
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 _sources = functools.partial(typer.Option, rich_help_panel="Sources")
+_video = functools.partial(typer.Option, rich_help_panel="Parts of videos")
 _prompt = functools.partial(typer.Option, rich_help_panel="Prompt")
 _reply = functools.partial(typer.Option, rich_help_panel="Reply")
 _caption = functools.partial(typer.Option, rich_help_panel="Caption")
@@ -49,6 +51,15 @@ class CaptionOptions:
         str | None, _sources(help="Image column of parquet files; needed if there are several.")
     ] = None
     shard: Annotated[str | None, _sources(help="I/N: part I of N equal parts, for N machines.", metavar="I/N")] = None
+
+    split: Annotated[
+        str,
+        _video(
+            help="never, scenes (at each cut), 30s, scenes:30s, or windows of frames as trainers take them: head:81, "
+            "middle:81, chunk:81, slide:81/40, uniform:81*4, each also as head:81@16 at 16 frames a second."
+        ),
+    ] = "never"
+    clips: Annotated[Path | None, _video(help="Folder in which each part becomes a file, copied losslessly.")] = None
 
     preset: Annotated[
         Many,
@@ -214,6 +225,8 @@ class CaptionOptions:
             ),
             state=self.state_dir,
             num_workers=self.media_workers or default_workers(),
+            split=self._split(),
+            clips=self.clips,
             run=RunSettings(
                 slots=model.slots or DEFAULT_SLOTS,
                 limit=self.limit,
@@ -278,6 +291,16 @@ class CaptionOptions:
 
             check_json_schema(style.schema.text)
         return style
+
+    def _split(self) -> Split | None:
+        from qwen35mm.captioning.media.splits import parse_split
+
+        split = parse_split(self.split)
+        if split is not None and self.clips is None and self.backend is not None and self.remote_video == "video_url":
+            raise CaptioningError(
+                "--remote-video video_url sends whole files: give --clips FOLDER with --split, or send frames."
+            )
+        return split
 
     def _shard(self) -> tuple[int, int] | None:
         if self.shard is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.manifest.files import RunLock
-from qwen35mm.captioning.manifest.tables import TABLES, TAKEN_OVER, VERSION
+from qwen35mm.captioning.manifest.tables import MIGRATIONS, OLDEST, TAKEN_OVER
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.store.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
@@ -46,7 +46,7 @@ class Manifest:
         self._above = os.path.join(self._base, "")  # noqa: PTH118
         self._lock = lock
         self._written_ns = _changed_ns(path)
-        self._database = Database(path, migrations=[TABLES], oldest=VERSION)
+        self._database = Database(path, migrations=MIGRATIONS, oldest=OLDEST)
         # The thread inside `together`, and its connection.
         self._together: tuple[int, sqlite3.Connection] | None = None
 
@@ -198,6 +198,15 @@ class Manifest:
         """Stores a file's digest."""
         statement = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"
         self.change(statement, self.place(path), *file_state(status), digest)
+
+    def parts(self, content: bytes, split: str) -> list[tuple[float, float]] | None:
+        """Start and end of each part of the video with this digest, in seconds; None if it wasn't split like this."""
+        row = self.row("SELECT parts FROM splits WHERE content = ? AND split = ?", content, split)
+        return None if row is None else [(start_s, end_s) for start_s, end_s in json.loads(row[0])]
+
+    def remember_parts(self, content: bytes, split: str, parts: Sequence[tuple[float, float]]) -> None:
+        """Stores where a video was split."""
+        self.change("INSERT OR REPLACE INTO splits VALUES (?, ?, ?)", content, split, json.dumps(parts))
 
     def caption(self, key: bytes) -> Caption | None:
         """The finished caption of this work."""

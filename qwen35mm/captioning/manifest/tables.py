@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-# Raise it with every change of the tables. A manifest of another version is refused and left unchanged.
-VERSION: Final = 7
+# A manifest of an older or a newer version than `MIGRATIONS` has is refused and left unchanged.
+OLDEST: Final = 7
 
 TABLES: Final = (
     """
@@ -151,6 +151,24 @@ TABLES: Final = (
     """,
 )
 
+# What each later version adds to the one before.
+MIGRATIONS: Final = (
+    TABLES,
+    # 8: parts of videos. An entry's `part` is the JSON of `Part`. The `parts` of a split are JSON: start and end of
+    # each part of the video with these bytes.
+    (
+        "ALTER TABLE entries ADD COLUMN part TEXT",
+        """
+        CREATE TABLE splits (
+            content BLOB NOT NULL,
+            split TEXT NOT NULL,
+            parts TEXT NOT NULL,
+            PRIMARY KEY (content, split)
+        ) WITHOUT ROWID
+        """,
+    ),
+)
+
 # What one manifest copies from another in the same folder, where places mean the same: the query there and the
 # statement here. Which records are in which file stays with the manifest of the run that writes it.
 TAKEN_OVER: Final = (
@@ -172,5 +190,6 @@ TAKEN_OVER: Final = (
         "SELECT * FROM claims WHERE substr(output, 1, 8) = CAST('sidecar:' AS BLOB)",
         "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?)",
     ),
+    ("SELECT * FROM splits", "INSERT OR REPLACE INTO splits VALUES (?, ?, ?)"),
     ("SELECT * FROM sidecars", "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, ?)"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qwen35mm.captioning.items import Failed, Item, failure_kind
+from qwen35mm.captioning.items import Failed, Item, Medium, Part, failure_kind
+from qwen35mm.captioning.manifest.manifest import file_state, is_settled
 from qwen35mm.captioning.media.answers import (
     CHANGED,
     Inspected,
@@ -23,18 +25,24 @@ from qwen35mm.captioning.media.answers import (
     read_inspected,
     read_item,
 )
+from qwen35mm.captioning.media.clips import cut_out, read_clip
 from qwen35mm.captioning.media.similar import media_similarity
+from qwen35mm.captioning.media.splits import Split, split_frames, times_of
 from qwen35mm.captioning.records import printable
 from qwen35mm.decoding import Answer, Decoders, DecodingProcessor
-from qwen35mm.decoding.answers import Reads
+from qwen35mm.decoding.answers import Data, Reads, read_list, require
 from qwen35mm.decoding.decoders import timeout_for
 from qwen35mm.errors import EngineError
-from qwen35mm_preprocess import MediaError, MediaProcessor
+from qwen35mm_preprocess import MediaError, MediaProcessor, VideoClip
+from qwen35mm_preprocess.shots import find_cuts
+from qwen35mm_preprocess.video_probe import probe_video
 
 T = TypeVar("T")
 
 # A run waits longer for a medium than a person does.
 _TIMEOUT_S = 120.0
+# Finding the cuts decodes every frame.
+_SPLIT_S = 3600.0
 # The decoder reads a larger file from the disk itself; then it is read once more for its digest.
 _WHOLE_BYTES = 64 << 20
 
@@ -50,7 +58,7 @@ def inspect(item: Item, processor: MediaProcessor, *, with_digest: bool, with_pl
     digest = None
     if with_digest:
         digest = hashlib.sha256(source).digest() if isinstance(source, bytes) else item.digest()
-    return Inspected(digest, processor.plan(source, item.kind) if with_plan else None)
+    return Inspected(digest, processor.plan(source, item.kind, _clip(item)) if with_plan else None)
 
 
 def prepare(
@@ -62,10 +70,13 @@ def prepare(
         digest: SHA-256 of the bytes in the caption's key.
         with_similarity: whether to compute its perceptual hash.
     """
-    source = item.read(_WHOLE_BYTES)
+    # Of a part, only its frames are read.
+    source = item.read(_WHOLE_BYTES if _clip(item) is None else 0)
     if isinstance(source, bytes) and hashlib.sha256(source).digest() != digest:
         return CHANGED
-    medium = processor.prepare(source, kind=item.kind) if form == "pixels" or with_similarity else None
+    medium = None
+    if form == "pixels" or with_similarity:
+        medium = processor.prepare(source, kind=item.kind, clip=_clip(item))
     similarity = None
     if with_similarity:
         assert medium is not None
@@ -76,10 +87,60 @@ def prepare(
         from qwen35mm.backends.remote.media import encode_medium
         from qwen35mm.contract import Image, Video
 
-        medium = encode_medium(Image(source) if item.kind == "image" else Video(source), processor, form)
+        part = Image(source) if item.kind == "image" else Video(source, clip=_clip(item))
+        medium = encode_medium(part, processor, form)
     assert medium is not None
-    is_same = isinstance(source, bytes) or item.digest() == digest
+    is_same = isinstance(source, bytes) or _digest(item) == digest
     return Prepared(medium, similarity) if is_same else CHANGED
+
+
+def find_parts(
+    item: Item, processor: MediaProcessor, *, split: Split, at_keys: bool, with_digest: bool
+) -> tuple[bytes | None, list[tuple[float, float]]]:
+    """The digest of a video, and start and end of each of its parts in seconds.
+
+    Args:
+        at_keys: see `split_frames`.
+    """
+    source = item.read()
+    info = probe_video(source, processor.limits)
+    parts = split_frames(split, info, lambda: find_cuts(source, info, processor.limits), at_keys=at_keys)
+    return _digest(item) if with_digest else None, times_of(parts, info)
+
+
+def _clip(item: Item) -> VideoClip | None:
+    return None if item.part is None else item.part.clip
+
+
+def _digest(item: Item) -> bytes:
+    """See `Medium.digest`; a file that is read in parts isn't read again for each of them."""
+    if item.part is None or not isinstance(item.source, Path):
+        return item.digest()
+    status = item.source.stat()
+    return _digest_of(item.source, *file_state(status)) if is_settled(status) else item.digest()
+
+
+@functools.lru_cache(maxsize=1)
+def _digest_of(path: Path, *_: int) -> bytes:
+    return Medium(path.name, path).digest()
+
+
+def _find_parts(item: Item, processor: MediaProcessor, how: dict[str, Any]) -> Answer:
+    digest, parts = find_parts(item, processor, **how)
+    return Answer([None if digest is None else digest.hex(), parts])
+
+
+def _read_parts(values: Any, data: Data, item: Item) -> tuple[bytes | None, list[tuple[float, float]]]:
+    digest, found = values
+    require(digest is None or (isinstance(digest, str) and len(digest) == 64), "no digest")
+    parts = [(start_s, end_s) for start_s, end_s in read_list(found)]
+    require(len(parts) > 0 and all(type(each) is float and each >= 0 for part in parts for each in part), "no parts")
+    require(all(start_s <= end_s for start_s, end_s in parts), "no parts")
+    return None if digest is None else bytes.fromhex(digest), parts
+
+
+def _cut_out(item: Item, processor: MediaProcessor, part: Part) -> Answer:
+    return cut_out(item, part, processor.limits)
 
 
 def _inspect(item: Item, processor: MediaProcessor, how: dict[str, Any]) -> Answer:
@@ -120,6 +181,19 @@ class MediaWorkers:
         read = partial(read_item, item=item, processor=self._processor, form=form)
         return await self._do(self._call, _prepare, item, how, read)
 
+    async def find_parts(
+        self, item: Item, split: Split, *, at_keys: bool, with_digest: bool
+    ) -> tuple[bytes | None, list[tuple[float, float]]] | Failed:
+        """See `find_parts`; `Failed` if the video can't be read. Cuts are found in at most an hour and its share."""
+        how = {"split": split, "at_keys": at_keys, "with_digest": with_digest}
+        least_s = _SPLIT_S if split.at_cuts else _TIMEOUT_S
+        return await self._do(self._call, _find_parts, item, how, partial(_read_parts, item=item), least_s)
+
+    async def cut_out(self, item: Item, part: Part) -> tuple[float, float, bytes] | Failed:
+        """Start, end and file of a part, see `cut_out`; `Failed` if it can't be cut out."""
+        most_bytes = 2 * self._processor.limits.max_bytes("video")
+        return await self._do(self._call, _cut_out, item, part, partial(read_clip, most_bytes=most_bytes))
+
     def close(self) -> None:
         """Ends the processes, their current work included, and drops waiting work."""
         self._decoders.close()
@@ -136,7 +210,9 @@ class MediaWorkers:
         seen = self._call(_inspect, item, how, partial(read_inspected, item=item, processor=self._processor))
         return replace(seen, status=status) if isinstance(seen, Inspected) else seen
 
-    def _call(self, function: Callable[..., Answer], item: Item, how: dict[str, Any], read: Reads[T]) -> T | Failed:
+    def _call(
+        self, function: Callable[..., Answer], item: Item, how: Any, read: Reads[T], least_s: float = _TIMEOUT_S
+    ) -> T | Failed:
         try:
             num_bytes = item.num_bytes
         except OSError:
@@ -144,7 +220,7 @@ class MediaWorkers:
         asked = {
             "name": printable(item.name),
             "timeout_s": timeout_for(
-                num_bytes, self._processor.limits, reads_video=item.kind == "video", least_s=_TIMEOUT_S
+                num_bytes, self._processor.limits, reads_video=item.kind == "video", least_s=least_s
             ),
         }
         try:

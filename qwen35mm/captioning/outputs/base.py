@@ -31,6 +31,7 @@ class OutputSettings:
         records_per_shard: of parquet files and tars.
         compact: merges shards that aren't full at the run's end.
         judged: records may have judgements.
+        parts: records may be of parts of videos.
     """
 
     mode: Mode = "skip"
@@ -42,6 +43,7 @@ class OutputSettings:
     records_per_shard: int = 1000
     compact: bool = False
     judged: bool = False
+    parts: bool = False
 
 
 class Wants(Enum):

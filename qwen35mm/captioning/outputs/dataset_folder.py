@@ -141,7 +141,7 @@ class DatasetFolder(JsonLines):
             suffix = item.suffix()
         return self._claims.claim(
             owner_of(item, self._manifest),
-            portable_names(item.name, suffix),
+            portable_names(item.file_name, suffix),
             is_free=lambda name: name != DATASET_METADATA and not os.path.lexists(self._folder / name),
         )
 

@@ -31,7 +31,8 @@ _VALUES = {pyarrow.string(): "string", pyarrow.int64(): "int64", pyarrow.float64
 class ParquetShards(Shards):
     """The parquet files in `folder`; errors are those of `Shards`.
 
-    `data` and `metadata` contain JSON text. The column `judged` exists from the first judging run on. With
+    `data` and `metadata` contain JSON text. The column `judged` exists from the first judging run on, and `part`,
+    `start_s` and `end_s` from the first run that splits videos. With
     `embed_media`, `image` or `video` contain a medium's bytes and name, like Hugging Face's `Image` and `Video`. The
     schema's metadata describe this for its `datasets`.
     """
@@ -40,17 +41,17 @@ class ParquetShards(Shards):
 
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
         super().__init__(manifest, folder, settings)
-        newest = [self._path(number) for number, *_ in self._known()[-1:]]
-        judged = settings.judged or any("judged" in pyarrow.parquet.read_schema(path).names for path in newest)
-        self._schema = _schema(embed_media=settings.embed_media, judged=judged)
+        names = {name for number, *_ in self._known()[-1:] for name in _names(self._path(number))}
+        self._further = {"judged": settings.judged or "judged" in names, "parts": settings.parts or "part" in names}
+        self._schema = _schema(embed_media=settings.embed_media, **self._further)
 
     def _form(self, path: Path) -> Any:
         form = pyarrow.parquet.read_schema(path)
-        return _schema(embed_media="image" in form.names, judged=True) if self._is_outdated(path) else form
+        return _schema(embed_media="image" in form.names, **self._further) if self._is_outdated(path) else form
 
     def _is_outdated(self, path: Path) -> bool:
         # Readers of a folder want the same columns in every file.
-        return "judged" in self._schema.names and "judged" not in pyarrow.parquet.read_schema(path).names
+        return not {"judged", "part"}.intersection(self._schema.names) <= _names(path)
 
     def _start(self, file: BinaryIO, form: Any) -> None:
         self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), form or self._schema)
@@ -64,7 +65,7 @@ class ParquetShards(Shards):
         kind = record.caption.kind
         if kind in self._writer.schema.names and _num_bytes(record) <= _MOST_EMBEDDED_BYTES:
             medium = b"".join(record.pieces())
-            row[kind] = {"bytes": medium, "path": printable(record.item.name)}
+            row[kind] = {"bytes": medium, "path": printable(record.item.file_name)}
             self._num_bytes += len(medium)
         self._rows.append(row)
         if len(self._rows) >= _ROWS_AT_ONCE or self._num_bytes >= _BYTES_AT_ONCE:
@@ -100,11 +101,16 @@ class ParquetShards(Shards):
         self._rows, self._num_bytes = [], 0
 
 
-def _schema(*, embed_media: bool, judged: bool) -> Any:
+def _names(path: Path) -> set[str]:
+    return set(pyarrow.parquet.read_schema(path).names)
+
+
+def _schema(*, embed_media: bool, judged: bool, parts: bool) -> Any:
     text, whole, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     columns = {
         "name": text,
         "path": text,
+        **({"part": whole, "start_s": real, "end_s": real} if parts else {}),
         "caption": text,
         "data": text,
         "kind": text,

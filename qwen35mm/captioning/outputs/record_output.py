@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import Item, Part
 from qwen35mm.captioning.manifest.files import (
     RunLock,
     disk_errors,
@@ -31,7 +31,7 @@ from qwen35mm.captioning.records import Record, edited
 
 # All entries of an output: position, the arguments of `RecordOutput._record`, and a person's edit and acceptance.
 ENTRIES = (
-    "SELECT position, owner, name, entries.key, entries.content, path, metadata, caption, edited, accepted "
+    "SELECT position, owner, name, entries.key, entries.content, path, metadata, part, caption, edited, accepted "
     "FROM entries JOIN results ON results.key = entries.key WHERE output = ?"
 )
 
@@ -162,7 +162,7 @@ class RecordOutput(Output):
             connection.execute("DELETE FROM entries WHERE position = ?", (replaced,))
         connection.execute(
             "INSERT INTO entries VALUES "
-            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?), ?, ?)",
+            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?), ?, ?, ?)",
             (
                 replaced,
                 self._output,
@@ -176,6 +176,7 @@ class RecordOutput(Output):
                 row,
                 record.key,
                 *reviewed,
+                None if item.part is None else json_text(vars(item.part)),
             ),
         )
 
@@ -190,11 +191,21 @@ class RecordOutput(Output):
         return self._manifest.many_rows(f"{ENTRIES} AND position > ? ORDER BY position LIMIT ?", self._output)
 
     def _record(
-        self, owner: bytes, name: bytes, key: bytes, content: bytes, path: bytes | None, metadata: str, caption: str
+        self,
+        owner: bytes,
+        name: bytes,
+        key: bytes,
+        content: bytes,
+        path: bytes | None,
+        metadata: str,
+        part: str | None,
+        caption: str,
     ) -> Record:
         made = load_caption(caption)
         where = None if path is None else self._path_of(owner, name, Path(os.fsdecode(path)))
-        return Record(Item(os.fsdecode(name), where or b"", made.kind, where, json.loads(metadata)), key, content, made)
+        of = None if part is None else Part(**json.loads(part))
+        item = Item(os.fsdecode(name), where or b"", made.kind, where, json.loads(metadata), of)
+        return Record(item, key, content, made)
 
     def _path_of(self, owner: bytes, name: bytes, path: Path) -> Path:
         """An item's path as a person wrote it, or from its place if the working directory was another then."""

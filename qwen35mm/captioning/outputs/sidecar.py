@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import disk_errors, is_gone, json_text, replacing, temporary_for
@@ -248,10 +248,12 @@ class Sidecars(Output):
     def _path(self, item: Item) -> Path:
         """The path of the item's sidecar, which is claimed permanently."""
         if self._folder is not None:
-            owner, parts = owner_of(item, self._manifest), parts_inside(item.name)
+            owner, parts = owner_of(item, self._manifest), parts_inside(item.file_name)
             directory, name = self._folder.joinpath(*parts[:-1]), parts[-1]
         elif item.path is not None:
             owner, directory, name = self._manifest.place(item.path), item.path.parent, item.path.name
+            if item.part is not None and not item.part.is_clip:
+                owner, name = owner_of(item, self._manifest), PurePosixPath(item.file_name).name
         else:
             raise CaptioningError(
                 f"{printable(item.name)} lies in a container, beside which there is no place for text files. "

@@ -58,7 +58,7 @@ class TarShards(Shards):
 
     def _key(self, record: Record) -> str:
         """The sample's key: its name without dots in the last part, since readers end the key at the first dot."""
-        names = portable_names(record.item.name, _ROOM_FOR_SUFFIX, dots=False)
+        names = portable_names(record.item.file_name, _ROOM_FOR_SUFFIX, dots=False)
         keys = (name.removesuffix(_ROOM_FOR_SUFFIX) for name in names)
         return self._claims.claim(owner_of(record.item, self._manifest), keys, is_free=lambda _: True)
 

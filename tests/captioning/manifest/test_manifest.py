@@ -18,7 +18,7 @@ import pytest
 from qwen35mm.captioning.items import Failed, Unreadable
 from qwen35mm.captioning.manifest.listings import Listings
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.manifest.tables import VERSION
+from qwen35mm.captioning.manifest.tables import MIGRATIONS, OLDEST
 from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Caption
@@ -198,8 +198,8 @@ def test_one_run_at_a_time_and_no_lock_outlives_a_kill(path: Path) -> None:
     ("version", "words"),
     [
         (1, "older version.*choose another folder, or move it away to start fresh"),
-        (VERSION - 1, "older version.*choose another folder, or move it away to start fresh"),
-        (VERSION + 1, "newer version.*update the program"),
+        (OLDEST - 1, "older version.*choose another folder, or move it away to start fresh"),
+        (OLDEST + len(MIGRATIONS), "newer version.*update the program"),
     ],
 )
 def test_a_manifest_of_another_version_is_refused_and_left_unchanged(path: Path, version: int, words: str) -> None:
@@ -212,7 +212,7 @@ def test_a_manifest_of_another_version_is_refused_and_left_unchanged(path: Path,
     with pytest.raises(CaptioningError, match=words), Manifest.borrowed(path):
         pass
     assert path.read_bytes() == content
-    set_version(path, VERSION)
+    set_version(path, OLDEST + len(MIGRATIONS) - 1)
     with closing(Manifest.open(path)) as manifest:
         assert manifest.caption(key(1)) == CAPTION
 

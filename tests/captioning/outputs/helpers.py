@@ -173,7 +173,7 @@ def _samples(path: Path) -> list[dict[str, Any]]:
     for parts in samples.values():
         row = json.loads(parts["json"])
         assert parts["txt"].decode() == row["caption"]
-        assert hashlib.sha256(parts["png"]).hexdigest() == row["sha256"]
+        assert hashlib.sha256(parts["mp4" if row["kind"] == "video" else "png"]).hexdigest() == row["sha256"]
         rows.append(row)
     return rows
 

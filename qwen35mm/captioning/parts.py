@@ -1,0 +1,151 @@
+"""Turns videos into their parts: items of a range each, or of a clip that is cut out.
+
+Where a video was split is in the manifest under its bytes and the kind of split, so a later run finds the same parts
+without decoding. A clip's name is claimed for good, and its file is complete as soon as it has that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+from qwen35mm.captioning.items import Failed, Item, Part, Unreadable
+from qwen35mm.captioning.ledger import Ledger
+from qwen35mm.captioning.manifest.files import disk_errors, replacing
+from qwen35mm.captioning.manifest.manifest import is_settled
+from qwen35mm.captioning.media.splits import Split
+from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
+
+# Clips of one video that are cut out at the same time.
+_CLIPS_AT_ONCE = 4
+
+
+class Splitter:
+    """Splits the videos of a run. Every method may raise OutputError.
+
+    Args:
+        clips: the folder in which each part becomes a file; None for parts without files.
+    """
+
+    def __init__(self, split: Split, ledger: Ledger, workers: MediaWorkers, clips: Path | None = None) -> None:
+        self._split = split
+        self._do, self._manifest = ledger.do, ledger.manifest
+        self._workers = workers
+        self._clips = clips
+        self._claims = None if clips is None else Claims(self._manifest, b"clips:" + self._manifest.place(clips))
+
+    async def of(self, item: Item) -> AsyncGenerator[Item | Unreadable, None]:
+        """The parts of an item. An image stays whole, and so does a video of a single part without a folder of clips.
+
+        What can't be split or cut out is Unreadable.
+        """
+        if item.kind != "video" or item.part is not None:
+            yield item
+            return
+        found = await self.find(item)
+        if isinstance(found, Failed):
+            yield Unreadable(item.name, found.kind, found.message, item.path)
+        elif self._clips is None:
+            parts = found[1]
+            if len(parts) == 1:
+                yield item
+                return
+            for number, (start_s, end_s) in enumerate(parts, 1):
+                yield _part_of(item, Part(number, start_s, end_s))
+        else:
+            async for clip in self._cut(item, *found):
+                yield clip
+
+    async def find(self, item: Item) -> tuple[bytes, list[tuple[float, float]]] | Failed:
+        """A video's digest, and start and end of each part in seconds."""
+        text = self._split.text if self._clips is None else f"{self._split.text} clips"
+        status = known = None
+        if isinstance(item.source, Path):
+            try:
+                status = item.source.stat()
+            except OSError as error:
+                return Failed("unreadable", f"The file can't be read: {error.strerror}.")
+            known = await self._do(self._manifest.digest, item.source, status)
+            if known is not None and (parts := await self._do(self._manifest.parts, known, text)) is not None:
+                return known, parts
+        found = await self._workers.find_parts(
+            item, self._split, at_keys=self._clips is not None, with_digest=known is None
+        )
+        if isinstance(found, Failed):
+            return found
+        content, parts = known or found[0], found[1]
+        assert content is not None, "it was asked for"
+        if known is None and status is not None and is_settled(status):
+            assert isinstance(item.source, Path)
+            await self._do(self._manifest.remember_digest, item.source, status, content)
+        await self._do(self._manifest.remember_parts, content, text, parts)
+        return content, parts
+
+    async def _cut(
+        self, item: Item, content: bytes, parts: list[tuple[float, float]]
+    ) -> AsyncGenerator[Item | Unreadable, None]:
+        """Cuts the parts out, a few at the same time; those that are there already are kept."""
+        text = f"{self._split.text} cut"
+        cut = await self._do(self._manifest.parts, content, text) or []
+        numbered = list(enumerate(parts, 1))
+        real: list[tuple[float, float]] = []
+        for first in range(0, len(numbered), _CLIPS_AT_ONCE):
+            some = numbered[first : first + _CLIPS_AT_ONCE]
+            known = [cut[number - 1] if number <= len(cut) else None for number, _ in some]
+            made = await asyncio.gather(
+                *(self._clip(item, number, times, there) for (number, times), there in zip(some, known, strict=True))
+            )
+            for clip, times in made:
+                real.append(times)
+                yield clip
+        if real != cut:
+            await self._do(self._manifest.remember_parts, content, text, real)
+
+    async def _clip(
+        self, item: Item, number: int, times: tuple[float, float], known: tuple[float, float] | None
+    ) -> tuple[Item | Unreadable, tuple[float, float]]:
+        """The clip of a part, and its start and end.
+
+        Args:
+            known: start and end of the clip that was cut out before.
+        """
+        asked = _part_of(item, Part(number, *times))
+        path = await self._do(self._claim, asked)
+        if known is None or not path.is_file():
+            made = await self._workers.cut_out(item, Part(number, *times))
+            if isinstance(made, Failed):
+                return Unreadable(asked.name, made.kind, made.message, item.path), times
+            *between, data = made
+            known = (between[0], between[1])
+            await self._do(_write, path, data)
+        clip = replace(asked, source=path, path=path, part=Part(number, *known, is_clip=True))
+        return clip, known
+
+    def _claim(self, part: Item) -> Path:
+        assert self._clips is not None
+        assert self._claims is not None
+        folder = self._clips
+        name = self._claims.claim(
+            owner_of(part, self._manifest),
+            portable_names(part.file_name, part.suffix()),
+            is_free=lambda name: not os.path.lexists(folder / name),
+        )
+        return folder / name
+
+
+def _part_of(item: Item, part: Part) -> Item:
+    return replace(item, name=f"{item.name}/{part.number:04}", part=part)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a clip, unless it is there. Raises OutputError."""
+    with disk_errors(path.name):
+        if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(data)

@@ -1,0 +1,266 @@
+"""Videos in parts: each part once in each output, found again without decoding, and cut out without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qwen35mm.captioning.items import Item, Part
+from qwen35mm.captioning.job import Job, carry_out
+from qwen35mm.captioning.media import workers
+from qwen35mm.captioning.media.splits import parse_split
+from qwen35mm.captioning.outputs import OutputSettings
+from qwen35mm.errors import CaptioningError
+from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.video import decode_frames
+from qwen35mm_preprocess.video_probe import probe_video
+from tests.captioning.fake_model import FakeModel, picture
+from tests.captioning.kills import killed_at, needs_fork
+from tests.captioning.outputs.helpers import rows_of
+from tests.captioning.runs import failures, job, listed, run, settings, texts
+from tests.preprocess.media_files import encode_video
+
+pytestmark = pytest.mark.usefixtures("media_in_process")
+
+SCENE = 20
+FPS = 10
+
+
+def scene(seed: int) -> np.ndarray:
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(pixels).resize((64, 64), Image.Resampling.BICUBIC))
+
+
+def make_video(path: Path, seeds: Sequence[int], *, key_every: int = 5, container: str = "mp4") -> Path:
+    """A video of one scene of 2 s for each seed; frames get lighter, so that each looks different."""
+    frames = [(scene(seed) * (0.8 + t / 100)).astype(np.uint8) for seed in seeds for t in range(SCENE)]
+    options = {"g": str(key_every), "keyint_min": str(key_every), "sc_threshold": "0", "crf": "10"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_video(frames, fps=FPS, options=options, container=container))
+    # A file that just changed is read again.
+    os.utime(path, (1e9, 1e9))
+    return path
+
+
+def split(folder: Path, text: str, *, outputs: Sequence[str] = ("sidecar",), **options: Any) -> Job:
+    return job(folder, outputs=outputs, split=parse_split(text), **options)
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """A video of three scenes, one of a single scene, and a picture."""
+    folder = tmp_path / "media"
+    make_video(folder / "long.mp4", (1, 2, 3))
+    make_video(folder / "more" / "short.mp4", (4,))
+    picture(1).save(folder / "still.png")
+    return folder
+
+
+async def test_each_scene_has_a_text_file_and_a_record(videos: Path, tmp_path: Path) -> None:
+    model, all_rows = FakeModel(), tmp_path / "all.jsonl"
+    outcome = await run(split(videos, "scenes", outputs=("sidecar", f"jsonl:{all_rows}")), model)
+    assert (outcome.exit_code, outcome.counts.num_found, len(model.asked)) == (0, 5, 5)
+    written = texts(videos)
+    assert set(written) == {"long.0001.txt", "long.0002.txt", "long.0003.txt", "more/short.txt", "still.txt"}
+    assert len(set(written.values())) == 5
+    rows = {row["name"]: row for row in listed(all_rows)}
+    assert [
+        (name, row["part"], row["start_s"], row["end_s"], row["duration_s"], f"{row['caption']}\n")
+        for name, row in sorted(rows.items())
+        if "part" in row
+    ] == [(f"long.mp4/{n:04}", n, 2.0 * n - 2, 2.0 * n, 2.0, written[f"long.{n:04}.txt"]) for n in (1, 2, 3)]
+    assert {row["path"] for row in rows.values() if "part" in row} == {str(videos / "long.mp4")}
+
+
+async def test_parts_are_found_again_without_decoding(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await _captioned(videos, "scenes", FakeModel())
+    monkeypatch.setattr(workers, "find_parts", None)
+    again = FakeModel()
+    outcome = await run(split(videos, "scenes"), again)
+    assert (outcome.counts.num_present, again.asked, texts(videos)) == (5, [], before)
+
+
+async def _captioned(videos: Path, text: str, model: FakeModel) -> dict[str, str]:
+    await run(split(videos, text), model)
+    return texts(videos)
+
+
+async def test_whole_videos_keep_their_captions(videos: Path) -> None:
+    """The key of a whole video is the same, with --split or without."""
+    await run(job(videos), FakeModel())
+    model = FakeModel()
+    outcome = await run(split(videos, "10s"), model)
+    assert (outcome.counts.num_present, model.asked) == (3, [])
+    assert (await run(split(videos, "scenes"), model)).counts.num_captioned == 3
+
+
+async def test_parts_are_told_apart_by_what_they_show(videos: Path) -> None:
+    """The model sees each part's own frames, and nothing of the next."""
+    model = FakeModel()
+    await run(split(videos, "scenes"), model)
+    alone = FakeModel()
+    other = videos.parent / "scenes"
+    for number, seed in enumerate((1, 2, 3)):
+        make_video(other / f"{number}.mp4", (seed,))
+    await run(job(other), alone)
+    assert len({asked.digest for asked in model.asked}) == len(model.asked)
+
+
+async def test_prompts_know_a_part_by_its_video_and_its_own_duration(videos: Path) -> None:
+    model = FakeModel()
+    await run(job(videos, "{stem} {folder|top} {duration|none}", split=parse_split("4s")), model)
+    assert sorted(asked.question for asked in model.asked) == [
+        "long top 2.0",
+        "long top 4.0",
+        "short more 2.0",
+        "still top none",
+    ]
+
+
+async def test_a_video_that_cannot_be_split_fails_alone(videos: Path) -> None:
+    broken = videos / "long.mp4"
+    broken.write_bytes(broken.read_bytes()[:300])
+    outcome = await run(split(videos, "scenes"), FakeModel())
+    assert (outcome.exit_code, [each["name"] for each in failures(videos)]) == (3, ["long.mp4"])
+    make_video(broken, (1, 2, 3))
+    assert (await run(split(videos, "scenes"), FakeModel())).exit_code == 0
+    assert failures(videos) == []
+
+
+async def test_a_limit_counts_parts(videos: Path) -> None:
+    outcome = await run(split(videos, "scenes", run=settings(limit=2)), FakeModel())
+    assert (outcome.exit_code, len(texts(videos))) == (0, 2)
+    assert (await run(split(videos, "scenes"), FakeModel())).counts.num_captioned == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outputs": ("webdataset:tars",)}, "give --clips FOLDER"),
+        ({"output_settings": OutputSettings(embed_media=True)}, "give --clips FOLDER"),
+        ({"text": "never", "clips": Path("clips")}, "say with --split which parts"),
+        ({"text": "head:81", "clips": Path("clips")}, "Leave --clips out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(videos: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CaptioningError, match=message):
+        split(videos, options.pop("text", "scenes"), **options).check()
+
+
+async def test_clips_are_captioned_as_files_with_their_real_times(videos: Path, tmp_path: Path) -> None:
+    clips, model = tmp_path / "clips", FakeModel()
+    specs = [f"jsonl:{tmp_path / 'all.jsonl'}", f"dataset:{tmp_path / 'set'}", f"webdataset:{tmp_path / 'tars'}"]
+    specs += [f"parquet:{tmp_path / 'rows'}"]
+    one = split(videos, "scenes", outputs=("sidecar", *specs), clips=clips)
+    assert (await run(one, model)).exit_code == 0
+    names = {f"long.{n:04}" for n in (1, 2, 3)} | {"more/short.0001"}
+    assert set(texts(clips)) == {f"{name}.txt" for name in names}
+    assert {path.relative_to(clips).as_posix() for path in clips.rglob("*.mp4")} == {f"{name}.mp4" for name in names}
+    for spec in specs:
+        rows = [row for row in rows_of(spec) if row.get("part") is not None]
+        assert sorted((row["name"], row["part"], row["start_s"], row["end_s"]) for row in rows) == [
+            *((f"long.mp4/{n:04}", n, 2.0 * n - 2, 2.0 * n) for n in (1, 2, 3)),
+            ("more/short.mp4/0001", 1, 0.0, 2.0),
+        ]
+    again = FakeModel()
+    assert (await run(one, again)).counts.num_present == 5
+    assert again.asked == []
+
+
+@pytest.mark.parametrize(("container", "suffix"), [("mp4", ".mp4"), ("matroska", ".mkv"), ("mpegts", ".ts")])
+async def test_clips_have_each_frame_once(tmp_path: Path, container: str, suffix: str) -> None:
+    """Key frames don't lie at multiples of a second: boundaries move, and no frame is lost or doubled."""
+    media, clips = tmp_path / "media", tmp_path / "clips"
+    source = make_video(media / f"a{suffix}", (1, 2, 3), key_every=7, container=container)
+    assert (await run(split(media, "1s", clips=clips), FakeModel())).exit_code == 0
+    paths = sorted(clips.glob(f"*{suffix}"))
+    assert len(paths) == 6
+    whole = pixels_of(source)
+    assert np.array_equal(np.concatenate([pixels_of(path) for path in paths]), whole)
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    """Every frame of a video."""
+    info = probe_video(path, MediaLimits())
+    frames = decode_frames(path, info, range(info.num_frames), MediaLimits())
+    return np.array([np.asarray(frame) for _, frame in frames])
+
+
+async def test_a_clip_of_a_scene_has_nothing_of_another(tmp_path: Path) -> None:
+    """Without a key frame at its cut, a scene's clip begins at the next one, and the record says so."""
+    media, clips, rows = tmp_path / "media", tmp_path / "clips", tmp_path / "all.jsonl"
+    make_video(media / "a.mp4", (1, 2), key_every=7)
+    await run(split(media, "scenes", outputs=(f"jsonl:{rows}",), clips=clips), FakeModel())
+    assert [(row["start_s"], row["end_s"], row["duration_s"]) for row in listed(rows)] == [
+        (0.0, pytest.approx(2.0, abs=0.31), pytest.approx(2.0, abs=0.31)),
+        (2.1, 4.0, 1.9),
+    ]
+    second = pixels_of(clips / "a.0002.mp4")
+    assert np.array_equal(second, pixels_of(media / "a.mp4")[21:])
+
+
+async def test_a_scene_without_a_key_frame_fails_by_itself(tmp_path: Path) -> None:
+    media = tmp_path / "media"
+    make_video(media / "a.mp4", (1, 2, 3), key_every=100)
+    outcome = await run(split(media, "scenes", clips=tmp_path / "clips"), FakeModel())
+    assert (outcome.exit_code, sorted(texts(tmp_path / "clips"))) == (3, ["a.0001.txt"])
+    assert all("no key frame between" in each["message"] for each in failures(media))
+
+
+async def test_a_clip_that_is_gone_is_cut_out_again(videos: Path, tmp_path: Path) -> None:
+    clips = tmp_path / "clips"
+    await run(split(videos, "scenes", clips=clips), FakeModel())
+    second = clips / "long.0002.mp4"
+    content = second.read_bytes()
+    second.unlink()
+    model = FakeModel()
+    await run(split(videos, "scenes", clips=clips), model)
+    assert (second.read_bytes(), model.asked) == (content, [])
+
+
+async def test_clips_in_a_source_are_no_source(videos: Path) -> None:
+    for _ in range(2):
+        outcome = await run(split(videos, "scenes", clips=videos / "clips"), FakeModel())
+        assert outcome.counts.num_found == 5
+
+
+def test_names_of_parts() -> None:
+    part = Item("a/b.c.mp4/0012", b"", "video", None, {}, Part(12, 1.0, 2.0))
+    assert (part.medium_name, part.file_name, part.stem, part.folder) == ("a/b.c.mp4", "a/b.c.0012.mp4", "b.c", "a")
+
+
+@needs_fork
+@pytest.mark.parametrize("step", range(2, 110, 9))
+@pytest.mark.parametrize("with_clips", [False, True])
+def test_kills_leave_each_part_once(videos: Path, tmp_path: Path, step: int, with_clips: bool) -> None:
+    clips = tmp_path / "clips" if with_clips else None
+    specs = [f"jsonl:{tmp_path / 'all.jsonl'}"] + ([f"webdataset:{tmp_path / 'tars'}"] if with_clips else [])
+    one = split(videos, "scenes", outputs=("sidecar", *specs), clips=clips)
+
+    def go() -> int:
+        model = FakeModel()
+        assert asyncio.run(carry_out(one, model.captioner())).exit_code == 0
+        return len(model.asked)
+
+    killed_at(step, go, torn_bytes=step % 2 * 5)
+    go()
+    where = videos if clips is None else clips
+    files = {path.stem: path.read_text() for path in where.rglob("*.txt")}
+    parts = {f"long.{n:04}" for n in (1, 2, 3)} | ({"short.0001"} if with_clips else {"short", "still"})
+    assert set(files) == parts
+    for spec in specs:
+        rows = rows_of(spec)
+        assert sorted(row["name"] for row in rows) == [
+            *(f"long.mp4/{n:04}" for n in (1, 2, 3)),
+            "more/short.mp4/0001" if with_clips else "more/short.mp4",
+            "still.png",
+        ]
+    assert go() == 0
+    assert [path for path in tmp_path.rglob("*") if ".qwen35mm-" in path.name or ".before-" in path.name] == []

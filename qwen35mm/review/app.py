@@ -19,6 +19,7 @@ from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.texts.presets import PRESETS, preset_question
 from qwen35mm.captioning.texts.prompts import Question
 from qwen35mm.chat.media.thumbnails import make_thumbnail, media_type, shown_picture
+from qwen35mm.errors import NotFoundError
 from qwen35mm.http.guards import guards
 from qwen35mm.http.owner import Owner
 from qwen35mm.http.requests import Handler, Requests, in_words, number_of, problem, request
@@ -28,17 +29,23 @@ from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
 from qwen35mm.pools import Asker as Waiting
 from qwen35mm.review.asking import Asker
 from qwen35mm.review.changes import MAX_TEXT_BYTES, ChangedError, Undone
-from qwen35mm.review.collection import Collection, Search
+from qwen35mm.review.collection import Changed, Collection, Plan, Search
+from qwen35mm.review.edits import adding_tags, deduplicating, differences, removing_tags, replacing_text, sorting
 from qwen35mm.review.similar import SMALL_SIDE
-from qwen35mm_preprocess.say import said_of
+from qwen35mm_preprocess.say import said_of, say
 
 # A caption as JSON, where every character may be escaped.
 _MAX_BODY_BYTES = 8 * MAX_TEXT_BYTES
 _MAX_ITEMS = 200
+_MAX_SELECTED = 1_000_000
+# Changes that a preview shows, and of each caption.
+_SHOWN = 20
+_SHOWN_CHARS = 4000
 # The content of an address with its current version never changes.
 _KEPT = {"cache-control": "private, max-age=31536000, immutable"}
 
 Number = Annotated[int, Field(ge=0)]
+Numbers = Annotated[list[Number], Field(max_length=_MAX_SELECTED)]
 Words = Annotated[str, Field(max_length=MAX_TEXT_BYTES)]
 
 
@@ -82,6 +89,8 @@ class _Page:
     def __init__(self, reviewed: Collection[Any], asker: Asker) -> None:
         self._reviewed = reviewed
         self._asker = asker
+        self._num_plans = 0
+        self._plan: tuple[int, Plan | None] = (0, None)
 
     async def show(self, _request: Request) -> Response:
         return FileResponse(asset_path("web") / "review.html", headers={"cache-control": "no-cache"})
@@ -121,8 +130,51 @@ class _Page:
     async def undo(self) -> Any:
         undone = await REQUESTS.run(self._reviewed.undo) or Undone([])
         items = await REQUESTS.run(self._reviewed.describe, undone.places[:_MAX_ITEMS])
-        numbers = {"numbers": undone.places, "kept": undone.kept}
-        return {"items": items, **numbers, "counts": self._reviewed.counts()}
+        found = {"numbers": undone.places, "kept": undone.kept, "many": undone.is_run}
+        return {"items": items, **found, "counts": self._reviewed.counts()}
+
+    @request
+    async def plan(
+        self,
+        numbers: Numbers,
+        action: Literal["replace", "add", "remove", "sort", "deduplicate"],
+        find: Words = "",
+        by: Words = "",
+        tags: Words = "",
+        regex: bool = False,
+        ignore_case: bool = False,
+        words: bool = False,
+        last: bool = False,
+    ) -> Any:
+        """What an edit would change among these captions; `carry_out` makes exactly these changes."""
+        edit = {
+            "replace": lambda: replacing_text(find, by, regex=regex, ignore_case=ignore_case, words=words),
+            "add": lambda: adding_tags([tags], last=last),
+            "remove": lambda: removing_tags([tags]),
+            "sort": sorting,
+            "deduplicate": deduplicating,
+        }[action]()
+        plan = await SEARCH.run(self._reviewed.plan, numbers, edit)
+        self._num_plans += 1
+        self._plan = (self._num_plans, plan)
+        shown = [
+            {"name": printable(each.name), "parts": differences(each.before[:_SHOWN_CHARS], each.after[:_SHOWN_CHARS])}
+            for each in plan.changes[:_SHOWN]
+        ]
+        return {"plan": self._num_plans, "num": len(plan.changes), "others": plan.num_others, "shown": shown}
+
+    @request
+    async def carry_out(self, plan: Number) -> Any:
+        """Makes the changes of the last plan."""
+        number, planned = self._plan
+        if planned is None or number != plan:
+            raise NotFoundError(say("The preview is out of date. Look at it again."))
+        self._plan = (number, None)
+        return self._many(await SEARCH.run(self._reviewed.carry_out, planned))
+
+    @request
+    async def accept_many(self, numbers: Numbers, accepted: bool) -> Any:
+        return self._many(await SEARCH.run(self._reviewed.accept_many, numbers, accepted))
 
     @request
     async def ask(self, number: Number, asker: Waiting, prompt: Words = "", preset: str = "") -> Any:
@@ -155,6 +207,9 @@ class _Page:
         version = request.query_params.get("v", "")
         is_current = version and version == self._reviewed.version(number)
         return number, _KEPT if is_current else {"cache-control": "no-store"}
+
+    def _many(self, changed: Changed) -> Any:
+        return {"num": changed.num, "refused": changed.refused[:_MAX_ITEMS], "counts": self._reviewed.counts()}
 
     async def _changed(self, number: int, change: Callable[..., dict[str, Any]], *arguments: object) -> Any:
         try:

@@ -78,10 +78,12 @@ class Undone(Generic[Place]):
     Attributes:
         places: the captions that are as before.
         kept: captions that somebody has changed since: they stay as they are.
+        is_run: whether it was a run, which may have changed many captions.
     """
 
     places: Sequence[Place]
     kept: Sequence[Place] = field(default_factory=list)
+    is_run: bool = False
 
 
 class Changes(ABC, Generic[Place]):
@@ -249,7 +251,7 @@ class Changes(ABC, Generic[Place]):
         if remembered:
             self._remember(remembered)
         run.mark_undone()
-        return Undone(done, kept)
+        return Undone(done, kept, is_run=True)
 
     def _restore(self, place: Place, step: Step) -> bool:
         """Whether the text is as before a step; a text that somebody has changed since isn't."""

@@ -283,8 +283,11 @@ class Collection(ABC, Generic[Place]):
         texts = {each.number: (each.after, each.digest) for each in plan.changes}
 
         def change(run: Run, numbers: Sequence[int]) -> Sequence[Refused[Place]]:
-            wanted = [(self._place(self.entry(number)), *texts[number]) for number in numbers]
-            return self._changes.save_many(run, wanted)
+            entries = [self.entry(number) for number in numbers]
+            refused = self._changes.save_many(run, [(self._place(each), *texts[each.number]) for each in entries])
+            for entry in entries:
+                self._read(entry)
+            return refused
 
         if run is not None:
             return self._changed(run, list(texts), change)
@@ -302,11 +305,14 @@ class Collection(ABC, Generic[Place]):
 
         def change(run: Run, numbers: Sequence[int]) -> Sequence[Refused[Place]]:
             entries = [self.entry(number) for number in numbers]
-            read = [entry if entry.state is not None else self._read(entry) for entry in entries]
-            wanted = [(self._place(entry), entry.text.digest) for entry in read if entry.text.digest]
+            wanted = [(self._place(entry), entry.text.digest) for entry in entries]
             return self._changes.accept_many(run, wanted, accepted)
 
-        return self._run("accept" if accepted else "withdraw", numbers, change)
+        with self._lock:
+            entries = [self.entry(number) for number in numbers]
+            read = [entry if entry.state is not None else self._read(entry) for entry in entries]
+            captions = [entry.number for entry in read if entry.text.digest]
+        return self._run("accept" if accepted else "withdraw", captions, change)
 
     def undo(self) -> Undone[int] | None:
         """See `Changes.undo`; with the items' numbers."""
@@ -318,13 +324,13 @@ class Collection(ABC, Generic[Place]):
                 [number for place in places if (number := self._number(place)) is not None]
                 for places in (undone.places, undone.kept)
             )
-            return Undone(done, kept)
+            return Undone(done, kept, undone.is_run)
 
     def undo_run(self, run: Run) -> Undone[str]:
         """See `Changes.undo_run`; with the items' names."""
         with self._lock:
             undone = self._changes.undo_run(run)
-            return Undone([*map(self._title, undone.places)], [*map(self._title, undone.kept)])
+            return Undone([*map(self._title, undone.places)], [*map(self._title, undone.kept)], is_run=True)
 
     def runs(self) -> list[Run]:
         """The runs that can be undone, the latest first. Raises OutputError."""

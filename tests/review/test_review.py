@@ -207,6 +207,36 @@ def test_the_page_answers_only_who_it_is_for(reviewed: Folder) -> None:
         assert client.post("/api/save", json=body).status_code == 400
 
 
+def test_exactly_what_was_shown_is_changed(folder: Path, reviewed: Folder) -> None:
+    client = client_of(reviewed)
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"a, {number}")
+    numbers = client.post("/api/look").json()["numbers"]
+
+    def ask(name: str, **body: Any) -> dict[str, Any]:
+        return client.post(f"/api/{name}", json=body).json()
+
+    first = ask("plan", numbers=numbers, action="remove", tags="a")
+    planned = ask("plan", numbers=numbers, action="add", tags="b", last=True)
+    assert (planned["num"], planned["others"]) == (3, 0)
+    assert planned["shown"][0] == {"name": "0.png", "parts": [["a, 0", "", ""], ["", "", ", b"]]}
+    assert "out of date" in str(ask("carry_out", plan=first["plan"]))
+    (folder / "1.txt").write_text("Theirs.")
+    done = ask("carry_out", plan=planned["plan"])
+    assert (done["num"], done["refused"][0][0], done["counts"]["changes"]) == (2, "1.png", 1)
+    assert list(texts(folder).values()) == ["a, 0, b\n", "Theirs.", "a, 2, b\n"]
+    assert "out of date" in str(ask("carry_out", plan=planned["plan"])), "never twice"
+    accepted = ask("accept_many", numbers=numbers, accepted=True)
+    assert (accepted["num"], accepted["counts"]["accepted"]) == (3, 3)
+    undone = ask("undo")
+    assert (undone["numbers"], undone["many"], undone["counts"]["accepted"]) == ([0, 1, 2], True, 0)
+    assert [item["text"] for item in ask("undo")["items"]] == ["a, 0", "a, 2"]
+    assert "no text to find" in str(ask("plan", numbers=numbers, action="replace"))
+    for action in ("sort", "deduplicate"):
+        assert ask("plan", numbers=numbers, action=action)["others"] == 1
+    assert client.post("/api/plan", json={"numbers": numbers, "action": "shout"}).status_code == 400
+
+
 def test_media_are_kept_by_the_browser_until_they_change(folder: Path, reviewed: Folder) -> None:
     client = client_of(reviewed)
     number = client.post("/api/look").json()["numbers"][0]

@@ -76,7 +76,7 @@ async def test_a_text_that_was_changed_since_stays(folder: Path) -> None:
         (folder / "2.txt").unlink()
         (folder / "more" / "4.png").unlink()
         reviewed.look()
-        assert undo_last(reviewed) == Undone(["3.png", "more/4.png", "more/5.png"], ["1.png", "2.png"])
+        assert undo_last(reviewed) == Undone(["3.png", "more/4.png", "more/5.png"], ["1.png", "2.png"], True)
     assert list(texts(folder).values()) == [
         "Changed after the preview by a model.",
         "Changed since.",
@@ -121,8 +121,8 @@ async def test_many_captions_are_accepted_at_once(folder: Path) -> None:
                 (folder / "more" / "4.txt").write_text("Another.")
                 assert [name for name, _ in reviewed.accept_many(others, True).refused] == ["more/4.png"]
                 assert reviewed.counts()["accepted"] == 5
-                assert reviewed.undo() == Undone([5])
-            assert reviewed.undo() == Undone(others[:3])
+                assert reviewed.undo() == Undone([5], [], True)
+            assert reviewed.undo() == Undone(others[:3], [], True)
             assert reviewed.find(Search(show="accepted"))["numbers"] == [first]
             assert reviewed.accept_many([first], False) == Changed(1, [])
         with closing(opened()) as reviewed:

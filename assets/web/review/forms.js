@@ -12,10 +12,12 @@ const SIDECAR = "{sidecar}";
  * The search.
  * @param {HTMLSelectElement} flags the flags that there are
  * @param {(change: Partial<Search>) => unknown} filter
+ * @param {Search} search what is searched for at the beginning
  */
-export function searchForm(flags, filter) {
+export function searchForm(flags, filter, search) {
   const field = h("input", {
     type: "search",
+    value: search.words,
     placeholder: t("Search captions and names"),
     "aria-label": t("Search"),
     oninput: ({ currentTarget }) => filter({ words: currentTarget.value }),
@@ -28,10 +30,12 @@ export function searchForm(flags, filter) {
     h("option", { value: "similar" }, t("Near-duplicates")),
   ];
   const show = select({ "aria-label": t("Show") }, (value) => filter({ show: asShow(value) }), shown);
+  show.value = search.show;
   const length = (/** @type {"min_chars" | "max_chars"} */ name, /** @type {string} */ label) =>
     h("input", {
       type: "number",
       min: "0",
+      value: String(search[name] ?? ""),
       placeholder: label,
       title: t("In characters"),
       "aria-label": label,
@@ -108,6 +112,9 @@ export function showReviewKeys() {
       ["t", t("Use the model's caption")],
       ["u", t("Undo")],
       ["/", t("Search")],
+      ["x", t("Select, or no longer select")],
+      ["Shift+↓ Shift+↑", t("Select while moving")],
+      ["Ctrl+A", t("Select all")],
       ["Home End", t("First, last")],
     ],
     letters,

@@ -21,11 +21,15 @@ export class Gallery {
    * @param {(number: number) => Item | undefined} itemOf
    * @param {(from: number, to: number) => unknown} onSeen needs the items of these places
    * @param {(at: number) => unknown} onChoose
+   * @param {(number: number) => boolean} isSelected
+   * @param {(at: number, withShift: boolean) => unknown} onSelect selects a place or, with Shift, all up to there
    */
-  constructor(itemOf, onSeen, onChoose) {
+  constructor(itemOf, onSeen, onChoose, isSelected, onSelect) {
     this.itemOf = itemOf;
     this.onSeen = onSeen;
     this.onChoose = onChoose;
+    this.isSelected = isSelected;
+    this.onSelect = onSelect;
     this.rows = h("ul.rows");
     this.element = h("nav.gallery", { "aria-label": t("Pictures and clips") }, this.rows);
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
@@ -68,8 +72,13 @@ export class Gallery {
   }
 
   #made(/** @type {number} */ at) {
-    const choose = button("row", "", () => this.onChoose(at));
-    const row = h("li", { "aria-setsize": String(this.#numbers.length), "aria-posinset": String(at + 1) }, choose);
+    const choose = button("row", "", (event) => {
+      if (event.shiftKey || event.ctrlKey || event.metaKey) this.onSelect(at, event.shiftKey);
+      else this.onChoose(at);
+    });
+    const select = h("input.select", { type: "checkbox", onclick: (event) => this.onSelect(at, event.shiftKey) });
+    const places = { "aria-setsize": String(this.#numbers.length), "aria-posinset": String(at + 1) };
+    const row = h("li", places, choose, select);
     row.style.transform = `translateY(${at * ROW_PX}px)`;
     return row;
   }
@@ -78,7 +87,11 @@ export class Gallery {
     const number = this.#numbers[at];
     const item = this.itemOf(number);
     const choose = row.querySelector("button");
-    if (!choose) return;
+    const select = row.querySelector("input");
+    if (!choose || !select) return;
+    select.checked = this.isSelected(number);
+    select.ariaLabel = t("Select {name}", { name: item?.name ?? String(at + 1) });
+    select.tabIndex = at === this.#at ? 0 : -1;
     choose.setAttribute("aria-current", at === this.#at ? "true" : "false");
     // Arrows go through the list: Tab stops at one of them.
     choose.tabIndex = at === this.#at ? 0 : -1;

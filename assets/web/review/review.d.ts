@@ -55,6 +55,35 @@ export interface Changed {
   counts: Counts;
 }
 
+/** An edit of all selected captions. */
+export interface BulkEdit {
+  action: "replace" | "add" | "remove" | "sort" | "deduplicate";
+  find: string;
+  by: string;
+  tags: string;
+  regex: boolean;
+  ignore_case: boolean;
+  words: boolean;
+  last: boolean;
+}
+
+export interface Planned {
+  plan: number;
+  /** How many captions change. */
+  num: number;
+  /** Sentences, where the edit is for tags. */
+  others: number;
+  /** The first ones; each part is what both texts have, what only the old one has, and what only the new one has. */
+  shown: { name: string; parts: [string, string, string][] }[];
+}
+
+export interface ManyChanged {
+  num: number;
+  /** Names, and why they couldn't be changed. */
+  refused: [string, Said][];
+  counts: Counts;
+}
+
 /** The model's other caption; `error` in place of one. */
 export interface Proposal {
   text: string;

@@ -1,11 +1,12 @@
 // The page of `qwen35mm review`: pictures and clips with their captions, one after the other, by keys.
 
-/** @import { Changed, Counts, Found, Item, Looked, Proposal, Search } from "./review.d.ts" */
+/** @import { BulkEdit, Changed, Counts, Found, Item, Looked, ManyChanged, Planned, Proposal, Search } from "./review.d.ts" */
 
 import { button, h, icon, isComposing, redraw, select } from "../common/dom.js";
 import { beginSession } from "../common/session.js";
 import { Toasts } from "../common/toasts.js";
-import { number, t, useLanguage } from "../common/words.js";
+import { number, said, t, useLanguage } from "../common/words.js";
+import { Bulk } from "./bulk.js";
 import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { askForm, searchForm, showReviewKeys } from "./forms.js";
@@ -27,6 +28,10 @@ class Review {
   wanted = new Set();
   /** @type {Map<number, Proposal | AbortController>} */
   proposals = new Map();
+  /** The numbers of the selected items, all of them in the list. @type {Set<number>} */
+  selected = new Set();
+  /** Where a selection with Shift begins. */
+  anchor = 0;
   /** @type {Search} */
   search = { words: "", show: "all", flag: "", min_chars: null, max_chars: null };
   num_searches = 0;
@@ -34,6 +39,8 @@ class Review {
 
   constructor(/** @type {Looked} */ looked) {
     this.toasts = new Toasts();
+    this.kept = `review-search ${looked.title}`;
+    Object.assign(this.search, JSON.parse(sessionStorage.getItem(this.kept) ?? "{}"));
     this.said = h("div.unseen", { role: "status" });
     this.count = h("p.quiet.count");
     this.place = h("p.quiet.place");
@@ -41,8 +48,17 @@ class Review {
     this.gallery = new Gallery(
       (each) => this.items.get(each),
       (from, to) => this.fetchItems(this.numbers.slice(from, to)),
-      (at) => this.goTo(at),
+      (at) => this.choose(at),
+      (each) => this.selected.has(each),
+      (at, withShift) => this.select(at, withShift),
     );
+    this.bulk = new Bulk({
+      accept: () => this.acceptSelected(),
+      all: () => this.selectAll(),
+      clear: () => this.clearSelection(),
+      plan: (edit) => this.plan(edit),
+      carryOut: (planned) => this.carryOut(planned),
+    });
     this.pane = new Captioned({
       save: (item, text, editing) => this.save(item, text, editing),
       takeBack: () => this.undo(),
@@ -73,9 +89,10 @@ class Review {
       button("plain", [t("Ask again"), key("r")], () => this.openAsking()),
       this.undoButton,
     );
+    this.pane.words.prepend(this.bulk.element);
     this.pane.words.append(this.asking, this.buttons);
     this.nothing = h("p.nothing", { hidden: true }, t("Nothing found"));
-    this.searching = searchForm(this.flags, (change) => this.filter(change));
+    this.searching = searchForm(this.flags, (change) => this.filter(change), this.search);
     this.element = h(
       "div.app.review",
       h("header.top", h("h1", looked.title), this.count, this.place, this.searching),
@@ -99,8 +116,12 @@ class Review {
     const current = this.numbers[this.at];
     this.numbers = numbers;
     this.at = Math.max(0, numbers.indexOf(current));
+    this.anchor = this.at;
+    const listed = new Set(numbers);
+    this.selected = new Set([...this.selected].filter((each) => listed.has(each)));
     this.gallery.show(numbers, this.at);
     this.nothing.hidden = numbers.length > 0;
+    this.drawSelection();
     this.draw();
     this.refresh();
   }
@@ -108,8 +129,14 @@ class Review {
   /** Changes the search. */
   filter(/** @type {Partial<Search>} */ change) {
     this.search = { ...this.search, ...change };
+    sessionStorage.setItem(this.kept, JSON.stringify(this.search));
     clearTimeout(this.later);
     this.later = window.setTimeout(() => this.find(), "show" in change || "flag" in change ? 0 : SEARCH_AFTER_MS);
+  }
+
+  isFiltered() {
+    const { words, show, flag, min_chars, max_chars } = this.search;
+    return Boolean(words || flag || show !== "all" || min_chars !== null || max_chars !== null);
   }
 
   async find() {
@@ -193,6 +220,93 @@ class Review {
     this.goTo(this.at + by);
   }
 
+  /** Shows the item of a row; a selection with Shift begins there. */
+  choose(/** @type {number} */ at) {
+    this.anchor = at;
+    this.goTo(at);
+  }
+
+  /** Selects an item or no longer selects it; with Shift, selects all from where the last selection began. */
+  select(/** @type {number} */ at, /** @type {boolean} */ withShift) {
+    const each = this.numbers[at];
+    if (withShift) {
+      const [from, to] = [Math.min(this.anchor, at), Math.max(this.anchor, at)];
+      for (const between of this.numbers.slice(from, to + 1)) this.selected.add(between);
+    } else {
+      this.anchor = at;
+      if (!this.selected.delete(each)) this.selected.add(each);
+    }
+    this.drawSelection();
+  }
+
+  /** Selects the item that is shown and the one that it goes on to. */
+  selectStep(/** @type {number} */ by) {
+    this.selected.add(this.numbers[this.at]);
+    const at = this.at + by;
+    if (at >= 0 && at < this.numbers.length) this.selected.add(this.numbers[at]);
+    this.step(by);
+    this.drawSelection();
+  }
+
+  selectAll() {
+    this.selected = new Set(this.numbers);
+    this.drawSelection();
+  }
+
+  clearSelection() {
+    this.selected.clear();
+    this.drawSelection();
+  }
+
+  drawSelection() {
+    const { size } = this.selected;
+    this.bulk.show(size, true);
+    this.gallery.draw();
+    if (size) this.say(t("{n} selected", { n: size }));
+  }
+
+  async acceptSelected() {
+    const num = await this.manyChanged("accept_many", { numbers: [...this.selected], accepted: true });
+    if (num) this.offerUndo(t("{n} {n|caption|captions} accepted", { n: num }));
+  }
+
+  /** @returns {Promise<Planned | null>} */
+  async plan(/** @type {BulkEdit} */ edit) {
+    if (!(await this.pane.finish())) return null;
+    return this.tried(call("plan", { numbers: [...this.selected], ...edit }));
+  }
+
+  async carryOut(/** @type {Planned} */ { plan }) {
+    const num = await this.manyChanged("carry_out", { plan });
+    if (num) this.offerUndo(t("{n} {n|caption|captions} changed", { n: num }));
+  }
+
+  /** Changes many captions, and searches again: the filters stay. Resolves to how many were changed. */
+  async manyChanged(/** @type {string} */ name, /** @type {object} */ args) {
+    if (!(await this.pane.finish())) return 0;
+    /** @type {ManyChanged | null} */
+    const reply = await this.tried(call(name, args));
+    if (!reply) return 0;
+    const [first] = reply.refused;
+    if (first) {
+      const [n, name, why] = [reply.refused.length, first[0], said(first[1])];
+      this.toasts.say(t("{n} {n|caption|captions} not changed, such as {name}: {why}", { n, name, why }));
+    }
+    await this.searchAgain();
+    return reply.num;
+  }
+
+  offerUndo(/** @type {string} */ words) {
+    this.say(words);
+    this.toasts.say(words, "good", { label: t("Undo"), run: () => this.undo() });
+  }
+
+  /** After changes of many items. */
+  async searchAgain() {
+    this.items.clear();
+    await this.find();
+  }
+
   /** @returns {Promise<Item | null>} */
   async save(/** @type {Item} */ item, /** @type {string} */ text, /** @type {string} */ editing) {
     try {
@@ -244,9 +358,17 @@ class Review {
 
   async undo() {
     if (!(await this.pane.finish())) return;
-    /** @type {{ items: Item[], counts: Counts } | null} */
+    /** @type {{ items: Item[], numbers: number[], kept: number[], many: boolean, counts: Counts } | null} */
     const reply = await this.tried(call("undo"));
     if (!reply) return;
+    if (reply.many) {
+      const { length } = reply.kept;
+      if (length)
+        this.toasts.say(t("{n} {n|caption was|captions were} changed since and {n|stays|stay}", { n: length }));
+      await this.searchAgain();
+      this.toasts.say(t("{n} {n|caption is|captions are} as before", { n: reply.numbers.length }), "good");
+      return;
+    }
     this.put(reply.items);
     this.draw(reply.counts);
     const [item] = reply.items;
@@ -352,25 +474,34 @@ class Review {
 
   onKey(/** @type {KeyboardEvent} */ event) {
     const { target, key } = event;
-    if (event.ctrlKey || event.metaKey || event.altKey || isComposing(event)) return;
+    if (event.altKey || isComposing(event)) return;
     if (!(target instanceof HTMLElement) || document.querySelector("dialog[open]")) return;
-    if (target.matches("input, textarea, select")) {
+    const isAll = (event.ctrlKey || event.metaKey) && !event.shiftKey && key === "a";
+    if ((event.ctrlKey || event.metaKey) && !isAll) return;
+    if (target.matches("input:not(.select), textarea, select")) {
       if (key === "Escape") target.blur();
       return;
     }
+    if (isAll) {
+      event.preventDefault();
+      return this.selectAll();
+    }
+    // Space belongs to a row's own box.
+    if (target.matches("input") && key === " ") return;
     if (localStorage.getItem("review-keys") === "off" && key.length === 1) return;
     if (key === "Enter" && target.matches("button, a, summary, video")) return;
     if (key.startsWith("Arrow") && target.matches("video")) return;
-    const run = this.keys()[key];
+    const run = this.keys(event.shiftKey)[key];
     if (!run) return;
     event.preventDefault();
     run();
   }
 
   /** @returns {Record<string, () => unknown>} */
-  keys() {
-    const next = () => this.step(1);
-    const before = () => this.step(-1);
+  keys(withShift = false) {
+    const move = (/** @type {number} */ by) => (withShift ? this.selectStep(by) : this.step(by));
+    const next = () => move(1);
+    const before = () => move(-1);
     const accept = () => this.accept();
     const proposal = this.item && this.proposals.get(this.item.number);
     return {
@@ -379,6 +510,8 @@ class Review {
       ...{
         r: () => this.openAsking(),
         u: () => this.undo(),
+        x: () => this.select(this.at, false),
+        Escape: () => this.clearSelection(),
         "/": () => this.searching.querySelector("input")?.focus(),
       },
       ...{ Home: () => this.goTo(0), End: () => this.goTo(this.numbers.length - 1), "?": () => showReviewKeys() },
@@ -396,9 +529,12 @@ try {
   const review = new Review(looked);
   root?.replaceChildren(review.element);
   document.title = `${looked.title} · qwen35mm`;
-  review.show(looked.numbers);
   // The captions are read meanwhile: their flags are known then.
-  call("find", review.search).then((found) => review.offer(found));
+  if (review.isFiltered()) await review.find();
+  else {
+    review.show(looked.numbers);
+    call("find", review.search).then((found) => review.offer(found));
+  }
 } catch (error) {
   root?.replaceChildren(h("p.nothing", String(/** @type {Error} */ (error).message)));
 }

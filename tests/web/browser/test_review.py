@@ -198,6 +198,63 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     check_access(page)
     page.keyboard.press("Escape")
 
+    # Many at once: a row, all up to another, and one by its box; the change is shown, made, and taken back as one.
+    rows = page.locator(".rows li")
+    for number in range(1, 6):
+        (media / f"{number:03}.txt").write_text(f"ohwx, tag {number}\n")
+    rows.nth(1).get_by_role("button").click()
+    rows.nth(4).get_by_role("button").click(modifiers=["Shift"])
+    rows.nth(5).get_by_role("checkbox").click()
+    rows.nth(2).get_by_role("button").click(modifiers=["Control"])
+    chosen = page.get_by_role("region", name="Selection")
+    expect(chosen.locator("strong")).to_have_text("4 selected")
+    chosen.get_by_role("button", name="Edit selected").click()
+    chosen.get_by_role("textbox", name="Find").fill("tag (\\d)")
+    chosen.get_by_role("checkbox", name="Regular expression").check()
+    chosen.get_by_role("textbox", name="Replace with").fill("number \\1")
+    expect(chosen.locator(".preview ins")).to_have_text(["number"] * 4)
+    check_access(page)
+    assert second.read_text() == "ohwx, tag 1\n"
+    chosen.get_by_role("button", name="Change 4 captions").click()
+    expect(caption).to_have_text("ohwx, number 1")
+    written = [(media / f"{number:03}.txt").read_text() for number in range(1, 6)]
+    assert written == [f"ohwx, {'tag' if number == 2 else 'number'} {number}\n" for number in range(1, 6)]
+    page.keyboard.press("u")
+    expect(caption).to_have_text("ohwx, tag 1")
+    assert second.read_text() == "ohwx, tag 1\n"
+    chosen.get_by_role("button", name="Edit selected").click()
+    chosen.get_by_role("combobox", name="Action").select_option(label="Remove tags")
+    chosen.get_by_role("textbox", name="Tags").fill("ohwx")
+    chosen.get_by_role("textbox", name="Tags").press("Enter")
+    expect(chosen.locator(".preview del")).to_have_count(4)
+    chosen.get_by_role("textbox", name="Tags").press("Enter")
+    expect(caption).to_have_text("tag 1")
+    page.keyboard.press("Escape")
+    expect(chosen).to_be_hidden()
+
+    # All that a search found are accepted, and the search stays, also when the page is loaded again.
+    page.get_by_role("combobox", name="Show").select_option("open")
+    page.get_by_role("searchbox").fill("tag")
+    expect(rows).to_have_count(5)
+    page.get_by_role("searchbox").blur()
+    page.keyboard.press("Control+a")
+    expect(chosen.locator("strong")).to_have_text("5 selected")
+    page.keyboard.press("x")
+    chosen.get_by_role("button", name="Accept selected").click()
+    expect(rows).to_have_count(1)
+    expect(count).to_have_text(f"4 of {NUM_PICTURES + 1} accepted")
+    page.keyboard.press("u")
+    expect(rows).to_have_count(5)
+    page.reload()
+    expect(rows).to_have_count(5)
+    expect(page.get_by_role("combobox", name="Show")).to_have_value("open")
+    page.get_by_role("combobox", name="Show").select_option("all")
+    page.get_by_role("searchbox").fill("")
+    expect(page.locator(".place")).to_contain_text(f"of {NUM_PICTURES + 1}")
+    page.get_by_role("searchbox").blur()
+    page.keyboard.press("Shift+ArrowDown")
+    expect(chosen.locator("strong")).to_have_text("2 selected")
+
     # In a narrow window nothing lies beyond its side, and all buttons can be seen.
     page.set_viewport_size({"width": 320, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") == 320

@@ -80,12 +80,14 @@ def find_chapters(path: Path, limits: MediaLimits, progress: Progress) -> Answer
             if middle in layouts:
                 before, after = (float(np.abs(layouts[middle] - means[at + each]).sum()) for each in (0, 1))
                 gap[before > after] = middle
-    starts = [0.0, *(float(info.times_s[frames[high]]) for _, high in gaps)]
+    changes = frames[[high for _, high in gaps]]
+    begin_s = info.times_s[changes]
+    # A part includes the frame at its end, so it ends a little before the next one.
+    end_s = begin_s - np.minimum(begin_s - info.times_s[changes - 1], 0.1) / 2
     middles = [seen[(a + b) // 2] for a, b in itertools.pairwise(ends)]
     shown = [pictures[middle] for middle in middles] if cuts else []
-    # Up to the last frame before the next one.
-    stops = [*(float(info.times_s[frames[high] - 1]) for _, high in gaps), info.duration_s]
-    values = [[start, stop, len(each)] for start, stop, each in zip(starts, stops, shown, strict=False)]
+    times = zip([0.0, *begin_s.tolist()], [*end_s.tolist(), info.duration_s], shown, strict=False)
+    values = [[start_s, stop_s, len(picture)] for start_s, stop_s, picture in times]
     return Answer(values, shown)
 
 

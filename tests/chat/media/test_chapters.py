@@ -38,7 +38,7 @@ def test_an_hour_is_looked_at_on_few_frames_and_cut_where_it_changes(
     # To the next key frame.
     assert starts == pytest.approx(HOUR_SCENES_S, abs=15)
     assert all(start >= wanted for start, wanted in zip(starts, HOUR_SCENES_S, strict=True))
-    assert [each.end_s for each in found] == [*(start - 1 for start in starts[1:]), 3600]
+    assert [each.end_s for each in found] == [*(pytest.approx(start - 0.05) for start in starts[1:]), 3600]
     assert all(each.picture.startswith(b"\xff\xd8") for each in found)
 
 
@@ -46,6 +46,16 @@ def test_a_short_video_has_no_chapters(tmp_path: Path) -> None:
     path = tmp_path / "short.mp4"
     path.write_bytes(encode_video([scene(index) for index in range(20)]))
     assert read_here(read_chapters, find_chapters(path, MediaLimits(), print)) == []
+
+
+def test_a_chapter_of_one_frame_lasts_as_long_as_it_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "slides.mp4"
+    slides = [np.full((48, 64, 3), grey, np.uint8) for grey in (0, 120, 240)]
+    path.write_bytes(encode_video(slides, fps=1, pts=[0, 100, 101]))
+    found = read_here(read_chapters, find_chapters(path, MediaLimits(), print))
+    times = [(each.start_s, each.end_s) for each in found]
+    assert times[:2] == [(0, pytest.approx(99.95)), (100, pytest.approx(100.95))]
+    assert times[2][0] == 101
 
 
 def test_parts_last_and_differ() -> None:

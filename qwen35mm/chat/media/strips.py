@@ -9,11 +9,11 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
@@ -34,6 +34,8 @@ from qwen35mm_preprocess import MediaError, MediaLimitError, MediaLimits, MediaP
 from qwen35mm_preprocess.say import decimal, said_of, say
 from qwen35mm_preprocess.types import Progress
 from qwen35mm_preprocess.video import sampled_frames
+
+T = TypeVar("T")
 
 MAX_STRIP_S = 60.0
 MAX_KEPT_BYTES = 64 << 20
@@ -79,14 +81,11 @@ class Strips:
             PromptError: the file is not a video.
             MediaError: the file can't be read or takes too long; the message names it.
         """
-        return await self._of(person, await self._planned(person, question), asker)
+        return await self._shown(person, await self._planned(person, question), asker)
 
     async def chapters(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
         """The chapters of the first file of an unsent message, as JSON values. Raises what `draft` does."""
-        file = await self._planned(person, question)
-        if file.kind != "video":
-            raise PromptError(say("Only a video has frames to show."))
-        found = await STRIPS.run_for(person.line or "", self._find_chapters, file, asker)
+        found = await self._read(person, await self._planned(person, question), self._find_chapters, asker)
         return {
             "chapters": [
                 {"start_s": each.start_s, "end_s": each.end_s, "picture": _data_uri(each.picture)} for each in found
@@ -104,16 +103,19 @@ class Strips:
 
         return await DRAFTS.run_for(person.line, plan)
 
-    def _find_chapters(self, file: Attachment, asker: Asker) -> list[Chapter]:
-        if file.digest not in self._chapters:
-            media, path = self._backend.media, self._store.media.path(file.digest)
-            with _ending(asker, file.digest) as go_on:
-                how = {"read": read_chapters, "progress": go_on}
-                found = read_by(asked_by(media, asker), path, find_chapters, media.limits, **how)
-            self._chapters[file.digest] = found
+    def _find_chapters(self, digest: str, _plan: MediaPlan, asker: Asker) -> list[Chapter]:
+        with self._lock:
+            if digest in self._chapters:
+                return self._chapters[digest]
+        media, path = self._backend.media, self._store.media.path(digest)
+        with _ending(asker, digest) as go_on:
+            how = {"read": read_chapters, "progress": go_on}
+            found = read_by(asked_by(media, asker), path, find_chapters, media.limits, **how)
+        with self._lock:
+            self._chapters[digest] = found
             while len(self._chapters) > _MAX_KEPT_CHAPTERS:
                 self._chapters.popitem(last=False)
-        return self._chapters[file.digest]
+        return found
 
     async def sent(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> dict[str, Any]:
         """The strip of a message's file as it was sent. Raises what `draft` does, and NotFoundError."""
@@ -126,17 +128,23 @@ class Strips:
             alone = replace(tree.nodes[node], attachments=(files[at],))
             return self._turns.drafts.plan(Draft(Past(), alone, Settings.kept(kept.settings))).node.attachments[0]
 
-        return await self._of(person, await DRAFTS.run_for(person.line, find), asker)
+        return await self._shown(person, await DRAFTS.run_for(person.line, find), asker)
 
-    async def _of(self, person: Person, file: Attachment, asker: Asker) -> dict[str, Any]:
-        plan = file.plan
-        if file.kind != "video" or plan is None:
+    async def _read(
+        self, person: Person, file: Attachment, read: Callable[[str, MediaPlan, Asker], list[T]], asker: Asker
+    ) -> list[T]:
+        """What `read` finds in a video. Raises PromptError; MediaError, which names the file."""
+        if file.kind != "video" or file.plan is None:
             raise PromptError(say("Only a video has frames to show."))
-        media = self._backend.media
         try:
-            frames = await STRIPS.run_for(person.line or "", self._frames, file.digest, plan, asker)
+            return await STRIPS.run_for(person.line or "", read, file.digest, file.plan, asker)
         except MediaError as error:
             raise type(error)(with_names(said_of(error), [file])) from None
+
+    async def _shown(self, person: Person, file: Attachment, asker: Asker) -> dict[str, Any]:
+        frames = await self._read(person, file, self._frames, asker)
+        media, plan = self._backend.media, file.plan
+        assert plan is not None
         drops, dropped = plan.similar_difference is not None, frozenset(plan.similar_indices)
         most = media.budget.max_frames or media.video_processing.max_frames
         return {

@@ -208,6 +208,9 @@ async def test_a_strip_ends_with_its_asker_and_its_time(page: PageClient, monkey
     response = await page.call("strip", attachments=[video])
     assert response.status_code == 400
     assert problem(response).startswith("The frames of 'a.mp4' take too long to show")
+    hour = await attach(page, hour_video(), "hour.mp4")
+    response = await page.call("chapters", attachments=[hour])
+    assert problem(response).startswith("The frames of 'hour.mp4' take too long to show")
     monkeypatch.undo()
     left, ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

@@ -70,7 +70,7 @@ def svg_as_png(path: Path, limits: MediaLimits) -> bytes:
         _make_safe(root)
         _set_size(root)
         text = ElementTree.tostring(root, "unicode")
-    except (ElementTree.ParseError, ValueError, LookupError, RecursionError):
+    except (ElementTree.ParseError, ValueError, ArithmeticError, LookupError, RecursionError):
         raise damaged from None
     families = _families() if root.find(f".//{{{_SVG}}}text") is not None else {}
     if None in families.values():

@@ -131,6 +131,7 @@ USES = "".join('<g id="u{}">{}</g>'.format(level, f'<use href="#u{level - 1}"/>'
         svg("<g>" * 1000),
         "<svg",
         f"<svg {XMLNS} viewBox='a b'/>",
+        f"<svg {XMLNS} viewBox='0 0 1e-308 1e308'/>",
         svg("").encode("utf-16")[:-8],
         svg("", before='<?xml version="1.0" encoding="nonesuch"?>'),
     ],

@@ -99,17 +99,22 @@ class Bundles:
     def __init__(self, folder: Path, base: str) -> None:
         self._folder = folder
         self._base = base
-        self._made: tuple[int, dict[str, tuple[str, bytes]]] = (0, {})
+        self._made: tuple[int, str, dict[str, tuple[str, bytes]]] = (0, "", {})
 
     def routes(self) -> list[Route]:
         """The page at `/`, and its joined files below `base`."""
         files = ("page.css", "page.js", "page.js.map")
-        joined = [Route(f"/{self._base}{name}", self._show(name, _FOR_EVER)) for name in files]
-        return [Route("/", self._show("index.html", "no-cache")), *joined]
+        return [
+            Route("/", self._show("index.html")),
+            *(Route(f"/{self._base}{each}", self._show(each)) for each in files),
+        ]
 
-    def _show(self, name: str, cache_control: str) -> Callable[[Request], Response]:
+    def _show(self, name: str) -> Callable[[Request], Response]:
         def show(request: Request) -> Response:
-            kind, packed = self._now()[name]
+            version, files = self._now()
+            kind, packed = files[name]
+            # A page from before an update may ask for the version before.
+            cache_control = _FOR_EVER if request.url.query == version else "no-cache"
             headers = {"content-type": kind, "cache-control": cache_control, "vary": "accept-encoding"}
             if "gzip" in request.headers.get("accept-encoding", ""):
                 return Response(packed, headers={**headers, "content-encoding": "gzip"})
@@ -117,19 +122,20 @@ class Bundles:
 
         return show
 
-    def _now(self) -> dict[str, tuple[str, bytes]]:
-        """The type and the packed content of each file."""
+    def _now(self) -> tuple[str, dict[str, tuple[str, bytes]]]:
+        """The version, and the type and the packed content of each file."""
         stamp = hash(frozenset((path, path.stat().st_mtime_ns) for path in self._folder.rglob("*")))
         if stamp != self._made[0]:
             kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript", "map": "application/json"}
+            version, texts = self._make()
             files = {
                 name: (f"{kinds[name.rpartition('.')[2]]}; charset=utf-8", gzip.compress(text.encode(), 9))
-                for name, text in self._make().items()
+                for name, text in texts.items()
             }
-            self._made = (stamp, files)
-        return self._made[1]
+            self._made = (stamp, version, files)
+        return self._made[1:]
 
-    def _make(self) -> dict[str, str]:
+    def _make(self) -> tuple[str, dict[str, str]]:
         page = (self._folder / "index.html").read_text("utf-8")
         styles = "".join((self._folder / self._within(each)).read_text("utf-8") for each in _STYLES.findall(page))
         found = _SCRIPT.search(page)
@@ -139,10 +145,10 @@ class Bundles:
         # A new version has a new address, so that a browser may keep each for ever.
         link = rf'\1<link rel="stylesheet" href="{self._base}page.css?{version}">'
         tag = rf'\1<script type="module" src="{self._base}page.js?{version}">'
-        return {
+        return version, {
             "index.html": _SCRIPT.sub(f"{link}\n{tag}", _STYLES.sub("", page)),
             "page.css": styles,
-            "page.js": f"{script.text}\n//# sourceMappingURL=page.js.map\n",
+            "page.js": f"{script.text}\n//# sourceMappingURL=page.js.map?{version}\n",
             "page.js.map": script.lines,
         }
 

@@ -35,6 +35,9 @@ def test_the_page_loads_one_script_and_one_style_sheet_packed_and_kept() -> None
         assert (answer.status_code, answer.headers["content-encoding"]) == (200, "gzip"), address
         assert "immutable" in answer.headers["cache-control"]
         assert client.get(f"/{address}", headers={"accept-encoding": "identity"}).text == answer.text
+        assert client.get(f"/{address}0").headers["cache-control"] == "no-cache", "of another version"
+    (lines,) = re.findall(r"sourceMappingURL=(.*)", joined[script].text)
+    assert "immutable" in client.get(f"/{BASE}{lines}").headers["cache-control"]
     assert sum(int(answer.headers["content-length"]) for answer in [page, *joined.values()]) < MOST_BYTES
     # In the page's order, since later rules have the last word.
     sheets = re.findall(r'href="qwen35mm/web/(styles/[^"]+)"', (WEB / "index.html").read_text("utf-8"))

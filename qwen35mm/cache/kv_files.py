@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -79,10 +80,12 @@ def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]
 
 def mapped_bytes() -> int:
     """Bytes of such files that this process has in memory now; the system can reclaim them at any time."""
-    if not _mapped:
+    # A copy, since another thread may be loading a model.
+    if not (mapped := list(_mapped)):
         return 0
-    if _PAGES.exists():
-        return sum(map(_resident_bytes, _mapped))
+    # Some sandboxes refuse the list.
+    with contextlib.suppress(OSError):
+        return sum(map(_resident_bytes, mapped))
     # Lists all mappings of the process, which takes a twentieth of a second; macOS has no list.
     if not hasattr(psutil.Process, "memory_maps"):
         return 0

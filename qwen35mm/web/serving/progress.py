@@ -30,12 +30,12 @@ class DownloadProgress:
     def report(self, done: int, total: int) -> None:
         """Takes the bytes here, and all of them."""
         now = self._clock()
-        self._done, self._total, self._reported_s = done, total, now
-        if self._seen and now - self._seen[-1][0] < _STEP_S:
-            return
-        self._seen.append((now, done))
+        if not self._seen or now - self._seen[-1][0] >= _STEP_S:
+            self._seen.append((now, done))
         while len(self._seen) > 2 and self._seen[1][0] <= now - _SPAN_S:
             self._seen.popleft()
+        # Last: `describe` runs in another thread, and reads nothing without a total.
+        self._done, self._reported_s, self._total = done, now, total
 
     def describe(self) -> dict[str, Any]:
         """The parts of a change's state that this knows."""

@@ -54,14 +54,15 @@ class _RemoteFile:
     num_bytes: int
     is_git: bool
 
-    def matches(self, path: Path) -> bool:
-        """Whether a file holds exactly this content."""
+    def matches(self, path: Path, on_chunk: Callable[[], None]) -> bool:
+        """Whether a file holds exactly this content; takes seconds for a large one."""
         if path.stat().st_size != self.num_bytes:
             return False
         digest = hashlib.sha1(b"blob %d\0" % self.num_bytes, usedforsecurity=False) if self.is_git else hashlib.sha256()
         with path.open("rb") as file:
             while chunk := file.read(_READ_BYTES):
                 digest.update(chunk)
+                on_chunk()
         return digest.hexdigest() == self.digest
 
 
@@ -195,7 +196,7 @@ class _Download:
                     raise
                 if failures:
                     self._pause(_PAUSES_S[failures - 1])
-        if not file.matches(partial):
+        if not file.matches(partial, self._go_on):
             partial.unlink()
             self._tell(-file.num_bytes)
             raise CheckpointError(
@@ -205,6 +206,10 @@ class _Download:
                 )
             )
         partial.replace(target)
+
+    def _go_on(self) -> None:
+        self._check_cancelled()
+        self._tell(0)
 
     def _check_cancelled(self) -> None:
         if self._cancelled():

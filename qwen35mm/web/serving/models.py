@@ -168,12 +168,13 @@ class Models:
             RequestError: a change is in progress.
             NotFoundError: there is no such server.
         """
+        found = None if server is None else await REQUESTS.run(self._servers.find, server)
         if self._download is not None:
             raise RequestError(say("A model is being downloaded. Wait until it is ready, or cancel the download."))
         if self._task is not None and not self._task.done():
             raise RequestError(say("Another model is already loading. Wait until it is ready."))
-        if server is not None:
-            change = self._connect(await REQUESTS.run(self._servers.find, server))
+        if found is not None:
+            change = self._connect(found)
         else:
             settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
             change = self._load(source, is_new, **settings)

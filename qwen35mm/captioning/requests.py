@@ -11,7 +11,8 @@ from typing import Any
 from qwen35mm.captioning.items import Item, Part
 from qwen35mm.captioning.records import medium_facts
 from qwen35mm.captioning.texts.json_schema import JsonSchema
-from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
+from qwen35mm.captioning.texts.prompts import PromptSet
+from qwen35mm.captioning.texts.templates import FACTS
 from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.contract import SamplingParams

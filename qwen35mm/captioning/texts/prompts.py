@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,16 +12,10 @@ from typing import Any
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import printable
+from qwen35mm.captioning.texts.templates import Template
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 
-PLACEHOLDERS = ("name", "stem", "folder", "width", "height", "duration", "sidecar", "metadata")
-"""The placeholders of prompts; `metadata` takes a key, as in `{metadata.title}`."""
-
-FACTS = frozenset({"width", "height", "duration", "sidecar"})
-"""The placeholders that need a look at the medium or its sidecar."""
-
-_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _WEIGHT = re.compile(r"weight\s*:(.*)", re.IGNORECASE)
 
 
@@ -58,21 +51,10 @@ class Question:
         return self.text if kind == "image" or self.video_text is None else self.video_text
 
 
-@dataclass(frozen=True)
-class _Placeholder:
-    """`written` is a name of `PLACEHOLDERS`; `metadata` includes its key."""
-
-    written: str
-    default: str | None
-
-
 class PromptSet:
     """The questions of a run and its system prompt.
 
-    `{name}`, `{stem}`, `{folder}`, `{width}`, `{height}`, `{duration}` (in seconds, such as 12.4), `{sidecar}` and
-    `{metadata.KEY}` stand for the item's values; dots in KEY lead into nested objects. In `{sidecar|DEFAULT}`, the
-    default replaces a missing or empty value. Without a default, a missing value fails the item. `{{` and `}}` are
-    braces. Values are inserted as they are, and their braces have no meaning.
+    Each text is a `Template`.
 
     Args:
         questions: at least one.
@@ -90,15 +72,14 @@ class PromptSet:
         self.system = system
         self.seed = seed
         texts = {system} | {text for q in self.questions for text in (q.text, q.video_text) if text is not None}
-        self._templates = {text: _parse(text) for text in texts}
+        self._templates = {text: Template(text) for text in texts}
 
     def needs(self) -> frozenset[str]:
         """The `PLACEHOLDERS` in any question or in the system prompt.
 
         Without any of `FACTS` among them, a run needn't look at every medium.
         """
-        parts = [part for template in self._templates.values() for part in template]
-        return frozenset(part.written.partition(".")[0] for part in parts if isinstance(part, _Placeholder))
+        return frozenset[str]().union(*(template.needs() for template in self._templates.values()))
 
     def choose(self, content: bytes) -> Question:
         """A medium's question; the same for the same content in every run with this seed.
@@ -130,19 +111,11 @@ class PromptSet:
         Raises:
             CaptioningError: the item lacks the value of a placeholder without a default.
         """
-        return self._fill(question.wording(item.kind), item, facts)
+        return self._templates[question.wording(item.kind)].fill(item, facts)
 
     def fill_system(self, item: Item, facts: Mapping[str, Any] | None = None) -> str:
         """The system prompt for this item; arguments and errors as in `fill`."""
-        return self._fill(self.system, item, facts)
-
-    def _fill(self, text: str, item: Item, facts: Mapping[str, Any] | None) -> str:
-        if all(isinstance(part, str) for part in self._templates[text]):
-            return "".join(map(str, self._templates[text]))
-        assert facts is not None or not self.needs() & FACTS, "needs() says that these prompts have to know the medium"
-        values = {"name": printable(item.name), "stem": printable(item.stem), "folder": printable(item.folder)}
-        values |= {"metadata": item.metadata, **(facts or {})}
-        return "".join(part if isinstance(part, str) else _value(part, item, values) for part in self._templates[text])
+        return self._templates[self.system].fill(item, facts)
 
 
 def read_prompt_file(path: Path) -> list[Question]:
@@ -181,61 +154,3 @@ def _weight(text: str) -> float:
         return float(text)
     except ValueError:
         raise CaptioningError(f"A prompt's weight must be a number above 0; got {text!r}.") from None
-
-
-def _parse(text: str) -> tuple[str | _Placeholder, ...]:
-    parts: list[str | _Placeholder] = []
-    end = 0
-    for match in _BRACES.finditer(text):
-        parts.append(text[end : match.start()])
-        end = match.end()
-        if match[1] is not None:
-            parts.append(_placeholder(match[1]))
-        elif match[0] in ("{{", "}}"):
-            parts.append(match[0][0])
-        else:
-            raise CaptioningError(
-                f"The prompt has a single {match[0]!r} after {text[: match.start()][-20:]!r}. Write it twice for a "
-                f"brace: {match[0] * 2}"
-            )
-    parts.append(text[end:])
-    return tuple(part for part in parts if part)
-
-
-def _placeholder(inner: str) -> _Placeholder:
-    written, bar, default = inner.partition("|")
-    name, dot, key = written.partition(".")
-    if name not in PLACEHOLDERS or bool(dot) != (name == "metadata") or (dot and not key):
-        known = ", ".join("{metadata.KEY}" if known == "metadata" else f"{{{known}}}" for known in PLACEHOLDERS)
-        raise CaptioningError(f"Unknown placeholder {{{written}}}. Known are {known}; write literal braces twice.")
-    return _Placeholder(written, default if bar else None)
-
-
-def _value(placeholder: _Placeholder, item: Item, values: Mapping[str, Any]) -> str:
-    value = _as_text(_look_up(values, placeholder.written))
-    if placeholder.default is not None and not value:
-        return placeholder.default
-    if value is None:
-        raise CaptioningError(
-            f"The prompt asks for {{{placeholder.written}}}, which {printable(item.name)} doesn't have. Give the "
-            f"placeholder a default, as in {{{placeholder.written}|unknown}}, or leave the item out."
-        )
-    return value
-
-
-def _look_up(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a key whose dots belong to it or lead into nested objects; None if there is none."""
-    if key in values:
-        return values[key]
-    head, _, rest = key.partition(".")
-    inner = values.get(head)
-    return _look_up(inner, rest) if rest and isinstance(inner, Mapping) else None
-
-
-def _as_text(value: Any) -> str | None:
-    """A JSON value as a person would write it: a flat list with commas, any other list or object as JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple) and not any(isinstance(part, list | tuple | Mapping | None) for part in value):
-        return ", ".join(_as_text(part) or "" for part in value)
-    return json.dumps(value, ensure_ascii=False)

@@ -16,7 +16,7 @@ from qwen35mm.captioning.judge import BY_ANSWER, BY_CHANCE, judge, not_judged
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
 from qwen35mm.captioning.records import Caption, Judged, medium_facts, medium_flags, one_line
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
-from qwen35mm.captioning.texts.cleanup import TRUNCATED, Cleaned, clean, wrap
+from qwen35mm.captioning.texts.cleanup import TRUNCATED, Around, Cleaned, clean, wrap
 from qwen35mm.captioning.texts.refusals import REFUSAL, is_refusal
 from qwen35mm.captioning.texts.trainers import SHORTENED, TOO_LONG, shorter_texts
 from qwen35mm.checkpoints.weights_digest import weights_digest
@@ -192,7 +192,7 @@ class Captioner:
                 retain=retain,
             )
             results.append(await _result(self.backend.stream(asked)))
-            replies.append(_read(results[-1], style))
+            replies.append(_read(results[-1], style, request.around))
             if not replies[-1].problems:
                 break
         best = min(replies, key=lambda reply: (reply.unusable is not None, len(reply.problems)))
@@ -252,7 +252,7 @@ async def _result(events: AsyncGenerator[Event, None]) -> Result:
     raise AssertionError("a stream ends with Finished or an error")
 
 
-def _read(result: Result, style: CaptionStyle) -> _Reply:
+def _read(result: Result, style: CaptionStyle, around: Around) -> _Reply:
     if style.schema is not None:
         try:
             data = style.schema.parse(result.text)
@@ -269,10 +269,9 @@ def _read(result: Result, style: CaptionStyle) -> _Reply:
     if is_refusal(cleaned.text):
         said = one_line(cleaned.text)[:_MAX_SAID]
         return _Reply(problems=(REFUSAL,), unusable=f"The model refused: {said} Try another prompt.", kind="refused")
-    around = {"prefix": style.prefix, "suffix": style.suffix, "trigger": style.trigger}
-    text, flags = wrap(cleaned.text, **around), cleaned.flags
+    text, flags = wrap(cleaned.text, **around._asdict()), cleaned.flags
     if style.length is not None and not style.length.takes(text):
-        shorter = (wrap(each, **around) for each in shorter_texts(cleaned.text))
+        shorter = (wrap(each, **around._asdict()) for each in shorter_texts(cleaned.text))
         fitting = next(filter(style.length.takes, shorter), None)
         text, flags = fitting or text, (*flags, SHORTENED if fitting else TOO_LONG)
     return _Reply(text, flags, style.words.problems(text))

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from qwen35mm.captioning.records import Caption, Judged
-from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
-from qwen35mm.captioning.texts.cleanup import is_list_of_tags, sentence_ends, tags_of, unwrap
+from qwen35mm.captioning.requests import CaptionRequest
+from qwen35mm.captioning.texts.cleanup import Around, is_list_of_tags, sentence_ends, tags_of, unwrap
 from qwen35mm.captioning.texts.presets import PRESETS
 from qwen35mm.contract import Result, SamplingParams
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
@@ -53,7 +53,7 @@ async def judge(
     Raises:
         Qwen35mmError: the model can't be asked.
     """
-    form, parts = _parts(caption, request.settings.style)
+    form, parts = _parts(caption, request.around)
     questions = [(text, form.format(kind=caption.kind, text=text)) for text in parts]
     return tuple([Judged(sentence=text, score=score_of(await ask(question))) for text, question in questions])
 
@@ -96,11 +96,11 @@ def _answer(text: str) -> bool | None:
     return None if found is None else _WORDS.get(found[1])
 
 
-def _parts(caption: Caption, style: CaptionStyle) -> tuple[str, list[str]]:
+def _parts(caption: Caption, around: Around) -> tuple[str, list[str]]:
     """The question about each part of a caption, and the parts."""
     if _is_of(caption, "ocr"):
         return _STATEMENT, []
-    text = unwrap(caption.text, prefix=style.prefix, suffix=style.suffix, trigger=style.trigger)
+    text = unwrap(caption.text, **around._asdict())
     if _is_of(caption, "tags") or (is_list_of_tags(text) and not sentence_ends(text)):
         return _TAG, tags_of(text)
     return _STATEMENT, sentences_of(text)

@@ -168,7 +168,7 @@ class Ledger:
 
     async def deliver(self, request: CaptionRequest, caption: Caption) -> Failed | None:
         """Writes a stored caption to every output that lacks it; `Failed` if one can't take this item."""
-        record = Record(request.item, request.key, request.content, caption)
+        record = Record(request.item, request.key, request.content, caption, request.around.trigger)
 
         def write() -> Failed | None:
             refused = _each(self._outputs, lambda output: output.write(record))

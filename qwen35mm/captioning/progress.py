@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class Counts:
         num_left: outcome: not reached before a stop.
         num_prompt_tokens, num_generated_tokens: tokens of this run's captions.
         num_retries: replies that weren't usable.
+        defaulted: by placeholder, items whose written caption took its default for a missing value.
         slots_idle_s: seconds that slots waited for media, summed over the slots.
         slots_s: seconds that slots existed, summed over the slots.
         began_s: when the first slot began to work, by the monotonic clock.
@@ -57,6 +59,7 @@ class Counts:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_retries: int = 0
+    defaulted: Counter[str] = field(default_factory=Counter)
     slots_idle_s: float = 0.0
     slots_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)

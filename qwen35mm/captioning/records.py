@@ -83,12 +83,14 @@ class Record:
     Attributes:
         key: 32 bytes that identify the work: content, prompt, model and settings.
         content: 32 bytes, SHA-256 of the medium's bytes.
+        trigger: the trigger word that stays first when the caption is added to a person's text; empty for none.
     """
 
     item: Item
     key: bytes
     content: bytes
     caption: Caption
+    trigger: str = ""
 
     def pieces(self) -> Iterator[bytes]:
         """The medium's bytes. Raises CaptioningError if they can't be read or, at the end, have changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from qwen35mm.captioning.items import Item, Part
-from qwen35mm.captioning.records import medium_facts
+from qwen35mm.captioning.records import medium_facts, printable
+from qwen35mm.captioning.texts.cleanup import NOTHING_AROUND, Around
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import PromptSet
-from qwen35mm.captioning.texts.templates import FACTS
+from qwen35mm.captioning.texts.templates import FACTS, Template
 from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.contract import SamplingParams
@@ -33,7 +35,8 @@ class CaptionStyle:
         schema: the JSON schema that every caption satisfies; None for text.
         words: required and forbidden words.
         max_attempts: the most replies; after that, the best one is taken with a flag.
-        prefix, suffix, trigger: see `wrap`.
+        prefix, suffix, trigger: templates; see `Template` and `wrap`. The trigger word may only name what is known
+            without the medium.
         keep_unfinished: whether to keep a last sentence that the token limit cut off.
         one_line: whether line ends become spaces.
         cleans: whether to remove what a model writes around a caption; see `clean`.
@@ -56,6 +59,22 @@ class CaptionStyle:
             raise CaptioningError(f"A caption needs at least one attempt; got {self.max_attempts}.")
         if self.schema is not None and (self.prefix or self.suffix or self.trigger):
             raise CaptioningError("A JSON caption takes no prefix, suffix or trigger word: they would break it.")
+        self.around()
+
+    def around(self) -> tuple[Template, Template, Template]:
+        """Prefix, suffix and trigger word. Raises CaptioningError for a wrong placeholder."""
+        prefix, suffix = Template(self.prefix, "prefix"), Template(self.suffix, "suffix")
+        return prefix, suffix, trigger_of(self.trigger)
+
+
+def trigger_of(text: str) -> Template:
+    """A trigger word's template. Raises CaptioningError for a wrong placeholder."""
+    trigger = Template(text, "trigger word")
+    if wrong := sorted(trigger.needs() & FACTS):
+        raise CaptioningError(
+            f"A trigger word can't have {{{wrong[0]}}}: it takes {{folder}}, {{name}}, {{stem}} and {{metadata.KEY}}."
+        )
+    return trigger
 
 
 @dataclass(frozen=True)
@@ -72,10 +91,15 @@ class CaptionSettings:
     style: CaptionStyle = field(default_factory=CaptionStyle)
     thinking: bool | None = False
 
-    def describe(self) -> dict[str, Any]:
-        """All values that differ from their defaults, as JSON values. So a new field doesn't change existing keys."""
+    def describe(self, around: Around = NOTHING_AROUND) -> dict[str, Any]:
+        """All values that differ from their defaults, as JSON values. So a new field doesn't change existing keys.
+
+        Args:
+            around: prefix, suffix and trigger word with their placeholders filled.
+        """
         default = asdict(CaptionStyle())
-        style = {name: value for name, value in asdict(self.style).items() if value != default[name]}
+        values = {**asdict(self.style), **around._asdict()}
+        style = {name: value for name, value in values.items() if value != default[name]}
         return {"params": changed(self.params), "thinking": self.thinking, "style": style}
 
 
@@ -86,7 +110,8 @@ class CaptionRequest:
     Attributes:
         content: SHA-256 of its bytes.
         plan: its media plan; None if it isn't needed yet.
-        question, system: with their placeholders filled.
+        question, system, around: with their placeholders filled.
+        defaulted: the placeholders whose default was taken.
         key: 32 bytes that identify this work; see `asked_of`.
         others: keys under which the same model may have done it elsewhere.
     """
@@ -99,6 +124,8 @@ class CaptionRequest:
     settings: CaptionSettings
     key: bytes
     others: tuple[bytes, ...] = ()
+    around: Around = NOTHING_AROUND
+    defaulted: tuple[str, ...] = ()
 
 
 class RequestBuilder:
@@ -122,14 +149,15 @@ class RequestBuilder:
         self._prompts = prompts
         # Text that was read from a picture isn't cleaned.
         verbatim = replace(settings, style=replace(settings.style, cleans=False, one_line=False))
-        self._by_kind = {
-            is_verbatim: (each, [{"form": _FORM, **described, **each.describe()} for described in (model, *others)])
-            for is_verbatim, each in ((False, settings), (True, verbatim))
-        }
-        self._needs_facts = bool(prompts.needs() & FACTS)
+        self._by_kind = {False: settings, True: verbatim}
+        self._models = (model, *others)
+        self._around = settings.style.around()
+        self._needed = prompts.needs().union(*(template.needs() for template in self._around))
+        self._needs_facts = bool(self._needed & FACTS)
         self.with_plan = with_plan or self._needs_facts
-        # Most items have the same question.
-        self._last: tuple[str, str, bool, list[bytes]] | None = None
+        # Most items have the same question, and the same texts around their captions.
+        self._asked = functools.lru_cache(1)(self._ask)
+        self._described = functools.lru_cache(64)(self._describe)
 
     def build(
         self, item: Item, content: bytes, plan: MediaPlan | None, original: Callable[[Item], str | None]
@@ -141,7 +169,7 @@ class RequestBuilder:
             original: a person's own text beside an item, for `{sidecar}`.
 
         Raises:
-            CaptioningError: the item lacks what its prompt names.
+            CaptioningError: the item lacks what its prompt, prefix, suffix or trigger word names.
         """
         facts = None
         if self._needs_facts:
@@ -149,24 +177,37 @@ class RequestBuilder:
             height, width = plan.source_size
             duration_s = medium_facts(item, plan)["duration_s"]
             duration = None if duration_s is None else f"{duration_s:.1f}"
-            text = original(item) if "sidecar" in self._prompts.needs() else None
+            text = original(item) if "sidecar" in self._needed else None
             sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
         work = content if item.part is None or item.part.is_clip else _part_of(content, item.part)
         chosen = self._prompts.choose(work)
         question = self._prompts.fill(chosen, item, facts)
         system = self._prompts.fill_system(item, facts)
-        settings = self._by_kind[chosen.verbatim][0]
-        key, *others = (_key(work, asked) for asked in self._asked(question, system, chosen.verbatim))
-        return CaptionRequest(item, content, plan, question, system, settings, key, tuple(others))
+        around = Around(*(template.fill(item, facts) for template in self._around))
+        if self._around[2].text and not around.trigger.strip():
+            raise CaptioningError(
+                f"The trigger word {self._around[2].text!r} is empty for {printable(item.name)}. Give it a default, as "
+                "in {folder|ohwx}; {folder} is the folder below the source."
+            )
+        asked = self._asked(question, system, chosen.verbatim, around)
+        key, *others = (_key(work, each) for each in asked)
+        defaulted = self._prompts.defaulted(chosen, item, facts)
+        defaulted += tuple(name for template in self._around for name in template.defaulted(item, facts))
+        settings = self._by_kind[chosen.verbatim]
+        return CaptionRequest(
+            item, content, plan, question, system, settings, key, tuple(others), around, tuple(dict.fromkeys(defaulted))
+        )
 
-    def _asked(self, question: str, system: str, verbatim: bool) -> list[bytes]:
+    def _ask(self, question: str, system: str, verbatim: bool, around: Around) -> list[bytes]:
         """SHA-256 of the question and settings, without the medium: for this model first, then for the others."""
-        if self._last is None or self._last[:3] != (question, system, verbatim):
-            described = self._by_kind[verbatim][1]
-            texts = [json.dumps([question, system, each], sort_keys=True) for each in described]
-            self._last = (question, system, verbatim, [hashlib.sha256(text.encode()).digest() for text in texts])
-        return self._last[3]
+        described = self._described(verbatim, around)
+        texts = [json.dumps([question, system, each], sort_keys=True) for each in described]
+        return [hashlib.sha256(text.encode()).digest() for text in texts]
+
+    def _describe(self, verbatim: bool, around: Around) -> list[dict[str, Any]]:
+        settings = self._by_kind[verbatim].describe(around)
+        return [{"form": _FORM, **model, **settings} for model in self._models]
 
 
 def asked_of(key: bytes) -> bytes:

@@ -381,7 +381,9 @@ class Run:
         failed = await self._ledger.deliver(request, caption)
         if failed is not None:
             await self._fail(request.item, request.key, failed)
-        return failed is None
+            return False
+        self.counts.defaulted.update(request.defaulted)
+        return True
 
     async def _fail_work(self, key: bytes, failed: Failed) -> None:
         """Records a failure for every item that waits for this work."""

@@ -199,6 +199,8 @@ def _report(outcome: Outcome, job: Job) -> None:
             "tries them again.",
             err=True,
         )
+    for name, number in counts.defaulted.most_common():
+        typer.echo(f"{{{name}}} was missing for {number:,} captions: they have its default.", err=True)
     if outcome.num_pruned:
         typer.echo(
             f"Removed the captions of {outcome.num_pruned:,} moved or deleted media from the outputs.",

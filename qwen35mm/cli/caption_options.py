@@ -75,9 +75,11 @@ class CaptionOptions:
     thinking_budget: Annotated[int | None, _reply(help="Most tokens of thinking.", min=0)] = None
     schema: Annotated[Path | None, _reply(help="File with a JSON schema that every caption satisfies.")] = None
 
-    prefix: Annotated[str, _caption(help="Text before each caption.")] = ""
-    suffix: Annotated[str, _caption(help="Text after each caption.")] = ""
-    trigger: Annotated[str, _caption(help="A word that is put first if the caption lacks it.")] = ""
+    prefix: Annotated[str, _caption(help="Text before each caption, with placeholders as in prompts.")] = ""
+    suffix: Annotated[str, _caption(help="Text after each caption, with placeholders.")] = ""
+    trigger: Annotated[
+        str, _caption(help="A word that is put first if the caption lacks it; may have {folder} and {metadata.KEY}.")
+    ] = ""
     require: Annotated[Many, _caption(help="A word, or re:PATTERN, that a caption must have; may be repeated.")] = None
     forbid: Annotated[Many, _caption(help="A word, or re:PATTERN, that a caption must not have; may be repeated.")] = (
         None
@@ -142,6 +144,10 @@ class CaptionOptions:
             help="Between an existing text and ours; by default a space, a line end with --keep-lines, or --for's."
         ),
     ] = None
+    keep_tokens: Annotated[
+        int,
+        _output(help="With --mode prepend: how many tags of an existing text stay first, as the trainer's.", min=0),
+    ] = 0
     link_media: Annotated[
         bool,
         _output("--link-media", help="Hard-link media into dataset folders instead of copying; an edit changes both."),
@@ -191,6 +197,7 @@ class CaptionOptions:
         from qwen35mm.captioning.outputs import OutputSettings, parse_output
         from qwen35mm.captioning.run import RunSettings
         from qwen35mm.captioning.sources.scan import ScanOptions
+        from qwen35mm.captioning.texts.templates import new_path
 
         prompts, trainer = self._prompts(), self._trainer()
         job = Job(
@@ -215,9 +222,10 @@ class CaptionOptions:
             outputs=tuple(parse_output(text) for text in self._outputs(trainer)),
             output_settings=OutputSettings(
                 mode=self.mode,
-                folder=self.output_dir,
+                folder=None if self.output_dir is None else Path(new_path(str(self.output_dir), "--output-dir")),
                 one_line=not any(each.lines for each in prompts.questions) if self.one_line is None else self.one_line,
                 separator=trainer.separator if self.separator is None and trainer is not None else self.separator,
+                keep_tokens=self.keep_tokens,
                 link_media=self.link_media,
                 embed_media=self.embed_media,
                 records_per_shard=self.records_per_shard,

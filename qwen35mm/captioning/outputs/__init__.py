@@ -16,6 +16,7 @@ from qwen35mm.captioning.outputs.file_names import fold
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.outputs.webdataset import TarShards
+from qwen35mm.captioning.texts.templates import new_path
 from qwen35mm.errors import CaptioningError
 
 __all__ = [
@@ -59,10 +60,13 @@ class OutputSpec:
 def parse_output(text: str) -> OutputSpec:
     """Reads `sidecar`, `sidecar:.caption`, `jsonl:FILE`, `parquet:FOLDER`, `dataset:FOLDER` or `webdataset:FOLDER`.
 
+    An existing file or folder is taken as it is; a new name's literal braces are doubled.
+
     Raises:
-        CaptioningError: it has none of these forms.
+        CaptioningError: it has none of these forms, or a name has placeholders.
     """
     kind, _, target = text.partition(":")
+    target = new_path(target, "name of an output")
     if kind == "sidecar":
         suffix = target or DEFAULT_SUFFIX
         if _SUFFIX.fullmatch(suffix) and len(suffix.encode("utf-8", "replace")) <= _MAX_SUFFIX_BYTES:

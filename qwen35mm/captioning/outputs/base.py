@@ -26,6 +26,7 @@ class OutputSettings:
         folder: the folder of sidecars, under their items' names; None puts them beside their media.
         one_line: writes sidecars as one line, since many trainers read only one.
         separator: between a person's text and ours in a sidecar; None for a line end, or a space with `one_line`.
+        keep_tokens: how many tags of a person's text stay in front of ours with `prepend`.
         link_media: dataset folders link to media instead of copying, if the disk can.
         embed_media: parquet files contain the media.
         records_per_shard: of parquet files and tars.
@@ -38,6 +39,7 @@ class OutputSettings:
     folder: Path | None = None
     one_line: bool = False
     separator: str | None = None
+    keep_tokens: int = 0
     link_media: bool = False
     embed_media: bool = False
     records_per_shard: int = 1000

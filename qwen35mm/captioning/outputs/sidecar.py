@@ -12,6 +12,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Collection, Iterator
@@ -24,12 +25,15 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fit, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.records import Caption, Record, printable
+from qwen35mm.captioning.texts.cleanup import add_to
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
 
 _log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
+_MARK = "\ufeff"
+_BETWEEN_TAGS = re.compile(r",|\|\|\|")
 # Errors of one file or folder, not of the disk.
 _OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -61,7 +65,7 @@ class _Text:
         """Whether a person wrote some of the content."""
         if self.content is None or not self.content.strip():
             return False
-        return self.keys is None or (self.original is not None and self.original.encode() in self.content)
+        return self.keys is None or (self.original is not None and _holds(self.content, self.original))
 
 
 class Sidecars(Output):
@@ -77,8 +81,8 @@ class Sidecars(Output):
         self._mode = settings.mode
         self._appends = settings.mode in ("append", "prepend")
         self._one_line = settings.one_line
-        separator = settings.separator if settings.separator is not None else " " if settings.one_line else "\n"
-        self._separator = separator.encode("utf-8", "backslashreplace")
+        self._separator = settings.separator if settings.separator is not None else " " if settings.one_line else "\n"
+        self._keep_tokens = settings.keep_tokens
         self._last: bytes | None = None
         # The copies of people's texts that were replaced.
         self._backups: list[Path] = []
@@ -139,19 +143,26 @@ class Sidecars(Output):
 
     def _compose(self, content: bytes | None, record: Record) -> bytes:
         """The file's new bytes, with a newline at the end."""
-        own = self._shown(record.caption).encode("utf-8", "backslashreplace").rstrip(b"\n")
+        own = self._shown(record.caption).rstrip("\n")
         if not self._appends or content is None or not content.strip():
-            return own + b"\n"
+            return _encoded(own)
         try:
-            content.decode()
+            text = content.decode()
         except UnicodeDecodeError as error:
             raise CaptioningError(
                 f"The text file of {printable(record.item.name)} isn't UTF-8, so nothing can be added to it. "
                 "Save it as UTF-8."
             ) from error
-        theirs = content.rstrip(b"\r\n")
-        parts = (theirs, own) if self._mode == "append" else (own, theirs)
-        return self._separator.join(parts) + b"\n"
+        theirs = text.removeprefix(_MARK)
+        added = add_to(
+            theirs.rstrip("\r\n"),
+            own,
+            separator=self._separator,
+            trigger=record.trigger,
+            first=self._mode == "prepend",
+            keep=self._keep_tokens,
+        )
+        return _encoded(added if theirs == text else _MARK + added)
 
     def gone(self) -> set[Path]:
         """See `Output`."""
@@ -224,8 +235,8 @@ class Sidecars(Output):
         own = text.content.decode("utf-8-sig", "replace")
         for key in text.keys_written:
             caption = self._manifest.caption(key)
-            for shown in ("", "") if caption is None else (caption.text, self._shown(caption)):
-                own = own.replace(shown, "") if shown else own
+            for shown in () if caption is None else (caption.text, self._shown(caption)):
+                own = _without(own, shown)
         return own.strip() or None
 
     def _text(self, item: Item) -> _Text | None:
@@ -310,6 +321,29 @@ def _errors_of_one_file(item: Item) -> Iterator[None]:
         if error.errno not in _OF_ONE_FILE:
             raise
         raise CaptioningError(f"The caption of {printable(item.name)} can't be written. {error}") from error
+
+
+def _holds(content: bytes, original: str) -> bool:
+    """Whether a file has a person's text, as a whole or with our caption between two of its tags."""
+    text = content.decode("utf-8", "replace")
+    ends = [match.end() for match in _BETWEEN_TAGS.finditer(original)]
+    halves = ((original[:end].rstrip(", |"), original[end:].lstrip()) for end in ends)
+    return original in text or any(first in text and second in text for first, second in halves if first and second)
+
+
+def _without(text: str, caption: str) -> str:
+    """A file's text without our caption, whose trigger word may stand apart from it at the front."""
+    if not caption or caption in text:
+        return text.replace(caption, "") if caption else text
+    for match in re.finditer(", ", caption):
+        trigger, rest = caption[: match.end()], caption[match.end() :]
+        if rest and text.startswith(trigger) and rest in text:
+            return text.removeprefix(trigger).replace(rest, "")
+    return text
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _digest(content: bytes) -> bytes:

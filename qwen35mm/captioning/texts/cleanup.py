@@ -6,9 +6,14 @@ Removes only text that clearly isn't the caption. Knows lead-ins in English and 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qwen35mm.captioning.texts.words import contains
+
+TAG_DIVIDER = "|||"
+"""What sd-scripts' documents take for `keep_tokens_separator`."""
 
 TRUNCATED = "truncated"
 REPETITION_REMOVED = "repetition removed"
@@ -59,20 +64,85 @@ def clean(text: str, *, finished: bool, keep_unfinished: bool = False, one_line:
     return Cleaned(text, tuple(flags))
 
 
+class Around(NamedTuple):
+    """What `wrap` puts around a caption."""
+
+    prefix: str = ""
+    suffix: str = ""
+    trigger: str = ""
+
+
+NOTHING_AROUND = Around()
+
+
 def wrap(text: str, *, prefix: str = "", suffix: str = "", trigger: str = "") -> str:
     """A caption with prefix, suffix and trigger word for a training set.
 
     Prefix and suffix are joined without further spaces. The trigger word comes first, with a comma, unless the text
-    contains it already.
+    contains it already. In a list of tags that contains it, it moves to the front.
     """
     wrapped = f"{prefix}{text}{suffix}"
-    return f"{trigger}, {wrapped}" if trigger and not contains(wrapped, trigger) else wrapped
+    if not trigger:
+        return wrapped
+    if contains(wrapped, trigger):
+        return _with_tag_first(wrapped, trigger)
+    return f"{trigger}, {wrapped}"
 
 
 def unwrap(text: str, *, prefix: str = "", suffix: str = "", trigger: str = "") -> str:
     """A caption without the additions of `wrap`."""
     text = text.removeprefix(f"{trigger}, ") if trigger else text
     return text.removeprefix(prefix).removesuffix(suffix)
+
+
+def add_to(theirs: str, own: str, *, separator: str, trigger: str = "", first: bool = False, keep: int = 0) -> str:
+    """A person's text with our caption. Their words and their order stay.
+
+    The trigger word comes first, unless their text contains it. Where `TAG_DIVIDER` divides their text, as trainers
+    with a `keep_tokens_separator` read it, ours comes into the part that may be shuffled.
+
+    Args:
+        own: our caption, which may begin with the trigger word and a comma.
+        first: whether ours comes before theirs.
+        keep: how many of their tags stay in front of ours; their trigger word always does.
+    """
+    head, kept_sep, body, divided, tail = "", "", theirs, "", ""
+    lead = f"{trigger}, "
+    if trigger:
+        own = own.removeprefix(lead)
+    if TAG_DIVIDER in theirs:
+        head, kept_sep, body = theirs.partition(TAG_DIVIDER)
+        body, divided, tail = body.partition(TAG_DIVIDER)
+    elif first:
+        keep = max(keep, trigger.count(",") + 1 if trigger and theirs.startswith(lead) else 0)
+        ends = [match.start() for match in _SEPARATOR.finditer(theirs)]
+        if keep and len(ends) < keep:
+            head, body = theirs, ""
+        elif keep:
+            head, body = theirs[: ends[keep - 1]], theirs[ends[keep - 1] + 1 :].lstrip()
+        kept_sep = separator if head else ""
+    parts = [part for part in ((own, body) if first else (body, own)) if part.strip()]
+    added = head + kept_sep + joined(parts, separator) + divided + tail
+    return f"{trigger}, {added}" if trigger and not contains(theirs, trigger) else added
+
+
+def joined(parts: Sequence[str], separator: str) -> str:
+    """Texts with a separator between them. A comma doesn't follow the end of a sentence: there a space does."""
+    text = ""
+    for part in parts:
+        ends = sentence_ends(text)
+        plain = separator.strip() == "," and bool(ends) and ends[-1] == len(text.rstrip())
+        text = f"{text}{' ' if plain else separator}{part}" if text else part
+    return text
+
+
+def _with_tag_first(text: str, tag: str) -> str:
+    """A list of tags with one of its tags at the front; any other text as it is."""
+    if not is_list_of_tags(text):
+        return text
+    tags = [each.strip() for each in _SEPARATOR.split(text)]
+    at = next((at for at, each in enumerate(tags) if each.casefold() == tag.casefold()), 0)
+    return ", ".join((tag, *tags[:at], *tags[at + 1 :])) if at else text
 
 
 def _unwrapped(text: str, *, finished: bool) -> str:

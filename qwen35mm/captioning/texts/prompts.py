@@ -117,6 +117,11 @@ class PromptSet:
         """The system prompt for this item; arguments and errors as in `fill`."""
         return self._templates[self.system].fill(item, facts)
 
+    def defaulted(self, question: Question, item: Item, facts: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+        """The placeholders of the question and the system prompt whose default this item takes."""
+        asked, system = self._templates[question.wording(item.kind)], self._templates[self.system]
+        return asked.defaulted(item, facts) + system.defaulted(item, facts)
+
 
 def read_prompt_file(path: Path) -> list[Question]:
     """The questions in a file of UTF-8 text.

@@ -9,6 +9,7 @@ are inserted as they are, and their braces have no meaning.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,13 +65,23 @@ class Template:
         Raises:
             CaptioningError: the item lacks the value of a placeholder without a default.
         """
-        needs = self.needs()
-        if not needs:
+        if all(isinstance(part, str) for part in self._parts):
             return "".join(map(str, self._parts))
-        assert facts is not None or not needs & FACTS, "needs() says that this text has to know the medium"
-        values = {"name": printable(item.name), "stem": printable(item.stem), "folder": printable(item.folder)}
-        values |= {"metadata": item.metadata, **(facts or {})}
+        values = self._values(item, facts)
         return "".join(part if isinstance(part, str) else self._value(part, item, values) for part in self._parts)
+
+    def defaulted(self, item: Item, facts: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+        """The placeholders whose default `fill` takes, since the item lacks their values."""
+        with_default = [part for part in self._parts if isinstance(part, _Placeholder) and part.default is not None]
+        if not with_default:
+            return ()
+        values = self._values(item, facts)
+        return tuple(part.written for part in with_default if not _as_text(_look_up(values, part.written)))
+
+    def _values(self, item: Item, facts: Mapping[str, Any] | None) -> dict[str, Any]:
+        assert facts is not None or not self.needs() & FACTS, "needs() says that this text has to know the medium"
+        values = {"name": printable(item.name), "stem": printable(item.stem), "folder": printable(item.folder)}
+        return {**values, "metadata": item.metadata, **(facts or {})}
 
     def _value(self, placeholder: _Placeholder, item: Item, values: Mapping[str, Any]) -> str:
         value = _as_text(_look_up(values, placeholder.written))
@@ -82,6 +93,20 @@ class Template:
                 f"the placeholder a default, as in {{{placeholder.written}|unknown}}, or leave the item out."
             )
         return value
+
+
+def new_path(text: str, what: str) -> str:
+    """A path that a person gave, which takes no placeholders. One that exists is taken as it is.
+
+    Raises:
+        CaptioningError: a new path has placeholders, or a brace that isn't doubled.
+    """
+    if not _BRACES.search(text) or os.path.lexists(text):
+        return text
+    template = Template(text, what)
+    if template.needs():
+        raise CaptioningError(f"The {what} takes no placeholders; got {text!r}. Write literal braces twice.")
+    return text.replace("{{", "{").replace("}}", "}")
 
 
 def _parse(text: str, what: str) -> tuple[str | _Placeholder, ...]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from qwen35mm.captioning.texts.cleanup import (
     REPETITION_REMOVED,
     TRUNCATED,
     Cleaned,
+    add_to,
     clean,
     cut_back,
     sentence_ends,
@@ -270,3 +272,46 @@ def test_cutting_back_keeps_a_beginning_and_never_empties(text: str) -> None:
     cut = cut_back(text)
     assert text.startswith(cut)
     assert cut or not text.strip() or not any(char.isalnum() for char in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "trigger", "expected"),
+    [
+        ("1girl, hat, ohwx, blue sky", "ohwx", "ohwx, 1girl, hat, blue sky"),
+        ("1girl, hat, OHWX style, blue sky", "ohwx style", "ohwx style, 1girl, hat, blue sky"),
+        ("ohwx, 1girl, hat, blue sky", "ohwx", "ohwx, 1girl, hat, blue sky"),
+        ("1girl, ohwx hat, blue sky, tree", "ohwx", "1girl, ohwx hat, blue sky, tree"),
+        ("A man called ohwx stands.", "ohwx", "A man called ohwx stands."),
+    ],
+)
+def test_a_trigger_among_tags_comes_first(text: str, trigger: str, expected: str) -> None:
+    assert wrap(text, trigger=trigger) == expected
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "options", "expected"),
+    [
+        # The trigger word first, then their tags in their order.
+        ("1girl, hat", "ohwx, a tree", {}, "ohwx, 1girl, hat, a tree"),
+        ("1girl, hat", "ohwx, a tree", {"first": True}, "ohwx, a tree, 1girl, hat"),
+        ("ohwx, 1girl", "ohwx, a tree", {}, "ohwx, 1girl, a tree"),
+        ("ohwx, 1girl", "ohwx, a tree", {"first": True}, "ohwx, a tree, 1girl"),
+        ("1girl, ohwx, hat", "ohwx, a tree", {}, "1girl, ohwx, hat, a tree"),
+        ("1girl", "A man called ohwx.", {}, "ohwx, 1girl, A man called ohwx."),
+        # As many of their tags stay first as the trainer keeps.
+        ("1girl, solo, hat", "a tree", {"first": True, "keep": 2, "trigger": ""}, "1girl, solo, a tree, hat"),
+        ("1girl", "a tree", {"first": True, "keep": 2, "trigger": ""}, "1girl, a tree"),
+        ("ohwx, 1girl, hat", "ohwx, a tree", {"first": True, "keep": 2}, "ohwx, 1girl, a tree, hat"),
+        # Ours may be shuffled; what is fixed stays fixed.
+        ("1girl ||| hat", "ohwx, a tree", {}, "ohwx, 1girl ||| hat, a tree"),
+        ("1girl|||hat|||best", "a tree", {"trigger": ""}, "1girl|||hat, a tree|||best"),
+        ("1girl|||hat|||best", "a tree", {"trigger": "", "first": True}, "1girl|||a tree, hat|||best"),
+        # No comma after the end of a sentence.
+        ("A hat.", "A tree.", {"trigger": ""}, "A hat. A tree."),
+        ("A hat!", "A tree.", {"trigger": "", "separator": ","}, "A hat! A tree."),
+        ("A hat.", "A tree.", {"trigger": "", "separator": "\n"}, "A hat.\nA tree."),
+        ("1girl, by Dr.", "a tree", {"trigger": ""}, "1girl, by Dr., a tree"),
+    ],
+)
+def test_a_caption_is_added_to_a_persons_text(theirs: str, own: str, options: dict[str, Any], expected: str) -> None:
+    assert add_to(theirs, own, **{"separator": ", ", "trigger": "ohwx", **options}) == expected

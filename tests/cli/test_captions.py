@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -52,6 +53,15 @@ def test_a_change_is_shown_and_written_only_on_request(qwen35mm: Run, tagged: Pa
     assert texts(tagged) == before | {"1.txt": "Mine."}
     done = qwen35mm("captions", "undo", tagged)
     assert (done.returncode, "nothing to take back" in done.stderr) == (1, True)
+
+
+def test_a_terminal_is_asked(qwen35mm: Run, tagged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(sys.modules["qwen35mm.cli.captions"], "sys", SimpleNamespace(stdin=terminal, stderr=terminal))
+    for answer, text in (("n", TAGS[0]), ("y", "ohwx, red")):
+        done = qwen35mm("captions", "remove", tagged, "--tags", "hat", stdin=f"{answer}\n")
+        assert "Write the changes?" in done.stderr
+        assert (tagged / "0.txt").read_text() == f"{text}\n"
 
 
 @pytest.mark.parametrize(

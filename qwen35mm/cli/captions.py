@@ -63,7 +63,7 @@ class Which:
         _which(help="Folder of the manifest; by default .qwen35mm in --output-dir, in the folder or near the file."),
     ] = None
     search: Annotated[
-        str, _which(help="Only captions with these words, in the caption or the name.", metavar="WORDS")
+        str, _which(help="Only captions with these words in them or the name; -WORD: lacking it.", metavar="WORDS")
     ] = ""
     flag: Annotated[str, _which(help="Only captions with this flag, such as edited or truncated.")] = ""
     accepted: Annotated[

@@ -49,7 +49,7 @@ class Search:
     """A search; all conditions must hold.
 
     Attributes:
-        words: each occurs in the caption or the name, ignoring case.
+        words: each occurs in the caption or the name, ignoring case; the caption lacks one with `-` in front.
         show: `open` has a caption that isn't accepted, `accepted` an accepted one, `empty` none; `similar` shows groups
             of near-duplicates.
         flag: a flag of the caption.
@@ -386,7 +386,7 @@ class Collection(ABC, Generic[Place]):
         if not words:
             return True
         within = f"{entry.name}\n{text}".casefold()
-        return all(word in within for word in words)
+        return all(_occurs(word, within, text.casefold()) for word in words)
 
     def _described(self, entry: Entry) -> dict[str, Any]:
         prompt, model = self._made(entry) or (None, None)
@@ -404,3 +404,8 @@ class Collection(ABC, Generic[Place]):
             "prompt": prompt,
             "model": model,
         }
+
+
+def _occurs(word: str, within: str, text: str) -> bool:
+    """Whether a word of a search fits: `-word` is one that the caption lacks."""
+    return word[1:] not in text if word.startswith("-") and len(word) > 1 else word in within

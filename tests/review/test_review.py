@@ -151,6 +151,8 @@ async def test_items_are_found(folder: Path, reviewed: Folder) -> None:
     reviewed.look()
     assert found(reviewed, words="ball grüner") == ["0.png"]
     assert found(reviewed, words="red 4") == ["more/4.png"]
+    assert found(reviewed, words="-RED -ball") == ["1.png", "2.jpg"]
+    assert found(reviewed, words="-4 png -red") == ["0.png", "1.png"]
     assert found(reviewed, show="empty") == ["1.png", "2.jpg"]
     assert found(reviewed, max_chars=15, min_chars=5) == ["0.png"]
     flags = reviewed.find(Search())["flags"]

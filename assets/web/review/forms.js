@@ -20,6 +20,7 @@ export function searchForm(flags, filter, search) {
     value: search.words,
     placeholder: t("Search captions and names"),
     "aria-label": t("Search"),
+    title: t("-word finds captions that lack the word"),
     oninput: ({ currentTarget }) => filter({ words: currentTarget.value }),
   });
   const shown = [

@@ -78,6 +78,7 @@ export class Blocks {
   ) {
     const language = element.querySelector(".code-bar span")?.textContent ?? "";
     const code = element.querySelector("code")?.textContent ?? "";
+    const ending = element.getAttribute("data-ending") ?? "txt";
     const kind = previewKind(language, code);
     const label = h("span");
     const toggle = button("plain", [icon("eye"), label], () => show(!previews.has(number)));
@@ -97,7 +98,7 @@ export class Blocks {
     const copyCode = iconButton("copy", t("Copy code"), ({ currentTarget }) =>
       copy(currentTarget, code.replace(/\n$/, "")),
     );
-    const saveCode = iconButton("download", t("Save code"), () => save(codeFileName(language, code), code));
+    const saveCode = iconButton("download", t("Save code"), () => save(codeFileName(ending, code), code));
     element.querySelector(".code-bar")?.append(h("span.row", kind && toggle, copyCode, saveCode));
   }
 }

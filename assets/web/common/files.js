@@ -2,77 +2,6 @@
 
 import { h } from "./dom.js";
 
-/** The ends of files, of languages that aren't called by theirs. @type {Record<string, string>} */
-const ENDS = {
-  apacheconf: "conf",
-  assembly: "asm",
-  bash: "sh",
-  batch: "bat",
-  bibtex: "bib",
-  "c#": "cs",
-  "c++": "cpp",
-  cc: "cpp",
-  clojure: "clj",
-  coffeescript: "coffee",
-  csharp: "cs",
-  cuda: "cu",
-  docker: "dockerfile",
-  elisp: "el",
-  elixir: "ex",
-  erlang: "erl",
-  "f#": "fs",
-  fortran: "f90",
-  fsharp: "fs",
-  gas: "s",
-  gherkin: "feature",
-  golang: "go",
-  haskell: "hs",
-  javascript: "js",
-  jinja: "j2",
-  julia: "jl",
-  kotlin: "kt",
-  latex: "tex",
-  make: "makefile",
-  markdown: "md",
-  mathematica: "wl",
-  matlab: "m",
-  mermaid: "mmd",
-  nginx: "conf",
-  objc: "m",
-  "objective-c": "m",
-  ocaml: "ml",
-  octave: "m",
-  pascal: "pas",
-  patch: "diff",
-  perl: "pl",
-  postgres: "sql",
-  postgresql: "sql",
-  powershell: "ps1",
-  prolog: "pl",
-  protobuf: "proto",
-  psql: "sql",
-  pwsh: "ps1",
-  py3: "py",
-  pycon: "txt",
-  python: "py",
-  python3: "py",
-  racket: "rkt",
-  ruby: "rb",
-  rust: "rs",
-  scheme: "scm",
-  shell: "sh",
-  "shell-session": "txt",
-  solidity: "sol",
-  sqlite3: "sql",
-  systemverilog: "sv",
-  terraform: "tf",
-  text: "txt",
-  typescript: "ts",
-  verilog: "v",
-  vhdl: "vhd",
-  yaml: "yml",
-  zsh: "sh",
-};
 // Files of a fixed name.
 const NAMED = new Map([
   ["dockerfile", "Dockerfile"],
@@ -95,12 +24,10 @@ function nameOf(/** @type {string} */ text, /** @type {string} */ otherwise) {
 
 /**
  * What a block of code is called: as its first comment says where that names a file, else by its first words.
- * @param {string} language as the fence says
+ * @param {string} end how files of its language end
  * @param {string} code
  */
-export function codeFileName(language, code) {
-  const known = language.toLowerCase();
-  const end = ENDS[known] ?? (/^[a-z][a-z0-9]*$/.test(known) ? known : "txt");
+export function codeFileName(end, code) {
   const first = code.split("\n").map((line) => line.replace(MARKS, "").trim());
   const line = first.find((each) => /[\p{L}\p{N}]/u.test(each)) ?? "";
   const given = line.match(/^(?:file(?:name)?:\s*)?(?:[\w.-]+\/)*(\w[\w.-]{0,60}\.[a-z]\w{0,9})$/i)?.[1];

@@ -45,6 +45,26 @@ _ALIASES = {
     "vue": "html",
 }
 _NAME = re.compile(r"[\w.+#-]{1,24}", re.ASCII)
+_ENDING = re.compile(r"[a-z][a-z0-9]*")
+# How Pygments writes the names of a language's files.
+_PATTERN = re.compile(r"\*\.([a-z]\w*)")
+# How files end, of languages that Pygments knows no ending of, or one that is rarely seen.
+_ENDINGS = dict.fromkeys(("postgres", "postgresql", "psql", "sqlite3"), "sql") | {
+    "apacheconf": "conf",
+    "docker": "dockerfile",
+    "dockerfile": "dockerfile",
+    "fortran": "f90",
+    "glsl": "glsl",
+    "jinja": "j2",
+    "lisp": "lisp",
+    "make": "makefile",
+    "makefile": "makefile",
+    "mathematica": "wl",
+    "mermaid": "mmd",
+    "nginx": "conf",
+    "prolog": "pl",
+    "pycon": "txt",
+}
 
 
 def code_html(code: str, info: str) -> str:
@@ -59,9 +79,22 @@ def code_html(code: str, info: str) -> str:
     language = written if _NAME.fullmatch(written) else "text"
     body = highlight(code, language.lower())
     return (
-        f'<div class="code" dir="ltr"><div class="code-bar"><span>{html.escape(language)}</span></div>'
+        f'<div class="code" dir="ltr" data-ending="{file_ending(language.lower())}">'
+        f'<div class="code-bar"><span>{html.escape(language)}</span></div>'
         f"<pre><code>{body}</code></pre></div>\n"
     )
+
+
+def file_ending(language: str) -> str:
+    """How files of a language end, without the dot; "txt" where that isn't known."""
+    if language in _ENDINGS:
+        return _ENDINGS[language]
+    lexer = _lexer(language) if language in LANGUAGES else None
+    known = [found[1] for pattern in getattr(lexer, "filenames", []) if (found := _PATTERN.fullmatch(pattern))]
+    # Names such as "cc" are endings, those such as "bash" are the language's.
+    if known and (language not in known or len(language) > 3):
+        return known[0]
+    return language if _ENDING.fullmatch(language) else "txt"
 
 
 def highlight(code: str, language: str) -> str:

@@ -49,6 +49,8 @@ class Checker(HTMLParser):
             return fixed.get(name) == value or (
                 name == "href" and bool(re.match(r"(https?://|mailto:)\S+$", value, re.I))
             )
+        if name == "data-ending":
+            return tag == "div" and re.fullmatch("[a-z][a-z0-9]*", value or "") is not None
         if name == "dir":
             return tag in ("code", "div") and value == "ltr"
         return tag == "ol" and name == "start" and value.isdigit()
@@ -175,10 +177,19 @@ def test_footnotes_keep_their_labels_and_places() -> None:
     assert end == '<p>[^other] [^1 ] <code dir="ltr">[^1]</code> [^1]</p>\n'
 
 
+@pytest.mark.parametrize(
+    ("language", "ending"),
+    [("Rust", "rs"), ("c++", "cpp"), ("bash", "sh"), ("hpp", "hpp"), ("psql", "sql"), ("zig2", "zig2"), ("a.b", "txt")],
+)
+def test_code_is_saved_under_its_language_s_ending(language: str, ending: str) -> None:
+    assert f'data-ending="{ending}"' in one(f"```{language}\nx\n```")
+
+
 def test_code_has_a_bar_and_colours() -> None:
     code = one("```python title=x\nif a < b: pass\n```")
     bar = '<div class="code-bar"><span>python</span></div>'
-    assert code.startswith(f'<div class="code" dir="ltr">{bar}<pre><code><span class="hl-k">if</span> a ')
+    start = f'<div class="code" dir="ltr" data-ending="py">{bar}'
+    assert code.startswith(f'{start}<pre><code><span class="hl-k">if</span> a ')
     assert checked("```py\nif a < b: pass\n```").endswith("if a < b: pass\n\n")
     assert "<span>text</span>" in one("```<script>\nx\n```")
     assert "<span>Nonesuch</span>" in one("```Nonesuch\nif\n```")

@@ -6,21 +6,21 @@ import { codeFileName, csvOf, tableFileName } from "../../../assets/web/common/f
 test("code is called as its first comment says, else by its first words", () => {
   /** @type {[string, string, string][]} */
   const cases = [
-    ["python", "# src/shapes/count.py\nprint(1)", "count.py"],
+    ["py", "# src/shapes/count.py\nprint(1)", "count.py"],
     ["ts", "// File: app.module.ts\nexport {}", "app.module.ts"],
     ["html", "<!-- index.html -->\n<p>", "index.html"],
-    ["python", "# Counts the red shapes of a picture, fast\n", "counts-the-red-shapes-of.py"],
-    ["python", "import numpy as np\n", "import-numpy-as-np.py"],
-    ["javascript", "#!/usr/bin/env node\n/* Größe messen */", "größe-messen.js"],
+    ["py", "# Counts the red shapes of a picture, fast\n", "counts-the-red-shapes-of.py"],
+    ["py", "import numpy as np\n", "import-numpy-as-np.py"],
+    ["js", "#!/usr/bin/env node\n/* Größe messen */", "größe-messen.js"],
     ["html", "<!DOCTYPE html>\n<title>Red dots</title>", "title-red-dots-title.html"],
-    ["c++", "\n\nint main() {}", "int-main.cpp"],
+    ["cpp", "\n\nint main() {}", "int-main.cpp"],
     // A name that isn't in a comment is a word of the code.
-    ["bash", "notes.txt\n", "notes-txt.sh"],
+    ["sh", "notes.txt\n", "notes-txt.sh"],
     ["dockerfile", "FROM python", "Dockerfile"],
-    ["text", "", "code.txt"],
-    ["rust", "// ../../../etc/passwd.rs", "passwd.rs"],
+    ["txt", "", "code.txt"],
+    ["rs", "// ../../../etc/passwd.rs", "passwd.rs"],
     ["sql", "-- con", "code.sql"],
-    ["no/language", "日本語 の コード", "日本語-の-コード.txt"],
+    ["txt", "日本語 の コード", "日本語-の-コード.txt"],
   ];
   for (const [language, code, name] of cases) assert.equal(codeFileName(language, code), name);
 });

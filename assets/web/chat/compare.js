@@ -256,7 +256,7 @@ export class Comparison {
         !names.length && h("p.quiet", sameness(answer, other)),
       ),
       row.element,
-      h("div.dialog-buttons.row", goOn),
+      h("div.dialog-buttons.row.wrap.end", goOn),
     );
   }
 

@@ -78,7 +78,7 @@ export function answerEditor(state, { id, text }, close, onSaved) {
     leave();
   });
   const words = t("Saved as a new branch. The next answer builds on it.");
-  const buttons = h("div.row", h("span.quiet", words), button("plain", t("Cancel"), leave), saveButton);
+  const buttons = h("div.row.wrap.end", h("span.quiet", words), button("plain", t("Cancel"), leave), saveButton);
   const element = h("div.answer-editor", box, buttons);
   const begin = () => {
     grow();

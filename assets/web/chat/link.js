@@ -51,7 +51,7 @@ export class Link {
     this.tryNow = button("plain", t("Retry now"), () => this.connection.check(), hidden);
     const buttons = [this.logIn, this.reload, this.tryNow];
     // There from the beginning, so that a screen reader hears what comes into it.
-    this.element = h("div.connection.row.gone", this.words, this.countdown, buttons);
+    this.element = h("div.connection.row.wrap.gone", this.words, this.countdown, buttons);
   }
 
   /** Begins to look after the connection. */

@@ -49,7 +49,7 @@ export class Row {
     this.desk = desk;
     this.id = id;
     this.body = h("div.body");
-    this.tools = h("div.tools.row.quiet");
+    this.tools = h("div.tools.row.wrap.quiet");
     const label = role === "user" ? t("You") : t("Answer");
     this.element = h("article.message", { class: role, "data-id": id, "aria-label": label }, this.body, this.tools);
   }
@@ -101,7 +101,7 @@ export class QuestionRow extends Row {
     const files = message.attachments.map((each, at) => this.file(each, at));
     redraw(
       this.body,
-      files.length > 0 && h("div.files.row", files),
+      files.length > 0 && h("div.files.row.wrap", files),
       message.text && h("div.bubble", { dir: "auto" }, message.text),
       leftOut(message.left_out),
     );

@@ -42,7 +42,7 @@ export class SettingsPanel {
     this.fields = app.settings.fields;
     this.defaults = app.settings.defaults;
     this.body = h("div.settings-body");
-    this.presetRow = h("div.presets.row");
+    this.presetRow = h("div.presets.row.wrap");
     this.rest = h("div.rest");
     // Open or folded, it stays so.
     this.advanced = h("details", h("summary", t("Advanced")), this.rest);

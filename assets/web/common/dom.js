@@ -196,7 +196,7 @@ export function ask(title, body, buttons) {
       // The first one that submits is what Enter takes.
       return button(kind, label, choose, { type: at === buttons.length - 1 ? "submit" : "button" });
     });
-    const form = h("form", { method: "dialog" }, h("h2", title), body, h("div.dialog-buttons.row", row));
+    const form = h("form", { method: "dialog" }, h("h2", title), body, h("div.dialog-buttons.row.wrap.end", row));
     const dialog = h("dialog.dialog.card", { "aria-label": title }, form);
     showDialog(dialog);
     dialog.addEventListener("close", () => resolve(answer));

@@ -31,7 +31,7 @@ export function takePicture() {
     };
     const record = button("plain", t("Record a clip"), onRecord, { disabled: true });
     const close = button("plain", t("Close"), () => dialog.close());
-    const buttons = h("div.dialog-buttons.row", shoot, record, close);
+    const buttons = h("div.dialog-buttons.row.wrap.end", shoot, record, close);
     const dialog = h("dialog.dialog.card", { "aria-label": t("Camera") }, view, words, buttons);
     showDialog(dialog);
     dialog.addEventListener("close", () => {

@@ -87,7 +87,7 @@ export class Composer {
       this.attach(this.picker.files ?? []);
       this.picker.value = "";
     });
-    this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
+    this.strip = h("div.strip.row.wrap", { role: "group", "aria-label": t("Attached files") });
     this.films = h("div.films");
     this.twice = h("input", { type: "checkbox" });
     this.twiceWords = h("span");

@@ -13,7 +13,7 @@ export class Offers {
 
   constructor(/** @type {Pick<Composer, "take" | "makeDefault" | "leave" | "text">} */ composer) {
     this.composer = composer;
-    this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
+    this.trouble = h("div.trouble.row.wrap", { hidden: true, role: "alert" });
     this.taken = h("ul.taken", { role: "list", "aria-label": t("For this message only"), hidden: true });
     this.element = h("div.offers", this.taken, this.trouble);
   }
@@ -56,7 +56,7 @@ export class Offers {
     const { composer } = this;
     const labels = { title: t("Also for later messages"), "aria-label": `${t("Make default")}: ${what}` };
     return h(
-      "li.row",
+      "li.row.wrap.end",
       h("span", t("For this message only: {what}", { what })),
       button("plain", t("Make default"), () => composer.makeDefault(offer), labels),
       iconButton("close", t("Remove for this message: {what}", { what }), () => {

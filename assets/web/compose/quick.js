@@ -28,7 +28,7 @@ export class Quick {
     this.needs = needs;
     const plus = iconButton("plus", t("Add to message"), () => {});
     this.menu = popover(plus, t("Add to message"), (content) => this.drawMenu(content));
-    this.chips = h("div.row", { role: "group", "aria-label": t("Switched on") });
+    this.chips = h("div.row.wrap", { role: "group", "aria-label": t("Switched on") });
     this.element = h("div.quick.row", plus, this.menu, this.chips);
   }
 

@@ -17,7 +17,7 @@ export class Sliders {
 
   constructor(/** @type {Pick<Composer, "app" | "draft" | "state" | "strip">} */ composer) {
     this.composer = composer;
-    this.element = h("div.limits.row.quiet", { id: ID, role: "group", "aria-label": t("Media limits") });
+    this.element = h("div.limits.row.wrap.quiet", { id: ID, role: "group", "aria-label": t("Media limits") });
   }
 
   /** The button with a medium's cost, which opens its sliders. */

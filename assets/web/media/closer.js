@@ -79,7 +79,7 @@ export class Closer {
       button("strong", t("Ask"), () => {}, { type: "submit" }),
     ];
     this.form = h("form.closer", { hidden: true, "aria-label": t("Look closer") }, [
-      h("div.row", this.question, this.buttons),
+      h("div.row.wrap", this.question, this.buttons),
     ]);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();

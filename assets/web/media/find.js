@@ -31,7 +31,7 @@ export async function askToFind(/** @type {MediaDesk} */ desk, /** @type {Item} 
   const words = h("p.quiet", t("The model is asked where each one is. Its answer is drawn on the picture."));
   const text = await ask(
     t("Find in this picture"),
-    [words, h("div.find.row", what, shape)],
+    [words, h("div.find.row.wrap", what, shape)],
     [
       { label: t("Cancel"), value: () => null },
       {

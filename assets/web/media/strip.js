@@ -39,7 +39,8 @@ class Fold {
     this.film = h("ol.film", { "aria-label": title });
     const bar = h("progress", { "aria-hidden": "true" });
     this.work = h("div.work.row.quiet", { hidden: true, role: "status" }, bar, h("span", t("Reading the frames")));
-    this.element = h("details.frames", h("summary", h("span", title), this.about), this.film, this.work, this.words);
+    const summary = h("summary.quiet", h("span", title), this.about);
+    this.element = h("details.frames", summary, this.film, this.work, this.words);
     this.element.addEventListener("toggle", () => this.element.open && this.load());
   }
 
@@ -94,7 +95,7 @@ class Fold {
   }
 
   time(/** @type {number} */ _seconds, /** @type {string} */ written) {
-    return h("span.time", written);
+    return h("span.time.quiet", written);
   }
 }
 
@@ -126,7 +127,7 @@ export class ShownStrip extends Fold {
 
   /** @override */
   time(/** @type {number} */ seconds, /** @type {string} */ written) {
-    return button("time", written, () => this.seek(seconds), { title: t("Play from {time}", { time: written }) });
+    return button("time quiet", written, () => this.seek(seconds), { title: t("Play from {time}", { time: written }) });
   }
 }
 
@@ -178,7 +179,7 @@ export class ClipEditor extends Fold {
     });
     const toText = () => this.element.closest("form")?.querySelector("textarea")?.focus();
     this.part = button("plain", t("Ask about this part"), toText);
-    this.controls = h("div.controls.row.quiet", { hidden: true }, [
+    this.controls = h("div.controls.row.wrap.quiet", { hidden: true }, [
       h("label.row", h("span", t("From")), this.from),
       h("label.row", h("span", t("To")), this.to),
       h("label.row", h("span", t("Frames")), this.count, this.number),

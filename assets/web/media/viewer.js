@@ -92,7 +92,7 @@ export class Viewer {
     const save = h("a.icon-button", { title: t("Save"), "aria-label": t("Save") }, icon("download"));
     this.save = save;
     const close = iconButton("close", t("Close"), () => this.dialog.close());
-    const bar = h("header.row", h("h2", this.title), this.tools, this.zooms, save, close);
+    const bar = h("header.row.wrap.end", h("h2", this.title), this.tools, this.zooms, save, close);
     const middle = h("div.middle", this.stage, this.closer.words, this.previous, this.next);
     this.side = h("aside.beside", { hidden: true });
     this.dialog = h("dialog.viewer", { "aria-label": t("Viewer") }, bar, middle, this.side, this.closer.form);

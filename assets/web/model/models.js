@@ -153,7 +153,7 @@ export class Models {
     const detail = h("p.quiet");
     const stop = button("plain", t("Cancel download"), () => this.requests.ask("cancel_change", {}));
     const hide = button("strong", t("Keep chatting"), () => dialog.close());
-    const foot = h("div.dialog-buttons.row", stop, hide);
+    const foot = h("div.dialog-buttons.row.wrap.end", stop, hide);
     const title = h("div", { role: "status" }, label);
     const dialog = h("dialog.dialog.card", { "aria-label": t("Changing the model") }, title, bar, detail, foot);
     dialog.addEventListener("cancel", (event) => foot.hidden && event.preventDefault());

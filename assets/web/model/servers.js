@@ -27,7 +27,7 @@ export function addServer(requests, change) {
     h("label.block-field", h("span", t("API key")), key),
     models,
     trouble,
-    h("div.dialog-buttons.row", leave, take),
+    h("div.dialog-buttons.row.wrap.end", leave, take),
   );
   const dialog = h("dialog.dialog.card", { "aria-label": t("Add a server") }, form);
   // Another address has other models.

@@ -47,7 +47,7 @@ export class Captioned {
     this.doing = doing;
     this.figure = h("figure.medium");
     this.name = h("h2");
-    this.facts = h("p.quiet.facts");
+    this.facts = h("p.facts.row.wrap.quiet");
     this.text = h("p.caption", { dir: "auto", onclick: () => getSelection()?.isCollapsed && this.edit() });
     this.area = h("textarea", {
       dir: "auto",
@@ -58,7 +58,7 @@ export class Captioned {
     });
     const row = [button("strong", t("Save"), () => this.finish()), button("plain", t("Cancel"), () => this.abandon())];
     const keys = t("Enter saves, Shift+Enter starts a new line, Escape cancels.");
-    this.editor = h("div.editing", { hidden: true }, this.area, h("div.row", row), h("p.quiet", keys));
+    this.editor = h("div.editing", { hidden: true }, this.area, h("div.row.wrap", row), h("p.quiet", keys));
     this.changed = h("div.card.changed", { hidden: true, role: "alert" });
     this.proposal = h("div.card.proposal", { hidden: true });
     this.words = h("section.words", this.name, this.facts, this.text, this.editor, this.changed, this.proposal);
@@ -104,7 +104,7 @@ export class Captioned {
       h("h3", t("New caption")),
       h("p.caption", { dir: "auto" }, proposal.text),
       h("p", flags),
-      h("div.row", row),
+      h("div.row.wrap", row),
     );
   }
 
@@ -177,7 +177,7 @@ export class Captioned {
       this.changed,
       h("p", words),
       h("p.caption", { dir: "auto" }, said(theirs.problem ?? theirs.text)),
-      h("div.row", row),
+      h("div.row.wrap", row),
     );
   }
 

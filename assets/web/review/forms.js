@@ -48,7 +48,7 @@ export function searchForm(flags, filter, search) {
     event.preventDefault();
     field.blur();
   };
-  return h("form.search.row", { role: "search", onsubmit }, field, show, flags, lengths, help);
+  return h("form.search.row.wrap.end", { role: "search", onsubmit }, field, show, flags, lengths, help);
 }
 
 /**
@@ -84,7 +84,7 @@ export function askForm(presets, again, close) {
   };
   const hint = h("p.quiet", t("{name} stands for the current caption.", { name: SIDECAR }));
   const row = h(
-    "div.row",
+    "div.row.wrap",
     button("strong", t("Ask"), () => {}, { type: "submit" }),
   );
   row.append(button("plain", t("Cancel"), () => close()));

@@ -80,7 +80,7 @@ class Review {
       () => this.closeAsking(),
     );
     this.buttons = h(
-      "div.buttons",
+      "div.buttons.row.wrap",
       button("plain", [icon("left"), key("k")], () => this.step(-1), named(t("Previous"))),
       button("plain", [icon("right"), key("j")], () => this.step(1), named(t("Next"))),
       this.acceptButton,
@@ -95,7 +95,7 @@ class Review {
     this.searching = searchForm(this.flags, (change) => this.filter(change), this.search);
     this.element = h(
       "div.app.review",
-      h("header.top", h("h1", looked.title), this.count, this.place, this.searching),
+      h("header.top.row.wrap", h("h1", looked.title), this.count, this.place, this.searching),
       this.gallery.element,
       h("main.pane", this.nothing, this.pane.figure, this.pane.words),
       this.said,

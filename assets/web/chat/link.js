@@ -3,7 +3,7 @@
 /** @import { News, Start } from "../common/types.d.ts" */
 
 import { post } from "../common/api.js";
-import { button, h } from "../common/dom.js";
+import { button, h, setText } from "../common/dom.js";
 import { said, t } from "../common/words.js";
 import { personKept } from "./account.js";
 import { Connection } from "./connection.js";
@@ -79,7 +79,7 @@ export class Link {
     clearTimeout(this.#leaving);
     this.element.classList.remove("back");
     this.element.classList.toggle("gone", !isSlow);
-    this.#say(isSlow ? waitingWords() : "");
+    setText(this.words, isSlow ? waitingWords() : "");
   }
 
   /** The program answers, again perhaps, and has told how things are now. */
@@ -115,7 +115,7 @@ export class Link {
     const kind = problem?.kind;
     this.element.classList.toggle("back", !problem);
     this.element.classList.remove("gone");
-    this.#say(kind ? wordsOf(kind) : t("Reconnected"));
+    setText(this.words, kind ? wordsOf(kind) : t("Reconnected"));
     this.logIn.hidden = kind !== "login";
     this.reload.hidden = kind !== "unknown person";
     this.tryNow.hidden = kind !== "lost" && kind !== "token";
@@ -129,17 +129,13 @@ export class Link {
   insist() {
     this.element.animate({ scale: [1, 1.04, 1] }, 250);
     const words = this.words.textContent ?? "";
-    this.#say("");
-    this.#say(words);
+    setText(this.words, "");
+    setText(this.words, words);
   }
 
   #leave() {
     this.element.classList.add("gone");
-    this.#say("");
-  }
-
-  #say(/** @type {string} */ words) {
-    if (this.words.textContent !== words) this.words.textContent = words;
+    setText(this.words, "");
   }
 
   #count() {

@@ -6,7 +6,7 @@
 /** @import { PageState } from "./state.js" */
 /** @import { Player } from "../media/player.js" */
 
-import { button, h, icon, iconButton, redraw, setProgress } from "../common/dom.js";
+import { button, h, icon, iconButton, redraw, setProgress, setText } from "../common/dom.js";
 import { number, said, t } from "../common/words.js";
 import { Groundings } from "../media/grounding.js";
 import { itemOf } from "../media/items.js";
@@ -387,9 +387,4 @@ export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsa
   if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
   if (blocks.length) return "";
   return status === "finished" ? t("The model gave no answer.") : "";
-}
-
-/** What is the same stays untouched: a selection in it too. */
-function setText(/** @type {Element} */ element, /** @type {string} */ words) {
-  if (element.textContent !== words) element.textContent = words;
 }

@@ -117,6 +117,15 @@ const lost = () => new Problem({ message: t("The program can't be reached. Is it
 /** Sends a request of the page. @type {Post} */
 export const post = (name, args, signal) => postTo(`api/${name}`, args, signal);
 
+/** @type {(path: string, args: object, how: RequestInit) => Promise<Response>} */
+const send = (path, args, how) =>
+  fetch(new URL(path, BASE), {
+    method: "POST",
+    headers: { ...sessionHeaders(), "content-type": "application/json" },
+    body: JSON.stringify(args),
+    ...how,
+  });
+
 /**
  * Posts an object. Resolves to the program's answer, and rejects with a Problem.
  * @param {string} path
@@ -126,12 +135,7 @@ export const post = (name, args, signal) => postTo(`api/${name}`, args, signal);
 export async function postTo(path, args, signal) {
   let response;
   try {
-    response = await fetch(new URL(path, BASE), {
-      method: "POST",
-      headers: { ...sessionHeaders(), "content-type": "application/json" },
-      body: JSON.stringify(args),
-      signal,
-    });
+    response = await send(path, args, { signal });
   } catch {
     const isGivenUp = signal?.aborted && signal.reason?.name !== "TimeoutError";
     throw isGivenUp ? new Problem({ message: "", kind: "cancelled" }) : lost();
@@ -186,12 +190,7 @@ export function uploadFor(/** @type {boolean} */ temporary) {
 
 /** Tells the program something while the page closes; no answer is read. */
 export const tellAtEnd = (/** @type {Name} */ name, /** @type {object} */ args) =>
-  fetch(new URL(`api/${name}`, BASE), {
-    method: "POST",
-    headers: { ...sessionHeaders(), "content-type": "application/json" },
-    body: JSON.stringify(args),
-    keepalive: true,
-  }).catch(() => {});
+  send(`api/${name}`, args, { keepalive: true }).catch(() => {});
 /** @type {(file: File) => Promise<{ conversations: object[], num_extended: number, num_known: number }>} */
 export const takeIn = (file) => sendFile("import", file).promise;
 /** @type {(digest: string, name: string, encoding: string) => Upload["promise"]} */

@@ -159,6 +159,11 @@ export function setProgress(/** @type {HTMLProgressElement} */ bar, /** @type {n
   else bar.value = share;
 }
 
+/** What is the same stays untouched: a selection in it too, and nothing is read out. */
+export function setText(/** @type {Element} */ element, /** @type {string} */ words) {
+  if (element.textContent !== words) element.textContent = words;
+}
+
 export async function copyText(/** @type {string} */ text) {
   if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
   const area = h("textarea", { style: "position:fixed;opacity:0" });

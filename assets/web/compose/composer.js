@@ -11,7 +11,7 @@
 /** @import { Requests } from "../common/api.js" */
 
 import { inEncoding, pdfPages, thumbnailUrl } from "../common/api.js";
-import { arrange, button, h, icon, iconButton, isComposing, redraw } from "../common/dom.js";
+import { arrange, button, h, icon, iconButton, isComposing, redraw, setText } from "../common/dom.js";
 import { said, t } from "../common/words.js";
 import { ClipEditor } from "../media/strip.js";
 import { textTools } from "../media/texts.js";
@@ -110,7 +110,8 @@ export class Composer {
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
     this.stopButton = iconButton("stop", t("Stop"), () => state.stop(), { class: "round stop", hidden: true });
     const bar = h("div.bar.row", this.quick.element, this.sendButton, this.stopButton);
-    this.element = h("form.composer", { "aria-label": t("Message"), onsubmit: (event) => event.preventDefault() }, [
+    const about = { "aria-label": t("Message"), onsubmit: (/** @type {Event} */ event) => event.preventDefault() };
+    this.element = h("form.composer.card", about, [
       this.outbox,
       this.banner,
       this.offers.element,
@@ -312,7 +313,7 @@ export class Composer {
     element.classList.toggle("bad", Boolean(error));
     element.title = [name, words, ...notes.map(said)].join("\n");
     const cost = element.querySelector(".label");
-    if (cost && cost.textContent !== words) cost.textContent = words;
+    if (cost) setText(cost, words);
     return element;
   }
 

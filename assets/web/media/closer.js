@@ -9,6 +9,7 @@
 import { button, h, iconButton, isComposing } from "../common/dom.js";
 import { number, t } from "../common/words.js";
 import { between, gripAt, moved, pulled } from "./rectangle.js";
+import { insetOf } from "./shapes.js";
 
 /** Questions that were written and not sent, by the files that they are about. @type {Map<string, string>} */
 const written = new Map();
@@ -130,14 +131,7 @@ export class Closer {
     this.#part = part;
     this.frame.hidden = !part;
     for (const each of [this.question, ...this.buttons]) each.disabled = !part;
-    const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
-    if (part)
-      Object.assign(this.frame.style, {
-        left: percent(part.left),
-        top: percent(part.top),
-        width: percent(part.right - part.left),
-        height: percent(part.bottom - part.top),
-      });
+    if (part) this.frame.style.inset = insetOf(part);
     const hint = t(
       "Draw a rectangle. On the keyboard, arrows move it, Shift with arrows resizes it, and Enter goes " +
         "to the question.",

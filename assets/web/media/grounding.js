@@ -110,7 +110,7 @@ class Figure {
         title: t("Save picture with marks"),
       }),
     );
-    this.element = h("figure.grounding", picture, h("div.mark-side", this.title, this.marks.list, tools));
+    this.element = h("figure.grounding.card", picture, h("div.mark-side", this.title, this.marks.list, tools));
   }
 
   draw(/** @type {Grounding} */ grounding, /** @type {Unit} */ unit) {

@@ -5,7 +5,7 @@
 
 import { h, iconButton, redraw } from "../common/dom.js";
 import { t } from "../common/words.js";
-import { colourOf, shares } from "./shapes.js";
+import { colourOf, insetOf, percent, shares } from "./shapes.js";
 
 // With more of them only those that are looked at have their words on the picture.
 const MANY = 16;
@@ -62,15 +62,9 @@ export class Marks {
     ]);
     element.addEventListener("mouseleave", () => this.light(null));
     const [left, top, right, bottom] = place(box ?? [...(point ?? []), ...(point ?? [])]);
-    const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
-    Object.assign(element.style, {
-      left: percent(left),
-      top: percent(top),
-      width: percent(right - left),
-      height: percent(bottom - top),
-      // What is inside another one can be pointed at.
-      zIndex: String(1000 - Math.round(999 * (right - left) * (bottom - top))),
-    });
+    element.style.inset = insetOf({ left, top, right, bottom });
+    // What is inside another one can be pointed at.
+    element.style.zIndex = String(1000 - Math.round(999 * (right - left) * (bottom - top)));
     words.classList.toggle("inside", top < 0.06);
     words.classList.toggle("leftwards", left > 0.7);
     const spot = element.querySelector(".mark-point");

@@ -8,6 +8,7 @@ import { t } from "../common/words.js";
 import { canCut } from "./closer.js";
 import { askToFind } from "./find.js";
 import { itemOf, pictureOf } from "./items.js";
+import { insetOf, shares } from "./shapes.js";
 import { lookAt, sentFiles, Viewer } from "./viewer.js";
 
 /**
@@ -43,14 +44,8 @@ function placeOf(/** @type {MediaDesk} */ desk, /** @type {Crop} */ crop, /** @t
   const marked = { grounding, unit: grounding.unit, lit: 0 };
   const look = () => new Viewer(desk, [{ ...source, marked }], 0).open();
   const [height, width] = size;
-  const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
-  const spot = h("span.cut");
-  Object.assign(spot.style, {
-    left: percent(box[0] / width),
-    top: percent(box[1] / height),
-    width: percent((box[2] - box[0]) / width),
-    height: percent((box[3] - box[1]) / height),
-  });
+  const [left, top, right, bottom] = shares(box, grounding.unit, grounding);
+  const spot = h("span.cut", { style: `inset: ${insetOf({ left, top, right, bottom })}` });
   const image = h("img", { src: source.poster ?? source.src, alt: "", loading: "lazy" });
   image.style.aspectRatio = `${width} / ${height}`;
   const words = t("Show where this is in {name}", { name: source.label });

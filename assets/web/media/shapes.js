@@ -1,6 +1,7 @@
 // Where marks lie, and what is saved of them. Draws nothing.
 
 /** @import { Grounding, Mark, Unit } from "../common/types.d.ts" */
+/** @import { Rectangle } from "./rectangle.js" */
 
 /**
  * The sides of the picture in a unit, [width, height]; null where they aren't known.
@@ -32,6 +33,13 @@ export function shares(numbers, unit, grounding) {
   const lengths = sides(unit, grounding) ?? [1000, 1000];
   return numbers.map((value, at) => Math.min(Math.max(value / lengths[at % 2], 0), 1));
 }
+
+/** A share of a picture's side, as styles have it. */
+export const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
+
+/** Where an element lies over a part of its picture, as the style `inset`; edges are shares of the sides. */
+export const insetOf = (/** @type {Rectangle} */ { left, top, right, bottom }) =>
+  [top, 1 - right, 1 - bottom, left].map(percent).join(" ");
 
 /** Colours of marks, by their places: neighbours are far apart, and black text is readable on all of them. */
 export const colourOf = (/** @type {number} */ at) => `oklch(0.8 0.18 ${Math.round(at * 137.508 + 145) % 360})`;

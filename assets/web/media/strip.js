@@ -154,16 +154,14 @@ export class ClipEditor extends Fold {
     this.chosen = file;
     this.chapters = h("div.chapters", { role: "group", "aria-label": t("Chapters") });
     this.behind = h("div.behind", { "aria-hidden": "true", onpointerdown: (event) => this.drag(event) });
-    this.start = this.handle(t("From"), (value) => this.choose({ start_s: Math.min(value, this.end_s - STEP_S) }));
-    this.end = this.handle(t("To"), (value) => {
-      const { start_s } = this.clip;
-      this.choose({ end_s: value >= this.duration_s ? null : Math.max(value, start_s + STEP_S) });
-    });
-    this.track = h("div.track", { hidden: true }, this.behind, h("div.chosen"), this.start, this.end);
-    this.from = this.field(t("From"), (seconds) => this.choose({ start_s: Math.min(seconds, this.end_s - STEP_S) }));
-    this.to = this.field(t("To"), (seconds) => {
+    const begin = (/** @type {number} */ seconds) => this.choose({ start_s: Math.min(seconds, this.end_s - STEP_S) });
+    const end = (/** @type {number} */ seconds) =>
       this.choose({ end_s: seconds >= this.duration_s ? null : Math.max(seconds, this.clip.start_s + STEP_S) });
-    });
+    this.start = this.handle(t("From"), begin);
+    this.end = this.handle(t("To"), end);
+    this.track = h("div.track", { hidden: true }, this.behind, h("div.chosen"), this.start, this.end);
+    this.from = this.field(t("From"), begin);
+    this.to = this.field(t("To"), end);
     const max = String(NUM_POSITIONS);
     this.count = h("input", { type: "range", min: "0", max, "aria-label": t("Number of frames") });
     this.count.addEventListener("input", () => {

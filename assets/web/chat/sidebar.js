@@ -199,18 +199,19 @@ export class Sidebar {
   /** Makes a chat's link the list's only stop of Tab: arrows lead on from there. */
   #makeStop(/** @type {HTMLElement | null | undefined} */ stop) {
     if (!stop) return;
-    for (const each of this.list.querySelectorAll("a, summary"))
+    for (const each of this.list.querySelectorAll("a, .chat > button"))
       each.setAttribute("tabindex", each === stop ? "0" : "-1");
   }
 
   /** Up and down lead through the chats and through an open menu, right and left to a chat's menu and back. */
   #walk(/** @type {KeyboardEvent} */ event) {
     const row = rowAround(event.target);
-    const [link, more] = /** @type {NodeListOf<HTMLElement>} */ (row?.querySelectorAll("a, summary") ?? []);
+    const [link, more] = /** @type {NodeListOf<HTMLElement>} */ (row?.querySelectorAll("a, .chat > button") ?? []);
     if (!row || !link) return;
-    const isOpen = more.matches("[open] > *");
-    /** @type {HTMLElement[]} */
-    const stops = [...(isOpen ? row.querySelectorAll("button") : this.list.querySelectorAll("a"))];
+    const isOpen = more.ariaExpanded === "true";
+    /** @type {NodeListOf<HTMLElement>} */
+    const found = isOpen ? row.querySelectorAll(".popover button") : this.list.querySelectorAll("a");
+    const stops = [...found];
     const at = stops.indexOf(isOpen && event.target instanceof HTMLElement ? event.target : link);
     /** @type {Record<string, HTMLElement | undefined>} */
     const ways = { ArrowUp: stops[at - 1], ArrowDown: stops[at + 1], Home: stops[0], End: stops.at(-1) };
@@ -234,7 +235,7 @@ export class Sidebar {
     const words = [h("span.line.row", name, mark), hits.length > 0 && h("span.snippet.quiet", { dir: "auto" }, hits)];
     const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, words));
     line.append(
-      menu(t("Options for {title}", { title }), [
+      ...menu(t("Options for {title}", { title }), [
         ["pin", pinned ? t("Unpin") : t("Pin"), () => this.pin(chat)],
         ["edit", t("Rename"), () => this.rename(chat, line)],
         ["download", t("Export as Markdown"), () => download(this.requests, "md", [id])],

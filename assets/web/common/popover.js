@@ -1,6 +1,9 @@
 // Something small over the page, at the button that opens it. Escape and a click elsewhere close it.
 
-import { h } from "./dom.js";
+/** @import { Child } from "./types.d.ts" */
+/** @import { Drawing } from "./dom.js" */
+
+import { button, h, icon } from "./dom.js";
 
 const GAP_PX = 6;
 const EDGE_PX = 8;
@@ -34,6 +37,20 @@ export function popover(trigger, label, draw) {
     if (!held) /** @type {HTMLElement | null} */ (content.querySelector("[autofocus], button, textarea"))?.focus();
   });
   return content;
+}
+
+/**
+ * An entry of a menu, which closes it.
+ * @param {HTMLElement} content
+ * @param {Drawing} drawing
+ * @param {Child} words
+ * @param {() => unknown} run
+ */
+export function entry(content, drawing, words, run) {
+  return button("row", [icon(drawing), words], () => {
+    content.hidePopover();
+    run();
+  });
 }
 
 /** Below the button, or above it where there is more room; within the window. */

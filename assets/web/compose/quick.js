@@ -1,14 +1,13 @@
 // The menu behind "+": what is added to a message, and how it is answered. What is switched on stands beside it.
 
-/** @import { App, Child, Settings } from "../common/types.d.ts" */
-/** @import { Drawing } from "../common/dom.js" */
+/** @import { App, Settings } from "../common/types.d.ts" */
 /** @import { Presets } from "../chat/presets.js" */
 /** @import { PageState } from "../chat/state.js" */
 /** @import { Toasts } from "../common/toasts.js" */
 
 import { withSetting } from "../chat/presets.js";
 import { button, h, icon, iconButton, redraw } from "../common/dom.js";
-import { popover } from "../common/popover.js";
+import { entry, popover } from "../common/popover.js";
 import { t } from "../common/words.js";
 
 /**
@@ -60,21 +59,20 @@ export class Quick {
 
   drawMenu(/** @type {HTMLElement} */ content) {
     const { app, state, presets, change, addFiles, shoot } = this.needs;
-    const entry = (/** @type {Drawing} */ drawing, /** @type {Child} */ words, /** @type {() => unknown} */ run) =>
-      button("row", [icon(drawing), words], () => {
-        content.hidePopover();
-        run();
-      });
     const prompt = button("row", [icon("edit"), t("System prompt")], () => this.drawPrompt(content));
     const chosen = presets.nameOf(state.settings);
     redraw(
       content,
-      entry("clip", h("span", t("Add files"), h("small", t("Pictures, videos, texts and PDFs"))), addFiles),
-      entry("camera", t("Take a photo or record a clip"), shoot),
-      app.settings.thinking && !this.thinks && entry("eye", t("Think first"), () => this.set("thinking", true)),
+      entry(content, "clip", h("span", t("Add files"), h("small", t("Pictures, videos, texts and PDFs"))), addFiles),
+      entry(content, "camera", t("Take a photo or record a clip"), shoot),
+      app.settings.thinking &&
+        !this.thinks &&
+        entry(content, "eye", t("Think first"), () => this.set("thinking", true)),
       prompt,
-      presets.names.map((name) => entry(name === chosen ? "check" : "settings", name, () => change(presets.of(name)))),
-      entry("plus", t("Save as preset"), () => presets.save(state.settings)),
+      presets.names.map((name) =>
+        entry(content, name === chosen ? "check" : "settings", name, () => change(presets.of(name))),
+      ),
+      entry(content, "plus", t("Save as preset"), () => presets.save(state.settings)),
     );
   }
 

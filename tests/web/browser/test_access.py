@@ -139,7 +139,7 @@ def test_borders_of_fields_can_be_seen(page: ChatPage) -> None:
 
     page.ask("echo Hello")
     page.wait_answered()
-    page.page.get_by_label("Options for echo Hello").click()
+    page.page.get_by_role("button", name="Options for echo Hello").click()
     page.page.get_by_role("button", name="Rename").click()
     fields = borders()
     page.page.get_by_label("Title").press("Escape")
@@ -172,7 +172,7 @@ def test_what_the_eye_doesn_t_see_the_keyboard_doesn_t_reach(page: ChatPage, sam
     check_access(tab)
     page.ask("markdown")
     page.wait_answered()
-    tab.get_by_label("Options for markdown").click()
+    tab.get_by_role("button", name="Options for markdown").click()
     check_access(tab)
     page.open_settings()
     tab.emulate_media(color_scheme="dark")

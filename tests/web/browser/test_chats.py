@@ -230,7 +230,7 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
         assert any(name.startswith("media/") for name in names)
         (conversation,) = [json.loads(archive.read(name)) for name in names if name.startswith("conversations/")]
         assert "1 image" in json.dumps(conversation)
-    page.page.get_by_label("Options for which?").click()
+    page.page.get_by_role("button", name="Options for which?").click()
     with page.page.expect_download() as download:
         page.page.get_by_role("button", name="Export as Markdown").click()
     text = Path(download.value.path()).read_text("utf-8")
@@ -240,7 +240,7 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
     chooser.value.set_files([str(path)])
     expect(page.toasts).to_contain_text("1 chat was already here.")
     expect(page.chats).to_have_count(1)
-    page.page.get_by_label("Options for which?").click()
+    page.page.get_by_role("button", name="Options for which?").click()
     page.page.locator(".chat").get_by_role("button", name="Delete").click()
     expect(page.chats).to_have_count(0)
     with page.page.expect_file_chooser() as chooser:

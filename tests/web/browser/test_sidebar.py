@@ -33,7 +33,7 @@ def add(store: ConversationStore, title: str, days_ago: float, **values: Any) ->
 
 def choose(page: ChatPage, title: str, entry: str) -> None:
     """Takes an entry of a conversation's menu."""
-    more = page.page.get_by_label(f"Options for {title}", exact=True)
+    more = page.page.get_by_role("button", name=f"Options for {title}", exact=True)
     more.click()
     more.locator("..").get_by_role("button", name=entry, exact=True).click()
 
@@ -64,9 +64,13 @@ def test_chats_stand_under_their_days_and_are_found_pinned_renamed_and_deleted(
     expect(page.page.locator(".side-foot button").first).to_be_focused()
     keyboard.press("Shift+Tab")
     expect(links.last).to_be_focused()
-    for key in ("ArrowRight", "Enter", "ArrowDown"):
+    for key in ("ArrowRight", "Enter"):
         keyboard.press(key)
-    expect(page.chats.last.get_by_role("button", name="Pin")).to_be_focused()
+    pin = page.chats.last.get_by_role("button", name="Pin")
+    expect(pin).to_be_focused()
+    for key in ("ArrowDown", "ArrowUp"):
+        keyboard.press(key)
+    expect(pin).to_be_focused()
     keyboard.press("Enter")
     expect(page.titles).to_have_text(["old", "new", "week", "month"])
     expect(headings(page).first).to_have_text("Pinned")

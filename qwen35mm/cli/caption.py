@@ -55,6 +55,7 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
     from rich.console import Console
 
     from qwen35mm.captioning.job import carry_out, look_over
+    from qwen35mm.captioning.pool import PoolCaptioner
     from qwen35mm.captioning.progress import shown
 
     async with contextlib.AsyncExitStack() as stack:
@@ -77,6 +78,9 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 
         outcome = await carry_out(job, captioner, begin)
     _report(outcome, job)
+    if isinstance(captioner, PoolCaptioner):
+        for line in captioner.told():
+            typer.echo(line, err=True)
     return outcome.exit_code
 
 
@@ -84,7 +88,7 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 async def open_captioner(
     job: Job, model: ModelOptions, options: CaptionOptions, *, for_many: bool = False
 ) -> AsyncIterator[Captioner]:
-    """A captioner with a server (`--model` is then its name for the model) or a model in this process.
+    """A captioner with servers (`--model` is then their name for the model) or a model in this process.
 
     Args:
         for_many: as for `ModelOptions.load`.
@@ -97,15 +101,35 @@ async def open_captioner(
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
+    from qwen35mm.captioning.pool import Member, PoolCaptioner
+
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = list(dict.fromkeys(options.backend))
+        # With others beside it, a server need not be waited for long.
+        attempts = 5 if len(addresses) == 1 else 2
+        opened = [_open_server(address, job, model, options, attempts) for address in addresses]
+        members = [
+            Member(address, await stack.enter_async_context(server))
+            for address, server in zip(addresses, opened, strict=True)
+        ]
+        yield members[0].captioner if len(members) == 1 else PoolCaptioner.of(members, job.run.slots)
+
+
+@contextlib.asynccontextmanager
+async def _open_server(
+    address: str, job: Job, model: ModelOptions, options: CaptionOptions, attempts: int
+) -> AsyncIterator[Captioner]:
     from qwen35mm.backends.remote.backend import RemoteBackend
+    from qwen35mm.captioning.captioner import Captioner
     from qwen35mm.contract import GenerationRequest, SamplingParams
 
     server = RemoteBackend(
-        options.backend,
+        address,
         model=model.model,
         api_key=options.backend_key,
         limits=model.limits,
         max_concurrent=job.run.slots,
+        max_attempts=attempts,
         video=options.remote_video,
         # Only a complete caption is useful, so a caption that breaks off is requested again.
         whole=True,

@@ -173,7 +173,13 @@ class CaptionOptions:
         Path | None, _run(help="Folder of the manifest; by default .qwen35mm in --output-dir or the first source.")
     ] = None
 
-    backend: Annotated[str | None, _remote(help="Address of an OpenAI-compatible server.", metavar="URL")] = None
+    backend: Annotated[
+        Many,
+        _remote(
+            help="Address of an OpenAI-compatible server; may be repeated. Several share the work, each with --slots.",
+            metavar="URL",
+        ),
+    ] = None
     backend_key: Annotated[str | None, _remote(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = (
         None
     )

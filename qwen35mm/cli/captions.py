@@ -201,7 +201,12 @@ def translate(
 
     An interrupted translation is continued by the same command.
     """
-    options = CaptionOptions(max_tokens=max_tokens, backend=backend, backend_key=backend_key, state_dir=which.state_dir)
+    options = CaptionOptions(
+        max_tokens=max_tokens,
+        backend=None if backend is None else [backend],
+        backend_key=backend_key,
+        state_dir=which.state_dir,
+    )
     with which.opened(sources) as collections:
         raise typer.Exit(asyncio.run(_translate(collections, sources, to, keep or [], model, which, writing, options)))
 

@@ -82,7 +82,7 @@ def review(
         suffix=options.suffix,
         trigger=options.trigger,
         one_line=options.one_line,
-        backend=options.backend,
+        backend=None if options.backend is None else [options.backend],
         backend_key=options.backend_key,
         output_dir=options.output_dir,
         state_dir=options.state_dir,

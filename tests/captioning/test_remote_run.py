@@ -84,12 +84,12 @@ async def test_another_address_of_the_same_model_does_nothing_again_and_another_
     one = job(folder, run=settings())
 
     async def ask(url: str, model: str) -> Outcome:
-        async with open_captioner(one, ModelOptions(model=model), CaptionOptions(backend=url)) as captioner:
+        async with open_captioner(one, ModelOptions(model=model), CaptionOptions(backend=[url])) as captioner:
             return await carry_out(one, captioner)
 
     with running_server() as first, running_server() as second:
         # As a run of an earlier version, whose captions had the server's address in their keys.
-        async with open_captioner(one, ModelOptions(model="tiny"), CaptionOptions(backend=first.url)) as captioner:
+        async with open_captioner(one, ModelOptions(model="tiny"), CaptionOptions(backend=[first.url])) as captioner:
             (before,) = captioner.others
             await carry_out(replace(one, run=settings(limit=2)), replace(captioner, identity=before["model"]))
         assert len(first.bodies) == 2

@@ -179,9 +179,33 @@ class Captioner:
 
         return await judge(caption, request, ask)
 
+    async def answer(self, request: CaptionRequest, facts: Caption) -> Caption | Failed:
+        """The answer to a question of text alone, with the medium's facts and flags of `facts`."""
+        messages = [Message("user", (Text(request.question),))]
+        medium = {name: getattr(facts, name) for name in ("kind", "width", "height", "duration_s")}
+        try:
+            return await self._answer(request, messages, "shared", medium, facts.flags)
+        except Qwen35mmError as error:
+            return Failed(failure_kind(error), str(error))
+
     async def _caption(self, request: CaptionRequest, prepared: Prepared, retain: Retain) -> Caption | Failed:
+        plan, messages = prepared.medium.plan, _messages(request, prepared, request.question)
+        return await self._answer(request, messages, retain, medium_facts(request.item, plan), medium_flags(plan))
+
+    async def _answer(
+        self,
+        request: CaptionRequest,
+        messages: list[Message],
+        retain: Retain,
+        medium: Mapping[str, Any],
+        flags: tuple[str, ...],
+    ) -> Caption | Failed:
+        """The first usable reply as a caption, or why there is none.
+
+        Args:
+            medium, flags: see `medium_facts` and `medium_flags`.
+        """
         style = request.settings.style
-        messages = _messages(request, prepared, request.question)
         replies: list[_Reply] = []
         results: list[Result] = []
         for attempt in range(style.max_attempts):
@@ -201,10 +225,10 @@ class Captioner:
         return Caption(
             text=best.text,
             data=best.data,
-            **medium_facts(request.item, prepared.medium.plan),
+            **medium,
             prompt=request.question,
             model=self.name,
-            flags=(*medium_flags(prepared.medium.plan), *best.flags, *best.problems),
+            flags=(*flags, *best.flags, *best.problems),
             num_attempts=len(replies),
             num_prompt_tokens=sum(result.num_prompt_tokens for result in results),
             num_generated_tokens=sum(result.num_generated_tokens for result in results),

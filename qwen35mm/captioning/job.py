@@ -69,6 +69,19 @@ class Job:
         self.entries()
 
     def _check_parts(self) -> None:
+        if self.run.whole is not None:
+            if self.split is None:
+                raise CaptioningError(f"--{self.run.whole} is made of a video's parts: say with --split which parts.")
+            if self.style.schema is not None:
+                raise CaptioningError(
+                    f"--{self.run.whole} is text, not JSON: leave --schema or --{self.run.whole} out."
+                )
+            media = {spec.kind for spec in self.outputs} & {"dataset", "webdataset"}
+            if media or self.output_settings.embed_media:
+                raise CaptioningError(
+                    f"With --{self.run.whole}, an output with media would hold the whole video beside its clips. "
+                    "Choose text files, jsonl or parquet without --embed-media."
+                )
         if self.split is None:
             if self.clips is not None:
                 raise CaptioningError("--clips says where the parts of videos go: say with --split which parts.")

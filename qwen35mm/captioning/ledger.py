@@ -125,6 +125,42 @@ class Ledger:
         except CaptioningError as error:
             return Failed("output", str(error))
 
+    async def stored(self, item: Item) -> Caption | None:
+        """An item's finished caption. None if there is none, or the item can't be read."""
+
+        def read(known: bytes | None, seen: Inspected) -> Caption | None:
+            content = known or seen.digest
+            assert content is not None, "it was asked for"
+            request = self._as_it_was_done(self._requests.build(item, content, seen.plan, self._original))
+            return self.manifest.caption(request.key)
+
+        try:
+            known, seen = await self.do(self._digest, item), Inspected(None, None, None)
+            if known is None or self._requests.with_plan:
+                found = await self._workers.inspect(item, with_digest=known is None, with_plan=self._requests.with_plan)
+                if isinstance(found, Failed):
+                    return None
+                seen = found
+            return await self.do(read, known, seen)
+        except OutputError:
+            raise
+        except CaptioningError:
+            return None
+
+    async def whole(self, item: Item, content: bytes, question: str, facts: Caption) -> CaptionRequest | Wants:
+        """What a whole video needs whose caption follows from those of its parts; `facts` has its size and duration.
+
+        Raises:
+            CaptioningError: no output can take it, or it lacks what its prefix, suffix or trigger word names.
+        """
+
+        def ask() -> CaptionRequest | Wants:
+            request = self._as_it_was_done(self._requests.of_text(item, content, question, facts))
+            wants = self._wants(item, request.key)
+            return request if Wants.CAPTION in wants else Wants.KEPT if Wants.KEPT in wants else Wants.DONE
+
+        return await self.do(ask)
+
     async def known(self, key: bytes) -> Caption | Failed | None:
         """The finished caption of this work, or its failure if a retry would fail too."""
 
@@ -232,13 +268,17 @@ class Ledger:
 
     def _look(self, item: Item) -> Wants | bytes | None:
         """The digest of the item's bytes if it is known; KEPT if it isn't needed."""
-        known = None
-        # Reading a deleted file later says why.
-        with contextlib.suppress(OSError):
-            known = self.manifest.digest(item.source, item.source.stat()) if isinstance(item.source, Path) else None
+        known = self._digest(item)
         if (known is None or self._requests.with_plan) and self._wants(item, None) == {Wants.KEPT}:
             return Wants.KEPT
         return known
+
+    def _digest(self, item: Item) -> bytes | None:
+        """The digest of the item's bytes if it is known."""
+        # Reading a deleted file later says why.
+        with contextlib.suppress(OSError):
+            return self.manifest.digest(item.source, item.source.stat()) if isinstance(item.source, Path) else None
+        return None
 
     def _ask(self, item: Item, known: bytes | None, seen: Inspected) -> CaptionRequest | Wants | Failed:
         """The item's request if an output wants its caption."""

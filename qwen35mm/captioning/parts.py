@@ -60,6 +60,11 @@ class Splitter:
             async for clip in self._cut(item, *found):
                 yield clip
 
+    async def digest(self, item: Item) -> bytes | None:
+        """The digest of a video that was split; None if it can't be read any more."""
+        found = await self.find(item)
+        return None if isinstance(found, Failed) else found[0]
+
     async def find(self, item: Item) -> tuple[bytes, list[tuple[float, float]]] | Failed:
         """A video's digest, and start and end of each part in seconds."""
         text = self._split.text if self._clips is None else f"{self._split.text} clips"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from qwen35mm.captioning.items import Item, Part
-from qwen35mm.captioning.records import medium_facts, printable
+from qwen35mm.captioning.records import Caption, medium_facts, printable
 from qwen35mm.captioning.texts.cleanup import NOTHING_AROUND, Around
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import PromptSet
@@ -198,6 +198,19 @@ class RequestBuilder:
         return CaptionRequest(
             item, content, plan, question, system, settings, key, tuple(others), around, tuple(dict.fromkeys(defaulted))
         )
+
+    def of_text(self, item: Item, content: bytes, question: str, facts: Caption) -> CaptionRequest:
+        """A request whose question is a text alone, about an item with the size and duration of `facts`.
+
+        Raises:
+            CaptioningError: the item lacks what its prefix, suffix or trigger word names.
+        """
+        duration = None if facts.duration_s is None else f"{facts.duration_s:.1f}"
+        values = {"width": facts.width, "height": facts.height, "duration": duration, "sidecar": None}
+        around = Around(*(template.fill(item, values) for template in self._around))
+        key, *others = (_key(content, asked) for asked in self._asked(question, "", False, around))
+        settings = self._by_kind[False]
+        return CaptionRequest(item, content, None, question, "", settings, key, tuple(others), around)
 
     def _ask(self, question: str, system: str, verbatim: bool, around: Around) -> list[bytes]:
         """SHA-256 of the question and settings, without the medium: for this model first, then for the others."""

@@ -27,7 +27,8 @@ from qwen35mm.captioning.parts import Splitter
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.captioning.requests import CaptionRequest, shared_key
-from qwen35mm.errors import EngineError, OutputError
+from qwen35mm.captioning.whole import WholeKind, facts_of, question_of, summarized, timeline, told_of
+from qwen35mm.errors import CaptioningError, EngineError, OutputError
 
 # After so many failures in a row, the media aren't the cause.
 _MAX_FAILURES_IN_A_ROW = 10
@@ -56,6 +57,7 @@ class RunSettings:
         prune: whether a complete run removes the captions of deleted media from the outputs.
         judge_below: the model scores each caption's sentences, and a lower score is flagged as doubted; None scores
             none.
+        whole: what whole videos get besides the captions of their parts; None for nothing.
     """
 
     slots: int = 4
@@ -64,6 +66,7 @@ class RunSettings:
     max_distance: int | None = None
     prune: bool = False
     judge_below: float | None = None
+    whole: WholeKind | None = None
 
 
 class Run:
@@ -106,6 +109,8 @@ class Run:
         # The requests that wait for each key. The first one's medium is captioned.
         self._at_work: dict[bytes, list[CaptionRequest]] = {}
         self._suspicious: list[Item] = []
+        # Packed videos, which get a caption after their parts.
+        self._wholes: list[bytes] = []
         self._num_begun = 0
         self._num_failures_in_a_row = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -126,8 +131,9 @@ class Run:
             self._tasks = [asyncio.create_task(self._scan())]
             self._tasks += [asyncio.create_task(self._work()) for _ in range(num_at_once)]
             await asyncio.gather(*self._tasks)
-            self._tasks.append(asyncio.create_task(self._do_suspicious()))
-            await self._tasks[-1]
+            for last in (self._do_suspicious, self._caption_wholes):
+                self._tasks.append(asyncio.create_task(last()))
+                await self._tasks[-1]
         except OutputError as error:
             self.stop(error)
         except asyncio.CancelledError:
@@ -200,6 +206,8 @@ class Run:
 
         async def split(video: Item) -> None:
             parts: list[Item | Unreadable] = []
+            if self._settings.whole is not None:
+                self._wholes.append(pickle.dumps(video, pickle.HIGHEST_PROTOCOL))
             async with contextlib.aclosing(splitter.of(video)) as found:
                 async for part in found:
                     parts.append(part)
@@ -249,6 +257,60 @@ class Run:
                 await self._take_up(item, alone=True)
             else:
                 self.counts.num_left += 1
+
+    async def _caption_wholes(self) -> None:
+        """Captions whole videos from the captions of their parts, as many at a time as there are slots."""
+        assert self._settings.whole is None or self._splitter is not None, "only videos in parts"
+        remaining = iter(self._wholes)
+
+        async def work() -> None:
+            for packed in remaining:
+                if self.stopped is None and self._splitter is not None and self._settings.whole is not None:
+                    await self._caption_whole(pickle.loads(packed), self._splitter, self._settings.whole)
+
+        tasks = [asyncio.create_task(work()) for _ in range(self._settings.slots)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _caption_whole(self, video: Item, splitter: Splitter, kind: WholeKind) -> None:
+        parts = [part async for part in splitter.of(video) if isinstance(part, Item) and part.part is not None]
+        captions = [(part, caption) for part in parts if (caption := await self._ledger.stored(part)) is not None]
+        content = await splitter.digest(video)
+        if not captions or content is None:
+            return
+        counts, told, facts = self.counts, told_of(captions), facts_of(captions, len(parts))
+        counts.num_found += 1
+        self.missing.discard(video.name)
+        try:
+            needs = await self._ledger.whole(video, content, question_of(kind, told), facts)
+        except OutputError:
+            raise
+        except CaptioningError as error:
+            await self._fail(video, None, Failed("output", str(error)))
+            return
+        if isinstance(needs, Wants):
+            await self._ledger.settle(video, needs)
+            counts.num_kept += needs is Wants.KEPT
+            counts.num_present += needs is Wants.DONE
+            return
+        caption = known = await self._ledger.known(needs.key)
+        if caption is None:
+            made = timeline(facts, told)
+            caption = made if kind == "timeline" else await summarized(self._captioner, needs, facts, told)
+            if isinstance(caption, Caption):
+                await self._ledger.finish(needs, caption, None)
+        if isinstance(caption, Failed):
+            await self._fail(video, needs.key, caption)
+            return
+        delivered = await self._deliver(needs, caption)
+        counts.num_recalled += delivered and known is not None
+        counts.num_captioned += delivered and known is None
+        counts.num_prompt_tokens += 0 if known is not None else caption.num_prompt_tokens
+        counts.num_generated_tokens += 0 if known is not None else caption.num_generated_tokens
 
     async def _take_up(self, item: Item, *, alone: bool = False) -> None:
         needs = await self._ledger.needs(item)

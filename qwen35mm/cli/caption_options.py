@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.requests import CaptionStyle
     from qwen35mm.captioning.texts.prompts import PromptSet
     from qwen35mm.captioning.texts.trainers import Trainer
+    from qwen35mm.captioning.whole import WholeKind
     from qwen35mm.settings import ModelOptions
 
 # The engine's default.
@@ -60,6 +61,13 @@ class CaptionOptions:
         ),
     ] = "never"
     clips: Annotated[Path | None, _video(help="Folder in which each part becomes a file, copied losslessly.")] = None
+
+    summary: Annotated[
+        bool, _video("--summary", help="Give the whole video a summary of its parts' captions, by the model.")
+    ] = False
+    timeline: Annotated[
+        bool, _video("--timeline", help="Give the whole video its parts' captions with their times, a line each.")
+    ] = False
 
     preset: Annotated[
         Many,
@@ -206,6 +214,7 @@ class CaptionOptions:
         from qwen35mm.captioning.texts.templates import new_path
 
         prompts, trainer = self._prompts(), self._trainer()
+        keeps_lines = self.timeline or any(each.lines for each in prompts.questions)
         job = Job(
             sources,
             prompts,
@@ -229,7 +238,7 @@ class CaptionOptions:
             output_settings=OutputSettings(
                 mode=self.mode,
                 folder=None if self.output_dir is None else Path(new_path(str(self.output_dir), "--output-dir")),
-                one_line=not any(each.lines for each in prompts.questions) if self.one_line is None else self.one_line,
+                one_line=not keeps_lines if self.one_line is None else self.one_line,
                 separator=trainer.separator if self.separator is None and trainer is not None else self.separator,
                 keep_tokens=self.keep_tokens,
                 link_media=self.link_media,
@@ -240,13 +249,14 @@ class CaptionOptions:
             state=self.state_dir,
             num_workers=self.media_workers or default_workers(),
             split=self._split(),
-            clips=self.clips,
+            clips=None if self.clips is None else Path(new_path(str(self.clips), "--clips")),
             run=RunSettings(
                 slots=model.slots or DEFAULT_SLOTS,
                 limit=self.limit,
                 retry_failed=self.retry_failed,
                 prune=self.prune,
                 max_distance=self.share_similar,
+                whole=self._whole(),
                 judge_below=DEFAULT_JUDGE_BELOW if self.judge and self.judge_below is None else self.judge_below,
             ),
         )
@@ -315,6 +325,13 @@ class CaptionOptions:
                 "--remote-video video_url sends whole files: give --clips FOLDER with --split, or send frames."
             )
         return split
+
+    def _whole(self) -> WholeKind | None:
+        if self.summary and self.timeline:
+            raise CaptioningError("--summary and --timeline both are the whole video's caption: choose one.")
+        if self.summary and self.ray is not None:
+            raise CaptioningError("--summary can't be asked of a Ray cluster: run again without --ray for it.")
+        return "summary" if self.summary else "timeline" if self.timeline else None
 
     def _shard(self) -> tuple[int, int] | None:
         if self.shard is None:

@@ -21,7 +21,7 @@ from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 
 @dataclass(frozen=True)
 class Asked:
-    """One reply that was asked for; `digest` is the medium's, as the model sees it."""
+    """One reply that was asked for; `digest` is the medium's, as the model sees it; empty without one."""
 
     digest: str
     question: str
@@ -64,10 +64,13 @@ class FakeModel:
         assert request.retain in ("shared", "prompt")
         messages, params = request.messages, request.params
         assert params is not None
-        (part,) = messages[-1].media
-        assert isinstance(part.source, PreparedMedia)
+        digest = ""
+        for part in messages[-1].media:
+            assert isinstance(part.source, PreparedMedia)
+            assert not digest, "one medium"
+            digest = part.source.plan.digest or ""
         asked = Asked(
-            part.source.plan.digest or "",
+            digest,
             messages[-1].text,
             messages[0].text if len(messages) > 1 else "",
             params,

@@ -14,7 +14,7 @@ from qwen35mm.captioning.items import Item, Part
 from qwen35mm.captioning.records import printable
 from qwen35mm.decoding import Answer
 from qwen35mm.decoding.answers import Data, require
-from qwen35mm_preprocess import MediaError, MediaFormatError, MediaLimits
+from qwen35mm_preprocess import MediaFormatError, MediaLimits
 from qwen35mm_preprocess.formats import MATROSKA, MP4, MPEG_TS
 from qwen35mm_preprocess.video_container import OpenVideo, open_video, packets_of
 from qwen35mm_preprocess.video_probe import VideoInfo, probe_video
@@ -26,18 +26,15 @@ _EXACT_S = 1e-3
 _CONVERT = "Convert it to MP4 or Matroska."
 
 
-class NoKeyFrameError(MediaError):
-    """A part has no frame from which decoding can start."""
-
-
 def cut_out(item: Item, part: Part, limits: MediaLimits) -> Answer:
     """The part as a file, for `read_clip`: from its first key frame to its end, or a few frames before.
+
+    Nothing for a part without a key frame, from which decoding can start.
 
     Frames are never reordered across the part's end: a frame that needs one behind it is left out with those that
     follow it in the file.
 
     Raises:
-        NoKeyFrameError: the part has no key frame.
         MediaError: the video can't be read, or no clip can be written in its format.
     """
     source, name = item.read(), printable(item.name)
@@ -45,10 +42,7 @@ def cut_out(item: Item, part: Part, limits: MediaLimits) -> Answer:
     frames = info.within(part.start_s, part.end_s - 2 * _EXACT_S)
     first = next((frame for frame in frames if info.is_key[frame]), None)
     if info.is_animation or first is None:
-        raise NoKeyFrameError(
-            f"'{name}' has no key frame between {part.start_s:.2f} s and {part.end_s:.2f} s, so this part can't be cut "
-            "out without encoding it again. Leave --clips out, or encode the video with more key frames."
-        )
+        return Answer()
     end = int(info.pts[frames.stop]) if frames.stop < info.num_frames else None
     with open_video(source, limits) as video:
         writer = _WRITERS.get(video.format)
@@ -65,8 +59,10 @@ def cut_out(item: Item, part: Part, limits: MediaLimits) -> Answer:
     return Answer([round(float(info.times_s[first]), 3), round(end_s, 3)], (data,))
 
 
-def read_clip(values: Any, data: Data, most_bytes: int) -> tuple[float, float, bytes]:
-    """Start and end in seconds, and the file, of the answer of `cut_out`. Raises NonsenseError."""
+def read_clip(values: Any, data: Data, most_bytes: int) -> tuple[float, float, bytes] | None:
+    """Start and end in seconds, and the file, of the answer of `cut_out`; None for nothing. Raises NonsenseError."""
+    if values is None:
+        return None
     start_s, end_s = values
     require(type(start_s) is float and type(end_s) is float and 0 <= start_s <= end_s, "no range")
     return start_s, end_s, data.take(most_bytes)

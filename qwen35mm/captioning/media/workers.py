@@ -192,7 +192,15 @@ class MediaWorkers:
     async def cut_out(self, item: Item, part: Part) -> tuple[float, float, bytes] | Failed:
         """Start, end and file of a part, see `cut_out`; `Failed` if it can't be cut out."""
         most_bytes = 2 * self._processor.limits.max_bytes("video")
-        return await self._do(self._call, _cut_out, item, part, partial(read_clip, most_bytes=most_bytes))
+        clip = await self._do(self._call, _cut_out, item, part, partial(read_clip, most_bytes=most_bytes))
+        if clip is not None:
+            return clip
+        message = (
+            f"'{printable(item.name)}' has no key frame between {part.start_s:.2f} s and {part.end_s:.2f} s, so this "
+            "part can't be cut out without encoding it again. Leave --clips out, or encode the video with more key "
+            "frames."
+        )
+        return Failed("no key frame", message)
 
     def close(self) -> None:
         """Ends the processes, their current work included, and drops waiting work."""

@@ -163,6 +163,8 @@ class Outcome:
         failed: failed items without a caption, of this run and earlier ones, by the failure's kind.
         num_gone: deleted media whose captions are still there; only after a complete run.
         num_pruned: deleted media whose captions this run removed; only after a complete run.
+        num_backups: files of people that this run replaced.
+        backups: the folder where they are as they were; None if there are none.
         flagged: captions with flags, of this run and earlier ones, by the flag's kind.
     """
 
@@ -172,6 +174,8 @@ class Outcome:
     flagged: Mapping[str, int]
     num_gone: int = 0
     num_pruned: int = 0
+    num_backups: int = 0
+    backups: Path | None = None
 
     @property
     def num_failures(self) -> int:
@@ -241,7 +245,9 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
                     left = _gone(outputs)
         except OutputError as error:
             run.stop(error)
-        return Outcome(counts, run.stopped, failed, flagged, len(left), len(gone - left))
+        kept = manifest.backups
+        num_gone, num_pruned = len(left), len(gone - left)
+        return Outcome(counts, run.stopped, failed, flagged, num_gone, num_pruned, kept.num_files, kept.folder)
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:

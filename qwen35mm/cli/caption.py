@@ -225,6 +225,12 @@ def _report(outcome: Outcome, job: Job) -> None:
         )
     for name, number in counts.defaulted.most_common():
         typer.echo(f"{{{name}}} was missing for {number:,} captions: they have its default.", err=True)
+    if outcome.num_backups:
+        typer.echo(
+            f"{outcome.num_backups:,} files that somebody wrote or changed were replaced. They are as they were in "
+            f"{outcome.backups}.",
+            err=True,
+        )
     if outcome.num_pruned:
         typer.echo(
             f"Removed the captions of {outcome.num_pruned:,} moved or deleted media from the outputs.",

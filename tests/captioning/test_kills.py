@@ -70,7 +70,7 @@ def check(media: Path, num_items: int, outputs: Sequence[str]) -> dict[str, str]
     assert all(len(text) > 1 and text.endswith("\n") for text in captions.values())
     for spec in outputs:
         assert {name: f"{caption}\n" for name, caption in captions_of(rows_of(spec)).items()} == captions
-    strays = (".qwen35mm-", ".before-")  # temporary files and locks, and what was moved aside
+    strays = (".qwen35mm-", "backups")  # temporary files and locks, and what was moved aside
     assert [path for path in media.parent.rglob("*") if any(stray in path.name for stray in strays)] == []
     return captions
 

@@ -264,4 +264,4 @@ def test_kills_leave_each_part_once(videos: Path, tmp_path: Path, step: int, wit
             "still.png",
         ]
     assert go() == 0
-    assert [path for path in tmp_path.rglob("*") if ".qwen35mm-" in path.name or ".before-" in path.name] == []
+    assert [path for path in tmp_path.rglob("*") if ".qwen35mm-" in path.name or path.name == "backups"] == []

@@ -66,7 +66,7 @@ def captions(path: Path) -> dict[str, str]:
 
 
 def asides(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.name}.before-*"))
+    return [found for found in path.parent.rglob(f".qwen35mm/backups/**/{path.name}") if found.is_file()]
 
 
 async def test_what_a_person_writes_is_in_the_file_and_stays_whatever_runs_later(folder: Path, path: Path) -> None:

@@ -141,23 +141,6 @@ def is_gone(path: Path) -> bool:
     return False
 
 
-def move_aside(path: Path, when: str) -> Path:
-    """Renames a file to an unused name; returns its new path. Raises OSError."""
-    aside = free_name(path, when)
-    path.replace(aside)
-    return aside
-
-
-def free_name(path: Path, when: str) -> Path:
-    """An unused path beside a file, for its earlier content."""
-    number = 1
-    while True:
-        aside = path.with_name(f"{path.name}.before-{when}" + (f"-{number}" if number > 1 else ""))
-        if not os.path.lexists(aside):
-            return aside
-        number += 1
-
-
 @contextlib.contextmanager
 def disk_errors(label: str) -> Iterator[None]:
     """Turns OSError into OutputError.

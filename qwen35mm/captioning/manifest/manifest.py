@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
+from qwen35mm.captioning.manifest.backups import Backups
 from qwen35mm.captioning.manifest.files import RunLock
 from qwen35mm.captioning.manifest.tables import MIGRATIONS, OLDEST, TAKEN_OVER
 from qwen35mm.captioning.records import Caption, printable
@@ -39,12 +40,17 @@ SETTLED_S = 2.0
 
 
 class Manifest:
-    """The manifest at `path`. Usable from all threads of one process; every method may raise OutputError."""
+    """The manifest at `path`. Usable from all threads of one process; every method may raise OutputError.
+
+    Attributes:
+        backups: of the files that this run replaces.
+    """
 
     def __init__(self, path: Path, lock: RunLock | None, folder: Path) -> None:
         self._base = os.path.abspath(folder)  # noqa: PTH100
         self._above = os.path.join(self._base, "")  # noqa: PTH118
         self._lock = lock
+        self.backups = Backups(path.parent, self.place)
         self._written_ns = _changed_ns(path)
         self._database = Database(path, migrations=MIGRATIONS, oldest=OLDEST)
         # The thread inside `together`, and its connection.

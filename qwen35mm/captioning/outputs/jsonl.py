@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import sqlite3
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,6 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     crc_of,
     disk_errors,
-    free_name,
     is_whole,
     json_text,
     pieces,
@@ -34,7 +32,7 @@ from qwen35mm.captioning.manifest.files import (
 from qwen35mm.captioning.manifest.manifest import Manifest, file_state
 from qwen35mm.captioning.outputs.base import Mode, OutputSettings, Wants
 from qwen35mm.captioning.outputs.record_output import ENTRIES, RecordOutput
-from qwen35mm.captioning.records import Record, edited
+from qwen35mm.captioning.records import Record, edited, printable
 from qwen35mm.errors import CaptioningError
 
 _log = logging.getLogger(__name__)
@@ -125,7 +123,7 @@ class JsonLines(RecordOutput):
                 "%s: %d captions that somebody edited were replaced. The file as it was is %s.",
                 self.label,
                 self._num_replaced,
-                self._copy.name,
+                printable(str(self._copy)),
             )
             self._copy, self._num_replaced = None, 0
 
@@ -171,10 +169,7 @@ class JsonLines(RecordOutput):
             return
         self._num_replaced += 1
         if self._copy is None:
-            copy = free_name(self._path, time.strftime("%Y%m%d-%H%M%S"))
-            with self._path.open("rb") as source, replacing(copy) as file:
-                file.writelines(pieces(source))
-            self._copy = copy
+            self._copy = self._manifest.backups.copy(self._path)
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
         try:

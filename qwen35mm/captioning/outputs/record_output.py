@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -21,13 +20,11 @@ from qwen35mm.captioning.manifest.files import (
     is_gone,
     json_text,
     lock_for,
-    move_aside,
-    sync_folder,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
 from qwen35mm.captioning.outputs.base import Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import owner_of, place_in
-from qwen35mm.captioning.records import Record, edited
+from qwen35mm.captioning.records import Record, edited, printable
 
 # All entries of an output: position, the arguments of `RecordOutput._record`, and a person's edit and acceptance.
 ENTRIES = (
@@ -217,7 +214,5 @@ class RecordOutput(Output):
         return place is not None and is_gone(self._manifest.path_of(place))
 
     def _move_aside(self, path: Path) -> str:
-        """Renames a foreign file; returns its new name. Raises OSError."""
-        aside = move_aside(path, time.strftime("%Y%m%d-%H%M%S"))
-        sync_folder(path.parent)
-        return aside.name
+        """Moves a foreign file to the backups; returns its new path. Raises OSError."""
+        return printable(str(self._manifest.backups.move(path)))

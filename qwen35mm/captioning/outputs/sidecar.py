@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import stat
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -23,7 +22,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import disk_errors, is_gone, json_text, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
-from qwen35mm.captioning.outputs.file_names import Claims, fit, fold, numbered, owner_of, parts_inside
+from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.records import Caption, Record, printable
 from qwen35mm.captioning.texts.cleanup import add_to
 from qwen35mm.errors import CaptioningError, OutputError
@@ -84,8 +83,6 @@ class Sidecars(Output):
         self._separator = settings.separator if settings.separator is not None else " " if settings.one_line else "\n"
         self._keep_tokens = settings.keep_tokens
         self._last: bytes | None = None
-        # The copies of people's texts that were replaced.
-        self._backups: list[Path] = []
         # The first text file without its usual name, since another medium has that, and its medium.
         self._shared: tuple[str, str] | None = None
         place = b"" if self._folder is None else manifest.place(self._folder)
@@ -119,7 +116,7 @@ class Sidecars(Output):
                 self._begin(old.path)
                 if not self._appends and old.content is not None and old.is_anybodys:
                     with disk_errors(printable(old.path.name)):
-                        self._backups.append(_keep(_target(old.path), old.content))
+                        self._manifest.backups.copy(_target(old.path), link=True)
                 with replacing(_target(old.path), lambda: self._record(old, new, record.key)) as file:
                     file.write(new)
         except CaptioningError:
@@ -191,15 +188,7 @@ class Sidecars(Output):
                     connection.execute("DELETE FROM sidecars WHERE place = ?", (place,))
 
     def finish(self) -> None:
-        """See `Output`. Warns of replaced texts, and of media whose names lead to the same text file."""
-        if self._backups:
-            _log.warning(
-                "%d text files that somebody wrote or changed were replaced. What they were is kept beside them, as in "
-                "%s.",
-                len(self._backups),
-                printable(self._backups[0].name),
-            )
-            self._backups.clear()
+        """See `Output`. Warns of media whose names lead to the same text file."""
         if self._shared is not None:
             path, name = self._shared
             _log.warning(
@@ -366,25 +355,6 @@ def _read(path: Path) -> bytes | None:
         if error.errno == errno.ENOENT and not path.is_symlink():
             return None
         raise
-
-
-def _keep(path: Path, content: bytes) -> Path:
-    """Gives a text file a second name with the time of its last change; returns that path. Raises OSError."""
-    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))
-    number = 1
-    while True:
-        backup = path.with_name(fit(path.name, f".before-{when}" + (f"-{number}" if number > 1 else "")))
-        if not os.path.lexists(backup):
-            try:
-                os.link(path, backup)
-            except OSError:
-                with replacing(backup) as file:
-                    file.write(content)
-            return backup
-        # A run that was killed before the replacement has made this copy.
-        if backup.is_file() and backup.read_bytes() == content:
-            return backup
-        number += 1
 
 
 def _is_medium(path: Path) -> bool:

@@ -188,5 +188,10 @@ def expected(records: Sequence[Record]) -> dict[str, str]:
     return {printable(each.item.name): each.caption.text for each in records}
 
 
+def kept(folder: Path) -> list[Path]:
+    """What people's files were before runs replaced them, the oldest first; the state folder is in `folder`."""
+    return sorted(path for path in (folder / ".qwen35mm" / "backups").rglob("*") if path.is_file())
+
+
 def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.name.startswith(".qwen35mm-")]

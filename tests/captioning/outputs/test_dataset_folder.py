@@ -15,6 +15,7 @@ from tests.captioning.outputs.helpers import (
     HARD_NAMES,
     captions_of,
     expected,
+    kept,
     lines_of,
     moved,
     picture,
@@ -135,10 +136,10 @@ def test_a_crop_in_the_folder_stays_whatever_comes(tmp_path: Path, out: Path) ->
     assert (out / "a.png").read_bytes() == b"a crop"
     run(tmp_path, [moved(new, tmp_path, "b.png")], f"dataset:{out}")
     assert [(row["file_name"], row["text"]) for row in lines_of(out / "metadata.jsonl")] == [("b.png", "three")]
-    (kept,) = out.glob("a.png.before-*")
-    assert (kept.read_bytes(), (out / "b.png").read_bytes()) == (b"a crop", picture(2))
+    (crop,) = kept(tmp_path)
+    assert (crop.read_bytes(), (out / "b.png").read_bytes()) == (b"a crop", picture(2))
     # Taken away, it makes room for the original.
     (out / "b.png").unlink()
-    kept.unlink()
+    crop.unlink()
     run(tmp_path, [Record(put(tmp_path, "b.png", 2), new.key, new.content, new.caption)], f"dataset:{out}")
     assert (out / "b.png").read_bytes() == picture(2)

@@ -17,6 +17,7 @@ from tests.captioning.outputs.helpers import (
     HARD_NAMES,
     captions_of,
     expected,
+    kept,
     leftovers,
     lines_of,
     picture,
@@ -32,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def asides(path: Path) -> list[bytes]:
-    return [found.read_bytes() for found in sorted(path.parent.glob(f"{path.name}.before-*"))]
+    return [found.read_bytes() for found in kept(path.parent)]
 
 
 def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path, manifest: Manifest) -> None:

@@ -13,7 +13,16 @@ import pytest
 from qwen35mm.captioning.outputs import Mode, Wants
 from qwen35mm.captioning.records import Record
 from tests.captioning.kills import full_at, killed_at, needs_fork, stops
-from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, leftovers, records_of, rows_of, run
+from tests.captioning.outputs.helpers import (
+    HARD_NAMES,
+    captions_of,
+    expected,
+    kept,
+    leftovers,
+    records_of,
+    rows_of,
+    run,
+)
 
 pytestmark = needs_fork
 
@@ -34,10 +43,11 @@ def spec_of(kind: str, out: Path) -> str:
     return kind if kind == "sidecar" else f"{kind}:{out / 'captions'}"
 
 
-def check_left(out: Path, *, kept: Collection[str] = ()) -> None:
+def check_left(out: Path, *, theirs: Collection[str] = ()) -> None:
     assert leftovers(out) == []
-    found = sorted(path.read_text() for path in out.rglob("*.before-*"))
-    assert found == sorted(kept), "a person's texts, once each; what a killed run left is known for our own"
+    assert sorted(path.read_text() for path in kept(out)) == sorted(theirs), (
+        "a person's texts, once each; what a killed run left is known for our own"
+    )
 
 
 class Runs:
@@ -76,16 +86,16 @@ class Runs:
         return self._run(self.out, records, compact=self._compact)
 
     def check(self) -> None:
-        check_left(self.out, kept=PERSONS.values() if (self._kind, self._mode) == ("sidecar", "overwrite") else ())
+        check_left(self.out, theirs=PERSONS.values() if (self._kind, self._mode) == ("sidecar", "overwrite") else ())
         if self._kind != "sidecar":
             assert captions_of(rows_of(spec_of(self._kind, self.out))) == expected(self.records)
             assert self.go() == [Wants.DONE] * len(self.records)
             return
-        assert sorted(path.read_text() for path in self.out.rglob("*.txt")) == sorted(
+        assert sorted(path.read_text() for path in (self.out / "captions").rglob("*.txt")) == sorted(
             self._text(number) for number in range(len(NAMES))
         )
-        kept = PERSONS if self._mode == "skip" else ()
-        assert self.go() == [Wants.KEPT if number in kept else Wants.DONE for number in range(len(NAMES))]
+        theirs = PERSONS if self._mode == "skip" else ()
+        assert self.go() == [Wants.KEPT if number in theirs else Wants.DONE for number in range(len(NAMES))]
 
     def _run(self, out: Path, records: list[Record], *, compact: bool) -> list[Wants]:
         return run(

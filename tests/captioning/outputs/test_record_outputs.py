@@ -15,6 +15,7 @@ from tests.captioning.outputs.helpers import (
     HARD_NAMES,
     captions_of,
     expected,
+    kept,
     leftovers,
     moved,
     picture,
@@ -150,7 +151,7 @@ def test_what_nobody_knows_is_refused_moved_aside_or_kept(tmp_path: Path, kind: 
     for _ in range(2):
         run(tmp_path, records[2:], spec, mode=mode)
     assert captions_of(rows_of(spec)) == expected(records[2:] if mode == "overwrite" else records)
-    aside = [path.read_bytes() for path in tmp_path.rglob("*.before-*")]
+    aside = [path.read_bytes() for path in kept(tmp_path)]
     assert aside == ([before] if mode == "overwrite" else [])
 
 

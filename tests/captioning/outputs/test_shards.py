@@ -16,6 +16,7 @@ from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import (
     captions_of,
     expected,
+    kept,
     leftovers,
     picture,
     put,
@@ -82,7 +83,7 @@ def test_a_shard_that_somebody_changed_is_written_again(
         run(tmp_path, records, f"{kind}:{out}")
     assert shard.name in caplog.text
     assert captions_of(rows_of(f"{kind}:{out}")) == expected(records)
-    assert [path.read_bytes() for path in out.glob("*.before-*")] == ([] if changed is None else [changed])
+    assert [path.read_bytes() for path in kept(tmp_path)] == ([] if changed is None else [changed])
 
 
 def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path, manifest: Manifest) -> None:

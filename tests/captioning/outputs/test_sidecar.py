@@ -12,7 +12,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, OutputSettings, Sidecars, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
-from tests.captioning.outputs.helpers import HARD_NAMES, moved, picture, put, record, records_of, run
+from tests.captioning.outputs.helpers import HARD_NAMES, kept, moved, picture, put, record, records_of, run
 
 
 def texts(folder: Path, suffix: str = ".txt") -> dict[str, str]:
@@ -222,10 +222,10 @@ def test_one_locked_folder_fails_its_items_only(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_text_that_somebody_wrote_or_changed_is_kept_when_it_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kept() -> dict[str, str]:
-        return {path.name: path.read_text() for path in tmp_path.glob("a.txt.before-*")}
+    def texts_kept() -> list[str]:
+        return [path.read_text() for path in kept(tmp_path)]
 
     text = tmp_path / "a.txt"
     run(tmp_path, [one(tmp_path)], "sidecar")
@@ -233,15 +233,14 @@ def test_a_text_that_somebody_wrote_or_changed_is_kept_when_it_is_replaced(
     os.utime(text, (0, 0))
     for prompt in ("?", "else?"):  # the same work again, and another
         assert run(tmp_path, [one(tmp_path, prompt=prompt)], "sidecar") == [Wants.KEPT]
-    assert (text.read_text(), kept()) == ("edited", {})
+    assert (text.read_text(), texts_kept()) == ("edited", [])
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no links here")
 
     run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite")
-    (name,) = kept()
-    assert (text.read_text(), kept()) == ("ours\n", {name: "edited"})
-    assert f"as in {name}" in caplog.text
+    assert (text.read_text(), texts_kept()) == ("ours\n", ["edited"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".qwen35mm", "a.jpg", "a.txt"], "nothing for trainers"
     # Ours, which nobody changed, leaves nothing; another text of the same second has another name.
     run(tmp_path, [one(tmp_path, "new")], "sidecar", mode="overwrite")
     monkeypatch.setattr(os, "link", refuse)
@@ -249,19 +248,19 @@ def test_a_text_that_somebody_wrote_or_changed_is_kept_when_it_is_replaced(
         text.write_text(again)
         os.utime(text, (0, 0))
         run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite")
-    assert kept() == {name: "edited", f"{name}-2": "edited again"}
+    assert texts_kept() == ["edited", "edited again"]
 
 
 def test_what_was_added_to_a_persons_text_is_kept_when_both_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("mine")
     run(tmp_path, [one(tmp_path)], "sidecar", mode="append")
     run(tmp_path, [one(tmp_path, "new")], "sidecar", mode="overwrite")
-    (kept,) = tmp_path.glob("a.txt.before-*")
-    assert (kept.read_text(), (tmp_path / "a.txt").read_text()) == ("mine\nours\n", "new\n")
+    (backup,) = kept(tmp_path)
+    assert (backup.read_text(), (tmp_path / "a.txt").read_text()) == ("mine\nours\n", "new\n")
 
 
 def test_a_name_that_is_as_long_as_can_be_has_a_backup_too(tmp_path: Path) -> None:
     made = record(put(tmp_path, f"{'x' * 251}.png", 1), "ours")
     (tmp_path / f"{'x' * 251}.txt").write_text("mine")
     run(tmp_path, [made], "sidecar", mode="overwrite")
-    assert sorted(path.read_text() for path in tmp_path.glob("xxx*") if ".png" not in path.name) == ["mine", "ours\n"]
+    assert [path.read_text() for path in (*kept(tmp_path), tmp_path / f"{'x' * 251}.txt")] == ["mine", "ours\n"]

@@ -57,7 +57,7 @@ def walk(
     is one.
     """
     visited: set[tuple[int, int]] = set()
-    pending = [_Folder("", root)]
+    pending = [_Folder("", root, is_shard=_is_shard(root))]
     while pending:
         folder = pending.pop()
         try:
@@ -108,6 +108,17 @@ def _was_written(folder: Path, manifest: Manifest | None) -> bool:
     """Whether a run wrote a folder's tars."""
     query = "SELECT 1 FROM entries WHERE output = ? LIMIT 1"
     return manifest is not None and manifest.row(query, manifest.place(folder) + b"/*.tar") is not None
+
+
+def shard_metadata(path: Path) -> dict[str, Any]:
+    """What img2dataset wrote beside a picture; empty for other pictures."""
+    return _json_beside(path) if _is_shard(path.parent) else {}
+
+
+def _is_shard(folder: Path) -> bool:
+    """Whether img2dataset wrote a folder: then its statistics lie beside it."""
+    folder = absolute(folder)
+    return os.path.isfile(folder.with_name(f"{folder.name}_stats.json")) if folder.name else False  # noqa: PTH113
 
 
 def _json_beside(path: Path) -> dict[str, Any]:

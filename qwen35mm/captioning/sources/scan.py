@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item, Unreadable
@@ -23,7 +24,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.candidates import Candidate, Container, SourceError, probe
 from qwen35mm.captioning.sources.datasets import PARQUET_MAGIC, open_dataset_folder, open_parquet
-from qwen35mm.captioning.sources.folders import walk
+from qwen35mm.captioning.sources.folders import shard_metadata, walk
 from qwen35mm.captioning.sources.names import NameFilter, Names, absolute, is_one_of, shard_of
 from qwen35mm.captioning.sources.tars import is_tar, tar_members
 from qwen35mm.captioning.sources.zips import is_zip, zip_members
@@ -170,7 +171,9 @@ class _Scan:
         if name.lower().endswith(_COMPRESSED_TARS):
             message = f"'{printable(path.name)}' is a compressed tar, which is not read here. Uncompress it first."
             yield Unreadable(name, "unsupported", message, path)
-        elif found := probe(Candidate(name, path, is_expected=True), name, self._options.limits):
+            return
+        candidate = Candidate(name, path, partial(shard_metadata, path), is_expected=True)
+        if found := probe(candidate, name, self._options.limits):
             yield found
 
     def _items(

@@ -168,3 +168,14 @@ def test_what_img2dataset_downloaded(tmp_path: Path, tars: bool) -> None:
     assert not unreadable(tmp_path)
     with pytest.raises(CaptioningError, match="download them first"):
         scanned(tmp_path / "00000.parquet")
+
+
+def test_a_shard_of_img2dataset_that_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    img2dataset(tmp_path, tars=False)
+    shard = tmp_path / "00000"
+    assert [each.metadata["caption"] for each in items(shard)] == ["Picture 0", "Picture 2"]
+    assert [each.metadata["caption"] for each in items(shard / "000000002.jpg")] == ["Picture 2"]
+    monkeypatch.chdir(shard)
+    assert [each.metadata["caption"] for each in items(Path())] == ["Picture 0", "Picture 2"]
+    (tmp_path / "00000_stats.json").unlink()
+    assert [each.metadata for each in items(shard)] == [{}, {}], "other programs' JSON isn't read"

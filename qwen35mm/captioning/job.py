@@ -24,6 +24,7 @@ from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestB
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
+from qwen35mm.captioning.texts.folder_prompts import FolderPrompts
 from qwen35mm.captioning.texts.prompts import PromptSet
 from qwen35mm.contract import SamplingParams
 from qwen35mm.cpu import usable_cores
@@ -42,6 +43,7 @@ class Job:
         state: the folder of the manifest and the failures. None: in the folder of the text files, else beside the first
             source's items, or beside the first output if the source's folder is read-only.
         num_workers: processes that read media.
+        folder_prompts: whether a folder's `prompt.txt` and `trigger.txt` hold for its media.
         split: how videos are split; None captions them whole.
         clips: the folder in which each part becomes a file; None for parts without files.
     """
@@ -56,6 +58,7 @@ class Job:
     output_settings: OutputSettings = field(default_factory=OutputSettings)
     state: Path | None = None
     num_workers: int = 1
+    folder_prompts: bool = False
     split: Split | None = None
     clips: Path | None = None
     run: RunSettings = field(default_factory=RunSettings)
@@ -113,6 +116,11 @@ class Job:
         made = [folder for spec in self.outputs if (folder := spec.media_folder) is not None]
         made += [] if self.clips is None else [self.clips]
         return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)), manifest)
+
+    @property
+    def folders(self) -> FolderPrompts | None:
+        """The prompts of folders, if they are wanted."""
+        return FolderPrompts(self.prompts) if self.folder_prompts else None
 
     @property
     def state_folder(self) -> Path:
@@ -214,7 +222,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         for output in outputs:
             stack.enter_context(closing(output))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
-        requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others)
+        requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others, folders=job.folders)
         retry, distance = job.run.retry_failed, job.run.max_distance
         listings = Listings(manifest, job.failures_path, job.problems_path)
         ledger = Ledger(
@@ -264,7 +272,9 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
         sidecars = open_outputs(specs, manifest, job.output_settings)
-        requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others, with_plan=True)
+        requests = RequestBuilder(
+            job.prompts, settings, captioner.describe(), captioner.others, with_plan=True, folders=job.folders
+        )
         others, retry = len(specs) < len(job.outputs), job.run.retry_failed
         ledger = Ledger(
             manifest,

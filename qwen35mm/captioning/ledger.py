@@ -114,7 +114,7 @@ class Ledger:
             known = await self.do(self._look, item)
             if isinstance(known, Wants):
                 return known
-            seen, with_plan = Inspected(None, None, None), self._requests.with_plan
+            seen, with_plan = Inspected(None, None, None), self._requests.needs_plan(item)
             if known is None or with_plan:
                 seen = await self._workers.inspect(item, with_digest=known is None, with_plan=with_plan)
                 if isinstance(seen, Failed):
@@ -136,8 +136,9 @@ class Ledger:
 
         try:
             known, seen = await self.do(self._digest, item), Inspected(None, None, None)
-            if known is None or self._requests.with_plan:
-                found = await self._workers.inspect(item, with_digest=known is None, with_plan=self._requests.with_plan)
+            with_plan = self._requests.needs_plan(item)
+            if known is None or with_plan:
+                found = await self._workers.inspect(item, with_digest=known is None, with_plan=with_plan)
                 if isinstance(found, Failed):
                     return None
                 seen = found
@@ -246,7 +247,7 @@ class Ledger:
     def _settled(self, item: Item) -> Wants | None:
         try:
             found = self._look(item)
-            if isinstance(found, bytes) and not self._requests.with_plan:
+            if isinstance(found, bytes) and not self._requests.needs_plan(item):
                 found = self._ask(item, found, Inspected(None, None, None))
         except OutputError:
             raise
@@ -269,7 +270,7 @@ class Ledger:
     def _look(self, item: Item) -> Wants | bytes | None:
         """The digest of the item's bytes if it is known; KEPT if it isn't needed."""
         known = self._digest(item)
-        if (known is None or self._requests.with_plan) and self._wants(item, None) == {Wants.KEPT}:
+        if (known is None or self._requests.needs_plan(item)) and self._wants(item, None) == {Wants.KEPT}:
             return Wants.KEPT
         return known
 

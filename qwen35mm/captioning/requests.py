@@ -12,9 +12,10 @@ from typing import Any
 from qwen35mm.captioning.items import Item, Part
 from qwen35mm.captioning.records import Caption, medium_facts, printable
 from qwen35mm.captioning.texts.cleanup import NOTHING_AROUND, Around
+from qwen35mm.captioning.texts.folder_prompts import FolderPrompts
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import PromptSet
-from qwen35mm.captioning.texts.templates import FACTS, Template
+from qwen35mm.captioning.texts.templates import FACTS, Template, trigger_of
 from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.contract import SamplingParams
@@ -65,16 +66,6 @@ class CaptionStyle:
         """Prefix, suffix and trigger word. Raises CaptioningError for a wrong placeholder."""
         prefix, suffix = Template(self.prefix, "prefix"), Template(self.suffix, "suffix")
         return prefix, suffix, trigger_of(self.trigger)
-
-
-def trigger_of(text: str) -> Template:
-    """A trigger word's template. Raises CaptioningError for a wrong placeholder."""
-    trigger = Template(text, "trigger word")
-    if wrong := sorted(trigger.needs() & FACTS):
-        raise CaptioningError(
-            f"A trigger word can't have {{{wrong[0]}}}: it takes {{folder}}, {{name}}, {{stem}} and {{metadata.KEY}}."
-        )
-    return trigger
 
 
 @dataclass(frozen=True)
@@ -135,6 +126,7 @@ class RequestBuilder:
         model: identifies the model and how it reads media, as JSON values.
         others: the same for this model elsewhere, for `CaptionRequest.others`.
         with_plan: whether every request has a plan, even if no placeholder needs one.
+        folders: the prompts and trigger words of folders, which replace those of the run.
     """
 
     def __init__(
@@ -145,19 +137,28 @@ class RequestBuilder:
         others: Sequence[Mapping[str, Any]] = (),
         *,
         with_plan: bool = False,
+        folders: FolderPrompts | None = None,
     ) -> None:
         self._prompts = prompts
+        self._folders = folders
         # Text that was read from a picture isn't cleaned.
         verbatim = replace(settings, style=replace(settings.style, cleans=False, one_line=False))
         self._by_kind = {False: settings, True: verbatim}
         self._models = (model, *others)
         self._around = settings.style.around()
-        self._needed = prompts.needs().union(*(template.needs() for template in self._around))
-        self._needs_facts = bool(self._needed & FACTS)
-        self.with_plan = with_plan or self._needs_facts
+        self._with_plan = with_plan
         # Most items have the same question, and the same texts around their captions.
         self._asked = functools.lru_cache(1)(self._ask)
         self._described = functools.lru_cache(64)(self._describe)
+
+    def needs_plan(self, item: Item) -> bool:
+        """Whether `build` needs the medium's plan."""
+        if self._with_plan:
+            return True
+        try:
+            return bool(_needed(*self._texts(item)) & FACTS)
+        except CaptioningError:
+            return False  # `build` says why
 
     def build(
         self, item: Item, content: bytes, plan: MediaPlan | None, original: Callable[[Item], str | None]
@@ -165,35 +166,36 @@ class RequestBuilder:
         """The request of an item whose bytes have the SHA-256 `content`.
 
         Args:
-            plan: None if `with_plan` is false.
+            plan: None if `needs_plan` is false.
             original: a person's own text beside an item, for `{sidecar}`.
 
         Raises:
             CaptioningError: the item lacks what its prompt, prefix, suffix or trigger word names.
         """
-        facts = None
-        if self._needs_facts:
+        prompts, templates = self._texts(item)
+        needed, facts = _needed(prompts, templates), None
+        if needed & FACTS:
             assert plan is not None
             height, width = plan.source_size
             duration_s = medium_facts(item, plan)["duration_s"]
             duration = None if duration_s is None else f"{duration_s:.1f}"
-            text = original(item) if "sidecar" in self._needed else None
+            text = original(item) if "sidecar" in needed else None
             sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
         work = content if item.part is None or item.part.is_clip else _part_of(content, item.part)
-        chosen = self._prompts.choose(work)
-        question = self._prompts.fill(chosen, item, facts)
-        system = self._prompts.fill_system(item, facts)
-        around = Around(*(template.fill(item, facts) for template in self._around))
-        if self._around[2].text and not around.trigger.strip():
+        chosen = prompts.choose(work)
+        question = prompts.fill(chosen, item, facts)
+        system = prompts.fill_system(item, facts)
+        around = Around(*(template.fill(item, facts) for template in templates))
+        if templates[2].text and not around.trigger.strip():
             raise CaptioningError(
-                f"The trigger word {self._around[2].text!r} is empty for {printable(item.name)}. Give it a default, as "
+                f"The trigger word {templates[2].text!r} is empty for {printable(item.name)}. Give it a default, as "
                 "in {folder|ohwx}; {folder} is the folder below the source."
             )
         asked = self._asked(question, system, chosen.verbatim, around)
         key, *others = (_key(work, each) for each in asked)
-        defaulted = self._prompts.defaulted(chosen, item, facts)
-        defaulted += tuple(name for template in self._around for name in template.defaulted(item, facts))
+        defaulted = prompts.defaulted(chosen, item, facts)
+        defaulted += tuple(name for template in templates for name in template.defaulted(item, facts))
         settings = self._by_kind[chosen.verbatim]
         return CaptionRequest(
             item, content, plan, question, system, settings, key, tuple(others), around, tuple(dict.fromkeys(defaulted))
@@ -207,10 +209,17 @@ class RequestBuilder:
         """
         duration = None if facts.duration_s is None else f"{facts.duration_s:.1f}"
         values = {"width": facts.width, "height": facts.height, "duration": duration, "sidecar": None}
-        around = Around(*(template.fill(item, values) for template in self._around))
+        around = Around(*(template.fill(item, values) for template in self._texts(item)[1]))
         key, *others = (_key(content, asked) for asked in self._asked(question, "", False, around))
         settings = self._by_kind[False]
         return CaptionRequest(item, content, None, question, "", settings, key, tuple(others), around)
+
+    def _texts(self, item: Item) -> tuple[PromptSet, tuple[Template, Template, Template]]:
+        """An item's prompts, and the templates around its caption. Raises CaptioningError for a folder's own."""
+        if self._folders is None:
+            return self._prompts, self._around
+        prefix, suffix, trigger = self._around
+        return self._folders.prompts(item), (prefix, suffix, self._folders.trigger(item) or trigger)
 
     def _ask(self, question: str, system: str, verbatim: bool, around: Around) -> list[bytes]:
         """SHA-256 of the question and settings, without the medium: for this model first, then for the others."""
@@ -221,6 +230,10 @@ class RequestBuilder:
     def _describe(self, verbatim: bool, around: Around) -> list[dict[str, Any]]:
         settings = self._by_kind[verbatim].describe(around)
         return [{"form": _FORM, **model, **settings} for model in self._models]
+
+
+def _needed(prompts: PromptSet, templates: Sequence[Template]) -> frozenset[str]:
+    return prompts.needs().union(*(template.needs() for template in templates))
 
 
 def asked_of(key: bytes) -> bytes:

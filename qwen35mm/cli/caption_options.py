@@ -75,6 +75,13 @@ class CaptionOptions:
     ] = None
     prompt: Annotated[Many, _prompt(help="Your own text, with placeholders such as {name} and {sidecar}.")] = None
     prompt_file: Annotated[list[Path] | None, _prompt(help="File with one prompt, or several between '---'.")] = None
+    folder_prompts: Annotated[
+        bool,
+        _prompt(
+            "--folder-prompts",
+            help="Take a folder's own prompt.txt and trigger.txt for its media and those of its subfolders.",
+        ),
+    ] = False
     system: Annotated[str, _prompt(help="A system prompt, computed once.")] = ""
 
     max_tokens: Annotated[int, _reply(help="Most tokens of a reply.", min=1)] = 512
@@ -248,6 +255,7 @@ class CaptionOptions:
             ),
             state=self.state_dir,
             num_workers=self.media_workers or default_workers(),
+            folder_prompts=self.folder_prompts,
             split=self._split(),
             clips=None if self.clips is None else Path(new_path(str(self.clips), "--clips")),
             run=RunSettings(

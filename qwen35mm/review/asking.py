@@ -71,7 +71,7 @@ class Asker:
         assert item is not None, "it is expected to be one"
         if isinstance(item, Unreadable):
             raise CaptioningError(item.message)
-        seen = _there(await workers.inspect(item, with_digest=True, with_plan=requests.with_plan))
+        seen = _there(await workers.inspect(item, with_digest=True, with_plan=requests.needs_plan(item)))
         assert seen.digest is not None, "it was asked for"
         request = requests.build(item, seen.digest, seen.plan, lambda _: text)
         assert captioner.form is not None, "no cluster is asked"

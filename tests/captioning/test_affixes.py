@@ -115,6 +115,39 @@ async def test_a_byte_order_mark_stays_first(folder: Path) -> None:
     assert (folder / "0.txt").read_bytes() == "\ufeffohwx, 1girl, A tree.\n".encode()
 
 
+async def test_a_folder_has_its_own_prompt_and_trigger(folder: Path) -> None:
+    (folder / "prompt.txt").write_text("All, {stem}.")
+    (folder / "more" / "deep").mkdir()
+    (folder / "more" / "5.png").rename(folder / "more" / "deep" / "5.png")
+    (folder / "more" / "prompt.txt").write_text("More, {width} wide.")
+    (folder / "more" / "trigger.txt").write_text("{folder} style\n")
+    one = job(folder, style=CaptionStyle(trigger="ohwx"), run=settings(), folder_prompts=True)
+    await run(one, model := tree())
+    asked = sorted(each.question for each in model.asked)
+    assert asked == ["All, 0.", "All, 1.", "All, 2.", "All, 3.", "More, 48 wide.", "More, 48 wide."]
+    assert texts(folder)["0.txt"] == "ohwx, A tree.\n"
+    assert texts(folder)["more/4.txt"] == "more style, A tree.\n"
+    assert texts(folder)["more/deep/5.txt"] == "deep style, A tree.\n"
+    assert (await run(one, model)).counts.num_present == 6, "nothing is done twice"
+    # Another text is new work for its folder alone.
+    (folder / "more" / "prompt.txt").write_text("New.")
+    await run(one, model := tree())
+    assert [each.question for each in model.asked] == ["New.", "New."]
+    # Without the option, they are files like others.
+    await run(job(folder, run=settings()), model := tree())
+    assert {each.question for each in model.asked} == {"Describe it."}
+
+
+async def test_a_wrong_folder_prompt_fails_its_media_and_says_where(folder: Path) -> None:
+    (folder / "more" / "prompt.txt").write_text("{foldr}")
+    (folder / "0.png").rename(folder / "prompt.png")
+    await run(job(folder, run=settings(), folder_prompts=True), tree())
+    said = {each["name"]: str(each) for each in failures(folder)}
+    assert sorted(said) == ["more/4.png", "more/5.png", "prompt.png"]
+    assert "more/prompt.txt: Unknown placeholder {foldr}" in said["more/4.png"]
+    assert "would be prompt.txt" in said["prompt.png"]
+
+
 @pytest.mark.parametrize(
     ("prompts", "style", "key"),
     [

@@ -95,6 +95,16 @@ class Template:
         return value
 
 
+def trigger_of(text: str) -> Template:
+    """A trigger word's template. Raises CaptioningError for a wrong placeholder."""
+    trigger = Template(text, "trigger word")
+    if wrong := sorted(trigger.needs() & FACTS):
+        raise CaptioningError(
+            f"A trigger word can't have {{{wrong[0]}}}: it takes {{folder}}, {{name}}, {{stem}} and {{metadata.KEY}}."
+        )
+    return trigger
+
+
 def new_path(text: str, what: str) -> str:
     """A path that a person gave, which takes no placeholders. One that exists is taken as it is.
 

@@ -171,6 +171,7 @@ class Outcome:
         failed: failed items without a caption, of this run and earlier ones, by the failure's kind.
         num_gone: deleted media whose captions are still there; only after a complete run.
         num_pruned: deleted media whose captions this run removed; only after a complete run.
+        num_old_parts: parts of another --split whose captions or clips are still there; only after a complete run.
         num_backups: files of people that this run replaced.
         backups: the folder where they are as they were; None if there are none.
         flagged: captions with flags, of this run and earlier ones, by the flag's kind.
@@ -184,6 +185,7 @@ class Outcome:
     num_pruned: int = 0
     num_backups: int = 0
     backups: Path | None = None
+    num_old_parts: int = 0
 
     @property
     def num_failures(self) -> int:
@@ -242,20 +244,26 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         counts = await run.go()
         failed, flagged = _conclude(job, listings, run)
         gone = left = set[Path]()
+        num_old = 0
         try:
             if counts.scanned and run.stopped is None:
-                gone = left = _gone(outputs)
                 # An empty source is probably not mounted.
-                if job.run.prune and counts.num_found:
-                    media = {path for path in gone if _is_below(path, job.sources)}
+                prunes = job.run.prune and counts.num_found > 0
+                old_clips = set() if splitter is None else splitter.old_clips(removes=prunes)
+                num_old = 0 if splitter is None or prunes else _old_parts(outputs, splitter) + len(old_clips)
+                gone = left = _gone(outputs)
+                if prunes:
+                    if splitter is not None:
+                        _old_parts(outputs, splitter, removes=True)
+                    media = {path for path in gone if path in old_clips or _is_below(path, job.sources)}
                     for output in outputs:
                         output.prune(media)
                     left = _gone(outputs)
         except OutputError as error:
             run.stop(error)
-        kept = manifest.backups
-        num_gone, num_pruned = len(left), len(gone - left)
-        return Outcome(counts, run.stopped, failed, flagged, num_gone, num_pruned, kept.num_files, kept.folder)
+        kept, num_gone, num_pruned = manifest.backups, len(left), len(gone - left)
+        at_end = (num_gone, num_pruned, kept.num_files, kept.folder, num_old)
+        return Outcome(counts, run.stopped, failed, flagged, *at_end)
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:
@@ -292,6 +300,11 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             return await estimate(entries, ledger, captioner, workers, limit=job.run.limit, splitter=splitter)
         finally:
             await ledger.close(complete=False)
+
+
+def _old_parts(outputs: Sequence[Output], splitter: Splitter, *, removes: bool = False) -> int:
+    """The most captions in an output of parts that another split made; see `Output.old_parts`."""
+    return max((output.old_parts(splitter.is_old, removes=removes) for output in outputs), default=0)
 
 
 def _gone(outputs: Sequence[Output]) -> set[Path]:

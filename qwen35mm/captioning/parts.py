@@ -7,12 +7,13 @@ without decoding. A clip's name is claimed for good, and its file is complete as
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
-from qwen35mm.captioning.items import Failed, Item, Part, Unreadable
+from qwen35mm.captioning.items import Failed, Item, Medium, Part, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.files import disk_errors, replacing
 from qwen35mm.captioning.manifest.manifest import is_settled
@@ -36,6 +37,8 @@ class Splitter:
         self._do, self._manifest = ledger.do, ledger.manifest
         self._workers = workers
         self._clips = clips
+        # By the name of a split video, how many parts it has; 0 where it stays whole.
+        self._num_parts: dict[str, int] = {}
         self._claims = None if clips is None else Claims(self._manifest, b"clips:" + self._manifest.place(clips))
 
     async def of(self, item: Item) -> AsyncGenerator[Item | Unreadable, None]:
@@ -51,14 +54,40 @@ class Splitter:
             yield Unreadable(item.name, found.kind, found.message, item.path)
         elif self._clips is None:
             parts = found[1]
+            self._num_parts[item.name] = len(parts) if len(parts) > 1 else 0
             if len(parts) == 1:
                 yield item
                 return
             for number, (start_s, end_s) in enumerate(parts, 1):
                 yield _part_of(item, Part(number, start_s, end_s))
         else:
+            self._num_parts[item.name] = len(found[1])
             async for clip in self._cut(item, *found):
                 yield clip
+
+    def is_old(self, name: str) -> bool:
+        """Whether a part's name is of another split: this one has given its video fewer parts."""
+        video, _, number = name.rpartition("/")
+        return number.isdecimal() and int(number) > self._num_parts.get(video, int(number))
+
+    def old_clips(self, *, removes: bool) -> set[Path]:
+        """The clips of parts that another split made, unless a person has changed them.
+
+        Args:
+            removes: removes them as well.
+        """
+        if self._claims is None or self._clips is None:
+            return set()
+        found: set[Path] = set()
+        for owner, name, _ in self._claims.of_files():
+            path = self._clips / os.fsdecode(name)
+            is_old = self.is_old(os.fsdecode(owner.partition(b"\0")[0]))
+            with disk_errors(path.name):
+                if is_old and path.is_file() and Medium(path.name, path).digest() in self._claims.put(owner):
+                    found.add(path)
+                    if removes:
+                        path.unlink()
+        return found
 
     async def digest(self, item: Item) -> bytes | None:
         """The digest of a video that was split; None if it can't be read any more."""
@@ -126,7 +155,7 @@ class Splitter:
                 return Unreadable(asked.name, made.kind, made.message, item.path), times
             *between, data = made
             known = (between[0], between[1])
-            await self._do(_write, path, data)
+            await self._do(self._write, asked, path, data)
         clip = replace(asked, source=path, path=path, part=Part(number, *known, is_clip=True))
         return clip, known
 
@@ -138,19 +167,26 @@ class Splitter:
             owner_of(part, self._manifest),
             portable_names(part.file_name, part.suffix()),
             is_free=lambda name: not os.path.lexists(folder / name),
+            medium=part.path,
         )
         return folder / name
+
+    def _write(self, part: Item, path: Path, data: bytes) -> None:
+        """Writes a clip, unless it is there, or a person changed the one that is there."""
+        assert self._claims is not None
+        owner, digest = owner_of(part, self._manifest), hashlib.sha256(data).digest()
+        put = self._claims.put(owner)
+        with disk_errors(path.name):
+            found = Medium(path.name, path).digest() if path.is_file() else None
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if found is not None and put and found not in (*put, digest):
+            return
+        self._claims.remember_put(owner, *put[-1:], digest)
+        if found == digest:
+            return
+        with replacing(path) as file:
+            file.write(data)
 
 
 def _part_of(item: Item, part: Part) -> Item:
     return replace(item, name=f"{item.name}/{part.number:04}", part=part)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Writes a clip, unless it is there. Raises OutputError."""
-    with disk_errors(path.name):
-        if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(data)

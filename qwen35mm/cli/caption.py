@@ -236,6 +236,11 @@ def _report(outcome: Outcome, job: Job) -> None:
             f"Removed the captions of {outcome.num_pruned:,} moved or deleted media from the outputs.",
             err=True,
         )
+    if outcome.num_old_parts:
+        typer.echo(
+            f"{outcome.num_old_parts:,} parts of another --split are still in the outputs; --prune removes them.",
+            err=True,
+        )
     if outcome.num_gone:
         why = (
             "somebody has changed them, or they belong to other sources"

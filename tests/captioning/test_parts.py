@@ -226,6 +226,46 @@ async def test_a_clip_that_is_gone_is_cut_out_again(videos: Path, tmp_path: Path
     assert (second.read_bytes(), model.asked) == (content, [])
 
 
+async def test_parts_of_another_split_are_told_and_pruned(videos: Path, tmp_path: Path) -> None:
+    """Three scenes become two parts of four seconds: the third is of no part any more."""
+    specs = ("sidecar", f"jsonl:{tmp_path / 'all.jsonl'}", f"parquet:{tmp_path / 'rows'}")
+    await run(split(videos, "scenes", outputs=specs), FakeModel())
+    assert (await run(split(videos, "4s", outputs=specs), FakeModel())).num_old_parts == 1
+    (videos / "long.0003.txt").write_text("mine")
+    pruned = await run(split(videos, "4s", outputs=specs, run=settings(prune=True)), FakeModel())
+    assert (pruned.num_old_parts, (videos / "long.0003.txt").read_text()) == (0, "mine")
+    assert {path.name for path in videos.glob("long.*.txt")} == {f"long.{n:04}.txt" for n in (1, 2, 3)}
+    for spec in specs[1:]:
+        assert sorted((row["name"], row.get("end_s")) for row in rows_of(spec)) == [
+            ("long.mp4/0001", 4.0),
+            ("long.mp4/0002", 6.0),
+            ("more/short.mp4", None),
+            ("still.png", None),
+        ]
+
+
+async def test_clips_of_another_split_are_pruned_with_their_captions(videos: Path, tmp_path: Path) -> None:
+    clips, specs = tmp_path / "clips", ("sidecar", f"dataset:{tmp_path / 'set'}")
+    await run(split(videos, "scenes", outputs=specs, clips=clips), FakeModel())
+    changed = clips / "long.0002.mp4"
+    changed.write_bytes(b"mine")
+    one = split(videos, "10s", outputs=specs, clips=clips)
+    assert (await run(one, FakeModel())).num_old_parts > 0
+    assert (clips / "long.0003.mp4").exists()
+    await run(split(videos, "10s", outputs=specs, clips=clips, run=settings(prune=True)), FakeModel())
+    names = {path.name for path in clips.rglob("*") if path.is_file() and path.suffix in (".mp4", ".txt")}
+    assert names - {"long.0002.txt"} == {
+        "long.0001.mp4",
+        "long.0001.txt",
+        "long.0002.mp4",
+        "short.0001.mp4",
+        "short.0001.txt",
+    }
+    assert changed.read_bytes() == b"mine"
+    rows = {row["name"] for row in rows_of(specs[1])}
+    assert "long.mp4/0003" not in rows
+
+
 async def test_clips_in_a_source_are_no_source(videos: Path) -> None:
     for _ in range(2):
         outcome = await run(split(videos, "scenes", clips=videos / "clips"), FakeModel())

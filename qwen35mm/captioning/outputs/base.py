@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -96,6 +96,18 @@ class Output(ABC):
         """Removes the captions of `gone` media, unless a person has changed them; the manifest keeps them.
 
         Call it after `finish`. It may be called again after any error. Raises OutputError.
+        """
+
+    @abstractmethod
+    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
+        """How many captions of ours are of parts that another split made, unless a person has changed them.
+
+        Args:
+            is_old: whether an item's name is such a part's.
+            removes: removes them as well, like `prune`.
+
+        Raises:
+            OutputError: as `prune`.
         """
 
     def finish(self) -> None:  # noqa: B027 - most outputs have nothing to do

@@ -138,9 +138,9 @@ class Claims:
         )
         return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self._output, output)]
 
-    def of_files(self) -> list[tuple[bytes, bytes]]:
-        """The names of items that have a file, with the places of their files."""
-        query = "SELECT place, medium FROM claims WHERE output = ? AND medium IS NOT NULL"
+    def of_files(self) -> list[tuple[bytes, bytes, bytes]]:
+        """Owner, name and place of the file of each item that has a file."""
+        query = "SELECT owner, place, medium FROM claims WHERE output = ? AND medium IS NOT NULL"
         return self._manifest.rows(query, self._output)
 
     def put(self, owner: bytes) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +80,20 @@ class RecordOutput(Output):
         with disk_errors(self.label), self._manifest.writing() as connection:
             self._drop_entries(connection, positions)
         self.finish()
+
+    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
+        """See `Output`."""
+        query = (
+            "SELECT position, name FROM entries WHERE output = ? AND part IS NOT NULL AND edited IS NULL "
+            "AND position > ? ORDER BY position LIMIT ?"
+        )
+        found = self._manifest.many_rows(query, self._output)
+        positions = [position for position, name in found if is_old(os.fsdecode(name))]
+        if removes and positions:
+            with disk_errors(self.label), self._manifest.writing() as connection:
+                self._drop_entries(connection, positions)
+            self.finish()
+        return len(positions)
 
     def _drop_entries(self, connection: sqlite3.Connection, positions: Sequence[int]) -> None:
         """Removes entries, within a transaction; `finish` then removes their records."""

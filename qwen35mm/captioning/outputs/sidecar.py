@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -163,7 +163,7 @@ class Sidecars(Output):
 
     def gone(self) -> set[Path]:
         """See `Output`."""
-        media = ((self._manifest.path_of(medium), place) for place, medium in self._claims.of_files())
+        media = ((self._manifest.path_of(medium), place) for _, place, medium in self._claims.of_files())
         return {
             path
             for path, place in media
@@ -174,18 +174,34 @@ class Sidecars(Output):
 
     def prune(self, media: Collection[Path]) -> None:
         """See `Output`. A text that a person wrote or changed stays, and so does one that ours was added to."""
-        for place, medium in self._claims.of_files():
-            if self._manifest.path_of(medium) not in media:
-                continue
-            path = self._manifest.path_of(place)
-            with disk_errors(printable(path.name)), contextlib.suppress(PermissionError):
-                text = self._known(path)
-                if text is None or not text.keys_written or (text.content is not None and text.is_anybodys):
-                    continue
-                # Removed first: after a kill, the row has no file, which counts as no caption.
-                path.unlink(missing_ok=True)
-                with self._manifest.writing() as connection:
-                    connection.execute("DELETE FROM sidecars WHERE place = ?", (place,))
+        for _, place, medium in self._claims.of_files():
+            if self._manifest.path_of(medium) in media:
+                self._remove(place)
+
+    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
+        """See `Output`."""
+        names = ((owner.partition(b"\0")[0], place) for owner, place, _ in self._claims.of_files())
+        places = [place for name, place in names if is_old(os.fsdecode(name)) and self._is_ours(place)]
+        for place in places if removes else ():
+            self._remove(place)
+        return len(places)
+
+    def _is_ours(self, place: bytes) -> bool:
+        """Whether a text file is there that nobody else wrote in."""
+        text = self._known(self._manifest.path_of(place))
+        return text is not None and text.content is not None and bool(text.keys_written) and not text.is_anybodys
+
+    def _remove(self, place: bytes) -> None:
+        """Removes a text file of ours."""
+        path = self._manifest.path_of(place)
+        with disk_errors(printable(path.name)), contextlib.suppress(PermissionError):
+            text = self._known(path)
+            if text is None or not text.keys_written or (text.content is not None and text.is_anybodys):
+                return
+            # Removed first: after a kill, the row has no file, which counts as no caption.
+            path.unlink(missing_ok=True)
+            with self._manifest.writing() as connection:
+                connection.execute("DELETE FROM sidecars WHERE place = ?", (place,))
 
     def finish(self) -> None:
         """See `Output`. Warns of media whose names lead to the same text file."""

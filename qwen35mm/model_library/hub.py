@@ -11,11 +11,14 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
 
 from qwen35mm.config import SUPPORTED_MODEL_TYPES
 from qwen35mm.errors import CheckpointError, Qwen35mmError
@@ -150,13 +153,32 @@ class _Download:
 
         self._blobs.mkdir(parents=True, exist_ok=True)
         _check_disk(self._total_bytes - self._done_bytes)
-        self._tell(0)
-        # Small files first: they show what is wrong with a model before its weights arrive.
-        for file in sorted(self._files, key=lambda file: file.num_bytes):
-            self._fetch(file)
-            if file.path == "config.json":
-                _check_family(self._hub_id, self._target(file))
-        return Path(snapshot_download(self._hub_id, allow_patterns=HUB_PATTERNS))
+        with self._alone():
+            self._tell(0)
+            # Small files first: they show what is wrong with a model before its weights arrive.
+            for file in sorted(self._files, key=lambda file: file.num_bytes):
+                self._fetch(file)
+                if file.path == "config.json":
+                    _check_family(self._hub_id, self._target(file))
+            return Path(snapshot_download(self._hub_id, allow_patterns=HUB_PATTERNS))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Waits until no other program downloads this model: both would write to the same files."""
+        folder = cache_folder() / ".locks" / repository_folder(self._hub_id).name
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "qwen35mm.lock", blocking=False)
+        while not lock.is_locked:
+            try:
+                lock.acquire()
+            except Timeout:
+                self._pause(1.0)
+            # What the other program has brought.
+            self._tell(sum(map(self._bytes_here, self._files)) - self._done_bytes)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _target(self, file: _RemoteFile) -> Path:
         return self._blobs / file.digest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,6 +114,27 @@ def test_a_second_download_fetches_nothing(hub: FakeHub) -> None:
     hub.sent.clear()
     download(HUB_ID)
     assert hub.sent == []
+
+
+def test_two_programs_download_a_model_once(hub: FakeHub, hub_cache: Path) -> None:
+    """The second one waits, shows what the first brings, and can be cancelled."""
+    total = sum(map(len, hub.files.values()))
+    shown: list[int] = []
+    others: list[ThreadPoolExecutor] = []
+
+    def begin_second(done: int, _total: int) -> None:
+        if done > 1_000_000 and not others:
+            others.append(ThreadPoolExecutor(2))
+            seconds.append(others[0].submit(download, HUB_ID, progress=lambda now, _: shown.append(now)))
+            with pytest.raises(DownloadCancelled):
+                download(HUB_ID, cancelled=lambda: bool(shown))
+
+    seconds: list[Future[Path]] = []
+    folder = download(HUB_ID, progress=begin_second)
+    assert seconds[0].result() == folder
+    assert sum(hub.sent) <= total, "no byte came twice"
+    assert shown[0] > 1_000_000
+    assert shown == sorted(shown)
 
 
 def test_damage_on_the_way_is_noticed(hub: FakeHub, hub_cache: Path) -> None:

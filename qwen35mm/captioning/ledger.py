@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -295,6 +296,8 @@ class Ledger:
         except CaptioningError as error:
             return Wants.KEPT if self._wants(item, None) == {Wants.KEPT} else Failed("prompt", str(error))
         wants = self._wants(item, request.key)
+        if Wants.CAPTION in wants and self._is_edited(item, content, seen):
+            return Wants.KEPT
         if Wants.CAPTION in wants or (Wants.DONE in wants and self._is_to_judge(request.key)):
             return request
         return Wants.KEPT if Wants.KEPT in wants else Wants.DONE
@@ -317,9 +320,23 @@ class Ledger:
         found = (self.manifest.finished(keys) for keys in names if keys)
         return replace(request, key=next(filter(None, found), request.key))
 
-    def _original(self, item: Item) -> str | None:
-        """A person's own text for an item."""
-        return next((text for sidecars in self._texts if (text := sidecars.original(item)) is not None), None)
+    def _is_edited(self, item: Item, content: bytes, seen: Inspected) -> bool:
+        """Whether a person edited what this question overwrote: their edit is `{sidecar}` now, so the key changed."""
+        if not self._requests.needs_plan(item):
+            return False
+        try:
+            before = partial(self._original, overwritten=True)
+            request = self._requests.build(item, content, seen.plan, before)
+            return Wants.CAPTION not in self._wants(item, self._as_it_was_done(request).key)
+        except OutputError:
+            raise
+        except CaptioningError:
+            return False
+
+    def _original(self, item: Item, *, overwritten: bool = False) -> str | None:
+        """A person's own text for an item; see `Sidecars.original`."""
+        texts = (sidecars.original(item, overwritten=overwritten) for sidecars in self._texts)
+        return next((text for text in texts if text is not None), None)
 
     def _wants(self, item: Item, key: bytes | None) -> set[Wants]:
         """What the outputs want of an item; `key` is None if its work isn't known yet.

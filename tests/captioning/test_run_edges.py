@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.job import look_over
+from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.sources.scan import ScanOptions
@@ -100,3 +101,16 @@ async def test_other_shards_do_nothing_again(folder: Path) -> None:
         outcome = await run(job(folder, "Something else?", scan=ScanOptions(shard=(number, 4))), model)
         total.num_present += outcome.counts.num_present
     assert (model.asked, total.num_present) == ([], 11)
+
+
+async def test_an_edited_improvement_stays_when_the_run_resumes(folder: Path) -> None:
+    """The edit would be the next prompt's `{sidecar}`, and so another question."""
+    (folder / "0.png").with_suffix(".txt").write_text("mine")
+    improving = job(folder, "Better: {sidecar|none}", output_settings=OutputSettings("overwrite"))
+    await run(improving, FakeModel(answer=lambda _: "Made by a model."))
+    edits = {"0.txt": "Mine again.", "1.txt": "Mine, where nothing was."}
+    for name, text in edits.items():
+        (folder / name).write_text(text)
+    outcome = await run(improving, FakeModel(answer=lambda _: "Made by a model."))
+    assert (outcome.counts.num_kept, outcome.counts.num_captioned) == (2, 0)
+    assert {name: (folder / name).read_text() for name in edits} == edits

@@ -100,6 +100,12 @@ async def test_overwriting_keeps_the_file_as_it_was(folder: Path, path: Path) ->
     assert [aside.read_bytes() for aside in asides(path)] == [edited]
     outcome = await captioned(folder, output_settings=OutputSettings("overwrite"))
     assert (outcome.counts.num_present, len(asides(path))) == (6, 1)
+    # What a person makes of it then stays when the run resumes, also under another name.
+    edit(path, _0="Mine again.", _1="Mine, too, again.")
+    (folder / "1.png").rename(folder / "one.png")
+    await captioned(folder, output_settings=OutputSettings("overwrite"))
+    assert (captions(path)["0.png"], captions(path)["one.png"]) == ("Mine again.", "Mine, too, again.")
+    assert len(asides(path)) == 1
 
 
 async def test_an_edit_goes_along_with_a_renamed_file_and_isnt_pruned(folder: Path, path: Path) -> None:

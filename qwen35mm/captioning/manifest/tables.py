@@ -167,6 +167,12 @@ MIGRATIONS: Final = (
         ) WITHOUT ROWID
         """,
     ),
+    # 9: whether our last write of a text or a record was in the mode `overwrite`. What a person makes of it then isn't
+    # overwritten again by the same caption.
+    (
+        "ALTER TABLE sidecars ADD COLUMN overwrote INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE entries ADD COLUMN overwrote INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 
 # What one manifest copies from another in the same folder, where places mean the same: the query there and the
@@ -191,5 +197,5 @@ TAKEN_OVER: Final = (
         "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?)",
     ),
     ("SELECT * FROM splits", "INSERT OR REPLACE INTO splits VALUES (?, ?, ?)"),
-    ("SELECT * FROM sidecars", "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, ?)"),
+    ("SELECT * FROM sidecars", "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, ?, ?)"),
 )

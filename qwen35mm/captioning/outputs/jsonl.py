@@ -63,9 +63,9 @@ class JsonLines(RecordOutput):
             if self._wants(record.item, record.key) is not Wants.CAPTION:
                 return
             replaced = self._replaced_by(record)
-            if self._mode == "overwrite":
-                self._keep_edited(replaced)
-            theirs, accepted = self._reviewed(replaced)
+            theirs, accepted, lost = self._reviewed(replaced, record.key)
+            if lost is not None:
+                self._keep_edited()
             shown = record if theirs is None else replace(record, caption=edited(record.caption, theirs))
 
             def put(connection: sqlite3.Connection) -> None:
@@ -162,11 +162,8 @@ class JsonLines(RecordOutput):
         self._num_stale = num_stale
         self._append(file, line)
 
-    def _keep_edited(self, replaced: int | None) -> None:
+    def _keep_edited(self) -> None:
         """Copies the file before the first edited caption is replaced."""
-        row = self._manifest.row("SELECT edited FROM entries WHERE position = ?", replaced)
-        if row is None or row[0] is None:
-            return
         self._num_replaced += 1
         if self._copy is None:
             self._copy = self._manifest.backups.copy(self._path)

@@ -116,14 +116,15 @@ class RecordOutput(Output):
     def _wants(self, item: Item, key: bytes | None) -> Wants:
         """What the entry of this item wants."""
         query = (
-            "SELECT edited IS NOT NULL, entries.key = ? AND entries.revision = results.revision FROM entries "
-            "JOIN results ON results.key = entries.key WHERE output = ? AND owner = ?"
+            "SELECT edited IS NOT NULL, entries.key = ?1, entries.revision = results.revision, overwrote FROM entries "
+            "JOIN results ON results.key = entries.key WHERE output = ?2 AND owner = ?3"
         )
         row = self._manifest.row(query, key, self._output, owner_of(item, self._manifest))
-        is_edited, is_done = row or (False, False)
+        is_edited, is_same, is_newest, overwrote = row or (False, False, False, False)
         if is_edited:
-            return Wants.CAPTION if self._mode == "overwrite" else Wants.KEPT
-        return Wants.DONE if is_done else Wants.CAPTION
+            is_lost = self._mode == "overwrite" and not (is_same and overwrote)
+            return Wants.CAPTION if is_lost else Wants.KEPT
+        return Wants.DONE if is_same and is_newest else Wants.CAPTION
 
     def _replaced_by(self, record: Record, taken: Collection[int] = ()) -> int | None:
         """The position of the entry that a record replaces, if any.
@@ -148,11 +149,12 @@ class RecordOutput(Output):
                 return position
         return None
 
-    def _reviewed(self, replaced: int | None) -> tuple[str | None, bytes | None]:
-        """A person's text and accepted digest of the entry at a position; see `entries` in the manifest's tables."""
-        row = self._manifest.row("SELECT edited, accepted FROM entries WHERE position = ?", replaced)
-        theirs, accepted = row or (None, None)
-        return None if self._mode == "overwrite" else theirs, accepted
+    def _reviewed(self, replaced: int | None, key: bytes) -> tuple[str | None, bytes | None, str | None]:
+        """Of the entry at a position: the person's text that the record with this key gets, its accepted digest, and
+        the person's text that is lost."""
+        query = "SELECT edited, accepted, key = ? AND overwrote FROM entries WHERE position = ?"
+        theirs, accepted, is_kept = self._manifest.row(query, key, replaced) or (None, None, False)
+        return (None, accepted, theirs) if self._mode == "overwrite" and not is_kept else (theirs, accepted, None)
 
     def _put(
         self,
@@ -173,7 +175,7 @@ class RecordOutput(Output):
             connection.execute("DELETE FROM entries WHERE position = ?", (replaced,))
         connection.execute(
             "INSERT INTO entries VALUES "
-            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?), ?, ?, ?)",
+            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?), ?, ?, ?, ?)",
             (
                 replaced,
                 self._output,
@@ -188,6 +190,7 @@ class RecordOutput(Output):
                 record.key,
                 *reviewed,
                 None if item.part is None else json_text(vars(item.part)),
+                self._mode == "overwrite",
             ),
         )
 

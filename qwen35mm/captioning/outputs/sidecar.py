@@ -46,6 +46,7 @@ class _Text:
         written: the digest of our last write; None if we never wrote it.
         keys_written: the keys of our captions in that write, the newest last.
         original: the person's text that was there before us.
+        overwrote: whether our last write was in the mode `overwrite`.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class _Text:
     written: bytes | None = None
     keys_written: tuple[bytes, ...] = ()
     original: str | None = None
+    overwrote: bool = False
 
     @property
     def keys(self) -> tuple[bytes, ...] | None:
@@ -95,12 +97,18 @@ class Sidecars(Output):
         text = self._text(item)
         return Wants.KEPT if text is None else self._wants(text, key)
 
-    def original(self, item: Item) -> str | None:
-        """The person's own text for this item: the text before ours, or a later edit. None if there is none."""
+    def original(self, item: Item, *, overwritten: bool = False) -> str | None:
+        """The person's own text for this item: the text before ours, or a later edit. None if there is none.
+
+        Args:
+            overwritten: rather the text before ours where the mode `overwrite` replaced it, whatever came later.
+        """
         if self._folder is None and item.path is None:
             return None
         text = self._text(item)
-        return None if text is None else self._original(text)
+        if text is None:
+            return None
+        return text.original if overwritten and text.overwrote else self._original(text)
 
     def write(self, record: Record) -> None:
         """See `Output`."""
@@ -134,9 +142,11 @@ class Sidecars(Output):
             return Wants.KEPT if self._mode == "skip" and text.is_anybodys else Wants.CAPTION
         if self._mode == "skip":
             return Wants.KEPT
+        if self._mode == "overwrite":
+            # This caption has overwritten the person's text once: what came later is what they want.
+            return Wants.KEPT if text.overwrote and key in text.keys_written[-1:] else Wants.CAPTION
         # Ours was added once, and a person has changed the file since: what stays of ours is up to them.
-        was_added = self._appends and text.keys is None and key in text.keys_written
-        return Wants.KEPT if was_added else Wants.CAPTION
+        return Wants.KEPT if key in text.keys_written else Wants.CAPTION
 
     def _compose(self, content: bytes | None, record: Record) -> bytes:
         """The file's new bytes, with a newline at the end."""
@@ -228,8 +238,9 @@ class Sidecars(Output):
             keys_before = old.keys if old.keys is not None else old.keys_written if self._appends else ()
         keys_written = (*keys_before, key) if self._appends else (key,)
         keys = b"".join(keys_before), b"".join(keys_written)
-        values = (self._manifest.place(old.path), before, _digest(new), *keys, self._original(old))
-        statement = "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)"
+        overwrote = self._mode == "overwrite"
+        values = (self._manifest.place(old.path), before, _digest(new), *keys, self._original(old), overwrote)
+        statement = "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1, ?)"
         self._manifest.change(statement, *values, durable=True)
 
     def _original(self, text: _Text) -> str | None:
@@ -253,13 +264,13 @@ class Sidecars(Output):
             content = _read(path)
         except OSError:
             return None
-        query = "SELECT written, keys_written, original FROM sidecars WHERE place = ?"
+        query = "SELECT written, keys_written, original, overwrote FROM sidecars WHERE place = ?"
         row = self._manifest.row(query, self._manifest.place(path))
         if row is None:
             return _Text(path, content)
-        written, keys, original = row
+        written, keys, original, overwrote = row
         split = tuple(keys[at : at + _KEY_BYTES] for at in range(0, len(keys), _KEY_BYTES))
-        return _Text(path, content, written, split, original)
+        return _Text(path, content, written, split, original, bool(overwrote))
 
     def _path(self, item: Item) -> Path:
         """The path of the item's sidecar, which is claimed permanently."""

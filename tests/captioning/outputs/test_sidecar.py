@@ -241,14 +241,25 @@ def test_a_text_that_somebody_wrote_or_changed_is_kept_when_it_is_replaced(
     run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite")
     assert (text.read_text(), texts_kept()) == ("ours\n", ["edited"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [".qwen35mm", "a.jpg", "a.txt"], "nothing for trainers"
-    # Ours, which nobody changed, leaves nothing; another text of the same second has another name.
+    # Ours, which nobody changed, leaves nothing.
     run(tmp_path, [one(tmp_path, "new")], "sidecar", mode="overwrite")
     monkeypatch.setattr(os, "link", refuse)
-    for again in ("edited again", "edited again"):
-        text.write_text(again)
-        os.utime(text, (0, 0))
-        run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite")
+    text.write_text("edited again")
+    run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite")
     assert texts_kept() == ["edited", "edited again"]
+
+
+def test_an_edit_of_what_was_overwritten_stays_when_the_run_resumes(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("mine")
+    run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite")
+    text.write_text("mine again")
+    for _ in range(2):
+        assert run(tmp_path, [one(tmp_path)], "sidecar", mode="overwrite") == [Wants.KEPT]
+    assert text.read_text() == "mine again"
+    assert [path.read_text() for path in kept(tmp_path)] == ["mine"]
+    assert run(tmp_path, [one(tmp_path, "new")], "sidecar", mode="overwrite") == [Wants.CAPTION]
+    assert (text.read_text(), len(kept(tmp_path))) == ("new\n", 2)
 
 
 def test_what_was_added_to_a_persons_text_is_kept_when_both_are_replaced(tmp_path: Path) -> None:

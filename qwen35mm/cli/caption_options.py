@@ -118,8 +118,9 @@ class CaptionOptions:
         str | None,
         _caption(
             "--for",
-            help="Trainer whose suffix, length and separator the text files get: sd-scripts, kohya-sdxl, flux, wan, "
-            "hunyuan, musubi or onetrainer.",
+            help="Trainer or model whose suffix, length and separator the text files get: sd-scripts, kohya-sdxl, sd3, "
+            "flux, qwen-image, z-image, wan, wan2.2, hunyuan, hunyuan-1.5, ltx, ltx2, musubi, onetrainer, ai-toolkit "
+            "or diffusion-pipe.",
             metavar="TRAINER",
         ),
     ] = None
@@ -145,7 +146,8 @@ class CaptionOptions:
     output: Annotated[
         Many,
         _output(
-            help="sidecar[:.EXT], jsonl:FILE, parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER; may be repeated."
+            help="sidecar[:.EXT], jsonl:FILE, images:FILE.jsonl, videos:FILE.jsonl, parquet:FOLDER, dataset:FOLDER or "
+            "webdataset:FOLDER; may be repeated."
         ),
     ] = None
     output_dir: Annotated[Path | None, _output(help="Folder of the text files; by default beside their media.")] = None

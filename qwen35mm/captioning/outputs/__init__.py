@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA, Dataset
 from qwen35mm.captioning.outputs.file_names import fold
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.outputs.sidecar import Sidecars
+from qwen35mm.captioning.outputs.trainer_lines import IMAGE_PATH, VIDEO_PATH, TrainerLines
 from qwen35mm.captioning.outputs.webdataset import TarShards
 from qwen35mm.captioning.texts.templates import new_path
 from qwen35mm.errors import CaptioningError
@@ -58,7 +60,7 @@ class OutputSpec:
 
 
 def parse_output(text: str) -> OutputSpec:
-    """Reads `sidecar`, `sidecar:.caption`, `jsonl:FILE`, `parquet:FOLDER`, `dataset:FOLDER` or `webdataset:FOLDER`.
+    """Reads an output as a person names it, such as `sidecar`, `sidecar:.caption` or `jsonl:FILE`; see `_KINDS`.
 
     An existing file or folder is taken as it is; a new name's literal braces are doubled.
 
@@ -122,6 +124,8 @@ class _Kind(NamedTuple):
 _KINDS = {
     "sidecar": _Kind("sidecar, sidecar:.caption", Sidecars, has_media=False),
     "jsonl": _Kind("jsonl:FILE", JsonLines, has_media=False),
+    "images": _Kind("images:FILE.jsonl", partial(TrainerLines, key=IMAGE_PATH), has_media=False),
+    "videos": _Kind("videos:FILE.jsonl", partial(TrainerLines, key=VIDEO_PATH), has_media=False),
     "parquet": _Kind("parquet:FOLDER", _open_parquet, has_media=True),
     "dataset": _Kind("dataset:FOLDER", DatasetFolder, has_media=True),
     "webdataset": _Kind("webdataset:FOLDER", TarShards, has_media=True),

@@ -44,6 +44,7 @@ class Trainer:
 
 _CLIP, _T5, _UMT5 = "openai/clip-vit-large-patch14", "google/t5-v1_1-xxl", "google/umt5-xxl"
 _LLAMA = "hunyuanvideo-community/HunyuanVideo"
+_QWEN25, _QWEN3, _GEMMA = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-4B", "google/gemma-3-12b-it"
 TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
         # One chunk of CLIP, since --max_token_length is empty by default.
@@ -54,6 +55,21 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "wan": Trainer(".txt", _UMT5, 512, " "),
         "hunyuan": Trainer(".txt", _LLAMA, 256, " "),
         "musubi": Trainer(".txt", _LLAMA, 256, " "),
+        # Its three encoders read the same text; CLIP keeps the first 75 tokens, T5 256 with its end.
+        "sd3": Trainer(".txt", _T5, 255, " "),
+        # 512 in OneTrainer and ai-toolkit, of which a template takes 5; musubi-tuner and diffusion-pipe take 1024.
+        "qwen-image": Trainer(".txt", _QWEN25, 507, " "),
+        # 512 in all, of which the chat template takes 8.
+        "z-image": Trainer(".txt", _QWEN3, 504, " "),
+        "wan2.2": Trainer(".txt", _UMT5, 512, " "),
+        # 1024, of which the template's end takes 5.
+        "hunyuan-1.5": Trainer(".txt", _QWEN25, 1019, " "),
+        # 256 with T5's end.
+        "ltx": Trainer(".txt", _T5, 255, " "),
+        "ltx2": Trainer(".txt", _GEMMA, 1023, " "),
+        # Its examples' models: Flux, and Wan.
+        "ai-toolkit": Trainer(".txt", _T5, 511, " "),
+        "diffusion-pipe": Trainer(".txt", _UMT5, 511, " "),
         "onetrainer": Trainer(".txt", _CLIP, 75, ", "),
     }
 )

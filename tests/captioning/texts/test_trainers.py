@@ -46,6 +46,12 @@ def one_trainer(image: Path, suffix: str) -> str:
     return only
 
 
+def ai_toolkit(image: Path, suffix: str) -> str:
+    """ostris/ai-toolkit, toolkit/dataloader_mixins.py, load_caption: commas divide it into tags, which are joined."""
+    text = image.with_suffix(suffix).read_text("utf-8")
+    return ", ".join(part.strip() for part in text.split(",") if part.strip())
+
+
 READ: dict[str, Callable[[Path, str], str]] = {
     "sd-scripts": sd_scripts,
     "kohya-sdxl": sd_scripts,
@@ -54,6 +60,15 @@ READ: dict[str, Callable[[Path, str], str]] = {
     "hunyuan": musubi,
     "musubi": musubi,
     "onetrainer": one_trainer,
+    "sd3": sd_scripts,
+    "qwen-image": one_trainer,
+    "z-image": one_trainer,
+    "wan2.2": musubi,
+    "hunyuan-1.5": musubi,
+    "ltx": musubi,
+    "ltx2": ai_toolkit,
+    "ai-toolkit": ai_toolkit,
+    "diffusion-pipe": musubi,
 }
 
 

@@ -220,3 +220,35 @@ def test_what_cannot_be_meant_is_said_before_a_model_is_looked_for(
     assert "no-such-model" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_prompts_lists_for_trainers_and_defaults(caption: Caption, folder: Path, tmp_path: Path) -> None:
+    (folder / "prompt.txt").write_text("Describe the picture.")
+    (folder / "trigger.txt").write_text("ohwx")
+    (folder / "one-shape.txt").write_text("1girl, hat")
+    images = tmp_path / "images.jsonl"
+    done = caption(
+        *(
+            folder,
+            "--folder-prompts",
+            "--prefix",
+            "{metadata.by|somebody}: ",
+            "--for",
+            "sd-scripts",
+            "--keep-tokens",
+            1,
+        ),
+        *("--mode", "prepend", "--output", "sidecar:.txt", "--output", f"images:{images}", "--include", "*.png"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{metadata.by} was missing for 1 captions: they have its default." in done.stderr
+    said = "somebody: A big yellow square on the right."
+    assert (folder / "one-shape.txt").read_text() == f"ohwx, 1girl, {said} hat\n"
+    line = {"image_path": str(folder / "one-shape.png"), "caption": f"ohwx, {said}"}
+    assert json.loads(images.read_text()) == line
+
+
+@pytest.mark.parametrize("option", ["--prefix", "--suffix", "--trigger", "--output-dir"])
+def test_unknown_placeholders_are_refused(caption: Caption, folder: Path, option: str) -> None:
+    done = caption(folder, "--preset", "plain", option, "{foldr}")
+    assert (done.returncode, "Unknown placeholder {foldr}" in done.stderr) == (1, True), done.stderr

@@ -55,7 +55,7 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "wan": Trainer(".txt", _UMT5, 512, " "),
         "hunyuan": Trainer(".txt", _LLAMA, 256, " "),
         "musubi": Trainer(".txt", _LLAMA, 256, " "),
-        # Its three encoders read the same text; CLIP keeps the first 75 tokens, T5 256 with its end.
+        # All encoders read the same text: CLIP 75 tokens, T5 256 with its end in sd-scripts, 75 in OneTrainer.
         "sd3": Trainer(".txt", _T5, 255, " "),
         # 512 in OneTrainer and ai-toolkit, of which a template takes 5; musubi-tuner and diffusion-pipe take 1024.
         "qwen-image": Trainer(".txt", _QWEN25, 507, " "),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -191,6 +192,43 @@ def pixels_of(path: Path) -> np.ndarray:
     info = probe_video(path, MediaLimits())
     frames = decode_frames(path, info, range(info.num_frames), MediaLimits())
     return np.array([np.asarray(frame) for _, frame in frames])
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+async def test_clips_have_the_sound_of_their_time(tmp_path: Path, container: str) -> None:
+    """Every packet of the sound once, copied, and within the clip's length."""
+    media, clips = tmp_path / "media", tmp_path / "clips"
+    silent = make_video(tmp_path / "silent.mp4", (1, 2))
+    source = media / ("a.mp4" if container == "mp4" else "a.mkv")
+    media.mkdir()
+    with av.open(str(silent)) as pictures, av.open(str(source), "w", format=container) as target:
+        shown = target.add_stream_from_template(pictures.streams.video[0])
+        heard = target.add_stream("aac", rate=8000, layout="mono")
+        for packet in pictures.demux(video=0):
+            if packet.size:
+                packet.stream = shown
+                target.mux(packet)
+        for number in range(31):
+            tone = np.sin(np.arange(1024) * (number + 1) / 50).astype(np.float32)[None]
+            frame = av.AudioFrame.from_ndarray(tone, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 8000, number * 1024
+            target.mux(heard.encode(frame))
+        target.mux(heard.encode())
+    os.utime(source, (1e9, 1e9))
+    assert (await run(split(media, "scenes", clips=clips), FakeModel())).exit_code == 0
+    parts = [sound_of(path) for path in sorted(clips.glob("a.*.m*"))]
+    whole = [packet for packet in sound_of(source) if packet[0] >= 0]
+    assert [data for part in parts for _, data in part] == [data for _, data in whole]
+    assert [0 <= start_s < 2.2 for part in parts for start_s, _ in part] == [True] * len(whole)
+    assert len(parts) == 2
+
+
+def sound_of(path: Path) -> list[tuple[float, bytes]]:
+    """Start in seconds and content of each packet of a file's sound."""
+    with av.open(str(path)) as file:
+        stream = file.streams.audio[0]
+        packets = [packet for packet in file.demux(stream) if packet.size and packet.pts is not None]
+        return [(float(packet.pts * stream.time_base), bytes(packet)) for packet in packets]
 
 
 async def test_a_clip_of_a_scene_has_nothing_of_another(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import av
+from av.audio.stream import AudioStream
 from av.error import FFmpegError
 from av.packet import Packet
 
@@ -75,18 +76,59 @@ def _copied(video: OpenVideo, info: VideoInfo, first: int, end: int | None, writ
         video.container.seek(begin, stream=video.stream)
     packets = _packets(video, begin, end)
     last = max(packet.pts for packet in packets if packet.pts is not None)
+    sound = _sound(video, begin, end) if info.can_seek else None
+    try:
+        return _muxed(video, begin, packets, sound, writer), last
+    except (FFmpegError, ValueError):
+        if sound is None:
+            raise
+    # A few codecs of sound can't be written by libav: those clips are silent.
+    return _muxed(video, begin, _packets_again(video, begin, end), None, writer), last
+
+
+def _muxed(
+    video: OpenVideo, begin: int, packets: Sequence[Packet], sound: tuple[AudioStream, Sequence[Packet]] | None, to: str
+) -> memoryview:
+    """A file of packets, with times from the first picture on."""
     file = io.BytesIO()
-    options = {"fflags": "+bitexact"}
-    with av.open(file, "w", format=writer, options=options) as target:
-        stream = target.add_stream_from_template(video.stream)
-        for packet in packets:
-            # In the source's time base: the muxer converts.
-            assert packet.dts is not None
-            packet.pts = None if packet.pts is None else packet.pts - begin
-            packet.dts -= begin
-            packet.stream = stream
-            target.mux(packet)
-    return file.getbuffer(), last
+    with av.open(file, "w", format=to, options={"fflags": "+bitexact"}) as target:
+        tracks = [(target.add_stream_from_template(video.stream), packets, begin)]
+        if sound is not None:
+            stream, heard = sound
+            # In the sound's own time base.
+            start = round(begin * (video.stream.time_base or 0) / (stream.time_base or 1))
+            tracks.append((target.add_stream_from_template(stream), heard, start))
+        for stream, own, start in tracks:
+            for packet in own:
+                assert packet.dts is not None
+                packet.pts = None if packet.pts is None else packet.pts - start
+                packet.dts -= start
+                packet.stream = stream
+                target.mux(packet)
+    return file.getbuffer()
+
+
+def _packets_again(video: OpenVideo, begin: int, end: int | None) -> Sequence[Packet]:
+    video.container.seek(begin, stream=video.stream)
+    return _packets(video, begin, end)
+
+
+def _sound(video: OpenVideo, begin: int, end: int | None) -> tuple[AudioStream, Sequence[Packet]] | None:
+    """The first sound track and its packets that begin within the pictures' times; None if there is none."""
+    if not video.container.streams.audio:
+        return None
+    stream, base = video.container.streams.audio[0], video.stream.time_base or 0
+    video.container.seek(begin, stream=video.stream)
+    heard: list[Packet] = []
+    for packet in video.container.demux(stream):
+        if packet.size == 0 or packet.dts is None or packet.pts is None:
+            continue
+        begins = packet.pts * (stream.time_base or 0)
+        if end is not None and begins >= end * base:
+            break
+        if begins >= begin * base:
+            heard.append(packet)
+    return (stream, heard) if heard else None
 
 
 def _packets(video: OpenVideo, begin: int, end: int | None) -> Sequence[Packet]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from qwen35mm.assets import asset_path
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.texts.presets import PRESETS, preset_question
 from qwen35mm.captioning.texts.prompts import Question
+from qwen35mm.captioning.texts.trainers import TRAINERS, Length, trainer_named
 from qwen35mm.chat.media.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm.errors import NotFoundError
 from qwen35mm.http.guards import guards
@@ -32,6 +34,7 @@ from qwen35mm.review.changes import MAX_TEXT_BYTES, ChangedError, Undone
 from qwen35mm.review.collection import Changed, Collection, Plan, Search
 from qwen35mm.review.edits import adding_tags, deduplicating, differences, removing_tags, replacing_text, sorting
 from qwen35mm.review.similar import SMALL_SIDE
+from qwen35mm.review.statistics import measure, num_words
 from qwen35mm_preprocess.say import said_of, say
 
 # A caption as JSON, where every character may be escaped.
@@ -171,6 +174,23 @@ class _Page:
             raise NotFoundError(say("The preview is out of date. Look at it again."))
         self._plan = (number, None)
         return self._many(await SEARCH.run(self._reviewed.carry_out, planned))
+
+    @request
+    async def statistics(self, numbers: Numbers, trainer: str = "") -> Any:
+        """What these captions have in common; lengths in a trainer's tokens or, without one, in words."""
+        length = Length.of(trainer_named(trainer)) if trainer else None
+        count = num_words if length is None else length.count
+        found = await SEARCH.run(lambda: measure(self._reviewed.texts(numbers), count))
+        bars = found.bars(None if length is None else length.max_tokens)
+        return {
+            "captions": found.num_captions,
+            "median": found.median,
+            "bars": [asdict(bar) for bar in bars],
+            "tags": found.is_about_tags,
+            "counted": found.num_counted,
+            "counts": found.counts.most_common(_MAX_ITEMS),
+            "trainers": list(TRAINERS),
+        }
 
     @request
     async def accept_many(self, numbers: Numbers, accepted: bool) -> Any:

@@ -237,6 +237,10 @@ def test_exactly_what_was_shown_is_changed(folder: Path, reviewed: Folder) -> No
     for action in ("sort", "deduplicate"):
         assert ask("plan", numbers=numbers, action=action)["others"] == 1
     assert client.post("/api/plan", json={"numbers": numbers, "action": "shout"}).status_code == 400
+    counted = ask("statistics", numbers=numbers, trainer="sd-scripts")
+    assert (counted["captions"], counted["counts"][0], counted["tags"]) == (3, ["a", 2], True)
+    assert sum(bar["num"] for bar in counted["bars"]) == 3
+    assert "--for takes" in str(ask("statistics", numbers=numbers, trainer="nobody"))
 
 
 def test_media_are_kept_by_the_browser_until_they_change(folder: Path, reviewed: Folder) -> None:

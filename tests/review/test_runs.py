@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -192,8 +193,10 @@ class Runs:
         shutil.copytree(folder, self._begun)
         self._lines = self._path.read_bytes()
 
-    def _opened(self) -> tuple[Collection[Any], ...]:
-        return Folder(self._folder, suffix=".txt"), RecordsFile(self._path)
+    def _opened(self) -> Iterator[Collection[Any]]:
+        """Each after the one before was closed."""
+        yield Folder(self._folder, suffix=".txt")
+        yield RecordsFile(self._path)
 
     def reset(self) -> None:
         shutil.rmtree(self._folder)

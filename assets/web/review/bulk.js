@@ -59,7 +59,7 @@ export class Bulk {
       "div.fields",
       this.find,
       this.by,
-      h("div.row", this.regex.label, this.ignoreCase.label, this.words.label),
+      h("div.row.wrap", this.regex.label, this.ignoreCase.label, this.words.label),
     );
     this.tagging = h("div.fields", this.tags, this.last.label);
     this.preview = h("div.preview", { role: "status" });
@@ -68,7 +68,7 @@ export class Bulk {
     this.acceptButton = button("strong", t("Accept selected"), () => this.doing.accept());
     this.editButton = button("plain", t("Edit selected"), () => this.open());
     this.bar = h(
-      "div.row",
+      "div.row.wrap",
       this.acceptButton,
       this.editButton,
       button("plain", [t("Select all"), key("Ctrl+A")], () => this.doing.all()),
@@ -91,7 +91,7 @@ export class Bulk {
       this.tagging,
       this.preview,
       h(
-        "div.row",
+        "div.row.wrap",
         this.carryOut,
         button("plain", t("Cancel"), () => this.close()),
       ),

@@ -13,8 +13,9 @@ const SIDECAR = "{sidecar}";
  * @param {HTMLSelectElement} flags the flags that there are
  * @param {(change: Partial<Search>) => unknown} filter
  * @param {Search} search what is searched for at the beginning
+ * @param {() => unknown} count shows statistics
  */
-export function searchForm(flags, filter, search) {
+export function searchForm(flags, filter, search, count) {
   const field = h("input", {
     type: "search",
     value: search.words,
@@ -43,12 +44,13 @@ export function searchForm(flags, filter, search) {
       oninput: ({ currentTarget: { valueAsNumber: n } }) => filter({ [name]: Number.isFinite(n) ? n : null }),
     });
   const lengths = [length("min_chars", t("Minimum length")), length("max_chars", t("Maximum length"))];
+  const counted = iconButton("numbers", t("Statistics"), () => count());
   const help = iconButton("more", t("Keyboard shortcuts"), () => showReviewKeys());
   const onsubmit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     field.blur();
   };
-  return h("form.search.row.wrap.end", { role: "search", onsubmit }, field, show, flags, lengths, help);
+  return h("form.search.row.wrap.end", { role: "search", onsubmit }, field, show, flags, lengths, counted, help);
 }
 
 /**

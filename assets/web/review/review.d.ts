@@ -84,6 +84,21 @@ export interface ManyChanged {
   counts: Counts;
 }
 
+/** Of the captions in the list. */
+export interface Statistics {
+  captions: number;
+  median: number;
+  /** Lengths; `over` is more than the trainer reads. */
+  bars: { low: number; high: number; num: number; over: boolean }[];
+  /** Whether tags are counted, not words. */
+  tags: boolean;
+  /** In how many captions they are counted. */
+  counted: number;
+  /** The most frequent ones, and in how many captions each is. */
+  counts: [string, number][];
+  trainers: string[];
+}
+
 /** The model's other caption; `error` in place of one. */
 export interface Proposal {
   text: string;

@@ -11,6 +11,7 @@ import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { askForm, searchForm, showReviewKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
+import { showStatistics } from "./statistics.js";
 
 const SEARCH_AFTER_MS = 250;
 const COMPARE_AGAIN_MS = 1500;
@@ -92,7 +93,12 @@ class Review {
     this.pane.words.prepend(this.bulk.element);
     this.pane.words.append(this.asking, this.buttons);
     this.nothing = h("p.nothing", { hidden: true }, t("Nothing found"));
-    this.searching = searchForm(this.flags, (change) => this.filter(change), this.search);
+    this.searching = searchForm(
+      this.flags,
+      (change) => this.filter(change),
+      this.search,
+      () => this.showStatistics(),
+    );
     this.element = h(
       "div.app.review",
       h("header.top.row.wrap", h("h1", looked.title), this.count, this.place, this.searching),
@@ -263,6 +269,18 @@ class Review {
     this.bulk.show(size, true);
     this.gallery.draw();
     if (size) this.say(t("{n} selected", { n: size }));
+  }
+
+  showStatistics() {
+    const { numbers } = this;
+    return showStatistics(
+      (trainer) => this.tried(call("statistics", { numbers, trainer })),
+      (words) => {
+        const field = this.searching.querySelector("input");
+        if (field) field.value = words;
+        this.filter({ words });
+      },
+    );
   }
 
   async acceptSelected() {

@@ -81,6 +81,12 @@ def shown(browser: Browser, reviewed: Collection[Any]) -> Iterator[Page]:
             thread.close()
 
 
+def wait_until_saved(page: Page, text: str) -> None:
+    """Waits until the program has told the list of a text; the caption itself shows it at once."""
+    script = "text => document.querySelector('.row[aria-current=true]').textContent.includes(text)"
+    page.wait_for_function(script, arg=text)
+
+
 def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None:
     first, second = media / "000.txt", media / "001.txt"
     name, caption = page.locator(".words h2"), page.locator(".words > .caption")
@@ -101,7 +107,7 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     # What is written is on the disk before anybody says so; Escape takes it back.
     page.keyboard.press("e")
     area.fill("Better 1.")
-    page.wait_for_function("() => document.querySelector('.row[aria-current=true]').textContent.includes('Better 1.')")
+    wait_until_saved(page, "Better 1.")
     assert second.read_text() == "Better 1.\n"
     page.keyboard.press("Escape")
     expect(caption).to_have_text("Caption 1.")
@@ -109,6 +115,7 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     page.keyboard.press("e")
     area.fill("Best 1.")
     page.keyboard.press("Enter")
+    wait_until_saved(page, "Best 1.")
     expect(caption).to_have_text("Best 1.")
     assert second.read_text() == "Best 1.\n"
 
@@ -123,9 +130,9 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     expect(area).to_be_hidden()
     page.keyboard.type("k")
     expect(caption).to_have_text("Best of 1.")
-    page.wait_for_function("() => document.querySelector('.row[aria-current=true]').textContent.includes('Best 1.')")
+    wait_until_saved(page, "Best 1.")
     held.pop().continue_()
-    page.wait_for_function("() => document.querySelector('.row[aria-current=true]').textContent.includes('Best of')")
+    wait_until_saved(page, "Best of")
     assert second.read_text() == "Best of 1.\n"
     page.keyboard.press("e")
     area.fill("Lost?")
@@ -149,6 +156,7 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     expect(changed).to_contain_text("Theirs.")
     assert second.read_text() == "Theirs.\n"
     changed.get_by_role("button", name="Keep mine").click()
+    wait_until_saved(page, "Mine.")
     expect(caption).to_have_text("Mine.")
     assert second.read_text() == "Mine.\n"
 
@@ -232,6 +240,17 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     page.keyboard.press("Escape")
     expect(chosen).to_be_hidden()
 
+    # A tag of the statistics leads to the captions that have it.
+    page.get_by_role("button", name="Statistics").click()
+    shown_counts = page.get_by_role("dialog", name="Statistics")
+    expect(shown_counts.locator(".bar").first).to_be_visible()
+    shown_counts.get_by_role("combobox", name="Length in").select_option("kohya-sdxl")
+    check_access(page)
+    shown_counts.get_by_role("button", name="ohwx").click()
+    expect(page.locator(".rows li")).to_have_count(1)
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("searchbox").blur()
+
     # All that a search found are accepted, and the search stays, also when the page is loaded again.
     page.get_by_role("combobox", name="Show").select_option("open")
     page.get_by_role("searchbox").fill("tag")
@@ -295,7 +314,7 @@ def test_a_person_goes_through_a_file_of_records(browser: Browser, tmp_path: Pat
         # What is written is in the file before anybody says so; Escape takes it back, and nobody has edited it.
         page.keyboard.press("e")
         area.fill("Better 0.")
-        page.wait_for_function("() => document.querySelector('.row[aria-current=true]').textContent.includes('Better')")
+        wait_until_saved(page, "Better")
         assert last("0.png") == "Better 0."
         page.keyboard.press("Escape")
         expect(shown_text).to_have_text("A picture.")

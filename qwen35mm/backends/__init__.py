@@ -4,6 +4,7 @@ model_backend.py  from messages to an engine's request; shared by local.py and z
 plain.py          the same for texts and token ids; also scores and embeddings
 options.py        checks the constructors' options
 history.py        a conversation with its new reply
+engine_pool.py    several engines as one: least busy first, and elsewhere if one dies
 local.py          LocalBackend: a model in this process; its texts in local_texts.py
 zero_gpu/         ZeroGpuBackend: each reply is a GPU call
 remote/           RemoteBackend: a model behind an OpenAI-compatible server

@@ -155,7 +155,7 @@ class EnginePool(Generic[E]):
                 assert self._error is not None
                 if all(each.state == "left" for each in self.members):
                     raise EngineError(f"No engine is left: {self._error}") from self._error
-                left_s = self._patience_s - (time.monotonic() - (self._none_since_s or 0.0))
+                left_s = max(self._patience_s - (time.monotonic() - (self._none_since_s or 0.0)), 0.0)
             try:
                 with anyio.fail_after(left_s):
                     await self._changed.wait()

@@ -36,8 +36,10 @@ from qwen35mm.errors import CaptioningError, Qwen35mmError, RequestError
 from qwen35mm_preprocess import MediaBudget, MediaProcessor
 
 if TYPE_CHECKING:
+    from qwen35mm.backends.engine_pool import Member
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.backends.remote.backend import RemoteBackend
+    from qwen35mm.backends.remote.pool import RemotePool
 
 C = TypeVar("C", bound="Captioner")
 
@@ -62,10 +64,11 @@ class Captioner:
         is_demo: whether it is the bundled model.
         num_at_once: captions that keep it busy, including those whose media a remote engine is reading; None if
             unknown.
+        engines: several engines and what each did; empty if there is one.
         others: what `describe` returns elsewhere for the same model. Captions from there count as this model's.
     """
 
-    backend: LocalBackend | RemoteBackend
+    backend: LocalBackend | RemoteBackend | RemotePool
     name: str
     identity: Mapping[str, Any]
     params: SamplingParams
@@ -73,6 +76,7 @@ class Captioner:
     form: MediumForm | None = "pixels"
     is_demo: bool = False
     num_at_once: int | None = None
+    engines: Sequence[Member[Any]] = ()
     others: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
@@ -168,7 +172,9 @@ class Captioner:
         params = BY_CHANCE
         try:
             if self.form != "pixels":
-                cast("RemoteBackend", self.backend).check(GenerationRequest(params=params, enable_thinking=False))
+                cast("RemoteBackend | RemotePool", self.backend).check(
+                    GenerationRequest(params=params, enable_thinking=False)
+                )
         except RequestError:
             params = BY_ANSWER
 

@@ -7,16 +7,21 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from qwen35mm.backends.engine_pool import Member
 
 logger = logging.getLogger(__name__)
 
 _DRAW_S = 0.25
 LOG_S = 30.0
+# Each of so many engines is shown with its answers.
+_MOST_NAMED = 4
 
 
 @dataclass
@@ -41,6 +46,7 @@ class Counts:
         defaulted: by placeholder, items whose written caption took its default for a missing value.
         slots_idle_s: seconds that slots waited for media, summed over the slots.
         slots_s: seconds that slots existed, summed over the slots.
+        engines: see `Captioner`.
         began_s: when the first slot began to work, by the monotonic clock.
     """
 
@@ -64,6 +70,7 @@ class Counts:
     slots_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     began_s: float | None = None
+    engines: Sequence[Member[Any]] = ()
 
     @property
     def num_done(self) -> int:
@@ -120,7 +127,30 @@ def describe(counts: Counts) -> str:
     remaining_s = counts.remaining_s
     if remaining_s is not None and remaining_s >= 1:
         words.append(f"{clock(remaining_s)} left")
+    if 1 < len(counts.engines) <= _MOST_NAMED:
+        words += [_brief(each) for each in counts.engines]
+    elif away := sum(each.state != "here" for each in counts.engines):
+        words.append(f"{away:,} of {len(counts.engines):,} engines away")
     return ", ".join(words)
+
+
+def describe_engines(engines: Sequence[Member[Any]]) -> list[str]:
+    """What each of several engines did, a line each, such as "The server at a:8000: 12 answers, 2 lost, away"."""
+    lines: list[str] = []
+    for each in engines:
+        words = [f"{each.num_answered:,} answers"]
+        if each.num_lost:
+            words.append(f"{each.num_lost:,} lost")
+        if each.state != "here":
+            words.append("away" if each.state == "away" else "given up")
+        lines.append(f"{each.name}: {', '.join(words)}")
+    return lines
+
+
+def _brief(engine: Member[Any]) -> str:
+    """One engine in the progress, such as "a:8000 12" or "a:8000 12 (away)"."""
+    away = "" if engine.state == "here" else f" ({engine.state})"
+    return f"{engine.name.rpartition(' ')[2]} {engine.num_answered:,}{away}"
 
 
 def clock(seconds: float) -> str:

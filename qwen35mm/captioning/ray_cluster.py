@@ -1,4 +1,4 @@
-"""Captions from engines on a Ray cluster, each an actor that Ray restarts if it dies.
+"""Captions from engines on a Ray cluster, each an actor that Ray restarts if it dies; others get its work meanwhile.
 
 The run stays here: the scan, the manifest and the outputs. Only a slot's request goes to an actor, which also reads the
 medium, with the same classes as a run without Ray. So its captions have the same keys.
@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qwen35mm.backends.engine_pool import MAX_LOST, EnginePool, Member
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Failed, FileSlice
 from qwen35mm.captioning.media.workers import MediaWorkers, MediumForm, Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest
-from qwen35mm.errors import EngineError
+from qwen35mm.errors import ConfigError, EngineError, RequestError
 from qwen35mm.ray_cluster import RayActorError, RayError, connect, engine_resources, last_line, ray
 
-# An item on which so many engines died fails.
-_MAX_BEGUN = 3
+# Fields of a Captioner that describe the actor and not the model.
+_OWN = ("backend", "form", "num_at_once", "engines")
 
 
 class CaptionActor:
@@ -55,17 +56,16 @@ class CaptionActor:
     async def describe(self) -> dict[str, Any]:
         """The arguments for `RayCaptioner`, from the engine's model. Raises Qwen35mmError."""
         own = vars(self._captioner)
-        return {name: value for name, value in own.items() if name not in ("backend", "form", "num_at_once")}
+        return {name: value for name, value in own.items() if name not in _OWN}
 
     async def caption(
         self, identity: Mapping[str, Any], request: CaptionRequest, known: Caption | None, judges: bool
-    ) -> Caption | Failed:
-        """The item's caption; `identity` is the expected model's."""
+    ) -> Caption | Failed | None:
+        """The item's caption; None if `identity`, the expected model's, is another's."""
         captioner = self._captioner
         assert captioner.form is not None
         if captioner.identity != identity:
-            text = "The machines of the cluster don't have the same weights, or not in one format (--weights, --dtype)."
-            return Failed("engine", text)
+            return None
         prepared = await self._workers.prepare(request.item, request.content, captioner.form)
         if isinstance(prepared, Failed):
             return prepared
@@ -105,7 +105,6 @@ async def open_cluster(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             max_restarts=-1,
-            max_task_retries=_MAX_BEGUN - 1,
             max_concurrency=num_an_engine,
         )
         actors = [actor_class.remote(load, num_workers, cache) for _ in range(num_engines)]
@@ -115,10 +114,10 @@ async def open_cluster(
             model = await described[0]
         except RayError as error:
             raise EngineError(last_line(error)) from error
-        free = asyncio.Queue[Any]()
-        for actor in actors * num_an_engine:
-            free.put_nowait(actor)
-        yield RayCaptioner(**model, free=free, num_at_once=free.qsize())
+        members = [Member(f"Engine {i}", actor, num_an_engine) for i, actor in enumerate(actors, 1)]
+        pool = EnginePool(members, _probe)
+        async with contextlib.aclosing(pool):
+            yield RayCaptioner(**model, pool=pool, engines=members, num_at_once=sum(member.slots for member in members))
     finally:
         await asyncio.to_thread(ray.shutdown)
 
@@ -128,12 +127,12 @@ class RayCaptioner(Captioner):
     """Engines on a Ray cluster; made by `open_cluster`.
 
     Attributes:
-        free: the actors, each as often as it can take another item.
+        pool: the actors.
     """
 
     backend: Any = None
     form: MediumForm | None = None
-    free: asyncio.Queue[Any]
+    pool: EnginePool[Any]
 
     async def caption(
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False
@@ -141,15 +140,39 @@ class RayCaptioner(Captioner):
         """As `Captioner.caption`; an engine reads and decodes the item itself."""
         item = request.item
         there = replace(request, item=replace(item, source=_absolute(item.source)))
-        actor = await self.free.get()
+
+        async def ask(actor: Any) -> Caption | Failed:
+            try:
+                caption = await actor.caption.remote(self.identity, there, known, judges)
+            except RayActorError as error:
+                raise _ActorLostError(last_line(error)) from error
+            if caption is None:
+                raise RequestError(
+                    "Its machine doesn't have the weights of the first one, or not in one format (--weights, --dtype)."
+                )
+            return caption
+
         try:
-            return await actor.caption.remote(self.identity, there, known, judges)
-        except RayActorError:
-            return Failed("worker", f"{_MAX_BEGUN} engines of the cluster ended while they worked on this.")
+            return await self.pool.use(ask)
+        except _ActorLostError:
+            return Failed("worker", f"{MAX_LOST} engines of the cluster ended while they worked on this.")
         except RayError as error:
             return Failed("engine", last_line(error))
-        finally:
-            self.free.put_nowait(actor)
+        except (EngineError, RequestError) as error:
+            return Failed("engine", str(error))
+
+
+class _ActorLostError(EngineError):
+    """An engine of the cluster ended."""
+
+
+async def _probe(actor: Any) -> None:
+    try:
+        await actor.describe.remote()
+    except RayActorError as error:
+        raise EngineError(last_line(error)) from error
+    except RayError as error:
+        raise ConfigError(last_line(error)) from error
 
 
 def _absolute(source: Path | FileSlice | bytes) -> Path | FileSlice | bytes:

@@ -87,7 +87,7 @@ class Run:
         settings: RunSettings,
         splitter: Splitter | None = None,
     ) -> None:
-        self.counts = Counts()
+        self.counts = Counts(engines=captioner.engines)
         self.stopped: Literal["interrupted", "limit"] | Exception | None = None
         # Items with earlier failures or flags that the scan hasn't given yet. After a complete scan, they are gone.
         self.missing: set[str] = set()

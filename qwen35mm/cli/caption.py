@@ -39,9 +39,9 @@ def caption(
     sampling: SamplingChoices,
 ) -> None:
     """Caption images and videos. After an interruption, the same command resumes."""
-    if options.backend is not None and options.ray is not None:
+    if options.backend and options.ray is not None:
         raise typer.BadParameter("--backend and --ray both say where the model runs: give one of them.")
-    local = options.backend is None and options.ray is None
+    local = not options.backend and options.ray is None
     if local and not options.dry_run:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
@@ -55,7 +55,6 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
     from rich.console import Console
 
     from qwen35mm.captioning.job import carry_out, look_over
-    from qwen35mm.captioning.pool import PoolCaptioner
     from qwen35mm.captioning.progress import shown
 
     async with contextlib.AsyncExitStack() as stack:
@@ -78,9 +77,6 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 
         outcome = await carry_out(job, captioner, begin)
     _report(outcome, job)
-    if isinstance(captioner, PoolCaptioner):
-        for line in captioner.told():
-            typer.echo(line, err=True)
     return outcome.exit_code
 
 
@@ -95,45 +91,32 @@ async def open_captioner(
     """
     from qwen35mm.captioning.captioner import Captioner
 
-    if options.backend is None:
+    if not options.backend:
         # In a thread, so that the review page stays responsive.
         with contextlib.closing(await asyncio.to_thread(model.load, for_many=for_many)) as backend:
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
-    from qwen35mm.captioning.pool import Member, PoolCaptioner
-
-    async with contextlib.AsyncExitStack() as stack:
-        addresses = list(dict.fromkeys(options.backend))
-        # With others beside it, a server need not be waited for long.
-        attempts = 5 if len(addresses) == 1 else 2
-        opened = [_open_server(address, job, model, options, attempts) for address in addresses]
-        members = [
-            Member(address, await stack.enter_async_context(server))
-            for address, server in zip(addresses, opened, strict=True)
-        ]
-        yield members[0].captioner if len(members) == 1 else PoolCaptioner.of(members, job.run.slots)
-
-
-@contextlib.asynccontextmanager
-async def _open_server(
-    address: str, job: Job, model: ModelOptions, options: CaptionOptions, attempts: int
-) -> AsyncIterator[Captioner]:
     from qwen35mm.backends.remote.backend import RemoteBackend
-    from qwen35mm.captioning.captioner import Captioner
+    from qwen35mm.backends.remote.pool import MAX_ATTEMPTS, RemotePool
     from qwen35mm.contract import GenerationRequest, SamplingParams
 
-    server = RemoteBackend(
-        address,
+    connecting = partial(
+        RemoteBackend,
         model=model.model,
         api_key=options.backend_key,
         limits=model.limits,
         max_concurrent=job.run.slots,
-        max_attempts=attempts,
         video=options.remote_video,
         # Only a complete caption is useful, so a caption that breaks off is requested again.
         whole=True,
     )
+    if len(options.backend) == 1:
+        servers = [connecting(options.backend[0])]
+        server = servers[0]
+    else:
+        servers = [connecting(url, max_attempts=MAX_ATTEMPTS) for url in options.backend]
+        server = RemotePool(servers, job.run.slots)
     async with contextlib.aclosing(server):
         await server.connect()
         # Otherwise the server would refuse each medium by itself.
@@ -146,10 +129,12 @@ async def _open_server(
             params=server.info.generation,
             processor=server.media,
             form=options.remote_video,
+            num_at_once=None if isinstance(server, RemoteBackend) else server.most_at_once,
+            engines=() if isinstance(server, RemoteBackend) else server.members,
         )
         # Earlier versions included the server's address in a caption's key.
-        before = replace(captioner, identity={**captioner.identity, "server": server.fingerprint})
-        yield replace(captioner, others=[before.describe()])
+        identities = [{**captioner.identity, "server": f"{each.base_url} {server.name}"} for each in servers]
+        yield replace(captioner, others=[replace(captioner, identity=each).describe() for each in identities])
 
 
 def _asked(model: ModelOptions) -> set[str]:
@@ -194,7 +179,7 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
 def _report(outcome: Outcome, job: Job) -> None:
     from qwen35mm.captioning.manifest.listings import by_count
-    from qwen35mm.captioning.progress import clock, describe
+    from qwen35mm.captioning.progress import clock, describe, describe_engines
 
     counts = outcome.counts
     parts = [describe(counts), f"in {clock(counts.elapsed_s)}"]
@@ -231,6 +216,8 @@ def _report(outcome: Outcome, job: Job) -> None:
             f"{outcome.backups}.",
             err=True,
         )
+    for line in describe_engines(counts.engines):
+        typer.echo(line, err=True)
     if outcome.num_pruned:
         typer.echo(
             f"Removed the captions of {outcome.num_pruned:,} moved or deleted media from the outputs.",

@@ -197,7 +197,7 @@ class CaptionOptions:
             metavar="URL",
         ),
     ] = None
-    backend_key: Annotated[str | None, _remote(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = (
+    backend_key: Annotated[str | None, _remote(help="The servers' key.", envvar="OPENAI_API_KEY", show_envvar=True)] = (
         None
     )
     remote_video: Annotated[Literal["frames", "video_url"], _remote(help="Send videos as images, or whole.")] = "frames"
@@ -320,7 +320,7 @@ class CaptionOptions:
             cleans=self.clean,
             length=None if trainer is None else Length.of(trainer, self.caption_tokens),
         )
-        if self.backend is None and style.schema is not None:
+        if not self.backend and style.schema is not None:
             from qwen35mm.engine import check_json_schema
 
             check_json_schema(style.schema.text)
@@ -330,7 +330,7 @@ class CaptionOptions:
         from qwen35mm.captioning.media.splits import parse_split
 
         split = parse_split(self.split)
-        if split is not None and self.clips is None and self.backend is not None and self.remote_video == "video_url":
+        if split is not None and self.clips is None and self.backend and self.remote_video == "video_url":
             raise CaptioningError(
                 "--remote-video video_url sends whole files: give --clips FOLDER with --split, or send frames."
             )

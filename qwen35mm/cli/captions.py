@@ -191,7 +191,8 @@ def translate(
     keep: Annotated[Many, typer.Option(help="A word that stays as it is, such as a trigger; may be repeated.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a translation.", min=1)] = 512,
     backend: Annotated[
-        str | None, typer.Option(help="Address of an OpenAI-compatible server that translates.", metavar="URL")
+        Many,
+        typer.Option(help="Address of an OpenAI-compatible server that translates; may be repeated.", metavar="URL"),
     ] = None,
     backend_key: Annotated[
         str | None, typer.Option(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)
@@ -203,7 +204,7 @@ def translate(
     """
     options = CaptionOptions(
         max_tokens=max_tokens,
-        backend=None if backend is None else [backend],
+        backend=backend,
         backend_key=backend_key,
         state_dir=which.state_dir,
     )
@@ -337,7 +338,7 @@ async def _translate(
     if not num:
         typer.echo("There is no caption to translate.", err=True)
         return 0
-    with quick_imports() if options.backend is None else contextlib.nullcontext():
+    with quick_imports() if not options.backend else contextlib.nullcontext():
         job = options.job([str(each) for each in sources], model)
     total, made = _Total(), time.time()
     async with open_captioner(job, model, options) as captioner:

@@ -51,7 +51,8 @@ class ReviewOptions:
     trigger: Annotated[str, _again(help="A word that is put first if the caption lacks it.")] = ""
     one_line: Annotated[bool, _again("--one-line", help="Replace line ends by spaces.")] = False
     backend: Annotated[
-        str | None, _again(help="Address of an OpenAI-compatible server that answers.", metavar="URL")
+        list[str] | None,
+        _again(help="Address of an OpenAI-compatible server that answers; may be repeated.", metavar="URL"),
     ] = None
     backend_key: Annotated[str | None, _again(help="The server's key.", envvar="OPENAI_API_KEY", show_envvar=True)] = (
         None
@@ -82,14 +83,14 @@ def review(
         suffix=options.suffix,
         trigger=options.trigger,
         one_line=options.one_line,
-        backend=None if options.backend is None else [options.backend],
+        backend=options.backend,
         backend_key=options.backend_key,
         output_dir=options.output_dir,
         state_dir=options.state_dir,
     )
 
     def open_job() -> Job:
-        with quick_imports() if options.backend is None else contextlib.nullcontext():
+        with quick_imports() if not options.backend else contextlib.nullcontext():
             return asked.job([str(source)], model, sampling)
 
     def open_model(job: Job) -> contextlib.AbstractAsyncContextManager[Captioner]:

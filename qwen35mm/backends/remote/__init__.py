@@ -1,6 +1,7 @@
 """A model behind an OpenAI-compatible server, used like one in this process: `stream(request)` yields events.
 
 backend.py      RemoteBackend: turns, attempts, events
+pool.py         RemotePool: several servers with the same model as one
 attempts.py     when to repeat a request
 served.py       the model behind an address: its name, and what is known about it
 programs.py     server programs: how to recognize each, and what it can do

@@ -164,13 +164,9 @@ class RemoteBackend(RemoteTexts):
         return self._connection.host
 
     @property
-    def fingerprint(self) -> str:
-        """Identifies the model as far as possible: the server's address, without credentials, and the model's name.
-
-        Raises:
-            ConfigError: see `name`.
-        """
-        return f"{self._connection.base_url} {self.name}"
+    def base_url(self) -> str:
+        """The server's address with the API's version, without credentials."""
+        return self._connection.base_url
 
     async def list_models(self, timeout_s: float = math.inf) -> list[str]:
         """The names of the server's models. Raises RequestError, EngineError."""

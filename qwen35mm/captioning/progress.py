@@ -135,7 +135,7 @@ def describe(counts: Counts) -> str:
 
 
 def describe_engines(engines: Sequence[Member[Any]]) -> list[str]:
-    """What each of several engines did, a line each, such as "The server at a:8000: 12 answers, 2 lost, away"."""
+    """What each of several engines did, a line each, such as "a:8000: 12 answers, 2 lost, away"."""
     lines: list[str] = []
     for each in engines:
         words = [f"{each.num_answered:,} answers"]
@@ -148,9 +148,9 @@ def describe_engines(engines: Sequence[Member[Any]]) -> list[str]:
 
 
 def _brief(engine: Member[Any]) -> str:
-    """One engine in the progress, such as "a:8000 12" or "a:8000 12 (away)"."""
+    """One engine in the progress, such as "a:8000: 12" or "a:8000: 12 (away)"."""
     away = "" if engine.state == "here" else f" ({engine.state})"
-    return f"{engine.name.rpartition(' ')[2]} {engine.num_answered:,}{away}"
+    return f"{engine.name}: {engine.num_answered:,}{away}"
 
 
 def clock(seconds: float) -> str:

@@ -114,7 +114,7 @@ async def open_cluster(
             model = await described[0]
         except RayError as error:
             raise EngineError(last_line(error)) from error
-        members = [Member(f"Engine {i}", actor, num_an_engine) for i, actor in enumerate(actors, 1)]
+        members = [Member(f"engine {i}", actor, num_an_engine) for i, actor in enumerate(actors, 1)]
         pool = EnginePool(members, _probe)
         async with contextlib.aclosing(pool):
             yield RayCaptioner(**model, pool=pool, engines=members, num_at_once=sum(member.slots for member in members))

@@ -22,7 +22,7 @@ from qwen35mm.backends.engine_pool import Member
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.backends.remote.pool import RemotePool
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.captioning.job import carry_out
+from qwen35mm.captioning.job import Outcome, carry_out
 from qwen35mm.captioning.progress import Counts, describe
 from qwen35mm.contract import SamplingParams
 from tests.backends.remote.server import Handler, ModelServer, answers, closes, fails, running_server
@@ -71,7 +71,7 @@ def check(media: Path, num_items: int = NUM_ITEMS) -> None:
 
 def said(stderr: str, server: ModelServer) -> str:
     """What the end of a run says of a server."""
-    (found,) = re.findall(rf"^The server at {server.host}: (.*)$", stderr, re.MULTILINE)
+    (found,) = re.findall(rf"^{server.host}: (.*)$", stderr, re.MULTILINE)
     return found
 
 
@@ -157,29 +157,31 @@ def test_a_server_that_is_not_there_is_said_and_the_other_works(caption: Caption
         done = caption(*options(media, missing, server.url))
         assert done.returncode == 0, done.stderr
         check(media)
-        assert f"The server at {missing.removeprefix('http://')}: 0 answers, 1 lost, away" in done.stderr
+        assert f"{missing.removeprefix('http://')}: 0 answers, 1 lost, away" in done.stderr
     done = caption(*options(media, missing, unused_url()))
     assert (done.returncode, "can't be reached" in done.stderr) == (1, True), done.stderr
 
 
-async def test_a_run_ends_if_all_servers_stay_away_and_the_next_one_completes_it(
+def test_a_run_ends_if_all_servers_stay_away_and_the_next_one_completes_it(
     caption: Caption, media: Path, servers: tuple[ModelServer, ModelServer]
 ) -> None:
-    backends = [RemoteBackend(server.url, max_concurrent=2, max_attempts=1, whole=True) for server in servers]
-    async with aclosing(RemotePool(backends, 2, patience_s=0.01)) as pool:
-        await pool.connect()
-        for server in servers:
-            server.otherwise, server.model_acts = closes, [closes] * 1000
-        captioner = Captioner(
-            backend=pool, name="tiny", identity={}, params=SamplingParams(), processor=pool.media, form="frames"
-        )
-        outcome = await carry_out(job(media, run=settings(slots=4)), captioner)
-    assert outcome.exit_code == 5
+    async def run() -> Outcome:
+        backends = [RemoteBackend(server.url, max_concurrent=2, max_attempts=1, whole=True) for server in servers]
+        async with aclosing(RemotePool(backends, 2, patience_s=0.01)) as pool:
+            await pool.connect()
+            for server in servers:
+                server.otherwise, server.model_acts = closes, [closes] * 1000
+            captioner = Captioner(
+                backend=pool, name="tiny", identity={}, params=SamplingParams(), processor=pool.media, form="frames"
+            )
+            return await carry_out(job(media, run=settings(slots=4)), captioner)
+
+    assert asyncio.run(run()).exit_code == 5
     assert {each["kind"] for each in failures(media)} == {"engine"}
     assert "No engine came back in 0.01 s" in failures(media)[-1]["message"]
     for server in servers:
         server.otherwise, server.model_acts = answers(["A ", "square."]), []
-    done = await asyncio.to_thread(functools.partial(caption, *options(media, *(server.url for server in servers))))
+    done = caption(*options(media, *(server.url for server in servers)))
     assert done.returncode == 0, done.stderr
     check(media)
 
@@ -210,9 +212,9 @@ def test_servers_that_cannot_be_one_pool_are_refused_before_anything_is_asked(
 
 
 def test_the_progress_names_few_engines_and_counts_many() -> None:
-    members = [Member("The server at a:80", None, 4, num_answered=12), Member("The server at b:80", None, 4)]
+    members = [Member("a:80", None, 4, num_answered=12), Member("b:80", None, 4)]
     members[1].state = "away"
-    assert describe(Counts(engines=members)) == "0 done, a:80 12, b:80 0 (away)"
+    assert describe(Counts(engines=members)) == "0 done, a:80: 12, b:80: 0 (away)"
     assert describe(Counts(engines=members * 3)) == "0 done, 3 of 6 engines away"
 
 

@@ -39,7 +39,7 @@ class RemotePool:
             if addresses.count(address) > 1:
                 raise ConfigError(f"{address} is given twice. --slots is the number of requests that one server gets.")
         self._servers = servers
-        members = [Member(f"The server at {server.host}", server, slots) for server in servers]
+        members = [Member(server.host, server, slots) for server in servers]
         self._pool = EnginePool(members, self._probe, patience_s=patience_s)
         self._first = servers[0]
         self._is_listed = False

@@ -151,6 +151,37 @@ def revive(server: ModelServer, act: Callable[[Handler], None]) -> None:
         server.model_acts.clear()
 
 
+def test_a_server_that_comes_back_with_another_model_writes_no_caption(
+    caption: Caption, media: Path, servers: tuple[ModelServer, ModelServer]
+) -> None:
+    changing, other = servers
+    was_asked = threading.Event()
+
+    def change(handler: Handler) -> None:
+        with changing.lock:
+            changing.models, changing.otherwise = ["other"], answers(["Another model's."])
+            changing.model_acts = [name_other, name_other]
+        closes(handler)
+
+    def name_other(handler: Handler) -> None:
+        if not changing.model_acts:
+            was_asked.set()
+        handler.send_whole(200, b'{"object": "list", "data": [{"id": "other", "object": "model"}]}')
+
+    def wait_for_question(handler: Handler) -> None:
+        assert was_asked.wait(PATIENCE_S)
+        answers(["A ", "square."])(handler)
+
+    # Its requests that were under way at the change are dropped as well.
+    changing.acts = [answers(["A ", "square."]), change, closes, closes, closes]
+    other.otherwise = wait_for_question
+    done = caption(*options(media, changing.url, other.url), "--slots", "1")
+    assert done.returncode == 0, done.stderr
+    check(media)
+    assert set(texts(media).values()) == {"A square.\n"}
+    assert "1 lost" in said(done.stderr, changing)
+
+
 def test_a_server_that_is_not_there_is_said_and_the_other_works(caption: Caption, media: Path) -> None:
     missing = unused_url()
     with running_server() as server:

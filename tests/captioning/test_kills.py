@@ -85,7 +85,7 @@ def test_kills_at_random_moments(media: Path, num_items: int, num_kills: int, se
     make_media(media, num_items)
     rng = random.Random(seed)
     for _ in range(num_kills):
-        enough = num_written(media) + rng.randrange(1, num_items // num_kills)
+        enough = num_written(media) + rng.randrange(1, num_items // num_kills - 3)
         process = start_demo(media)
         deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None and num_written(media) < enough:

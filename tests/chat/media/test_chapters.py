@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from qwen35mm.chat.media import chapters
-from qwen35mm.chat.media.chapters import change_points, find_chapters, read_chapters
+from qwen35mm.chat.media.chapters import find_chapters, read_chapters
 from qwen35mm.decoding.answers import NonsenseError, read_here
 from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.shots import change_points
 from qwen35mm_preprocess.video_probe import VideoInfo
 from tests.preprocess.media_files import HOUR_SCENES_S, encode_video, hour_video, scene
 
@@ -61,12 +62,12 @@ def test_a_chapter_of_one_frame_lasts_as_long_as_it_is_shown(tmp_path: Path) -> 
 def test_parts_last_and_differ() -> None:
     dark, light = np.zeros((40, 192)), np.full((40, 192), 100.0)
     flicker = np.where(np.arange(80)[:, None] % 2, 100.0, 0.0) * np.ones(192)
-    assert change_points(np.concatenate([dark, light]), 4) == [40]
-    assert change_points(np.concatenate([dark, light, dark]), 4) == [40, 80]
-    assert change_points(np.concatenate([dark, dark + 5]), 4) == [], "too much alike"
-    assert change_points(flicker, 4) == [], "nothing lasts"
+    assert change_points(np.concatenate([dark, light]), 4, 9) == [40]
+    assert change_points(np.concatenate([dark, light, dark]), 4, 9) == [40, 80]
+    assert change_points(np.concatenate([dark, dark + 5]), 4, 9) == [], "too much alike"
+    assert change_points(flicker, 4, 9) == [], "nothing lasts"
     steps = np.repeat(np.arange(30) * 40.0, 5)[:, None] * np.ones(192)
-    assert len(change_points(steps, 1)) == chapters.MAX_CHAPTERS - 1
+    assert len(change_points(steps, 1, 9)) == 8
 
 
 @pytest.mark.parametrize(

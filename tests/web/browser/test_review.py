@@ -158,6 +158,8 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     changed.get_by_role("button", name="Keep mine").click()
     wait_until_saved(page, "Mine.")
     expect(caption).to_have_text("Mine.")
+    # The list changes once it is written.
+    page.wait_for_function("() => document.querySelector('.row[aria-current=true]').textContent.includes('Mine.')")
     assert second.read_text() == "Mine.\n"
 
     # The prompt is kept for the next one.

@@ -315,3 +315,24 @@ def test_a_trigger_among_tags_comes_first(text: str, trigger: str, expected: str
 )
 def test_a_caption_is_added_to_a_persons_text(theirs: str, own: str, options: dict[str, Any], expected: str) -> None:
     assert add_to(theirs, own, **{"separator": ", ", "trigger": "ohwx", **options}) == expected
+
+
+TAGS = st.lists(st.sampled_from(["1girl", "hat", "blue sky", "solo", "tree"]), min_size=1, max_size=5, unique=True)
+
+
+@given(TAGS, st.booleans(), st.integers(0, 6), st.sampled_from(["", "ohwx", "ohwx, man"]), st.booleans())
+def test_a_persons_tags_keep_their_order_and_the_trigger_is_first(
+    theirs: list[str], first: bool, keep: int, trigger: str, has_trigger: bool
+) -> None:
+    lead = [*trigger.split(", ")] if trigger else []
+    there = ", ".join([*(lead if has_trigger else ()), *theirs])
+    own = ", ".join([*lead, "OURS"])
+    added = add_to(there, own, separator=", ", trigger=trigger, first=first, keep=keep).split(", ")
+    kept = max(keep, len(lead)) if has_trigger else keep
+    assert [tag for tag in added if tag != "OURS"] == [*lead, *theirs]
+    assert added.count("OURS") == 1
+    if first:
+        at = min(kept, len(there.split(", "))) + (0 if has_trigger else len(lead))
+        assert added.index("OURS") == at
+    else:
+        assert added[-1] == "OURS"

@@ -57,7 +57,7 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "musubi": Trainer(".txt", _LLAMA, 256, " "),
         # All encoders read the same text: CLIP 75 tokens, T5 256 with its end in sd-scripts, 75 in OneTrainer.
         "sd3": Trainer(".txt", _T5, 255, " "),
-        # 512 in OneTrainer and ai-toolkit, of which a template takes 5; musubi-tuner and diffusion-pipe take 1024.
+        # 512 in OneTrainer and ai-toolkit, of which a template takes 5; musubi-tuner takes 1024.
         "qwen-image": Trainer(".txt", _QWEN25, 507, " "),
         # 512 in all, of which the chat template takes 8.
         "z-image": Trainer(".txt", _QWEN3, 504, " "),

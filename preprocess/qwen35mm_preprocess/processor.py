@@ -270,20 +270,21 @@ class MediaProcessor:
         min_frames = min(processing.min_frames, max_frames, clip.num_frames or max_frames)
         wanted = clip.num_frames or count_frames(part, fps, min_frames, part.num_frames)
         count = min(wanted, max_frames, part.num_frames)
+        chosen = sample_frames(part, count, min_frames)
+        size = video_size(info.size, len(chosen), processing)
+        reductions: list[Said] = []
+        if budget.max_video_tokens is not None:
+            chosen, size, reductions = _fit_video(part, chosen, size, min_frames, processing, budget.max_video_tokens)
         if count == max_frames < min(wanted, part.num_frames):
             rate = say("{n} a second", n=decimal(fps)) if clip.num_frames is None else wanted
             words = say(
                 "{n} {n|frame is|frames are} used, not {rate}: at most {most} are taken from a video.",
-                n=count,
+                n=len(chosen),
                 rate=rate,
                 most=max_frames,
             )
             notes.append(words)
-        chosen = sample_frames(part, count, min_frames)
-        size = video_size(info.size, len(chosen), processing)
-        if budget.max_video_tokens is not None:
-            chosen, size, reductions = _fit_video(part, chosen, size, min_frames, processing, budget.max_video_tokens)
-            notes += reductions
+        notes += reductions
         indices = tuple(frames.start + index for index in chosen)
         times = info.frame_times(indices)
         return self._planned(

@@ -129,6 +129,17 @@ def test_max_frames_and_fps(num_frames: int, settings: dict[str, Any], num_used:
     assert tuple(map(str, plan.notes)) == (() if "fps" in settings else (note,))
 
 
+def test_the_frames_that_are_named_are_the_frames_that_are_used() -> None:
+    """Of still pictures that are shown for long, fewer than the limit; and where tokens take more away, those."""
+    times = [*(index / 30 for index in range(40)), 60.0, 120.0]
+    stills = _plan(_sized(varying(*times, last_s=1.0), 480, 640), max_frames=32)
+    assert str(stills.notes[0]).startswith(f"{_frames(stills)} frames are used, not 2 a second")
+    assert _frames(stills) == 4
+    less = _plan(_sized(constant(600, 30), 480, 640), max_frames=32, max_video_tokens=2000)
+    assert _frames(less) < 32
+    assert [str(note).split(",")[0] for note in less.notes] == [f"{_frames(less)} frames are used"] * 2
+
+
 def test_varying_rate() -> None:
     info = _sized(varying(0.0, 0.1, 0.2, 5.0, 9.0, last_s=1.0), 480, 640)
     plan = _plan(info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +17,7 @@ from qwen35mm.errors import CaptioningError
 if TYPE_CHECKING:
     from qwen35mm.captioning.job import Job
     from qwen35mm.captioning.media.splits import Split
+    from qwen35mm.captioning.outputs import OutputSpec
     from qwen35mm.captioning.requests import CaptionStyle
     from qwen35mm.captioning.texts.prompts import PromptSet
     from qwen35mm.captioning.texts.trainers import Trainer
@@ -151,6 +153,13 @@ class CaptionOptions:
         ),
     ] = None
     output_dir: Annotated[Path | None, _output(help="Folder of the text files; by default beside their media.")] = None
+    video_suffix: Annotated[
+        str | None,
+        _output(
+            help="Suffix of videos' text files, such as .video.txt: in Live Photos, still and clip share a name.",
+            metavar=".EXT",
+        ),
+    ] = None
     mode: Annotated[
         Literal["skip", "overwrite", "append", "prepend"],
         _output(help="What to do with existing captions that aren't ours."),
@@ -224,6 +233,7 @@ class CaptionOptions:
 
         prompts, trainer = self._prompts(), self._trainer()
         keeps_lines = self.timeline or any(each.lines for each in prompts.questions)
+        outputs = tuple(parse_output(text) for text in self._outputs(trainer))
         job = Job(
             sources,
             prompts,
@@ -243,10 +253,11 @@ class CaptionOptions:
                 shard=self._shard(),
                 limits=model.limits,
             ),
-            outputs=tuple(parse_output(text) for text in self._outputs(trainer)),
+            outputs=outputs,
             output_settings=OutputSettings(
                 mode=self.mode,
                 folder=None if self.output_dir is None else Path(new_path(str(self.output_dir), "--output-dir")),
+                video_suffix=self._video_suffix(outputs),
                 one_line=not keeps_lines if self.one_line is None else self.one_line,
                 separator=trainer.separator if self.separator is None and trainer is not None else self.separator,
                 keep_tokens=self.keep_tokens,
@@ -301,6 +312,17 @@ class CaptionOptions:
     def _outputs(self, trainer: Trainer | None) -> list[str]:
         suffixed = "sidecar" if trainer is None else f"sidecar:{trainer.suffix}"
         return [suffixed if text == "sidecar" else text for text in self.output or ("sidecar",)]
+
+    def _video_suffix(self, outputs: Sequence[OutputSpec]) -> str | None:
+        from qwen35mm.captioning.outputs import parse_output
+
+        if self.video_suffix is None:
+            return None
+        if sum(spec.kind == "sidecar" for spec in outputs) != 1:
+            raise CaptioningError("--video-suffix is for one output of text files: give --output sidecar once.")
+        if not self.video_suffix:
+            raise CaptioningError("--video-suffix takes a suffix, such as .video.txt; got an empty text.")
+        return parse_output(f"sidecar:{self.video_suffix}").target
 
     def _style(self, trainer: Trainer | None) -> CaptionStyle:
         from qwen35mm.captioning.requests import CaptionStyle

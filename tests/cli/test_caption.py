@@ -134,6 +134,8 @@ def test_text_files_are_for_a_trainer(caption: Caption, folder: Path) -> None:
         (("--for", "nobody"), "--for takes sd-scripts"),
         (("--caption-tokens", "9"), "give --for"),
         (("--for", "flux", "--output-dir", "x"), "beside their media"),
+        (("--video-suffix", ".video.txt", "--output", "jsonl:x.jsonl"), "one output of text files"),
+        (("--video-suffix", "a/b"), "An output must be one of"),
     ):
         done = caption(folder, "--preset", "plain", *options)
         assert (done.returncode, words in done.stderr) == (1, True), done.stderr

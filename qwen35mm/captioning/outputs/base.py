@@ -24,6 +24,7 @@ class OutputSettings:
         mode: what happens to other people's captions. `skip` leaves them alone, `overwrite` replaces them (files of
             records are moved aside), `append` and `prepend` put ours after or before them.
         folder: the folder of sidecars, under their items' names; None puts them beside their media.
+        video_suffix: the suffix of videos' sidecars, with its dot; None for that of images.
         one_line: writes sidecars as one line, since many trainers read only one.
         separator: between a person's text and ours in a sidecar; None for a line end, or a space with `one_line`.
         keep_tokens: how many tags of a person's text stay in front of ours with `prepend`.
@@ -37,6 +38,7 @@ class OutputSettings:
 
     mode: Mode = "skip"
     folder: Path | None = None
+    video_suffix: str | None = None
     one_line: bool = False
     separator: str | None = None
     keep_tokens: int = 0

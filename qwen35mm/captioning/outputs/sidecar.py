@@ -26,6 +26,7 @@ from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner
 from qwen35mm.captioning.records import Caption, Record, printable
 from qwen35mm.captioning.texts.cleanup import add_to
 from qwen35mm.errors import CaptioningError, OutputError
+from qwen35mm_preprocess import MediaKind
 from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
 
 _log = logging.getLogger(__name__)
@@ -72,12 +73,12 @@ class _Text:
 class Sidecars(Output):
     """One text file per item, beside its medium or, under the item's name, in `settings.folder`.
 
-    `a.txt` for `a.jpg`; if another item has that, the full name, as in `a.png.txt`, and then numbered names.
+    `a.txt` for `a.jpg`; if another item has that, the full name, as in `a.png.txt`, and then numbered names. Videos may
+    have a suffix of their own.
     """
 
     def __init__(self, manifest: Manifest, suffix: str, settings: OutputSettings) -> None:
         self._manifest = manifest
-        self._suffix = suffix
         self._folder = settings.folder
         self._mode = settings.mode
         self._appends = settings.mode in ("append", "prepend")
@@ -88,7 +89,10 @@ class Sidecars(Output):
         # The first text file without its usual name, since another medium has that, and its medium.
         self._shared: tuple[str, str] | None = None
         place = b"" if self._folder is None else manifest.place(self._folder)
-        self._claims = Claims(manifest, os.fsencode(f"sidecar:{suffix}:") + place)
+        self._suffixes: dict[MediaKind, str] = {"image": suffix, "video": settings.video_suffix or suffix}
+        self._claims = {
+            each: Claims(manifest, os.fsencode(f"sidecar:{each}:") + place) for each in self._suffixes.values()
+        }
         for (begun,) in manifest.rows("SELECT place FROM sidecars_begun"):
             self._mend(begun)
 
@@ -173,7 +177,7 @@ class Sidecars(Output):
 
     def gone(self) -> set[Path]:
         """See `Output`."""
-        media = ((self._manifest.path_of(medium), place) for _, place, medium in self._claims.of_files())
+        media = ((self._manifest.path_of(medium), place) for _, place, medium in self._of_files())
         return {
             path
             for path, place in media
@@ -184,17 +188,21 @@ class Sidecars(Output):
 
     def prune(self, media: Collection[Path]) -> None:
         """See `Output`. A text that a person wrote or changed stays, and so does one that ours was added to."""
-        for _, place, medium in self._claims.of_files():
+        for _, place, medium in self._of_files():
             if self._manifest.path_of(medium) in media:
                 self._remove(place)
 
     def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
         """See `Output`."""
-        names = ((owner.partition(b"\0")[0], place) for owner, place, _ in self._claims.of_files())
+        names = ((owner.partition(b"\0")[0], place) for owner, place, _ in self._of_files())
         places = [place for name, place in names if is_old(os.fsdecode(name)) and self._is_ours(place)]
         for place in places if removes else ():
             self._remove(place)
         return len(places)
+
+    def _of_files(self) -> list[tuple[bytes, bytes, bytes]]:
+        """See `Claims.of_files`."""
+        return [each for claims in self._claims.values() for each in claims.of_files()]
 
     def _is_ours(self, place: bytes) -> bool:
         """Whether a text file is there that nobody else wrote in."""
@@ -219,7 +227,8 @@ class Sidecars(Output):
             path, name = self._shared
             _log.warning(
                 "The caption of %s is in %s, since another medium has that name but for its suffix. Most trainers read "
-                "one text file for both: rename one of them, and others that are like that.",
+                "one text file for both: rename one of them, and others that are like that. For a picture and a clip, "
+                "as of a Live Photo, --video-suffix .video.txt gives clips text files of their own.",
                 printable(name),
                 printable(path),
             )
@@ -291,11 +300,12 @@ class Sidecars(Output):
             path = self._manifest.path_of(os.fsencode(place))
             return not _is_medium(path) and (item.path is None or fold(str(path)) != fold(os.path.abspath(item.path)))  # noqa: PTH100
 
-        paths = (directory / candidate for candidate in numbered(Path(name).stem, name, self._suffix))
+        suffix = self._suffixes[item.kind]
+        paths = (directory / candidate for candidate in numbered(Path(name).stem, name, suffix))
         places = (os.fsdecode(self._manifest.place(path)) for path in paths)
-        place = self._claims.claim(owner, places, is_free=is_free, medium=item.path)
+        place = self._claims[suffix].claim(owner, places, is_free=is_free, medium=item.path)
         path = self._manifest.path_of(os.fsencode(place))
-        if self._shared is None and path.name != Path(name).stem + self._suffix:
+        if self._shared is None and path.name != Path(name).stem + suffix:
             self._shared = path.name, item.name
         return path
 

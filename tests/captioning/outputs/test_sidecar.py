@@ -275,3 +275,18 @@ def test_a_name_that_is_as_long_as_can_be_has_a_backup_too(tmp_path: Path) -> No
     (tmp_path / f"{'x' * 251}.txt").write_text("mine")
     run(tmp_path, [made], "sidecar", mode="overwrite")
     assert [path.read_text() for path in (*kept(tmp_path), tmp_path / f"{'x' * 251}.txt")] == ["mine", "ours\n"]
+
+
+def test_the_still_and_the_clip_of_a_live_photo_have_texts_of_their_own(tmp_path: Path, manifest: Manifest) -> None:
+    still = record(put(tmp_path, "IMG_1.HEIC", 1), "still")
+    item = put(tmp_path, "IMG_1.MOV", 2)
+    clip = record(Item(item.name, item.source, "video", item.path), "clip")
+    sidecars = Sidecars(manifest, ".txt", OutputSettings(video_suffix=".video.txt"))
+    for each in (still, clip):
+        manifest.finish(each.key, each.caption)
+        sidecars.write(each)
+        assert sidecars.wants(each.item, each.key) is Wants.DONE
+    assert texts(tmp_path) == {"IMG_1.txt": "still\n", "IMG_1.video.txt": "clip\n"}
+    (tmp_path / "IMG_1.MOV").unlink()
+    sidecars.prune(sidecars.gone())
+    assert texts(tmp_path) == {"IMG_1.txt": "still\n"}

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 from qwen35mm.captioning.manifest.files import PIECE_BYTES, pieces
 from qwen35mm.errors import (
@@ -197,6 +197,9 @@ class Unreadable:
     message: str
     path: Path | None = None
 
+
+# Kinds of failures of media that nobody may be able to read.
+BROKEN: Final = frozenset({"crash", "damaged", "unsupported"})
 
 _FAILURE_KINDS: Mapping[type[Exception], str] = {
     DecoderCrashError: "crash",

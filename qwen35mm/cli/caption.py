@@ -178,6 +178,7 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
 
 def _report(outcome: Outcome, job: Job) -> None:
+    from qwen35mm.captioning.items import BROKEN
     from qwen35mm.captioning.manifest.listings import by_count
     from qwen35mm.captioning.progress import clock, describe, describe_engines
 
@@ -206,6 +207,12 @@ def _report(outcome: Outcome, job: Job) -> None:
         typer.echo(
             f"{outcome.num_failures:,} failed ({by_count(outcome.failed)}); see {job.failures_path}. --retry-failed "
             "tries them again.",
+            err=True,
+        )
+    if num_broken := sum(number for kind, number in outcome.failed.items() if kind in BROKEN):
+        typer.echo(
+            f"{num_broken:,} of them can't be read. Trainers find media by their names, and some stop at such a file, "
+            "as musubi does when it caches latents: move them out of the folder first.",
             err=True,
         )
     for name, number in counts.defaulted.most_common():

@@ -167,6 +167,15 @@ def test_a_limit_of_an_option_counts_and_is_named(caption: Caption, folder: Path
     assert failures.count("raise the limit (--max-pixels)") == 2
 
 
+def test_media_at_which_a_trainer_would_stop_are_said(caption: Caption, folder: Path) -> None:
+    done = caption(folder, "--preset", "plain", "--limit", "1")
+    assert "can't be read" not in done.stderr
+    clip = folder / "moves-right.mp4"
+    clip.write_bytes(clip.read_bytes()[:200])
+    done = caption(folder, "--preset", "plain")
+    assert (done.returncode, "1 of them can't be read." in done.stderr) == (3, True), done.stderr
+
+
 def test_another_server_captions_with_bounded_requests_and_its_failures(caption: Caption, folder: Path) -> None:
     for seed in range(4):
         picture(seed).save(folder / f"{seed}.png")

@@ -45,6 +45,9 @@ def place(tmp_path: Path) -> Path:
         shutil.copy(asset_path("samples") / "one-shape.png", tmp_path / "concepts" / concept)
     (tmp_path / "concepts" / "cat" / "prompt.txt").write_text("Describe the picture.")
     (tmp_path / "concepts" / "cat" / "trigger.txt").write_text("ohwx {folder}")
+    (tmp_path / "live").mkdir()
+    shutil.copy(asset_path("samples") / "one-shape.png", tmp_path / "live" / "IMG_1.png")
+    shutil.copy(asset_path("samples") / "moves-up.mp4", tmp_path / "live" / "IMG_1.mp4")
     (tmp_path / "films").mkdir()
     make_video(tmp_path / "films" / "film.mp4", (1, 2, 3))
     (tmp_path / "shapes.json").write_text(json.dumps(SCHEMA))
@@ -121,6 +124,8 @@ def test_a_recipe_runs(place: Path, recipe: str) -> None:
         assert ("circle, diamond" in text, text != "circle, diamond\n") == ("append" in recipe, True)
     elif "--folder-prompts" in recipe:
         assert (place / "concepts" / "cat" / "one-shape.txt").read_text().startswith("ohwx cat")
+    elif "--video-suffix" in recipe:
+        assert {path.name for path in made} == {"IMG_1.txt", "IMG_1.video.txt"}
     elif "--split" in recipe:
         parts = {"scenes/film.0001.mp4", "scenes/film.0001.txt", "scenes/film.0003.txt"}
         expected = {place / name for name in parts} if "--clips" in recipe else {place / "films" / "film.txt"}

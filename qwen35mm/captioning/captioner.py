@@ -196,7 +196,8 @@ class Captioner:
 
     async def _caption(self, request: CaptionRequest, prepared: Prepared, retain: Retain) -> Caption | Failed:
         plan, messages = prepared.medium.plan, _messages(request, prepared, request.question)
-        return await self._answer(request, messages, retain, medium_facts(request.item, plan), medium_flags(plan))
+        facts = {**medium_facts(request.item, plan), **prepared.measured}
+        return await self._answer(request, messages, retain, facts, medium_flags(plan))
 
     async def _answer(
         self,

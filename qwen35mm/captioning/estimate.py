@@ -14,8 +14,9 @@ from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.parts import Splitter
-from qwen35mm.captioning.records import Caption
+from qwen35mm.captioning.records import Caption, medium_facts
 from qwen35mm.captioning.requests import CaptionRequest
+from qwen35mm.captioning.where import Where, item_facts, size_facts
 
 _NUM_TRIED = 3
 _LOOKS_AT_ONCE = 8
@@ -32,6 +33,7 @@ class Estimate:
         num_kept: items with another person's text.
         num_failed_before: items that failed for a lasting reason.
         num_unreadable: items that can't be read.
+        num_filtered: items whose size or name `where` leaves out.
         num_media_tokens: the most tokens of the media to caption.
         num_tried: items that were captioned to measure the speed.
         tokens_per_item: generated tokens for each of them.
@@ -45,6 +47,7 @@ class Estimate:
     num_kept: int = 0
     num_failed_before: int = 0
     num_unreadable: int = 0
+    num_filtered: int = 0
     num_media_tokens: int = 0
     num_tried: int = 0
     tokens_per_item: float = 0.0
@@ -60,6 +63,7 @@ async def estimate(
     *,
     limit: int | None,
     splitter: Splitter | None = None,
+    where: Where | None = None,
 ) -> Estimate:
     """Looks at every item.
 
@@ -84,6 +88,8 @@ async def estimate(
             elif isinstance(needs, Wants):
                 found.num_kept += needs is Wants.KEPT
                 found.num_known += needs is Wants.DONE
+            elif where is not None and _is_left_out(needs, where):
+                found.num_filtered += 1
             elif isinstance(known := await ledger.known(needs.key), Caption):
                 found.num_known += 1
                 found.num_to_judge += ledger.lacks_judgement(known)
@@ -97,6 +103,15 @@ async def estimate(
                     to_try.append(needs)
     await _try(found, to_try, captioner, workers, judges=ledger.judge_below is not None)
     return found
+
+
+def _is_left_out(request: CaptionRequest, where: Where) -> bool:
+    """Whether what is known of an item without decoding it leaves it out."""
+    facts = item_facts(request.item)
+    if request.plan is not None:
+        medium = medium_facts(request.item, request.plan)
+        facts |= size_facts(medium["width"], medium["height"], medium["duration_s"])
+    return where.holds(facts) is False
 
 
 async def _try(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.estimate import Estimate, estimate
+from qwen35mm.captioning.filters import Filter
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.listings import Listings
@@ -26,6 +27,7 @@ from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.folder_prompts import FolderPrompts
 from qwen35mm.captioning.texts.prompts import PromptSet
+from qwen35mm.captioning.where import Where
 from qwen35mm.contract import SamplingParams
 from qwen35mm.cpu import usable_cores
 from qwen35mm.errors import CaptioningError, OutputError
@@ -46,6 +48,7 @@ class Job:
         folder_prompts: whether a folder's `prompt.txt` and `trigger.txt` hold for its media.
         split: how videos are split; None captions them whole.
         clips: the folder in which each part becomes a file; None for parts without files.
+        where: what a medium must satisfy; None for all media.
     """
 
     sources: Sequence[str]
@@ -61,6 +64,7 @@ class Job:
     folder_prompts: bool = False
     split: Split | None = None
     clips: Path | None = None
+    where: Where | None = None
     run: RunSettings = field(default_factory=RunSettings)
 
     def check(self) -> None:
@@ -158,6 +162,10 @@ class Job:
         return self.state_folder / f"problems{self._shard}.jsonl"
 
     @property
+    def skipped_path(self) -> Path:
+        return self.state_folder / f"skipped{self._shard}.jsonl"
+
+    @property
     def _shard(self) -> str:
         return "" if self.scan.shard is None else "-{}-of-{}".format(*self.scan.shard)
 
@@ -226,7 +234,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others, folders=job.folders)
         retry, distance = job.run.retry_failed, job.run.max_distance
-        listings = Listings(manifest, job.failures_path, job.problems_path)
+        listings = Listings(manifest, job.failures_path, job.problems_path, job.skipped_path)
         ledger = Ledger(
             manifest,
             outputs,
@@ -234,11 +242,13 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             workers,
             listings=listings,
             retry_failed=retry,
-            max_distance=distance,
+            max_distance=None if job.run.skips_similar else distance,
             judge_below=job.run.judge_below,
         )
         splitter = None if job.split is None else Splitter(job.split, ledger, workers, job.clips)
-        run = Run(job.entries(manifest), ledger, captioner, workers, job.run, splitter)
+        similar = distance if job.run.skips_similar else None
+        kept = None if job.where is None and similar is None else Filter(job.where, similar, ledger, workers)
+        run = Run(job.entries(manifest), ledger, captioner, workers, job.run, splitter, kept)
         if begun is not None:
             await begun(run)
         counts = await run.go()
@@ -297,7 +307,9 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         try:
             splitter = None if job.split is None else Splitter(job.split, ledger, workers)
             entries = job.entries(manifest)
-            return await estimate(entries, ledger, captioner, workers, limit=job.run.limit, splitter=splitter)
+            return await estimate(
+                entries, ledger, captioner, workers, limit=job.run.limit, splitter=splitter, where=job.where
+            )
         finally:
             await ledger.close(complete=False)
 

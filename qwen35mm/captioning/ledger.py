@@ -88,7 +88,7 @@ class Ledger:
                 self._index(key, similarity, name)
             if self._listings is None:
                 return set()
-            self._listings.write()
+            self._listings.begin()
             return {name for name, _ in self._listings.listed()}
 
         return await self.do(read)
@@ -201,7 +201,7 @@ class Ledger:
         """Stores a caption in the manifest, durably."""
         key, name = request.key, request.item.name
         await self.do(lambda: self.manifest.finish(key, caption, name=name, similarity=similarity))
-        if similarity is not None:
+        if similarity is not None and self._max_distance is not None:
             self._index(key, similarity, name)
 
     async def deliver(self, request: CaptionRequest, caption: Caption) -> Failed | None:
@@ -222,6 +222,11 @@ class Ledger:
         """Stores and lists why an item has no caption; `key` is None if it failed before its work was known."""
         if self._listings is not None:
             await self.do(self._listings.fail, item, key, failed)
+
+    async def skip(self, item: Item, reason: str) -> None:
+        """Lists an item that a filter leaves out."""
+        if self._listings is not None:
+            await self.do(self._listings.skip, item, reason)
 
     async def settle(self, item: Item, wants: Wants) -> None:
         """Forgets the failures of an item that needs nothing."""

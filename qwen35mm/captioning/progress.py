@@ -40,6 +40,7 @@ class Counts:
         num_kept: outcome: another person's caption stays.
         num_failed: outcome: failed in this run.
         num_failed_before: outcome: the same work failed in an earlier run or for another item, and isn't retried.
+        num_filtered: outcome: a filter left it out.
         num_left: outcome: not reached before a stop.
         num_prompt_tokens, num_generated_tokens: tokens of this run's captions.
         num_retries: replies that weren't usable.
@@ -61,6 +62,7 @@ class Counts:
     num_kept: int = 0
     num_failed: int = 0
     num_failed_before: int = 0
+    num_filtered: int = 0
     num_left: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
@@ -80,7 +82,7 @@ class Counts:
     @property
     def num_skipped(self) -> int:
         """Items that needed nothing."""
-        return self.num_present + self.num_kept
+        return self.num_present + self.num_kept + self.num_filtered
 
     @property
     def num_over(self) -> int:

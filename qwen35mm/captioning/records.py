@@ -47,6 +47,7 @@ class Caption:
         text: the caption, with prefix and suffix; for a JSON schema, the JSON text.
         data: the value of the JSON; None without a schema.
         kind, width, height, duration_s: of the medium, in pixels and seconds; a picture has no duration.
+        sharpness, letterbox: how the medium looks; see `measures`. None if it wasn't decoded.
         prompt: the question as the model got it.
         model: the model's name.
         flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`,
@@ -65,6 +66,8 @@ class Caption:
     width: int
     height: int
     duration_s: float | None = None
+    sharpness: float | None = None
+    letterbox: float | None = None
     prompt: str
     model: str
     flags: tuple[str, ...] = ()

@@ -182,7 +182,7 @@ class RequestBuilder:
             text = original(item) if "sidecar" in needed else None
             sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
-        work = content if item.part is None or item.part.is_clip else _part_of(content, item.part)
+        work = work_of(item, content)
         chosen = prompts.choose(work)
         question = prompts.fill(chosen, item, facts)
         system = prompts.fill_system(item, facts)
@@ -239,6 +239,11 @@ def _needed(prompts: PromptSet, templates: Sequence[Template]) -> frozenset[str]
 def asked_of(key: bytes) -> bytes:
     """The first 8 bytes of a key, which identify the question and settings without the medium."""
     return key[:_ASKED_BYTES]
+
+
+def work_of(item: Item, content: bytes) -> bytes:
+    """Identifies what is seen of an item whose bytes have the SHA-256 `content`."""
+    return content if item.part is None or item.part.is_clip else _part_of(content, item.part)
 
 
 def shared_key(key: bytes) -> bytes:

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Literal
 
 from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.filters import Filter
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.judge import flagged, not_judged
 from qwen35mm.captioning.ledger import Ledger
@@ -54,6 +55,7 @@ class RunSettings:
         limit: the most items to caption; None for all.
         retry_failed: whether to retry items that failed for a lasting reason.
         max_distance: the most bits by which near-duplicates differ that share a caption; None shares no captions.
+        skips_similar: only one of such near-duplicates gets a caption, and the others are left out.
         prune: whether a complete run removes the captions of deleted media from the outputs.
         judge_below: the model scores each caption's sentences, and a lower score is flagged as doubted; None scores
             none.
@@ -64,6 +66,7 @@ class RunSettings:
     limit: int | None = None
     retry_failed: bool = False
     max_distance: int | None = None
+    skips_similar: bool = False
     prune: bool = False
     judge_below: float | None = None
     whole: WholeKind | None = None
@@ -75,6 +78,7 @@ class Run:
     Args:
         entries: the scan.
         splitter: splits its videos; None for whole videos.
+        kept: leaves media out; None for no filter.
         ledger: knows what each item needs, and gets every caption and failure. The run always closes it.
     """
 
@@ -86,6 +90,7 @@ class Run:
         workers: MediaWorkers,
         settings: RunSettings,
         splitter: Splitter | None = None,
+        kept: Filter | None = None,
     ) -> None:
         self.counts = Counts(engines=captioner.engines)
         self.stopped: Literal["interrupted", "limit"] | Exception | None = None
@@ -98,6 +103,7 @@ class Run:
         self._workers = workers
         self._settings = settings
         self._splitter = splitter
+        self._filter = kept
         # The queue: packed batches of entries. An empty one marks the end.
         self._line: asyncio.Queue[bytes] = asyncio.Queue()
         self._num_line_bytes = 0
@@ -126,6 +132,8 @@ class Run:
         num_at_once = slots + max(slots, 2) + slots
         try:
             self.missing = await self._ledger.open()
+            if self._filter is not None:
+                await self._filter.open()
             for _ in range(slots):
                 self._free.put_nowait(monotonic())
             self._tasks = [asyncio.create_task(self._scan())]
@@ -320,6 +328,8 @@ class Run:
             await self._ledger.settle(item, needs)
             self.counts.num_kept += needs is Wants.KEPT
             self.counts.num_present += needs is Wants.DONE
+        elif await self._is_left_out(needs):
+            pass
         elif needs.key in self._at_work:
             self._at_work[needs.key].append(needs)
         else:
@@ -333,7 +343,7 @@ class Run:
         if isinstance(known, Caption) and not self._ledger.lacks_judgement(known):
             for waiting in self._at_work.pop(request.key):
                 # Not in one statement with the await: others count meanwhile.
-                delivered = await self._deliver(waiting, known)
+                delivered = not await self._is_left_out(waiting, decodes=True) and await self._deliver(waiting, known)
                 self.counts.num_recalled += delivered
         elif isinstance(known, Failed):
             for waiting in self._at_work.pop(request.key):
@@ -355,25 +365,58 @@ class Run:
         Args:
             known: its caption, if only the judgement is missing.
         """
-        form, with_similarity = self._captioner.form, self._settings.max_distance is not None and known is None
+        form, shares = self._captioner.form, self._settings.max_distance is not None and known is None
+        with_measures = self._filter is not None and self._filter.needs_pixels
         prepared = None
-        if form is not None or with_similarity:
+        if form is not None or shares or with_measures:
             prepared = await self._workers.prepare(
-                request.item, request.content, form or "pixels", with_similarity=with_similarity
+                request.item,
+                request.content,
+                form or "pixels",
+                with_similarity=shares or (self._filter is not None and self._filter.needs_similarity),
+                with_measures=with_measures,
             )
             if isinstance(prepared, Failed):
                 await self._fail_work(request.key, prepared)
                 return
-            if prepared.similarity is not None:
+            if self._filter is not None:
+                await self._filter.measured(request, prepared)
+                if await self._are_left_out(request.key):
+                    self._num_begun -= 1
+                    return
+            if prepared.similarity is not None and not self._settings.skips_similar:
                 found = await self._ledger.similar(request.key, prepared.similarity)
                 if found is not None:
-                    caption = shared(*found, request.item, prepared.medium.plan)
+                    caption = replace(shared(*found, request.item, prepared.medium.plan), **prepared.measured)
                     waiting = await self._keep(request.key, caption, None, kept_as=shared_key(request.key))
                     # Not in one statement with the await: others count meanwhile.
                     num_written = await self._deliver_all(waiting, caption)
                     self.counts.num_shared += num_written
                     return
         await self._wait_for_slot(request, prepared, known)
+
+    async def _is_left_out(self, request: CaptionRequest, *, decodes: bool = False) -> bool:
+        """Whether a filter leaves an item out; then it is listed. False if only its pixels can tell.
+
+        Args:
+            decodes: decodes its medium in that case.
+        """
+        reason = None if self._filter is None else await self._filter.reason(request, decodes=decodes)
+        if reason is None:
+            return False
+        self.counts.num_filtered += 1
+        await self._ledger.skip(request.item, reason)
+        return True
+
+    async def _are_left_out(self, key: bytes) -> bool:
+        """Whether a filter leaves out all items that wait for this work; it ends then."""
+        for request in list(self._at_work[key]):
+            if await self._is_left_out(request):
+                self._at_work[key] = [each for each in self._at_work[key] if each is not request]
+        if not self._at_work[key]:
+            del self._at_work[key]
+            return True
+        return False
 
     async def _wait_for_slot(self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None) -> None:
         counts = self.counts
@@ -436,7 +479,12 @@ class Run:
 
     async def _deliver_all(self, waiting: list[CaptionRequest], caption: Caption) -> int:
         """Writes a stored caption for every waiting item; returns how many got it."""
-        return sum([await self._deliver(request, caption) for request in waiting])
+        num_written = 0
+        for request in waiting:
+            # Not in one statement with the await: others count meanwhile.
+            is_left_out = await self._is_left_out(request, decodes=True)
+            num_written += not is_left_out and await self._deliver(request, caption)
+        return num_written
 
     async def _deliver(self, request: CaptionRequest, caption: Caption) -> bool:
         """Writes a stored caption to the outputs. False if that failed; the failure is recorded."""

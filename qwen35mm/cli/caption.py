@@ -203,6 +203,11 @@ def _report(outcome: Outcome, job: Job) -> None:
             "--output sidecar:.caption writes beside them.",
             err=True,
         )
+    if counts.num_filtered:
+        options = " and ".join(
+            name for name, given in (("--where", job.where), ("--skip-similar", job.run.skips_similar)) if given
+        )
+        typer.echo(f"{counts.num_filtered:,} left out by {options}; see {job.skipped_path}.", err=True)
     if outcome.num_failures:
         typer.echo(
             f"{outcome.num_failures:,} failed ({by_count(outcome.failed)}); see {job.failures_path}. --retry-failed "
@@ -267,6 +272,7 @@ def _describe_estimate(found: Estimate) -> str:
             ("Kept, with somebody's own text", found.num_kept),
             ("Failed before", found.num_failed_before),
             ("Can't be read", found.num_unreadable),
+            ("Left out by --where, without those that need decoding", found.num_filtered),
         )
         if number
     ]

@@ -53,6 +53,22 @@ class CaptionOptions:
     image_column: Annotated[
         str | None, _sources(help="Image column of parquet files; needed if there are several.")
     ] = None
+    where: Annotated[
+        str | None,
+        _sources(
+            help="Only media for which this holds: 'width >= 512 and sharpness > 20 and aspect < 2.5'. Names: width, "
+            "height, aspect, pixels, duration, sharpness, letterbox, name, stem, folder, kind, bytes, metadata.KEY.",
+            metavar="EXPRESSION",
+        ),
+    ] = None
+    skip_similar: Annotated[
+        int | None,
+        _sources(
+            help="Caption one of the media whose hashes differ in at most this many of 64 bits, and list the others.",
+            min=0,
+            max=32,
+        ),
+    ] = None
     shard: Annotated[str | None, _sources(help="I/N: part I of N equal parts, for N machines.", metavar="I/N")] = None
 
     split: Annotated[
@@ -230,7 +246,10 @@ class CaptionOptions:
         from qwen35mm.captioning.run import RunSettings
         from qwen35mm.captioning.sources.scan import ScanOptions
         from qwen35mm.captioning.texts.templates import new_path
+        from qwen35mm.captioning.where import Where
 
+        if self.share_similar is not None and self.skip_similar is not None:
+            raise CaptioningError("--share-similar captions all of a group, --skip-similar one: choose one of them.")
         prompts, trainer = self._prompts(), self._trainer()
         keeps_lines = self.timeline or any(each.lines for each in prompts.questions)
         outputs = tuple(parse_output(text) for text in self._outputs(trainer))
@@ -270,13 +289,15 @@ class CaptionOptions:
             num_workers=self.media_workers or default_workers(),
             folder_prompts=self.folder_prompts,
             split=self._split(),
+            where=None if self.where is None else Where(self.where),
             clips=None if self.clips is None else Path(new_path(str(self.clips), "--clips")),
             run=RunSettings(
                 slots=model.slots or DEFAULT_SLOTS,
                 limit=self.limit,
                 retry_failed=self.retry_failed,
                 prune=self.prune,
-                max_distance=self.share_similar,
+                max_distance=self.share_similar if self.skip_similar is None else self.skip_similar,
+                skips_similar=self.skip_similar is not None,
                 whole=self._whole(),
                 judge_below=DEFAULT_JUDGE_BELOW if self.judge and self.judge_below is None else self.judge_below,
             ),

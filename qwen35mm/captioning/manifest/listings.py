@@ -1,7 +1,7 @@
 """Lists for a person: `failures.jsonl`, items without a caption, and `problems.jsonl`, captions with flags.
 
 The manifest stores both, so a run rewrites each file at its begin and end. In between it appends a line for each new
-entry; an item may be listed twice until the end.
+entry; an item may be listed twice until the end. `skipped.jsonl` has what filters left out; each run begins it anew.
 """
 
 from __future__ import annotations
@@ -20,12 +20,23 @@ from qwen35mm.captioning.records import printable
 
 
 class Listings:
-    """The two files of one run. Every method may raise OutputError."""
+    """The files of one run. Every method may raise OutputError."""
 
-    def __init__(self, manifest: Manifest, failures: Path, problems: Path) -> None:
+    def __init__(self, manifest: Manifest, failures: Path, problems: Path, skipped: Path) -> None:
         self._manifest = manifest
         self._failures = failures
         self._problems = problems
+        self._skipped = skipped
+
+    def begin(self) -> None:
+        """Writes both files, and forgets what an earlier run's filters left out."""
+        self.write()
+        _rewrite(self._skipped, iter(()))
+
+    def skip(self, item: Item, reason: str) -> None:
+        """Lists an item that a filter leaves out, and forgets its failure."""
+        self._manifest.forget_failure(item.name)
+        _append(self._skipped, _row(*_of(item), reason=printable(reason)))
 
     def write(self) -> None:
         """Writes both files from the manifest; an empty one is removed."""

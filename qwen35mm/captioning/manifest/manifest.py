@@ -16,8 +16,9 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.manifest.backups import Backups
@@ -213,6 +214,28 @@ class Manifest:
     def remember_parts(self, content: bytes, split: str, parts: Sequence[tuple[float, float]]) -> None:
         """Stores where a video was split."""
         self.change("INSERT OR REPLACE INTO splits VALUES (?, ?, ?)", content, split, json.dumps(parts))
+
+    def facts(self, content: bytes) -> dict[str, Any]:
+        """What is known of the medium with this digest; empty if nothing is."""
+        row = self.row("SELECT facts FROM facts WHERE content = ?", content)
+        return {} if row is None else json.loads(row[0])
+
+    def remember_facts(self, content: bytes, facts: Mapping[str, Any]) -> None:
+        """Adds to what is known of a medium."""
+        known = self.facts(content)
+        if known != (now := {**known, **facts}):
+            self.change("INSERT OR REPLACE INTO facts VALUES (?, ?)", content, json.dumps(now))
+
+    def kept(self) -> Iterator[tuple[str, Path | None, int]]:
+        """Name, file and perceptual hash of the items that stand for those like them, the oldest first."""
+        query = "SELECT sequence, name, place, similarity FROM kept WHERE sequence > ? ORDER BY sequence LIMIT ?"
+        for _, name, place, similarity in self.many_rows(query):
+            yield os.fsdecode(name), None if place is None else self.path_of(place), int(similarity, 16)
+
+    def keep(self, name: str, path: Path | None, similarity: int) -> None:
+        """Stores that an item stands for those like it."""
+        statement = "INSERT OR REPLACE INTO kept (name, place, similarity) VALUES (?, ?, ?)"
+        self.change(statement, os.fsencode(name), None if path is None else self.place(path), f"{similarity:x}")
 
     def caption(self, key: bytes) -> Caption | None:
         """The finished caption of this work."""

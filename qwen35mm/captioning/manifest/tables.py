@@ -173,6 +173,19 @@ MIGRATIONS: Final = (
         "ALTER TABLE sidecars ADD COLUMN overwrote INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE entries ADD COLUMN overwrote INTEGER NOT NULL DEFAULT 0",
     ),
+    # 10: filters. `facts` is the JSON of what is known of a medium with these bytes. The `kept` items stand for those
+    # that look like them; `place` is NULL without a file.
+    (
+        "CREATE TABLE facts (content BLOB PRIMARY KEY, facts TEXT NOT NULL) WITHOUT ROWID",
+        """
+        CREATE TABLE kept (
+            sequence INTEGER PRIMARY KEY,
+            name BLOB NOT NULL UNIQUE,
+            place BLOB,
+            similarity TEXT NOT NULL
+        )
+        """,
+    ),
 )
 
 # What one manifest copies from another in the same folder, where places mean the same: the query there and the
@@ -197,5 +210,10 @@ TAKEN_OVER: Final = (
         "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?)",
     ),
     ("SELECT * FROM splits", "INSERT OR REPLACE INTO splits VALUES (?, ?, ?)"),
+    ("SELECT * FROM facts", "INSERT OR REPLACE INTO facts VALUES (?, ?)"),
+    (
+        "SELECT name, place, similarity FROM kept ORDER BY sequence",
+        "INSERT OR IGNORE INTO kept (name, place, similarity) VALUES (?, ?, ?)",
+    ),
     ("SELECT * FROM sidecars", "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, ?, ?)"),
 )

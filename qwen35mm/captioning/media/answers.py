@@ -37,10 +37,21 @@ class Inspected:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A medium as a backend takes it, and its perceptual hash; see `similar`."""
+    """A medium as a backend takes it, and how it looks.
+
+    Attributes:
+        similarity: its perceptual hash; see `similar`.
+        measures: its sharpness and letterbox; see `measures`. None if it wasn't decoded.
+    """
 
     medium: PreparedMedia | EncodedMedium
     similarity: int | None = None
+    measures: tuple[float, float] | None = None
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """The fields of a caption that say how its medium looks."""
+        return {} if self.measures is None else dict(zip(("sharpness", "letterbox"), self.measures, strict=True))
 
 
 def inspected_answer(inspected: Inspected) -> Answer:
@@ -64,11 +75,12 @@ def item_answer(prepared: Prepared | Failed) -> Answer:
     if isinstance(prepared, Failed):
         return Answer(_CHANGED)
     similarity = None if prepared.similarity is None else f"{prepared.similarity:x}"
+    measures = None if prepared.measures is None else list(prepared.measures)
     if isinstance(prepared.medium, PreparedMedia):
-        return prepared_answer(prepared.medium, similarity=similarity)
+        return prepared_answer(prepared.medium, similarity=similarity, measures=measures)
     from qwen35mm.backends.remote.apart import encoded_answer
 
-    return encoded_answer(prepared.medium, similarity=similarity)
+    return encoded_answer(prepared.medium, similarity=similarity, measures=measures)
 
 
 def read_item(values: Any, data: Data, item: Item, processor: MediaProcessor, form: MediumForm) -> Prepared | Failed:
@@ -77,10 +89,14 @@ def read_item(values: Any, data: Data, item: Item, processor: MediaProcessor, fo
         return CHANGED
     similarity = values["similarity"]
     require(similarity is None or (isinstance(similarity, str) and len(similarity) < 1024), "no similarity")
+    measures = values["measures"]
+    if measures is not None:
+        require(len(measures) == 2 and all(type(each) is float and each >= 0 for each in measures), "no measures")
+        measures = (measures[0], measures[1])
     if form == "pixels":
         medium = read_prepared(values, data, processor, item.kind)
     else:
         from qwen35mm.backends.remote.apart import read_encoded
 
         medium = read_encoded(values, data, processor, item.kind)
-    return Prepared(medium, None if similarity is None else int(similarity, 16))
+    return Prepared(medium, None if similarity is None else int(similarity, 16), measures)

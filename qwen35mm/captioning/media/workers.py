@@ -26,6 +26,7 @@ from qwen35mm.captioning.media.answers import (
     read_item,
 )
 from qwen35mm.captioning.media.clips import cut_out, read_clip
+from qwen35mm.captioning.media.measures import measures
 from qwen35mm.captioning.media.similar import media_similarity
 from qwen35mm.captioning.media.splits import Split, split_frames, times_of
 from qwen35mm.captioning.records import printable
@@ -62,26 +63,31 @@ def inspect(item: Item, processor: MediaProcessor, *, with_digest: bool, with_pl
 
 
 def prepare(
-    item: Item, processor: MediaProcessor, *, digest: bytes, form: MediumForm, with_similarity: bool
+    item: Item,
+    processor: MediaProcessor,
+    *,
+    digest: bytes,
+    form: MediumForm,
+    with_similarity: bool,
+    with_measures: bool = False,
 ) -> Prepared | Failed:
     """An item as a backend takes it.
 
     Args:
         digest: SHA-256 of the bytes in the caption's key.
         with_similarity: whether to compute its perceptual hash.
+        with_measures: whether to measure it even if the form doesn't need its pixels.
     """
     # Of a part, only its frames are read.
     source = item.read(_WHOLE_BYTES if _clip(item) is None else 0)
     if isinstance(source, bytes) and hashlib.sha256(source).digest() != digest:
         return CHANGED
-    medium = None
-    if form == "pixels" or with_similarity:
+    medium = similarity = measured = None
+    if form == "pixels" or with_similarity or with_measures:
         medium = processor.prepare(source, kind=item.kind, clip=_clip(item))
-    similarity = None
-    if with_similarity:
-        assert medium is not None
         processing = processor.image_processing if item.kind == "image" else processor.video_processing
-        similarity = media_similarity(medium, processing)
+        similarity = media_similarity(medium, processing) if with_similarity else None
+        measured = measures(medium, processing)
     if form != "pixels":
         # Imported only here: it takes a tenth of a second.
         from qwen35mm.backends.remote.media import encode_medium
@@ -91,7 +97,7 @@ def prepare(
         medium = encode_medium(part, processor, form)
     assert medium is not None
     is_same = isinstance(source, bytes) or _digest(item) == digest
-    return Prepared(medium, similarity) if is_same else CHANGED
+    return Prepared(medium, similarity, measured) if is_same else CHANGED
 
 
 def find_parts(
@@ -174,10 +180,21 @@ class MediaWorkers:
         return await self._do(self._look, item, how)
 
     async def prepare(
-        self, item: Item, digest: bytes, form: MediumForm, *, with_similarity: bool = False
+        self,
+        item: Item,
+        digest: bytes,
+        form: MediumForm,
+        *,
+        with_similarity: bool = False,
+        with_measures: bool = False,
     ) -> Prepared | Failed:
         """See `prepare`; `Failed` if the item can't be read."""
-        how = {"digest": digest, "form": form, "with_similarity": with_similarity}
+        how = {
+            "digest": digest,
+            "form": form,
+            "with_similarity": with_similarity,
+            "with_measures": with_measures,
+        }
         read = partial(read_item, item=item, processor=self._processor, form=form)
         return await self._do(self._call, _prepare, item, how, read)
 

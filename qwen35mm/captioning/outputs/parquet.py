@@ -117,6 +117,8 @@ def _schema(*, embed_media: bool, judged: bool, parts: bool) -> Any:
         "width": whole,
         "height": whole,
         "duration_s": real,
+        "sharpness": real,
+        "letterbox": real,
         "prompt": text,
         "model": text,
         "flags": pyarrow.list_(text),

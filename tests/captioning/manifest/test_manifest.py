@@ -88,7 +88,7 @@ def test_failures(manifest: Manifest, tmp_path: Path) -> None:
     assert manifest.failure(key(3)) is None
 
     shown = tmp_path / "failures.jsonl"
-    listings = Listings(manifest, shown, tmp_path / "problems.jsonl")
+    listings = Listings(manifest, shown, tmp_path / "problems.jsonl", tmp_path / "skipped.jsonl")
     listings.write()
     rows = [json.loads(line) for line in shown.read_text("utf-8").splitlines()]
     assert rows[0] == {

@@ -44,10 +44,14 @@ def test_what_is_sent_is_what_is_read() -> None:
     assert isinstance(again.medium, PreparedMedia)
     assert isinstance(made.medium, PreparedMedia)
     assert (again.medium.plan, again.similarity) == (made.medium.plan, made.similarity)
+    assert again.measures == made.measures is not None
     assert np.array_equal(again.medium.pixel_values, made.medium.pixel_values)
 
 
-@pytest.mark.parametrize("change", [{"similarity": "f" * 10_000}, {"similarity": 1}, {"plan": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"similarity": "f" * 10_000}, {"similarity": 1}, {"measures": [1.0]}, {"measures": [-1.0, 0.0]}, {"plan": None}],
+)
 def test_an_answer_that_cannot_be_one_is_refused(change: dict[str, Any]) -> None:
     answer = answered()
     with pytest.raises(NonsenseError):

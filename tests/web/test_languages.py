@@ -45,6 +45,7 @@ ENGLISH_ONLY = {
     "qwen35mm/backends/remote/backend.py": (3, "options of the command line and of scripts, by their names"),
     "qwen35mm/backends/remote/deadline.py": (1, "a script's options, by their names"),
     "qwen35mm/backends/remote/media.py": (1, "a caller's sources; the page passes files only"),
+    "qwen35mm/backends/remote/pool.py": (2, "servers of one caption run, as the command line names them"),
     "qwen35mm/backends/remote/request.py": (1, "a caller's arguments; the page asks with no tools"),
     "qwen35mm/backends/remote/served.py": (3, "a program's mistake: a page connects before it asks"),
     "qwen35mm/backends/remote/texts.py": (8, "what scripts alone ask for"),

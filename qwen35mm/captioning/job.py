@@ -49,6 +49,7 @@ class Job:
         split: how videos are split; None captions them whole.
         clips: the folder in which each part becomes a file; None for parts without files.
         where: what a medium must satisfy; None for all media.
+        begins_listings: whether the list of what filters leave out begins anew; not for a later one of several jobs.
     """
 
     sources: Sequence[str]
@@ -65,6 +66,7 @@ class Job:
     split: Split | None = None
     clips: Path | None = None
     where: Where | None = None
+    begins_listings: bool = True
     run: RunSettings = field(default_factory=RunSettings)
 
     def check(self) -> None:
@@ -234,7 +236,9 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others, folders=job.folders)
         retry, distance = job.run.retry_failed, job.run.max_distance
-        listings = Listings(manifest, job.failures_path, job.problems_path, job.skipped_path)
+        listings = Listings(
+            manifest, job.failures_path, job.problems_path, job.skipped_path, begins=job.begins_listings
+        )
         ledger = Ledger(
             manifest,
             outputs,

@@ -9,10 +9,12 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qwen35mm.cli.caption_jobs import is_job_file, read_jobs
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder
@@ -28,11 +30,15 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.ray_cluster import RayCaptioner
     from qwen35mm.captioning.run import Run
 
+# Exit codes after which the next job begins.
+_PASSING = (0, 3, 4)
+
 
 @with_options
 def caption(
     sources: Annotated[
-        list[str], typer.Argument(help="Files, folders, @LISTS of files, datasets, parquet files, tars.")
+        list[str],
+        typer.Argument(help="Files, folders, @LISTS of files, datasets, parquet files, tars; or JOBS.toml."),
     ],
     model: ModelOptions,
     options: CaptionOptions,
@@ -45,31 +51,48 @@ def caption(
     if local and not options.dry_run:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
-        job = options.job(sources, model, sampling)
+        if is_job_file(sources):
+            jobs = read_jobs(Path(sources[0]), model, options, sampling)
+        else:
+            jobs = [("", options.job(sources, model, sampling))]
     # Progress also goes to a log.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
-    raise typer.Exit(asyncio.run(_caption(job, model, options)))
+    raise typer.Exit(asyncio.run(_caption(jobs, model, options)))
 
 
-async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> int:
-    from rich.console import Console
-
-    from qwen35mm.captioning.job import carry_out, look_over
-    from qwen35mm.captioning.progress import shown
-
+async def _caption(jobs: list[tuple[str, Job]], model: ModelOptions, options: CaptionOptions) -> int:
+    job = jobs[0][1]
+    codes: list[int] = []
     async with contextlib.AsyncExitStack() as stack:
         if options.ray is None:
             captioner = await stack.enter_async_context(open_captioner(job, model, options, for_many=True))
         else:
             cluster = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
             captioner = cluster.on_any_device(_asked(model))
-        if captioner.num_at_once is not None:
-            job = replace(job, run=replace(job.run, slots=captioner.num_at_once))
         if captioner.is_demo:
             typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
-        if options.dry_run:
-            typer.echo(_describe_estimate(await look_over(job, captioner)))
-            return 0
+        for name, job in jobs:
+            if name:
+                typer.echo(f"{name}: {', '.join(job.sources)}", err=True)
+            codes.append(await _carry_out(replace(job, begins_listings=not codes), captioner, options))
+            if codes[-1] not in _PASSING:
+                break
+    # Of several jobs, one that left something to do decides.
+    return codes[-1] if codes[-1] not in _PASSING or len(set(codes)) == 1 else 3
+
+
+async def _carry_out(job: Job, captioner: Captioner | RayCaptioner, options: CaptionOptions) -> int:
+    from rich.console import Console
+
+    from qwen35mm.captioning.job import carry_out, look_over
+    from qwen35mm.captioning.progress import shown
+
+    if captioner.num_at_once is not None:
+        job = replace(job, run=replace(job.run, slots=captioner.num_at_once))
+    if options.dry_run:
+        typer.echo(_describe_estimate(await look_over(job, captioner)))
+        return 0
+    async with contextlib.AsyncExitStack() as stack:
 
         async def begin(run: Run) -> None:
             stack.enter_context(_stopped_by_signals(run))

@@ -22,16 +22,20 @@ from qwen35mm.captioning.records import printable
 class Listings:
     """The files of one run. Every method may raise OutputError."""
 
-    def __init__(self, manifest: Manifest, failures: Path, problems: Path, skipped: Path) -> None:
+    def __init__(
+        self, manifest: Manifest, failures: Path, problems: Path, skipped: Path, *, begins: bool = True
+    ) -> None:
         self._manifest = manifest
         self._failures = failures
         self._problems = problems
         self._skipped = skipped
+        self._begins = begins
 
     def begin(self) -> None:
         """Writes both files, and forgets what an earlier run's filters left out."""
         self.write()
-        _rewrite(self._skipped, iter(()))
+        if self._begins:
+            _rewrite(self._skipped, iter(()))
 
     def skip(self, item: Item, reason: str) -> None:
         """Lists an item that a filter leaves out, and forgets its failure."""

@@ -151,8 +151,8 @@ class Captioner:
                 known caption is a failure.
         """
         assert prepared is not None
-        # With judgements, the next question about the medium hits the cache.
-        retain = "prompt" if judges else "shared"
+        # Then the next question about the medium hits the cache.
+        retain = "prompt" if judges or request.is_followed else "shared"
         try:
             caption = known or await self._caption(request, prepared, retain)
         except Qwen35mmError as error:

@@ -90,7 +90,7 @@ async def estimate(
                 found.num_known += needs is Wants.DONE
             elif where is not None and _is_left_out(needs, where):
                 found.num_filtered += 1
-            elif isinstance(known := await ledger.known(needs.key), Caption):
+            elif isinstance(known := await ledger.known(needs), Caption):
                 found.num_known += 1
                 found.num_to_judge += ledger.lacks_judgement(known)
             elif isinstance(known, Failed):
@@ -121,18 +121,22 @@ async def _try(
     seconds: list[float] = []
     num_tokens, examples = 0, []
     for request in requests:
+        captions: list[Caption] = []
         began = monotonic()
         prepared = None
         if captioner.form is not None:
             prepared = await workers.prepare(request.item, request.content, captioner.form)
-        caption = (
-            prepared if isinstance(prepared, Failed) else await captioner.caption(request, prepared, judges=judges)
-        )
-        if isinstance(caption, Failed):
+        asked = () if isinstance(prepared, Failed) else tuple(request.styles.values()) or (request,)
+        for each in asked:
+            assert not isinstance(prepared, Failed)
+            caption = await captioner.caption(each, prepared, judges=judges)
+            if isinstance(caption, Caption):
+                captions.append(caption)
+        if not captions:
             continue
         seconds.append(monotonic() - began)
-        num_tokens += caption.num_generated_tokens
-        examples.append((request.item.name, caption.text))
+        num_tokens += sum(caption.num_generated_tokens for caption in captions)
+        examples += [(request.item.name, caption.text) for caption in captions]
     if seconds:
         later = seconds[1:] or seconds
         found.num_tried = len(seconds)

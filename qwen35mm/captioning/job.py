@@ -73,6 +73,11 @@ class Job:
         """Raises CaptioningError, MissingExtraError or ConfigError if sources or sampling are wrong."""
         if self.style.schema is not None and self.run.judge_below is not None:
             raise CaptioningError("A JSON caption has no sentences to judge. Leave --judge or --schema out.")
+        if self.prompts.styles and (self.run.whole is not None or self.folders is not None):
+            raise CaptioningError(
+                "--summary, --timeline and --folder-prompts give each item one caption: ask one prompt, or leave "
+                "them out."
+            )
         self._check_parts()
         self.settings(SamplingParams())
         self.entries()
@@ -137,7 +142,7 @@ class Job:
             return self.output_settings.folder / STATE_FOLDER
         first = Path(self.sources[0].removeprefix("@"))
         folder = first if first.is_dir() else first.parent
-        files = [spec.path for spec in self.outputs if spec.kind != "sidecar"]
+        files = [spec.path for spec in self.outputs if not spec.is_beside]
         # An existing folder is used even if it is read-only: opening its manifest says what is wrong.
         if files and not (folder / STATE_FOLDER).exists() and not os.access(folder, os.W_OK):
             folder = absolute(files[0]).parent
@@ -229,7 +234,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
         manifest.take_over(job.other_manifests())
         judged, parts = job.run.judge_below is not None, job.split is not None
-        output_settings = replace(job.output_settings, judged=judged, parts=parts)
+        output_settings = replace(job.output_settings, judged=judged, parts=parts, styles=job.prompts.styles)
         outputs = open_outputs(job.outputs, manifest, output_settings)
         for output in outputs:
             stack.enter_context(closing(output))
@@ -292,8 +297,8 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         manifest = stack.enter_context(Manifest.borrowed(job.manifest_path))
         manifest.take_over(job.other_manifests())
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
-        specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
-        sidecars = open_outputs(specs, manifest, job.output_settings)
+        specs = [spec for spec in job.outputs if spec.is_beside]
+        sidecars = open_outputs(specs, manifest, replace(job.output_settings, styles=job.prompts.styles))
         requests = RequestBuilder(
             job.prompts, settings, captioner.describe(), captioner.others, with_plan=True, folders=job.folders
         )

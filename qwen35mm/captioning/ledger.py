@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest, is_settled
 from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import Inspected, MediaWorkers
 from qwen35mm.captioning.outputs import DEFAULT_SUFFIX, Output, OutputSettings, Sidecars, Wants
-from qwen35mm.captioning.records import Caption, Record
+from qwen35mm.captioning.records import Caption, Record, apart, combined
 from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of, shared_key
 from qwen35mm.errors import CaptioningError, OutputError
 
@@ -158,19 +158,28 @@ class Ledger:
 
         def ask() -> CaptionRequest | Wants:
             request = self._as_it_was_done(self._requests.of_text(item, content, question, facts))
-            wants = self._wants(item, request.key)
+            wants = self._wants(item, request)
             return request if Wants.CAPTION in wants else Wants.KEPT if Wants.KEPT in wants else Wants.DONE
 
         return await self.do(ask)
 
-    async def known(self, key: bytes) -> Caption | Failed | None:
-        """The finished caption of this work, or its failure if a retry would fail too."""
+    async def known(self, request: CaptionRequest) -> Caption | Failed | None:
+        """The finished caption of this work, or its failure if a retry would fail too.
+
+        Several captions that were all finished one by one are stored together here.
+        """
+        key = request.key
 
         def read() -> Caption | Failed | None:
             failed = self.manifest.failure(key)
             if failed is not None and (failed.kind in _PASSING or self._retry_failed):
                 failed = None
             caption = self.manifest.caption(key)
+            if caption is None and request.styles:
+                finished = self._finished(request)
+                if len(finished) == len(request.styles) and not any(map(self.lacks_judgement, finished.values())):
+                    caption = self._flagged(combined(finished))
+                    self.manifest.finish(key, caption, name=request.item.name)
             if caption is not None and not self.lacks_judgement(caption) and caption != (now := self._flagged(caption)):
                 self.manifest.finish(key, now)
                 return now
@@ -204,19 +213,55 @@ class Ledger:
         if similarity is not None and self._max_distance is not None:
             self._index(key, similarity, name)
 
+    async def share(self, request: CaptionRequest, caption: Caption) -> None:
+        """Stores the captions of a near-duplicate one by one, under a request's own keys."""
+
+        def store() -> None:
+            for name, each in request.styles.items():
+                self.manifest.finish(each.key, apart(caption, name), name=request.item.name)
+
+        await self.do(store)
+
     async def deliver(self, request: CaptionRequest, caption: Caption) -> Failed | None:
         """Writes a stored caption to every output that lacks it; `Failed` if one can't take this item."""
-        record = Record(request.item, request.key, request.content, caption, request.around.trigger)
 
         def write() -> Failed | None:
-            refused = _each(self._outputs, lambda output: output.write(record))
+            styles = {name: self.manifest.caption(each.key) for name, each in request.styles.items()}
+            made = {name: each or apart(caption, name) for name, each in styles.items()}
+            refused = _each(self._outputs, lambda output: self._write(output, request, caption, made))
             if refused is not None:
                 return Failed("output", str(refused))
             if self._listings is not None:
-                self._listings.settle(record.item, record.caption.flags)
+                self._listings.settle(request.item, caption.flags)
             return None
 
         return await self.do(write)
+
+    async def deliver_finished(self, request: CaptionRequest) -> None:
+        """Writes those of several captions that are finished, where the others failed, to outputs that take only one.
+
+        What an output refuses, the next run reports.
+        """
+
+        def write() -> None:
+            made = self._finished(request)
+            _each(self._outputs, lambda output: self._write(output, request, None, made))
+
+        await self.do(write)
+
+    def _finished(self, request: CaptionRequest) -> dict[str, Caption]:
+        """Those of several captions that are finished."""
+        found = {name: self.manifest.caption(each.key) for name, each in request.styles.items()}
+        return {name: caption for name, caption in found.items() if caption is not None}
+
+    def _write(
+        self, output: Output, request: CaptionRequest, whole: Caption | None, styles: Mapping[str, Caption]
+    ) -> None:
+        """Writes what an output takes: all captions together, or the one of its style."""
+        caption = whole if output.style is None else styles.get(output.style)
+        if caption is not None:
+            key, trigger = request.of_style(output.style).key, request.around.trigger
+            output.write(Record(request.item, key, request.content, caption, trigger))
 
     async def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
         """Stores and lists why an item has no caption; `key` is None if it failed before its work was known."""
@@ -300,7 +345,7 @@ class Ledger:
             raise
         except CaptioningError as error:
             return Wants.KEPT if self._wants(item, None) == {Wants.KEPT} else Failed("prompt", str(error))
-        wants = self._wants(item, request.key)
+        wants = self._wants(item, request)
         if Wants.CAPTION in wants and self._is_edited(item, content, seen):
             return Wants.KEPT
         if Wants.CAPTION in wants or (Wants.DONE in wants and self._is_to_judge(request.key)):
@@ -317,6 +362,8 @@ class Ledger:
 
         First its own key, then those of the same model elsewhere, then those for near-duplicates' captions if wanted.
         """
+        styles = {name: self._as_it_was_done(each) for name, each in request.styles.items()}
+        request = replace(request, styles=styles)
         names = [[request.key], request.others]
         if self._max_distance is not None:
             names.append([shared_key(key) for key in (request.key, *request.others)])
@@ -332,7 +379,7 @@ class Ledger:
         try:
             before = partial(self._original, overwritten=True)
             request = self._requests.build(item, content, seen.plan, before)
-            return Wants.CAPTION not in self._wants(item, self._as_it_was_done(request).key)
+            return Wants.CAPTION not in self._wants(item, self._as_it_was_done(request))
         except OutputError:
             raise
         except CaptioningError:
@@ -343,14 +390,18 @@ class Ledger:
         texts = (sidecars.original(item, overwritten=overwritten) for sidecars in self._texts)
         return next((text for text in texts if text is not None), None)
 
-    def _wants(self, item: Item, key: bytes | None) -> set[Wants]:
-        """What the outputs want of an item; `key` is None if its work isn't known yet.
+    def _wants(self, item: Item, request: CaptionRequest | None) -> set[Wants]:
+        """What the outputs want of an item; `request` is None if its work isn't known yet.
 
         Raises:
             CaptioningError: an output can't take it, and no other wants its caption.
         """
         wants = {Wants.CAPTION} if self._wants_all else set[Wants]()
-        refused = _each(self._outputs, lambda output: wants.add(output.wants(item, key)))
+
+        def ask(output: Output) -> None:
+            wants.add(output.wants(item, None if request is None else request.of_style(output.style).key))
+
+        refused = _each(self._outputs, ask)
         if refused is not None and Wants.CAPTION not in wants:
             raise refused
         return wants

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -45,6 +45,7 @@ class Caption:
 
     Attributes:
         text: the caption, with prefix and suffix; for a JSON schema, the JSON text.
+        others: the texts of the medium's further captions, by their names; see `combined`.
         data: the value of the JSON; None without a schema.
         kind, width, height, duration_s: of the medium, in pixels and seconds; a picture has no duration.
         sharpness, letterbox: how the medium looks; see `measures`. None if it wasn't decoded.
@@ -61,6 +62,7 @@ class Caption:
     """
 
     text: str
+    others: Mapping[str, str] = field(default_factory=dict)
     data: Any = None
     kind: MediaKind
     width: int
@@ -113,13 +115,14 @@ class Record:
             "path": None if path is None else printable(str(path)),
             **({} if part is None else {"part": part.number, "start_s": part.start_s, "end_s": part.end_s}),
             "caption": self.caption.text,
+            **{caption_field(name): text for name, text in self.caption.others.items()},
             **vars(self.caption),
             "flags": list(self.caption.flags),
             "judged": None if self.caption.judged is None else list(self.caption.judged),
             "sha256": self.content.hex(),
             "metadata": dict(self.item.metadata),
         }
-        inner = ("text", "num_attempts", "seconds")
+        inner = ("text", "others", "num_attempts", "seconds")
         return {name: value for name, value in values.items() if value is not None and name not in inner}
 
 
@@ -155,6 +158,38 @@ def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
     flags = (*medium_flags(plan), *(flag for flag in caption.flags if flag.partition(":")[0] not in _MEDIUM_KINDS))
     free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0}
     return replace(caption, **medium_facts(item, plan), **free, flags=flags, shared_from=name)
+
+
+def caption_field(name: str) -> str:
+    """The field of records with a medium's further caption of this name."""
+    return f"caption_{name}"
+
+
+def combined(captions: Mapping[str, Caption]) -> Caption:
+    """Several captions of one medium, by name, as one: the first, with the texts of the others, and what all cost."""
+    (_, first), *others = captions.items()
+    every = tuple(captions.values())
+    judged = None
+    if all(each.judged is not None for each in every):
+        judged = tuple(sentence for each in every for sentence in each.judged or ())
+    return replace(
+        first,
+        others={name: each.text for name, each in others},
+        flags=tuple(dict.fromkeys(flag for each in every for flag in each.flags)),
+        judged=judged,
+        num_prompt_tokens=sum(each.num_prompt_tokens for each in every),
+        num_generated_tokens=sum(each.num_generated_tokens for each in every),
+        num_attempts=sum(each.num_attempts for each in every),
+        seconds=sum(each.seconds for each in every),
+    )
+
+
+def apart(caption: Caption, name: str) -> Caption:
+    """The caption of this name in a combined one; the first for any other name."""
+    if name not in caption.others:
+        return replace(caption, others={})
+    data = None if caption.data is None else json.loads(caption.others[name])
+    return replace(caption, text=caption.others[name], others={}, data=data)
 
 
 def edited(caption: Caption, text: str) -> Caption:

@@ -14,7 +14,7 @@ from qwen35mm.captioning.records import Caption, medium_facts, printable
 from qwen35mm.captioning.texts.cleanup import NOTHING_AROUND, Around
 from qwen35mm.captioning.texts.folder_prompts import FolderPrompts
 from qwen35mm.captioning.texts.json_schema import JsonSchema
-from qwen35mm.captioning.texts.prompts import PromptSet
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.captioning.texts.templates import FACTS, Template, trigger_of
 from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
@@ -105,6 +105,9 @@ class CaptionRequest:
         defaulted: the placeholders whose default was taken.
         key: 32 bytes that identify this work; see `asked_of`.
         others: keys under which the same model may have done it elsewhere.
+        styles: the requests for the medium's captions by name, if it gets several; then this request is for all of
+            them together, and its question and settings are the first one's.
+        is_followed: whether another question about the medium follows, so that its prefill is worth caching.
     """
 
     item: Item
@@ -117,6 +120,17 @@ class CaptionRequest:
     others: tuple[bytes, ...] = ()
     around: Around = NOTHING_AROUND
     defaulted: tuple[str, ...] = ()
+    styles: Mapping[str, CaptionRequest] = field(default_factory=dict)
+    is_followed: bool = False
+
+    def of_style(self, name: str | None) -> CaptionRequest:
+        """The request for one of its captions; itself for None."""
+        return self if name is None else self.styles[name]
+
+    def as_shared(self) -> CaptionRequest:
+        """The request under the keys for a near-duplicate's captions."""
+        styles = {name: each.as_shared() for name, each in self.styles.items()}
+        return replace(self, key=shared_key(self.key), styles=styles)
 
 
 class RequestBuilder:
@@ -147,8 +161,8 @@ class RequestBuilder:
         self._models = (model, *others)
         self._around = settings.style.around()
         self._with_plan = with_plan
-        # Most items have the same question, and the same texts around their captions.
-        self._asked = functools.lru_cache(1)(self._ask)
+        # Most items have the same questions, and the same texts around their captions.
+        self._asked = functools.lru_cache(max(1, len(prompts.styles)))(self._ask)
         self._described = functools.lru_cache(64)(self._describe)
 
     def needs_plan(self, item: Item) -> bool:
@@ -183,23 +197,43 @@ class RequestBuilder:
             sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
         work = work_of(item, content)
-        chosen = prompts.choose(work)
-        question = prompts.fill(chosen, item, facts)
-        system = prompts.fill_system(item, facts)
-        around = Around(*(template.fill(item, facts) for template in templates))
-        if templates[2].text and not around.trigger.strip():
-            raise CaptioningError(
-                f"The trigger word {templates[2].text!r} is empty for {printable(item.name)}. Give it a default, as "
-                "in {folder|ohwx}; {folder} is the folder below the source."
+
+        def ask(chosen: Question) -> CaptionRequest:
+            question = prompts.fill(chosen, item, facts)
+            system = prompts.fill_system(item, facts)
+            around = Around(*(template.fill(item, facts) for template in templates))
+            if templates[2].text and not around.trigger.strip():
+                raise CaptioningError(
+                    f"The trigger word {templates[2].text!r} is empty for {printable(item.name)}. Give it a default, "
+                    "as in {folder|ohwx}; {folder} is the folder below the source."
+                )
+            asked = self._asked(question, system, chosen.verbatim, around)
+            key, *others = (_key(work, each) for each in asked)
+            defaulted = prompts.defaulted(chosen, item, facts)
+            defaulted += tuple(name for template in templates for name in template.defaulted(item, facts))
+            settings = self._by_kind[chosen.verbatim]
+            return CaptionRequest(
+                item,
+                content,
+                plan,
+                question,
+                system,
+                settings,
+                key,
+                tuple(others),
+                around,
+                tuple(dict.fromkeys(defaulted)),
             )
-        asked = self._asked(question, system, chosen.verbatim, around)
-        key, *others = (_key(work, each) for each in asked)
-        defaulted = prompts.defaulted(chosen, item, facts)
-        defaulted += tuple(name for template in templates for name in template.defaulted(item, facts))
-        settings = self._by_kind[chosen.verbatim]
-        return CaptionRequest(
-            item, content, plan, question, system, settings, key, tuple(others), around, tuple(dict.fromkeys(defaulted))
-        )
+
+        if not prompts.styles:
+            return ask(prompts.choose(work))
+        *rest, last = prompts.questions
+        styles = {each.name: replace(ask(each), is_followed=True) for each in rest} | {last.name: ask(last)}
+        first, *_ = requests = list(styles.values())
+        keys = zip(*((each.key, *each.others) for each in requests), strict=True)
+        key, *others = (_key_of_all(list(styles), each) for each in keys)
+        defaulted = tuple(dict.fromkeys(name for each in requests for name in each.defaulted))
+        return replace(first, key=key, others=tuple(others), defaulted=defaulted, styles=styles, is_followed=False)
 
     def of_text(self, item: Item, content: bytes, question: str, facts: Caption) -> CaptionRequest:
         """A request whose question is a text alone, about an item with the size and duration of `facts`.
@@ -249,6 +283,12 @@ def work_of(item: Item, content: bytes) -> bytes:
 def shared_key(key: bytes) -> bytes:
     """The key for a near-duplicate's caption of the work `key`. The work's own caption stays open."""
     return key[:_ASKED_BYTES] + hashlib.sha256(b"shared" + key).digest()[_ASKED_BYTES:]
+
+
+def _key_of_all(names: Sequence[str], keys: Sequence[bytes]) -> bytes:
+    """The key of a medium's captions together."""
+    asked = hashlib.sha256(json.dumps(names).encode() + b"".join(map(asked_of, keys))).digest()
+    return asked[:_ASKED_BYTES] + hashlib.sha256(asked + b"".join(keys)).digest()[_ASKED_BYTES:]
 
 
 def _part_of(content: bytes, part: Part) -> bytes:

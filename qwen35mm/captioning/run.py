@@ -26,8 +26,8 @@ from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.parts import Splitter
 from qwen35mm.captioning.progress import Counts
-from qwen35mm.captioning.records import Caption, shared
-from qwen35mm.captioning.requests import CaptionRequest, shared_key
+from qwen35mm.captioning.records import Caption, combined, shared
+from qwen35mm.captioning.requests import CaptionRequest
 from qwen35mm.captioning.whole import WholeKind, facts_of, question_of, summarized, timeline, told_of
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 
@@ -305,7 +305,7 @@ class Run:
             counts.num_kept += needs is Wants.KEPT
             counts.num_present += needs is Wants.DONE
             return
-        caption = known = await self._ledger.known(needs.key)
+        caption = known = await self._ledger.known(needs)
         if caption is None:
             made = timeline(facts, told)
             caption = made if kind == "timeline" else await summarized(self._captioner, needs, facts, told)
@@ -339,7 +339,7 @@ class Run:
 
     async def _begin(self, request: CaptionRequest, *, alone: bool) -> None:
         """Begins new work, unless it is finished, failed before, or crashed the program before."""
-        known = await self._ledger.known(request.key)
+        known = await self._ledger.known(request)
         if isinstance(known, Caption) and not self._ledger.lacks_judgement(known):
             for waiting in self._at_work.pop(request.key):
                 # Not in one statement with the await: others count meanwhile.
@@ -388,7 +388,8 @@ class Run:
                 found = await self._ledger.similar(request.key, prepared.similarity)
                 if found is not None:
                     caption = replace(shared(*found, request.item, prepared.medium.plan), **prepared.measured)
-                    waiting = await self._keep(request.key, caption, None, kept_as=shared_key(request.key))
+                    await self._ledger.share(request.as_shared(), caption)
+                    waiting = await self._keep(request.key, caption, None, as_shared=True)
                     # Not in one statement with the await: others count meanwhile.
                     num_written = await self._deliver_all(waiting, caption)
                     self.counts.num_shared += num_written
@@ -440,9 +441,8 @@ class Run:
         if known is not None:
             counts.num_judged += num_written
             return
-        counts.num_retries += caption.num_attempts - 1
-        counts.num_prompt_tokens += caption.num_prompt_tokens
-        counts.num_generated_tokens += caption.num_generated_tokens
+        if not request.styles:
+            self._count(caption)
         counts.num_captioned += min(num_written, 1)
         counts.num_shared += max(num_written - 1, 0)
 
@@ -456,6 +456,8 @@ class Run:
             if await self._do(self._manifest.begin, request.key) > _NUM_DEADLY:
                 caption = Failed("crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
                 caption = caption if known is None else not_judged(known)
+            elif request.styles:
+                caption = await self._each_caption(request, prepared)
             else:
                 caption = await self._captioner.caption(request, prepared, known, judges=below is not None)
         except asyncio.CancelledError:
@@ -468,14 +470,46 @@ class Run:
         self._num_failures_in_a_row = 0
         return caption if below is None else flagged(caption, below)
 
+    async def _each_caption(self, request: CaptionRequest, prepared: Prepared | None) -> Caption | Failed:
+        """Asks for each of a medium's captions that is missing, and stores it, before it asks for the next.
+
+        The medium is decoded and encoded once: from the second question on, its prefill is a cache hit.
+        """
+        below = self._settings.judge_below
+        made: dict[str, Caption] = {}
+        failed: Failed | None = None
+        for name, each in request.styles.items():
+            caption = known = await self._do(self._manifest.caption, each.key)
+            if known is None or self._ledger.lacks_judgement(known):
+                caption = await self._captioner.caption(each, prepared, known, judges=below is not None)
+                if isinstance(caption, Failed):
+                    failed = failed or replace(caption, message=f"{name}: {caption.message}")
+                    if caption.kind == "engine":
+                        break
+                    continue
+                if below is not None:
+                    caption = flagged(caption, below)
+                await self._ledger.finish(each, caption, None)
+                if known is None:
+                    self._count(caption)
+            assert isinstance(caption, Caption)
+            made[name] = caption
+        return failed or combined(made)
+
+    def _count(self, caption: Caption) -> None:
+        self.counts.num_retries += caption.num_attempts - 1
+        self.counts.num_prompt_tokens += caption.num_prompt_tokens
+        self.counts.num_generated_tokens += caption.num_generated_tokens
+
     async def _keep(
-        self, key: bytes, caption: Caption, similarity: int | None, *, kept_as: bytes | None = None
+        self, key: bytes, caption: Caption, similarity: int | None, *, as_shared: bool = False
     ) -> list[CaptionRequest]:
         """Stores a caption in the manifest; returns the requests that wait for it."""
-        kept_as = kept_as or key
-        await self._ledger.finish(replace(self._at_work[key][0], key=kept_as), caption, similarity)
+        first = self._at_work[key][0]
+        await self._ledger.finish(first.as_shared() if as_shared else first, caption, similarity)
         # Later requests find it in the manifest.
-        return [replace(request, key=kept_as) for request in self._at_work.pop(key)]
+        waiting = self._at_work.pop(key)
+        return [request.as_shared() for request in waiting] if as_shared else waiting
 
     async def _deliver_all(self, waiting: list[CaptionRequest], caption: Caption) -> int:
         """Writes a stored caption for every waiting item; returns how many got it."""
@@ -498,6 +532,8 @@ class Run:
     async def _fail_work(self, key: bytes, failed: Failed) -> None:
         """Records a failure for every item that waits for this work."""
         for request in self._at_work.pop(key):
+            if request.styles:
+                await self._ledger.deliver_finished(request)
             await self._fail(request.item, key, failed)
         self._num_failures_in_a_row = self._num_failures_in_a_row + 1 if failed.kind == "engine" else 0
         if self._num_failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -89,10 +89,16 @@ class CaptionOptions:
 
     preset: Annotated[
         Many,
-        _prompt(help="short, detailed, tags, alt-text, ocr, events or plain; with several prompts NAME:WEIGHT."),
+        _prompt(
+            help="short, detailed, tags, alt-text, ocr, events or plain. 'tags,short' gives each item both; repeated, "
+            "with or without a weight (short:2), each item gets one of them."
+        ),
     ] = None
     prompt: Annotated[Many, _prompt(help="Your own text, with placeholders such as {name} and {sidecar}.")] = None
-    prompt_file: Annotated[list[Path] | None, _prompt(help="File with one prompt, or several between '---'.")] = None
+    prompt_file: Annotated[
+        list[Path] | None,
+        _prompt(help="File with one prompt, or several between '---'; with 'name: ...' lines, each item gets all."),
+    ] = None
     folder_prompts: Annotated[
         bool,
         _prompt(
@@ -164,8 +170,8 @@ class CaptionOptions:
     output: Annotated[
         Many,
         _output(
-            help="sidecar[:.EXT], jsonl:FILE, images:FILE.jsonl, videos:FILE.jsonl, parquet:FOLDER, dataset:FOLDER or "
-            "webdataset:FOLDER; may be repeated."
+            help="sidecar[:.EXT], lines[:.EXT] (a line a caption), jsonl:FILE, images:FILE.jsonl, videos:FILE.jsonl, "
+            "parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER; may be repeated."
         ),
     ] = None
     output_dir: Annotated[Path | None, _output(help="Folder of the text files; by default beside their media.")] = None
@@ -252,7 +258,7 @@ class CaptionOptions:
             raise CaptioningError("--share-similar captions all of a group, --skip-similar one: choose one of them.")
         prompts, trainer = self._prompts(), self._trainer()
         keeps_lines = self.timeline or any(each.lines for each in prompts.questions)
-        outputs = tuple(parse_output(text) for text in self._outputs(trainer))
+        outputs = tuple(parse_output(text) for text in self._outputs(trainer, has_styles=bool(prompts.styles)))
         job = Job(
             sources,
             prompts,
@@ -312,6 +318,10 @@ class CaptionOptions:
         questions = [Question(text) for text in self.prompt or ()]
         questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
         for text in self.preset or ():
+            if "," in text:
+                names = [name.strip() for name in text.split(",")]
+                questions += [replace(preset_question(name), name=name) for name in names if name]
+                continue
             name, _, weight = text.partition(":")
             try:
                 questions.append(preset_question(name, float(weight) if weight else 1.0))
@@ -330,8 +340,9 @@ class CaptionOptions:
             raise CaptioningError(f"{self.trainer} reads text files beside their media: leave --output-dir out.")
         return trainer_named(self.trainer)
 
-    def _outputs(self, trainer: Trainer | None) -> list[str]:
-        suffixed = "sidecar" if trainer is None else f"sidecar:{trainer.suffix}"
+    def _outputs(self, trainer: Trainer | None, *, has_styles: bool) -> list[str]:
+        kind = "lines" if trainer is not None and trainer.draws_lines and has_styles else "sidecar"
+        suffixed = "sidecar" if trainer is None else f"{kind}:{trainer.suffix}"
         return [suffixed if text == "sidecar" else text for text in self.output or ("sidecar",)]
 
     def _video_suffix(self, outputs: Sequence[OutputSpec]) -> str | None:
@@ -339,7 +350,7 @@ class CaptionOptions:
 
         if self.video_suffix is None:
             return None
-        if sum(spec.kind == "sidecar" for spec in outputs) != 1:
+        if sum(spec.is_beside for spec in outputs) != 1:
             raise CaptioningError("--video-suffix is for one output of text files: give --output sidecar once.")
         if not self.video_suffix:
             raise CaptioningError("--video-suffix takes a suffix, such as .video.txt; got an empty text.")

@@ -34,7 +34,7 @@ def open_captions(
         return [RecordsFile(spec.path, state=state, near=near)]
     if spec.kind == "dataset":
         return [RecordsFile(spec.path / DATASET_METADATA, state=state, near=near)]
-    if spec.kind != "sidecar":
+    if not spec.is_beside:
         raise CaptioningError(
             "Only captions in text files, JSONL and dataset folders can be changed: sidecar, sidecar:.EXT, jsonl:FILE "
             f"or dataset:FOLDER; got {output!r}."

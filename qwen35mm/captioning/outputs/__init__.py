@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ __all__ = [
 
 _SUFFIX = re.compile(r"\.?[^./\\\x00-\x1f]+(\.[^./\\\x00-\x1f]+)*")
 _MAX_SUFFIX_BYTES = 64
+# Kinds of text files beside the media.
+_BESIDE = ("sidecar", "lines")
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,18 @@ class OutputSpec:
 
     Attributes:
         kind: one of `parse_output`'s.
-        target: its file or folder; a sidecar's suffix, with its dot.
+        target: its file or folder; a text file's suffix, with its dot.
+        style: which of an item's captions it takes, by name; None for all of them together.
     """
 
     kind: str
     target: str
+    style: str | None = None
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it is text files beside the media."""
+        return self.kind in _BESIDE
 
     @property
     def path(self) -> Path:
@@ -69,7 +78,7 @@ def parse_output(text: str) -> OutputSpec:
     """
     kind, _, target = text.partition(":")
     target = new_path(target, "name of an output")
-    if kind == "sidecar":
+    if kind in _BESIDE:
         suffix = target or DEFAULT_SUFFIX
         if _SUFFIX.fullmatch(suffix) and len(suffix.encode("utf-8", "replace")) <= _MAX_SUFFIX_BYTES:
             return OutputSpec(kind, suffix if suffix.startswith(".") else f".{suffix}")
@@ -88,17 +97,41 @@ def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: Outp
         MissingExtraError: parquet without the extra `datasets`.
         OutputError: the disk is full, read-only or fails.
     """
+    specs = [each for spec in dict.fromkeys(specs) for each in _of_styles(spec, settings.styles)]
     _refuse_shared_places(specs)
+    beside = {spec: _of_videos(spec, settings) for spec in specs if spec.is_beside}
+    texts = (*(spec.target for spec in beside), *(each for each in beside.values() if each is not None))
     outputs: list[Output] = []
     try:
-        for spec in dict.fromkeys(specs):
-            target = spec.target if spec.kind == "sidecar" else spec.path
-            outputs.append(_KINDS[spec.kind].open(manifest, target, settings))
+        for spec in specs:
+            if spec.is_beside:
+                is_lines, own = spec.kind == "lines", replace(settings, video_suffix=beside[spec])
+                sidecars = Sidecars(manifest, spec.target, own, others=texts, is_lines=is_lines)
+                sidecars.style = spec.style
+                outputs.append(sidecars)
+            else:
+                outputs.append(_KINDS[spec.kind].open(manifest, spec.path, settings))
     except BaseException:
         for output in outputs:
             output.close()
         raise
     return outputs
+
+
+def _of_styles(spec: OutputSpec, styles: Sequence[str]) -> list[OutputSpec]:
+    """A text file for each caption of an item: the first has the plain suffix, the others their name before it."""
+    if spec.kind != "sidecar" or not styles:
+        return [spec]
+    first, *others = styles
+    return [replace(spec, style=first), *(replace(spec, target=f".{name}{spec.target}", style=name) for name in others)]
+
+
+def _of_videos(spec: OutputSpec, settings: OutputSettings) -> str | None:
+    """The suffix of videos' text files, if they have one of their own."""
+    is_first = spec.style is None or spec.style == settings.styles[0]
+    return (
+        settings.video_suffix if is_first or settings.video_suffix is None else f".{spec.style}{settings.video_suffix}"
+    )
 
 
 def _open_parquet(manifest: Manifest, folder: Path, settings: OutputSettings) -> Output:
@@ -123,6 +156,7 @@ class _Kind(NamedTuple):
 
 _KINDS = {
     "sidecar": _Kind("sidecar, sidecar:.caption", Sidecars, has_media=False),
+    "lines": _Kind("lines, lines:.caption", Sidecars, has_media=False),
     "jsonl": _Kind("jsonl:FILE", JsonLines, has_media=False),
     "images": _Kind("images:FILE.jsonl", partial(TrainerLines, key=IMAGE_PATH), has_media=False),
     "videos": _Kind("videos:FILE.jsonl", partial(TrainerLines, key=VIDEO_PATH), has_media=False),
@@ -136,7 +170,7 @@ def _refuse_shared_places(specs: Sequence[OutputSpec]) -> None:
     seen: dict[str, OutputSpec] = {}
     for spec in dict.fromkeys(specs):
         path = spec.path / DATASET_METADATA if spec.kind == "dataset" else spec.path
-        place = fold(spec.target if spec.kind == "sidecar" else os.path.realpath(path))
+        place = fold(spec.target if spec.is_beside else os.path.realpath(path))
         other = seen.setdefault(place, spec)
         if other != spec:
             raise CaptioningError(

@@ -34,6 +34,7 @@ class OutputSettings:
         compact: merges shards that aren't full at the run's end.
         judged: records may have judgements.
         parts: records may be of parts of videos.
+        styles: the names of the captions that each item gets; empty for one without a name.
     """
 
     mode: Mode = "skip"
@@ -48,6 +49,7 @@ class OutputSettings:
     compact: bool = False
     judged: bool = False
     parts: bool = False
+    styles: tuple[str, ...] = ()
 
 
 class Wants(Enum):
@@ -62,7 +64,13 @@ class Wants(Enum):
 
 
 class Output(ABC):
-    """A place that captions are written to. One thread uses it at a time."""
+    """A place that captions are written to. One thread uses it at a time.
+
+    Attributes:
+        style: which of an item's captions it takes, by name; None for all of them together.
+    """
+
+    style: str | None = None
 
     @abstractmethod
     def wants(self, item: Item, key: bytes | None) -> Wants:

@@ -106,6 +106,11 @@ class Claims:
         row = self._manifest.row("SELECT place FROM claims WHERE output = ? AND owner = ?", self._output, owner)
         return None if row is None else os.fsdecode(row[0])
 
+    def is_claimed(self, name: str) -> bool:
+        """Whether an item has a name."""
+        query = "SELECT 1 FROM claims WHERE output = ? AND folded = ?"
+        return self._manifest.row(query, self._output, os.fsencode(fold(name))) is not None
+
     def claim(
         self, owner: bytes, names: Iterable[str], *, is_free: Callable[[str], bool], medium: Path | None = None
     ) -> str:

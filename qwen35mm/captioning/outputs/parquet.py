@@ -10,7 +10,7 @@ from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.shards import Shards
-from qwen35mm.captioning.records import Record, printable, still_there
+from qwen35mm.captioning.records import Record, caption_field, printable, still_there
 from qwen35mm.errors import MissingExtraError
 
 try:
@@ -31,10 +31,10 @@ _VALUES = {pyarrow.string(): "string", pyarrow.int64(): "int64", pyarrow.float64
 class ParquetShards(Shards):
     """The parquet files in `folder`; errors are those of `Shards`.
 
-    `data` and `metadata` contain JSON text. The column `judged` exists from the first judging run on, and `part`,
-    `start_s` and `end_s` from the first run that splits videos. With
-    `embed_media`, `image` or `video` contain a medium's bytes and name, like Hugging Face's `Image` and `Video`. The
-    schema's metadata describe this for its `datasets`.
+    `data` and `metadata` contain JSON text. The column `judged` exists from the first judging run on, `part`,
+    `start_s` and `end_s` from the first run that splits videos, and `caption_NAME` from the first run with such
+    captions. With `embed_media`, `image` or `video` contain a medium's bytes and name, like Hugging Face's `Image` and
+    `Video`. The schema's metadata describe this for its `datasets`.
     """
 
     suffix = ".parquet"
@@ -42,7 +42,12 @@ class ParquetShards(Shards):
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
         super().__init__(manifest, folder, settings)
         names = {name for number, *_ in self._known()[-1:] for name in _names(self._path(number))}
-        self._further = {"judged": settings.judged or "judged" in names, "parts": settings.parts or "part" in names}
+        styles = dict.fromkeys((*map(caption_field, settings.styles[1:]), *sorted(filter(_is_of_style, names))))
+        self._further: dict[str, Any] = {
+            "judged": settings.judged or "judged" in names,
+            "parts": settings.parts or "part" in names,
+            "styles": tuple(styles),
+        }
         self._schema = _schema(embed_media=settings.embed_media, **self._further)
 
     def _form(self, path: Path) -> Any:
@@ -51,7 +56,8 @@ class ParquetShards(Shards):
 
     def _is_outdated(self, path: Path) -> bool:
         # Readers of a folder want the same columns in every file.
-        return not {"judged", "part"}.intersection(self._schema.names) <= _names(path)
+        further = {name for name in self._schema.names if name in ("judged", "part") or _is_of_style(name)}
+        return not further <= _names(path)
 
     def _start(self, file: BinaryIO, form: Any) -> None:
         self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), form or self._schema)
@@ -105,13 +111,18 @@ def _names(path: Path) -> set[str]:
     return set(pyarrow.parquet.read_schema(path).names)
 
 
-def _schema(*, embed_media: bool, judged: bool, parts: bool) -> Any:
+def _is_of_style(name: str) -> bool:
+    return name.startswith(caption_field(""))
+
+
+def _schema(*, embed_media: bool, judged: bool, parts: bool, styles: Sequence[str] = ()) -> Any:
     text, whole, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     columns = {
         "name": text,
         "path": text,
         **({"part": whole, "start_s": real, "end_s": real} if parts else {}),
         "caption": text,
+        **dict.fromkeys(styles, text),
         "data": text,
         "kind": text,
         "width": whole,

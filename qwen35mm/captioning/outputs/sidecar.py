@@ -75,9 +75,22 @@ class Sidecars(Output):
 
     `a.txt` for `a.jpg`; if another item has that, the full name, as in `a.png.txt`, and then numbered names. Videos may
     have a suffix of their own.
+
+    Args:
+        others: the suffixes of all the run's text files. With `.txt` and `.short.txt`, `a.short.txt` could be that of
+            `a.jpg` or of `a.short.jpg`; the first to claim it has it.
+        is_lines: whether a file has all of an item's captions, one a line.
     """
 
-    def __init__(self, manifest: Manifest, suffix: str, settings: OutputSettings) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        suffix: str,
+        settings: OutputSettings,
+        *,
+        others: Collection[str] = (),
+        is_lines: bool = False,
+    ) -> None:
         self._manifest = manifest
         self._folder = settings.folder
         self._mode = settings.mode
@@ -93,6 +106,9 @@ class Sidecars(Output):
         self._claims = {
             each: Claims(manifest, os.fsencode(f"sidecar:{each}:") + place) for each in self._suffixes.values()
         }
+        self._is_lines = is_lines
+        names = (os.fsencode(f"sidecar:{other}:") + place for other in others if other not in self._claims)
+        self._other_claims = [Claims(manifest, name) for name in names]
         for (begun,) in manifest.rows("SELECT place FROM sidecars_begun"):
             self._mend(begun)
 
@@ -235,6 +251,8 @@ class Sidecars(Output):
 
     def _shown(self, caption: Caption) -> str:
         """A caption as its text file contains it."""
+        if self._is_lines:
+            return "\n".join(" ".join(text.split()) for text in (caption.text, *caption.others.values()))
         if not self._one_line:
             return caption.text
         return json_text(caption.data) if caption.data is not None else " ".join(caption.text.split())
@@ -297,6 +315,8 @@ class Sidecars(Output):
             )
 
         def is_free(place: str) -> bool:
+            if any(claims.is_claimed(place) for claims in self._other_claims):
+                return False
             path = self._manifest.path_of(os.fsencode(place))
             return not _is_medium(path) and (item.path is None or fold(str(path)) != fold(os.path.abspath(item.path)))  # noqa: PTH100
 

@@ -16,7 +16,8 @@ from qwen35mm.captioning.texts.templates import Template
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 
-_WEIGHT = re.compile(r"weight\s*:(.*)", re.IGNORECASE)
+_HEADER = re.compile(r"(weight|name)\s*:(.*)", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Question:
         video_text: the question about a video.
         verbatim: whether the answer is text that was read from the medium, and isn't cleaned.
         lines: whether the answer's line breaks matter.
+        name: of the caption among several of one medium; empty if the question is one to choose from.
 
     Raises:
-        CaptioningError: an empty text, or a weight that isn't a finite number above 0.
+        CaptioningError: an empty text, a weight that isn't a finite number above 0, or a name that can't be one.
     """
 
     text: str
@@ -39,12 +41,17 @@ class Question:
     video_text: str | None = None
     verbatim: bool = False
     lines: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not self.text.strip() or (self.video_text is not None and not self.video_text.strip()):
             raise CaptioningError("A prompt is empty. Give it a text, or leave it out.")
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise CaptioningError(f"A prompt's weight must be a number above 0; got {self.weight}.")
+        if self.name and not _NAME.fullmatch(self.name):
+            raise CaptioningError(
+                f"A prompt's name becomes part of file names: up to 32 letters, digits, - or _; got {self.name!r}."
+            )
 
     def wording(self, kind: MediaKind) -> str:
         """The question about a medium of this kind."""
@@ -62,13 +69,15 @@ class PromptSet:
         seed: decides which item gets which question.
 
     Raises:
-        CaptioningError: no question, an unknown placeholder, or a brace that is neither doubled nor a placeholder's.
+        CaptioningError: no question, an unknown placeholder, a brace that is neither doubled nor a placeholder's, or
+            names that aren't all different.
     """
 
     def __init__(self, questions: Sequence[Question], *, system: str = "", seed: int = 0) -> None:
         if not questions:
             raise CaptioningError("A captioning run needs a prompt; got none.")
         self.questions = tuple(questions)
+        self.styles = _styles(questions)
         self.system = system
         self.seed = seed
         texts = {system} | {text for q in self.questions for text in (q.text, q.video_text) if text is not None}
@@ -82,7 +91,7 @@ class PromptSet:
         return frozenset[str]().union(*(template.needs() for template in self._templates.values()))
 
     def choose(self, content: bytes) -> Question:
-        """A medium's question; the same for the same content in every run with this seed.
+        """A medium's question, if it gets one of several; the same for the same content in every run with this seed.
 
         Each question draws a number from the seed, the content and its index, and the best draw for its weight wins
         (weighted rendezvous hashing). So a question that is added at the end takes its share from the others and moves
@@ -126,8 +135,8 @@ class PromptSet:
 def read_prompt_file(path: Path) -> list[Question]:
     """The questions in a file of UTF-8 text.
 
-    Lines `---` separate questions; without one, the file is a single question. A first line such as `weight: 2` sets a
-    question's weight.
+    Lines `---` separate questions; without one, the file is a single question. First lines such as `weight: 2` and
+    `name: short` set a question's weight and name.
 
     Raises:
         CaptioningError: the file can't be read, isn't UTF-8, has an empty question or a weight that isn't a number
@@ -144,14 +153,33 @@ def read_prompt_file(path: Path) -> list[Question]:
     for number, part in enumerate(re.split(r"^---[ \t]*$", text, flags=re.MULTILINE), 1):
         lines = part.strip().split("\n")
         try:
-            weight = 1.0
-            if given := _WEIGHT.fullmatch(lines[0].strip()):
-                weight = _weight(given[1].strip())
+            given: dict[str, str] = {}
+            while lines and (header := _HEADER.fullmatch(lines[0].strip())) and header[1].lower() not in given:
+                given[header[1].lower()] = header[2].strip()
                 del lines[0]
-            questions.append(Question("\n".join(lines).strip(), weight))
+            weight = _weight(given["weight"]) if "weight" in given else 1.0
+            questions.append(Question("\n".join(lines).strip(), weight, name=given.get("name", "")))
         except CaptioningError as error:
             raise CaptioningError(f"Prompt {number} of {name}: {error}") from error
     return questions
+
+
+def _styles(questions: Sequence[Question]) -> tuple[str, ...]:
+    """The names of the captions that every medium gets; empty if it gets one. Raises CaptioningError."""
+    names = [question.name for question in questions]
+    if not any(names):
+        return ()
+    if not all(names):
+        raise CaptioningError(
+            "Each medium gets the captions of all prompts with names (--preset tags,short, or 'name: ...' in a prompt "
+            "file), but only one of the prompts without names. Give all of them names, or none."
+        )
+    folded = [name.lower() for name in names]
+    if twice := next((name for name in folded if folded.count(name) > 1), None):
+        raise CaptioningError(f"Two prompts have the name {twice!r}: their captions would go to one place. Rename one.")
+    if any(question.weight != 1 for question in questions):
+        raise CaptioningError("Prompts with names are all asked, so they take no weight.")
+    return tuple(names)
 
 
 def _weight(text: str) -> float:

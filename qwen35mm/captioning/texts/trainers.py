@@ -34,12 +34,14 @@ class Trainer:
         encoder: the text encoder that counts the tokens, by its id on the Hub.
         max_tokens: the most tokens of a caption; the trainer drops the rest.
         separator: between a file's text and text that is added.
+        draws_lines: whether a text file's lines are captions of which each step draws one.
     """
 
     suffix: str
     encoder: str
     max_tokens: int
     separator: str
+    draws_lines: bool = False
 
 
 _CLIP, _T5, _UMT5 = "openai/clip-vit-large-patch14", "google/t5-v1_1-xxl", "google/umt5-xxl"
@@ -70,7 +72,7 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         # Its examples' models: Flux, and Wan.
         "ai-toolkit": Trainer(".txt", _T5, 511, " "),
         "diffusion-pipe": Trainer(".txt", _UMT5, 511, " "),
-        "onetrainer": Trainer(".txt", _CLIP, 75, ", "),
+        "onetrainer": Trainer(".txt", _CLIP, 75, ", ", draws_lines=True),
     }
 )
 """By the names of `--for`."""

@@ -5,10 +5,11 @@ What was measured is in the manifest under the medium's bytes, so a later run de
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from qwen35mm.captioning.items import Failed
+from qwen35mm.captioning.items import Failed, Item
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
@@ -80,21 +81,28 @@ class Filter:
         facts |= _values(stored)
         if where is not None and not where.holds(facts):
             return self._unmet(facts) if where.holds(facts) is False else None
-        if self._skips_similar and _SIMILARITY in stored and request.item.name not in self._kept_names:
+        if self._skips_similar and _SIMILARITY in stored and self._named(request.item) not in self._kept_names:
             return await self._like(request, int(stored[_SIMILARITY], 16))
         return None
 
     async def _like(self, request: CaptionRequest, similarity: int) -> str | None:
         """Which kept item this one looks like; None if it is kept itself."""
-        item = request.item
+        item, name = request.item, self._named(request.item)
         found = self._kept.find(similarity)
         if found is not None:
             return f"looks like {printable(found)}"
         # Before any await, so that no other item is kept for the same look.
-        self._kept.add(similarity, item.name)
-        self._kept_names.add(item.name)
-        await self._do(self._manifest.keep, item.name, item.path, similarity)
+        self._kept.add(similarity, name)
+        self._kept_names.add(name)
+        await self._do(self._manifest.keep, name, item.path, similarity)
         return None
+
+    def _named(self, item: Item) -> str:
+        """An item's name in the manifest, which differs also between the sources of several jobs."""
+        if item.path is None:
+            return item.name
+        place = os.fsdecode(self._manifest.place(item.path))
+        return place if item.part is None else f"{place}/{item.part.number:04}"
 
     async def _stored(self, request: CaptionRequest, *, decodes: bool) -> Mapping[str, Any]:
         """What the manifest knows of a medium; its size is read if that is missing and could decide."""

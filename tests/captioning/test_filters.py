@@ -123,3 +123,16 @@ async def test_a_filtered_item_is_no_failure_any_more(sizes: Path) -> None:
     await run(job(sizes, run=settings()), FakeModel(fail))
     outcome = await run(job(sizes, where=Where("width > 9000"), run=settings()), FakeModel())
     assert (outcome.exit_code, outcome.num_failures, outcome.counts.num_filtered) == (0, 0, 4)
+
+
+async def test_items_of_two_sources_with_one_name_are_compared_too(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        picture(0).save(tmp_path / name / "a.png")
+    state = tmp_path / ".qwen35mm"
+    found = []
+    for name in ("one", "two", "one", "two"):
+        each = job(tmp_path / name, state=state, run=settings(max_distance=4, skips_similar=True))
+        outcome = await run(each, FakeModel())
+        found.append((outcome.counts.num_captioned, outcome.counts.num_present, outcome.counts.num_filtered))
+    assert found == [(1, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 1)]

@@ -269,7 +269,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
                 # An empty source is probably not mounted.
                 prunes = job.run.prune and counts.num_found > 0
                 old_clips = set() if splitter is None else splitter.old_clips(removes=prunes)
-                num_old = 0 if splitter is None or prunes else _old_parts(outputs, splitter) + len(old_clips)
+                num_old = 0 if splitter is None or prunes else max(_old_parts(outputs, splitter), len(old_clips))
                 gone = left = _gone(outputs)
                 if prunes:
                     if splitter is not None:

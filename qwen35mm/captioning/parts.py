@@ -15,11 +15,12 @@ from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Medium, Part, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.manifest.files import disk_errors, replacing
+from qwen35mm.captioning.manifest.files import disk_errors, is_gone, replacing
 from qwen35mm.captioning.manifest.manifest import is_settled
 from qwen35mm.captioning.media.splits import Split
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
+from qwen35mm.captioning.sources.names import absolute
 
 # Clips of one video that are cut out at the same time.
 _CLIPS_AT_ONCE = 4
@@ -71,19 +72,23 @@ class Splitter:
         return number.isdecimal() and int(number) > self._num_parts.get(video, int(number))
 
     def old_clips(self, *, removes: bool) -> set[Path]:
-        """The clips of parts that another split made, unless a person has changed them.
+        """The absolute paths of clips of parts that another split made, unless a person has changed them.
 
         Args:
-            removes: removes them as well.
+            removes: removes them as well. Then clips that are gone already count too: a kill may have left their
+                captions.
         """
         if self._claims is None or self._clips is None:
             return set()
         found: set[Path] = set()
         for owner, name, _ in self._claims.of_files():
-            path = self._clips / os.fsdecode(name)
-            is_old = self.is_old(os.fsdecode(owner.partition(b"\0")[0]))
+            if not self.is_old(os.fsdecode(owner.partition(b"\0")[0])):
+                continue
+            path = absolute(self._clips / os.fsdecode(name))
             with disk_errors(path.name):
-                if is_old and path.is_file() and Medium(path.name, path).digest() in self._claims.put(owner):
+                if removes and is_gone(path):
+                    found.add(path)
+                elif path.is_file() and Medium(path.name, path).digest() in self._claims.put(owner):
                     found.add(path)
                     if removes:
                         path.unlink()

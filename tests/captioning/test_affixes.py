@@ -10,6 +10,7 @@ import pytest
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
+from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.texts.presets import preset_question
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
@@ -17,7 +18,7 @@ from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.contract import SamplingParams
 from qwen35mm.errors import CaptioningError
-from tests.captioning.fake_model import FakeModel
+from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import failures, job, listed, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
@@ -174,3 +175,21 @@ def test_keys_are_those_of_earlier_versions(prompts: PromptSet, style: CaptionSt
     requests = RequestBuilder(prompts, CaptionSettings(SamplingParams(max_tokens=512, seed=0), style), model)
     item = Item("cats/a.jpg", b"a", "image", metadata={"title": "Mia"})
     assert requests.build(item, hashlib.sha256(b"a").digest(), None, lambda _: None).key.hex() == key
+
+
+@pytest.mark.parametrize("theirs", ["1girl, hat", "tree"])
+async def test_overwrite_replaces_what_the_same_caption_was_added_to(tmp_path: Path, theirs: str) -> None:
+    """Once, also where our caption has all of a person's words."""
+    folder = tmp_path / "media"
+    folder.mkdir()
+    picture(0).save(folder / "a.png")
+    (folder / "a.txt").write_text(theirs)
+
+    async def ours(mode: Mode) -> tuple[int, str]:
+        one = job(folder, output_settings=OutputSettings(mode, one_line=True))
+        outcome = await run(one, FakeModel(lambda _: "A tree."))
+        return outcome.num_backups, (folder / "a.txt").read_text()
+
+    assert await ours("append") == (0, f"{theirs} A tree.\n")
+    assert await ours("overwrite") == (1, "A tree.\n")
+    assert await ours("overwrite") == (0, "A tree.\n")

@@ -304,6 +304,21 @@ async def test_clips_of_another_split_are_pruned_with_their_captions(videos: Pat
     assert "long.mp4/0003" not in rows
 
 
+async def test_captions_of_old_clips_are_pruned_with_a_relative_folder(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a kill between the removal of the clips and that of their captions."""
+    monkeypatch.chdir(tmp_path)
+    clips = Path("clips")
+    await run(split(videos, "scenes", clips=clips), FakeModel())
+    assert (await run(split(videos, "10s", clips=clips), FakeModel())).num_old_parts == 2
+    (clips / "long.0003.mp4").unlink()
+    pruned = await run(split(videos, "10s", clips=clips, run=settings(prune=True)), FakeModel())
+    assert (pruned.num_gone, pruned.num_pruned) == (0, 2)
+    stems = {path.name.removesuffix(path.suffix) for path in clips.iterdir() if path.is_file()}
+    assert stems == {"long.0001"}
+
+
 async def test_clips_in_a_source_are_no_source(videos: Path) -> None:
     for _ in range(2):
         outcome = await run(split(videos, "scenes", clips=videos / "clips"), FakeModel())

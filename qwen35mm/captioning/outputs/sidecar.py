@@ -157,7 +157,7 @@ class Sidecars(Output):
             return Wants.CAPTION
         if text.keys:
             if key in (text.keys if self._appends else text.keys[-1:]):
-                return Wants.DONE
+                return Wants.CAPTION if self._mode == "overwrite" and self._was_added(text) else Wants.DONE
             # A file that we appended to has a person's text as well.
             return Wants.KEPT if self._mode == "skip" and text.is_anybodys else Wants.CAPTION
         if self._mode == "skip":
@@ -167,6 +167,13 @@ class Sidecars(Output):
             return Wants.KEPT if text.overwrote and key in text.keys_written[-1:] else Wants.CAPTION
         # Ours was added once, and a person has changed the file since: what stays of ours is up to them.
         return Wants.KEPT if key in text.keys_written else Wants.CAPTION
+
+    def _was_added(self, text: _Text) -> bool:
+        """Whether our last caption was added to a person's text, so that it doesn't stand alone."""
+        if not text.is_anybodys:
+            return False
+        caption = self._manifest.caption(text.keys_written[-1])
+        return caption is not None and text.content != _encoded(self._shown(caption).rstrip("\n"))
 
     def _compose(self, content: bytes | None, record: Record) -> bytes:
         """The file's new bytes, with a newline at the end."""

@@ -45,6 +45,7 @@ def place(tmp_path: Path) -> Path:
         shutil.copy(asset_path("samples") / "one-shape.png", tmp_path / "concepts" / concept)
     (tmp_path / "concepts" / "cat" / "prompt.txt").write_text("Describe the picture.")
     (tmp_path / "concepts" / "cat" / "trigger.txt").write_text("ohwx {folder}")
+    (tmp_path / "styles.txt").write_text("name: short\nDescribe the picture.\n---\nname: long\nDescribe the picture.\n")
     (tmp_path / "jobs.toml").write_text('[[job]]\nsources = "photos"\npreset = "plain"\nmax-tokens = 60\n')
     (tmp_path / "live").mkdir()
     shutil.copy(asset_path("samples") / "one-shape.png", tmp_path / "live" / "IMG_1.png")

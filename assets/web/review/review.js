@@ -1,6 +1,7 @@
 // The page of `qwen35mm review`: pictures and clips with their captions, one after the other, by keys.
 
-/** @import { BulkEdit, Changed, Counts, Found, Item, Looked, ManyChanged, Planned, Proposal, Search } from "./review.d.ts" */
+/** @import { BulkEdit, Changed, Counts, Found, Item, Looked, ManyChanged } from "./review.d.ts" */
+/** @import { Planned, Proposal, Search } from "./review.d.ts" */
 
 import { button, h, icon, isComposing, redraw, select } from "../common/dom.js";
 import { beginSession } from "../common/session.js";

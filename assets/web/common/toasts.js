@@ -52,6 +52,11 @@ export class Toasts {
     toast.remove();
   }
 
+  /** Takes back what is offered, once something else would come of it. */
+  withdraw() {
+    for (const toast of this.element.querySelectorAll(".toast:has(.link)")) this.close(toast);
+  }
+
   /** The oldest one without the pointer or the focus; errors last. */
   leastNeeded() {
     const free = [...this.element.children].filter((each) => !isHeld(each));

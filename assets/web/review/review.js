@@ -317,6 +317,7 @@ class Review {
 
   offerUndo(/** @type {string} */ words) {
     this.say(words);
+    this.toasts.withdraw();
     this.toasts.say(words, "good", { label: t("Undo"), run: () => this.undo() });
   }
 
@@ -380,6 +381,7 @@ class Review {
     /** @type {{ items: Item[], numbers: number[], kept: number[], many: boolean, counts: Counts } | null} */
     const reply = await this.tried(call("undo"));
     if (!reply) return;
+    this.toasts.withdraw();
     if (reply.many) {
       const { length } = reply.kept;
       if (length)

@@ -242,11 +242,17 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     page.keyboard.press("Escape")
     expect(chosen).to_be_hidden()
 
+    # What was undone isn't offered again, and no notice is in the way of a button.
+    expect(page.locator(".toast").get_by_role("button", name="Undo")).to_have_count(1)
+
     # A tag of the statistics leads to the captions that have it.
     page.get_by_role("button", name="Statistics").click()
     shown_counts = page.get_by_role("dialog", name="Statistics")
     expect(shown_counts.locator(".bar").first).to_be_visible()
+    in_words = shown_counts.locator(".bar").first.element_handle()
     shown_counts.get_by_role("combobox", name="Length in").select_option("kohya-sdxl")
+    # The walk below would lose what is drawn anew on the way.
+    page.wait_for_function("(bar) => !bar.isConnected", arg=in_words)
     check_access(page)
     shown_counts.get_by_role("button", name="ohwx").click()
     expect(page.locator(".rows li")).to_have_count(1)

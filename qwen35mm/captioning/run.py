@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import pickle
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.filters import Filter
@@ -226,13 +226,7 @@ class Run:
                         parts = []
             await self._line_up(parts)
 
-        tasks = [asyncio.create_task(split(video)) for video in videos]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await _together([split(video) for video in videos])
 
     def _batch(self) -> list[Item | Unreadable]:
         """The scan's next entries; empty at its end or after a stop."""
@@ -276,13 +270,7 @@ class Run:
                 if self.stopped is None and self._splitter is not None and self._settings.whole is not None:
                     await self._caption_whole(pickle.loads(packed), self._splitter, self._settings.whole)
 
-        tasks = [asyncio.create_task(work()) for _ in range(self._settings.slots)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await _together([work() for _ in range(self._settings.slots)])
 
     async def _caption_whole(self, video: Item, splitter: Splitter, kind: WholeKind) -> None:
         parts = [part async for part in splitter.of(video) if isinstance(part, Item) and part.part is not None]
@@ -542,6 +530,17 @@ class Run:
     async def _fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
         self.counts.num_failed += 1
         await self._ledger.fail(item, key, failed)
+
+
+async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs them at one time. If one fails or this is cancelled, the others end first."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _unpacked(batch: bytes) -> list[Item | Unreadable]:

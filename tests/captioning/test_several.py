@@ -222,8 +222,8 @@ async def test_one_estimate_covers_all_captions(folder: Path) -> None:
 
 
 @needs_fork
-@pytest.mark.slow
-def test_a_kill_between_captions_loses_and_doubles_nothing(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [17, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_kill_between_captions_loses_and_doubles_nothing(folder: Path, tmp_path: Path, stride: int) -> None:
     for path in [*folder.glob("[2-3].png"), *folder.glob("more/*")]:
         path.unlink()
     output = tmp_path / "all.jsonl"
@@ -232,7 +232,7 @@ def test_a_kill_between_captions_loses_and_doubles_nothing(folder: Path, tmp_pat
         asyncio.run(run(job(folder, outputs=("sidecar", f"jsonl:{output}"), slots=1), FakeModel(answer)))
 
     expected = None
-    for step, torn_bytes in stops(3):
+    for step, torn_bytes in stops(stride):
         for path in (*folder.glob("*.txt"), *folder.glob(".qwen35mm/*"), *tmp_path.glob("all.jsonl*")):
             path.unlink()
         was_killed = killed_at(step, work, torn_bytes=torn_bytes)

@@ -58,8 +58,12 @@ def test_a_head_of_any_length_is_refused_in_words(name: str) -> None:
     for data in (FILES[name], FILES[name][:12] + b"VP8X\n\0\0\0\2\0\0\0"):
         for length in range(min(len(data), 200)):
             with pytest.raises(MediaError):
-                detect_kind(data[:length])
-                load_image(data[:length], LIMITS)
+                _detected_and_loaded(data[:length])
+
+
+def _detected_and_loaded(data: bytes) -> None:
+    detect_kind(data)
+    load_image(data, LIMITS)
 
 
 def test_a_damaged_fax_gives_one_picture_or_none() -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -24,7 +24,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.records import Caption, Record, printable
-from qwen35mm.captioning.texts.cleanup import add_to
+from qwen35mm.captioning.texts.cleanup import add_to, holds, replaced_in, with_trigger
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess import MediaKind
 from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
 _MARK = "\ufeff"
-_BETWEEN_TAGS = re.compile(r",|\|\|\|")
 # Errors of one file or folder, not of the disk.
 _OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -67,7 +66,9 @@ class _Text:
         """Whether a person wrote some of the content."""
         if self.content is None or not self.content.strip():
             return False
-        return self.keys is None or (self.original is not None and _holds(self.content, self.original))
+        return self.keys is None or (
+            self.original is not None and holds(self.content.decode("utf-8", "replace"), self.original)
+        )
 
 
 class Sidecars(Output):
@@ -135,7 +136,8 @@ class Sidecars(Output):
         old = self._text(record.item)
         if old is None or self._wants(old, record.key) is not Wants.CAPTION:
             return
-        new = self._compose(old.content, record)
+        answered = self._answered(old, record) if self._appends else {}
+        new = self._compose(old, record, answered)
         try:
             with _errors_of_one_file(record.item):
                 if self._folder is not None:
@@ -145,7 +147,7 @@ class Sidecars(Output):
                 if not self._appends and old.content is not None and old.is_anybodys:
                     with disk_errors(printable(old.path.name)):
                         self._manifest.backups.copy(_target(old.path), link=True)
-                with replacing(_target(old.path), lambda: self._record(old, new, record.key)) as file:
+                with replacing(_target(old.path), lambda: self._record(old, new, record.key, answered)) as file:
                     file.write(new)
         except CaptioningError:
             with contextlib.suppress(OutputError):
@@ -175,9 +177,22 @@ class Sidecars(Output):
         caption = self._manifest.caption(text.keys_written[-1])
         return caption is not None and text.content != _encoded(self._shown(caption).rstrip("\n"))
 
-    def _compose(self, content: bytes | None, record: Record) -> bytes:
-        """The file's new bytes, with a newline at the end."""
-        own = self._shown(record.caption).rstrip("\n")
+    def _answered(self, text: _Text, record: Record) -> dict[bytes, Caption]:
+        """Our captions in a file that answer the same question, by key: with other settings, or by another model."""
+        found = {key: self._manifest.caption(key) for key in text.keys_written if key != record.key}
+        return {
+            key: caption
+            for key, caption in found.items()
+            if caption is not None and caption.prompt == record.caption.prompt
+        }
+
+    def _compose(self, old: _Text, record: Record, answered: Mapping[bytes, Caption]) -> bytes:
+        """The file's new bytes, with a newline at the end.
+
+        Args:
+            answered: the captions that this one takes the place of.
+        """
+        own, content = self._shown(record.caption).rstrip("\n"), old.content
         if not self._appends or content is None or not content.strip():
             return _encoded(own)
         try:
@@ -188,15 +203,26 @@ class Sidecars(Output):
                 "Save it as UTF-8."
             ) from error
         theirs = text.removeprefix(_MARK)
-        added = add_to(
-            theirs.rstrip("\r\n"),
-            own,
-            separator=self._separator,
-            trigger=record.trigger,
-            first=self._mode == "prepend",
-            keep=self._keep_tokens,
-        )
+        added = self._added(theirs.rstrip("\r\n"), own, old.original or "", record.trigger, answered.values())
         return _encoded(added if theirs == text else _MARK + added)
+
+    def _added(self, theirs: str, own: str, original: str, trigger: str, answered: Collection[Caption]) -> str:
+        """A text with our caption: in the place of an earlier answer to its question, else before or after the rest.
+
+        Where a person has changed the earlier answer, theirs stays, and only the trigger word is added. Where each line
+        is a caption of its own, a trigger word at the front would be in one of them.
+        """
+        is_first, trigger = self._mode == "prepend", "" if self._is_lines else trigger
+        for caption in answered:
+            for shown in dict.fromkeys((self._shown(caption).rstrip("\n"), caption.text)):
+                replaced = replaced_in(theirs, shown, own, original=original, trigger=trigger, first=is_first)
+                if replaced is not None:
+                    return replaced
+        if answered:
+            return with_trigger(theirs, trigger)
+        if self._is_lines:
+            return "\n".join((own, theirs) if is_first else (theirs, own))
+        return add_to(theirs, own, separator=self._separator, trigger=trigger, first=is_first, keep=self._keep_tokens)
 
     def gone(self) -> set[Path]:
         """See `Output`."""
@@ -264,13 +290,17 @@ class Sidecars(Output):
             return caption.text
         return json_text(caption.data) if caption.data is not None else " ".join(caption.text.split())
 
-    def _record(self, old: _Text, new: bytes, key: bytes) -> None:
-        """Stores the digests of the old and the new file in the manifest, durably, before the rename."""
+    def _record(self, old: _Text, new: bytes, key: bytes, answered: Container[bytes]) -> None:
+        """Stores the digests of the old and the new file in the manifest, durably, before the rename.
+
+        Args:
+            answered: the keys of the captions that this one took the place of.
+        """
         before, keys_before = None, ()
         if old.content is not None:
             before = _digest(old.content)
             keys_before = old.keys if old.keys is not None else old.keys_written if self._appends else ()
-        keys_written = (*keys_before, key) if self._appends else (key,)
+        keys_written = (*(each for each in keys_before if each not in answered), key) if self._appends else (key,)
         keys = b"".join(keys_before), b"".join(keys_written)
         overwrote = self._mode == "overwrite"
         values = (self._manifest.place(old.path), before, _digest(new), *keys, self._original(old), overwrote)
@@ -374,14 +404,6 @@ def _errors_of_one_file(item: Item) -> Iterator[None]:
         if error.errno not in _OF_ONE_FILE:
             raise
         raise CaptioningError(f"The caption of {printable(item.name)} can't be written. {error}") from error
-
-
-def _holds(content: bytes, original: str) -> bool:
-    """Whether a file has a person's text, as a whole or with our caption between two of its tags."""
-    text = content.decode("utf-8", "replace")
-    ends = [match.end() for match in _BETWEEN_TAGS.finditer(original)]
-    halves = ((original[:end].rstrip(", |"), original[end:].lstrip()) for end in ends)
-    return original in text or any(first in text and second in text for first, second in halves if first and second)
 
 
 def _without(text: str, caption: str) -> str:

@@ -15,6 +15,8 @@ from qwen35mm.captioning.texts.words import contains
 TAG_DIVIDER = "|||"
 """What sd-scripts' documents take for `keep_tokens_separator`."""
 
+_BETWEEN_TAGS = re.compile(rf",|{re.escape(TAG_DIVIDER)}")
+
 TRUNCATED = "truncated"
 REPETITION_REMOVED = "repetition removed"
 
@@ -124,6 +126,45 @@ def add_to(theirs: str, own: str, *, separator: str, trigger: str = "", first: b
     parts = [part for part in ((own, body) if first else (body, own)) if part.strip()]
     added = head + kept_sep + joined(parts, separator) + divided + tail
     return f"{trigger}, {added}" if trigger and not contains(theirs, trigger) else added
+
+
+def replaced_in(
+    text: str, old: str, own: str, *, original: str = "", trigger: str = "", first: bool = False
+) -> str | None:
+    """A text in which our caption takes the place of an earlier one of ours; None if that isn't there as it was.
+
+    Args:
+        old: the earlier caption, whose trigger word may stand apart from it.
+        own: our caption, which may begin with the trigger word and a comma.
+        original: the person's text before the earlier caption came, whose words stay.
+        first: whether the earlier caption was put before the person's text.
+    """
+    own = own.removeprefix(f"{trigger}, ") if trigger else own
+    for end in (0, *(match.end() for match in re.finditer(", ", old))):
+        lead, body = old[:end], old[end:]
+        is_theirs = contains(original, lead.removesuffix(", ")) if lead else False
+        found = re.compile(rf"(?<!\w){re.escape(body)}(?!\w)")
+        places = [match.span() for match in found.finditer(text)]
+        if not body or len(places) <= len(found.findall(original)) or not (is_theirs or text.startswith(lead)):
+            continue
+        start, end = places[0 if first else -1]
+        replaced = text[:start] + own + text[end:]
+        replaced = replaced if is_theirs else replaced.removeprefix(lead)
+        if holds(replaced, original):
+            return with_trigger(replaced, trigger)
+    return None
+
+
+def with_trigger(text: str, trigger: str) -> str:
+    """A text with a trigger word first, unless it has that already or the word is empty."""
+    return f"{trigger}, {text}" if trigger and not contains(text, trigger) else text
+
+
+def holds(text: str, original: str) -> bool:
+    """Whether a text has a person's, as a whole or with our caption between two of its tags."""
+    ends = [match.end() for match in _BETWEEN_TAGS.finditer(original)]
+    halves = ((original[:end].rstrip(", |"), original[end:].lstrip()) for end in ends)
+    return original in text or any(first in text and second in text for first, second in halves if first and second)
 
 
 def joined(parts: Sequence[str], separator: str) -> str:

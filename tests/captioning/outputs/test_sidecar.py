@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,41 @@ def test_a_folder_mirrors_the_names(tmp_path: Path) -> None:
     assert (tmp_path / "captions" / "cats" / "b.tar.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("mode", "first", "triggered", "last"),
+    [
+        ("append", "mine\nA tree.\n", "ohwx, mine\nA tree.\n", "ohwx, mine\nAn oak.\nTags.\n"),
+        ("prepend", "A tree.\nmine\n", "ohwx, A tree.\nmine\n", "ohwx, Tags.\nAn oak.\nmine\n"),
+    ],
+)
+def test_a_trigger_word_that_comes_later_repeats_no_caption(
+    tmp_path: Path, mode: Mode, first: str, triggered: str, last: str
+) -> None:
+    """The answer to a question stands there once, whatever was set anew."""
+    path = tmp_path / "a.txt"
+    path.write_text("mine")
+    for text, trigger, expected in [("A tree.", "", first), ("ohwx, A tree.", "ohwx", triggered)] * 2:
+        made = replace(one(tmp_path, text), trigger=trigger)
+        assert run(tmp_path, [made] * 2, "sidecar", mode=mode) == [Wants.CAPTION, Wants.DONE]
+        assert path.read_text() == expected
+    # Another question is another caption; a better answer is not.
+    run(tmp_path, [one(tmp_path, "Tags.", "tags?")], "sidecar", mode=mode)
+    run(tmp_path, [replace(one(tmp_path, "ohwx, An oak."), trigger="ohwx")], "sidecar", mode=mode)
+    assert path.read_text() == last
+
+
+def test_an_answer_that_a_person_changed_gets_only_the_trigger_word(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("mine")
+    run(tmp_path, [one(tmp_path, "A tree.")], "sidecar", mode="append")
+    path.write_text("mine\nA tall tree.")
+    for _ in range(2):
+        run(tmp_path, [replace(one(tmp_path, "ohwx, A tree."), trigger="ohwx")], "sidecar", mode="append")
+        assert path.read_text() == "ohwx, mine\nA tall tree.\n"
+    run(tmp_path, [replace(one(tmp_path, "sks, A tree."), trigger="sks")], "sidecar", mode="append")
+    assert path.read_text() == "sks, ohwx, mine\nA tall tree.\n"
+
+
 # What stands there first; what the second run (another prompt) leaves in each mode.
 @pytest.mark.parametrize(
     ("mode", "before", "after_first", "after_second"),
@@ -117,7 +153,7 @@ def test_a_folder_mirrors_the_names(tmp_path: Path) -> None:
 )
 def test_modes(tmp_path: Path, mode: Mode, before: str | None, after_first: str, after_second: str) -> None:
     path = tmp_path / "a.txt"
-    first, second = one(tmp_path, "one"), one(tmp_path, "two")
+    first, second = one(tmp_path, "one"), one(tmp_path, "two", "another?")
     if before is not None:
         path.write_bytes(before.encode())
     for _ in range(2):
@@ -134,7 +170,7 @@ def test_modes(tmp_path: Path, mode: Mode, before: str | None, after_first: str,
 )
 def test_what_a_person_changed_is_the_persons(tmp_path: Path, mode: Mode, after: str) -> None:
     path = tmp_path / "a.txt"
-    first, second = one(tmp_path, "one"), one(tmp_path, "two")
+    first, second = one(tmp_path, "one"), one(tmp_path, "two", "another?")
     run(tmp_path, [first], "sidecar", mode=mode)
     path.write_text("edited")
     if mode != "overwrite":
@@ -164,7 +200,7 @@ def test_the_original_is_the_persons_text(tmp_path: Path, manifest: Manifest, mo
     item = one(tmp_path).item
     for text in ("one", "two"):
         assert sidecars.original(item) == "mine, all mine"
-        made = one(tmp_path, text)
+        made = one(tmp_path, text, f"{text}?")
         manifest.finish(made.key, made.caption)
         sidecars.write(made)
     assert sidecars.original(item) == "mine, all mine"

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import settings
@@ -13,10 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hypothesis.strategies import integers, sampled_from
 
 from qwen35mm.captioning.outputs import Mode
+from qwen35mm.captioning.records import Record
 from tests.captioning.kills import killed_at, needs_fork
 from tests.captioning.outputs.helpers import leftovers, put, record, run
 
 PROMPTS = ("ours-1", "ours-2", "ours-3")
+TRIGGERS = ("", "ohwx")
 
 
 class SidecarMachine(RuleBasedStateMachine):
@@ -40,24 +43,29 @@ class SidecarMachine(RuleBasedStateMachine):
     def text(self) -> str:
         return self.path.read_text() if self.path.exists() else ""
 
-    @rule(prompt=sampled_from(PROMPTS))
-    def run_to_the_end(self, prompt: str) -> None:
+    def answer(self, prompt: str, trigger: str) -> list[Record]:
+        made = record(self.item, f"{trigger}, {prompt}" if trigger else prompt, prompt)
+        return [replace(made, trigger=trigger)]
+
+    @rule(prompt=sampled_from(PROMPTS), trigger=sampled_from(TRIGGERS))
+    def run_to_the_end(self, prompt: str, trigger: str) -> None:
         if not self.path.exists():
             self.added.clear()
-        run(self.folder, [record(self.item, prompt)], "sidecar", mode=self.mode)
+        run(self.folder, self.answer(prompt, trigger), "sidecar", mode=self.mode)
         assert leftovers(self.folder) == []
         if self.mode == "skip":
-            assert self.text() == (self.persons or f"{prompt}\n")
+            assert self.text() == (self.persons or (f"{trigger}, {prompt}\n" if trigger else f"{prompt}\n"))
         elif prompt not in self.added:
             assert prompt in self.text()
         self.added.add(prompt)
 
-    @rule(prompt=sampled_from(PROMPTS), step=integers(0, 25))
-    def run_and_kill(self, prompt: str, step: int) -> None:
+    @rule(prompt=sampled_from(PROMPTS), trigger=sampled_from(TRIGGERS), step=integers(0, 25))
+    def run_and_kill(self, prompt: str, trigger: str, step: int) -> None:
         before = self.text()
         if not self.path.exists():
             self.added.clear()
-        killed_at(step, lambda: run(self.folder, [record(self.item, prompt)], "sidecar", mode=self.mode), torn_bytes=3)
+        made = self.answer(prompt, trigger)
+        killed_at(step, lambda: run(self.folder, made, "sidecar", mode=self.mode), torn_bytes=3)
         if self.text() != before:
             self.added.add(prompt)
 

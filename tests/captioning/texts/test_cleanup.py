@@ -14,6 +14,7 @@ from qwen35mm.captioning.texts.cleanup import (
     add_to,
     clean,
     cut_back,
+    replaced_in,
     sentence_ends,
     without_loop,
     wrap,
@@ -315,6 +316,29 @@ def test_a_trigger_among_tags_comes_first(text: str, trigger: str, expected: str
 )
 def test_a_caption_is_added_to_a_persons_text(theirs: str, own: str, options: dict[str, Any], expected: str) -> None:
     assert add_to(theirs, own, **{"separator": ", ", "trigger": "ohwx", **options}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "own", "options", "expected"),
+    [
+        ("1girl, hat, a tree", "a tree", "ohwx, a tree", {}, "ohwx, 1girl, hat, a tree"),
+        ("1girl. A tree.", "A tree.", "ohwx, An oak.", {"trigger": ""}, "1girl. ohwx, An oak."),
+        # The earlier trigger word goes, unless a person wrote it.
+        ("old, 1girl, a tree", "old, a tree", "ohwx, a tree", {"original": "1girl"}, "ohwx, 1girl, a tree"),
+        ("old, 1girl, a tree", "old, a tree", "ohwx, a tree", {"original": "old, 1girl"}, "ohwx, old, 1girl, a tree"),
+        ("1girl, old, a tree", "old, a tree", "ohwx, a tree", {"original": "1girl, old"}, "ohwx, 1girl, old, a tree"),
+        # What a person wrote too isn't taken for ours.
+        ("tree, hat, tree", "tree", "an oak", {"original": "tree, hat", "trigger": ""}, "tree, hat, an oak"),
+        ("tree, tree, hat", "tree", "oak", {"original": "tree, hat", "trigger": "", "first": True}, "oak, tree, hat"),
+        ("tree, hat, an oak", "tree", "a tree", {"original": "tree, hat"}, None),
+        ("1girl, a treehouse", "a tree", "an oak", {}, None),
+        ("1girl, a red tree", "a tree", "an oak", {}, None),
+    ],
+)
+def test_a_caption_takes_the_place_of_an_earlier_one(
+    text: str, old: str, own: str, options: dict[str, Any], expected: str | None
+) -> None:
+    assert replaced_in(text, old, own, **{"trigger": "ohwx", **options}) == expected
 
 
 TAGS = st.lists(st.sampled_from(["1girl", "hat", "blue sky", "solo", "tree"]), min_size=1, max_size=5, unique=True)

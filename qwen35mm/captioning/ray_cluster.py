@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,12 @@ class CaptionActor:
         if isinstance(prepared, Failed):
             return prepared
         return await captioner.caption(request, prepared, known, judges=judges)
+
+    async def answer(
+        self, identity: Mapping[str, Any], request: CaptionRequest, facts: Caption
+    ) -> Caption | Failed | None:
+        """The answer to a question of text alone; None as in `caption`."""
+        return await self._captioner.answer(request, facts) if self._captioner.identity == identity else None
 
 
 @contextlib.asynccontextmanager
@@ -138,12 +144,23 @@ class RayCaptioner(Captioner):
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False
     ) -> Caption | Failed:
         """As `Captioner.caption`; an engine reads and decodes the item itself."""
-        item = request.item
-        there = replace(request, item=replace(item, source=_absolute(item.source)))
+        there = _there(request)
+        caption = await self._ask(lambda actor: actor.caption.remote(self.identity, there, known, judges))
+        if isinstance(caption, Failed) or prepared is None:
+            return caption
+        return replace(caption, **prepared.measured)
+
+    async def answer(self, request: CaptionRequest, facts: Caption) -> Caption | Failed:
+        """See `Captioner.answer`."""
+        there = _there(request)
+        return await self._ask(lambda actor: actor.answer.remote(self.identity, there, facts))
+
+    async def _ask(self, call: Callable[[Any], Awaitable[Caption | Failed | None]]) -> Caption | Failed:
+        """Calls an engine; if it ends meanwhile, another one."""
 
         async def ask(actor: Any) -> Caption | Failed:
             try:
-                caption = await actor.caption.remote(self.identity, there, known, judges)
+                caption = await call(actor)
             except RayActorError as error:
                 raise _ActorLostError(last_line(error)) from error
             if caption is None:
@@ -173,6 +190,12 @@ async def _probe(actor: Any) -> None:
         raise EngineError(last_line(error)) from error
     except RayError as error:
         raise ConfigError(last_line(error)) from error
+
+
+def _there(request: CaptionRequest) -> CaptionRequest:
+    """The request for a process with another working directory."""
+    item = request.item
+    return replace(request, item=replace(item, source=_absolute(item.source)))
 
 
 def _absolute(source: Path | FileSlice | bytes) -> Path | FileSlice | bytes:

@@ -117,6 +117,8 @@ class Run:
         self._suspicious: list[Item] = []
         # Packed videos, which get a caption after their parts.
         self._wholes: list[bytes] = []
+        # Parts of these videos that a filter leaves out: the whole caption says nothing of them.
+        self._left_out: set[str] = set()
         self._num_begun = 0
         self._num_failures_in_a_row = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -273,7 +275,8 @@ class Run:
         await _together([work() for _ in range(self._settings.slots)])
 
     async def _caption_whole(self, video: Item, splitter: Splitter, kind: WholeKind) -> None:
-        parts = [part async for part in splitter.of(video) if isinstance(part, Item) and part.part is not None]
+        found = [part async for part in splitter.of(video) if isinstance(part, Item) and part.part is not None]
+        parts = [part for part in found if part.name not in self._left_out]
         captions = [(part, caption) for part in parts if (caption := await self._ledger.stored(part)) is not None]
         content = await splitter.digest(video)
         if not captions or content is None:
@@ -301,7 +304,9 @@ class Run:
                 await self._ledger.finish(needs, caption, None)
         if isinstance(caption, Failed):
             await self._fail(video, needs.key, caption)
+            self._count_failure(caption)
             return
+        self._num_failures_in_a_row = 0
         delivered = await self._deliver(needs, caption)
         counts.num_recalled += delivered and known is not None
         counts.num_captioned += delivered and known is None
@@ -394,6 +399,8 @@ class Run:
         if reason is None:
             return False
         self.counts.num_filtered += 1
+        if self._settings.whole is not None:
+            self._left_out.add(request.item.name)
         await self._ledger.skip(request.item, reason)
         return True
 
@@ -523,6 +530,10 @@ class Run:
             if request.styles:
                 await self._ledger.deliver_finished(request)
             await self._fail(request.item, key, failed)
+        self._count_failure(failed)
+
+    def _count_failure(self, failed: Failed) -> None:
+        """Stops the run when the engine fails again and again."""
         self._num_failures_in_a_row = self._num_failures_in_a_row + 1 if failed.kind == "engine" else 0
         if self._num_failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
             self.stop(EngineError(f"{_MAX_FAILURES_IN_A_ROW} items in a row failed, the last one so: {failed.message}"))

@@ -393,8 +393,6 @@ class CaptionOptions:
     def _whole(self) -> WholeKind | None:
         if self.summary and self.timeline:
             raise CaptioningError("--summary and --timeline both are the whole video's caption: choose one.")
-        if self.summary and self.ray is not None:
-            raise CaptioningError("--summary can't be asked of a Ray cluster: run again without --ray for it.")
         return "summary" if self.summary else "timeline" if self.timeline else None
 
     def _shard(self) -> tuple[int, int] | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from qwen35mm.captioning.job import look_over
+from qwen35mm.captioning.media.splits import parse_split
 from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.captioning.where import Where
 from qwen35mm.errors import EngineError
 from tests.captioning.fake_model import Asked, FakeModel, picture
 from tests.captioning.runs import job, listed, run, settings, texts
+from tests.captioning.test_parts import make_video
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -114,6 +118,47 @@ async def test_one_of_a_group_that_looks_alike_is_kept(tmp_path: Path) -> None:
     first.unlink()
     outcome = await run(one, again)
     assert (outcome.counts.num_captioned + outcome.counts.num_recalled, outcome.counts.num_filtered) == (1, 3)
+
+
+async def test_several_captions_are_left_out_together(sizes: Path) -> None:
+    shutil.copy(sizes / "1.png", sizes / "1-copy.png")
+    prompts = PromptSet([Question("Tags.", name="tags"), Question("One sentence.", name="short")])
+    one = replace(
+        job(sizes, outputs=("sidecar", f"jsonl:{sizes}/all.jsonl"), where=Where("width >= 64 and sharpness > 5")),
+        prompts=prompts,
+        run=settings(max_distance=0, skips_similar=True),
+    )
+    # A caption from before isn't asked for again, and passes no filter that came later.
+    await run(replace(job(sizes), prompts=PromptSet([Question("Tags.")]), run=settings(limit=2)), FakeModel())
+    for path in sizes.glob("*.txt"):
+        path.unlink()
+    model = FakeModel()
+    outcome = await run(one, model)
+    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.counts.num_filtered) == (0, 2, 3)
+    assert len({(asked.digest, asked.question) for asked in model.asked}) == len(model.asked) <= 4
+    left = {line["name"] for line in listed(sizes / "all.jsonl")}
+    assert len(left) == 2
+    assert set(texts(sizes)) == {name.replace(".png", kind) for name in left for kind in (".txt", ".short.txt")}
+    assert skipped(sizes).keys() == {"0.png", "flat.png", "1.png", "1-copy.png"} - left
+    again = FakeModel()
+    outcome = await run(one, again)
+    assert (outcome.counts.num_present, outcome.counts.num_filtered, again.asked) == (2, 3, [])
+
+
+async def test_parts_of_videos_are_left_out_one_by_one(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    make_video(folder / "film.mp4", (1, 2, 1))
+    make_video(folder / "short.mp4", (3,))
+    alike = settings(max_distance=2, skips_similar=True)
+    outputs = ("sidecar", f"jsonl:{tmp_path}/all.jsonl")
+    one = job(folder, outputs=outputs, split=parse_split("scenes"), run=alike, where=Where("duration > 1"))
+    outcome = await run(one, model := FakeModel())
+    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.counts.num_filtered) == (0, 3, 1)
+    ((name, reason),) = skipped(folder).items()
+    assert (name in ("film.mp4/0001", "film.mp4/0003"), "looks like" in reason) == (True, True)
+    for again in range(2):
+        outcome = await run(one, model)
+        assert (outcome.counts.num_present, len(model.asked), len(texts(folder))) == (3, 3, 3), again
 
 
 async def test_a_filtered_item_is_no_failure_any_more(sizes: Path) -> None:

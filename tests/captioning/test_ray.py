@@ -35,6 +35,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from qwen35mm.captioning import ray_cluster
 from qwen35mm.captioning.ray_cluster import open_cluster
+from tests.captioning.test_parts import make_video
 from tests.children import ROOT, environment
 from tests.cli.conftest import Run
 
@@ -116,6 +117,21 @@ def test_engines_of_a_cluster_write_the_same_captions(tmp_path: Path, qwen35mm: 
     (tmp_path / "0.txt").unlink()
     assert qwen35mm(*command, "--state-dir", tmp_path / "other").returncode == 0
     assert texts(tmp_path) == on_cluster
+
+
+def test_a_cluster_filters_parts_and_sums_them_up(tmp_path: Path, qwen35mm: Run, actors: list[LocalActor]) -> None:
+    make_video(tmp_path / "film.mp4", (1, 2, 1))
+    options = ("--preset", "plain", "--max-tokens", "8", "--slots", "1", "--split", "scenes", "--summary")
+    options += ("--skip-similar", "2", "--where", "sharpness > 0", "--output", f"jsonl:{tmp_path / 'all.jsonl'}")
+    done = qwen35mm("caption", tmp_path, *options, "--ray", "local", "--ray-actors", "2")
+    assert (done.returncode, "1 left out by --where and --skip-similar" in done.stderr) == (0, True), done.stderr
+    *parts, whole = sorted(listed(tmp_path / "all.jsonl"), key=lambda line: "part" not in line)
+    assert [(part["name"][:9], part["sharpness"] > 0, part["letterbox"]) for part in parts] == [
+        ("film.mp4/", True, 0.0)
+    ] * 2
+    assert (whole["name"], whole["flags"]) == ("film.mp4", ["truncated"])
+    # Without Ray, it is the same work.
+    assert "0 done, 4 skipped" in qwen35mm("caption", tmp_path, *options).stderr
 
 
 def test_what_a_cluster_cannot_do_is_said(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ from qwen35mm.contract import SamplingParams
 from tests.backends.remote.server import Handler, ModelServer, answers, closes, fails, running_server
 from tests.captioning.fake_model import picture
 from tests.captioning.runs import failures, job, listed, settings, texts
+from tests.captioning.test_parts import make_video
 from tests.children import ROOT, environment
 from tests.cli.conftest import Done, Run
 
@@ -138,6 +140,35 @@ def test_a_server_that_dies_and_comes_back_loses_nothing(
     assert "lost" not in said(done.stderr, other)
     again = caption(*options(media, dying.url, other.url))
     assert (again.returncode, f"0 done, {NUM_ITEMS} skipped" in again.stderr) == (0, True), again.stderr
+
+
+def test_a_summary_that_a_dying_server_loses_is_asked_of_the_other(
+    caption: Caption, tmp_path: Path, servers: tuple[ModelServer, ModelServer]
+) -> None:
+    folder = tmp_path / "films"
+    for number in range(4):
+        make_video(folder / f"{number}.mp4", (2 * number, 2 * number + 1))
+    dying, other = servers
+
+    def die_at_a_summary(handler: Handler) -> None:
+        if "image_url" in json.dumps(dying.bodies[-1]):
+            answers(["A ", "square."])(handler)
+            return
+        dying.otherwise, dying.model_acts = closes, [closes] * 1000
+        closes(handler)
+
+    dying.otherwise = die_at_a_summary
+    backends = ("--backend", dying.url, "--backend", other.url, "--slots", "1")
+    command = (folder, "--split", "scenes", "--summary", "--output", f"jsonl:{tmp_path / 'all.jsonl'}", *backends)
+    done = caption(*command)
+    assert done.returncode == 0, done.stderr
+    assert "1 lost, away" in said(done.stderr, dying)
+    rows = listed(tmp_path / "all.jsonl")
+    assert sorted(row["name"] for row in rows if "part" not in row) == ["0.mp4", "1.mp4", "2.mp4", "3.mp4"]
+    assert (len(rows), {len(row["flags"]) for row in rows}) == (12, {0})
+    asked = len(other.bodies)
+    assert caption(*command).returncode == 0
+    assert len(other.bodies) == asked, "nothing is asked twice"
 
 
 def revive(server: ModelServer, act: Callable[[Handler], None]) -> None:

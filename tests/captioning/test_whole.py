@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.whole import SUMMARY
-from qwen35mm.errors import CaptioningError
+from qwen35mm.errors import CaptioningError, EngineError
 from tests.captioning.fake_model import Asked, FakeModel
 from tests.captioning.kills import killed_at, needs_fork
 from tests.captioning.runs import interrupted, listed, run, settings, texts
@@ -81,6 +82,32 @@ async def test_a_missing_part_is_said(videos: Path) -> None:
     assert (await run(job, model)).exit_code == 3
     flags = {row["name"]: row["flags"] for row in listed(rows)}
     assert (flags["long.mp4"], len(flags)) == (["parts missing: 1 of 3"], 3)
+
+
+async def test_a_part_that_a_filter_leaves_out_is_not_missing(videos: Path) -> None:
+    make_video(videos / "long.mp4", (1, 1, 2))
+    rows, alike = videos / "all.jsonl", {"max_distance": 2, "skips_similar": True}
+    one = whole(videos, "timeline", "2s", outputs=(f"jsonl:{rows}",), run=alike)
+    for _ in range(2):
+        assert (await run(one, FakeModel(say))).counts.num_filtered == 1
+        (row,) = [row for row in listed(rows) if row["name"] == "long.mp4"]
+        assert (len(row["caption"].splitlines()), row["flags"]) == (2, [])
+
+
+async def test_a_run_ends_when_the_engine_fails_at_one_summary_after_the_other(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    made = make_video(folder / "00.mp4", (1, 2))
+    for number in range(1, 12):
+        shutil.copy(made, folder / f"{number:02}.mp4")
+
+    def fail(asked: Asked) -> str:
+        if asked.digest:
+            return say(asked)
+        raise EngineError("It broke.")
+
+    model = FakeModel(fail)
+    outcome = await run(whole(folder, "summary", run={"slots": 1}), model)
+    assert (outcome.exit_code, len(summaries(model))) == (5, 10)
 
 
 async def test_long_lists_are_summarized_in_groups(tmp_path: Path) -> None:

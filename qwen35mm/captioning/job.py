@@ -78,6 +78,11 @@ class Job:
                 "--summary, --timeline and --folder-prompts give each item one caption: ask one prompt, or leave "
                 "them out."
             )
+        if self.scan.shard is not None and any(spec.kind == "diffusion-pipe" for spec in self.outputs):
+            raise CaptioningError(
+                "--output diffusion-pipe writes one file for a folder, and machines with --shard would replace each "
+                "other's. Caption on one machine, or with --ray or several --backend."
+            )
         self._check_parts()
         self.settings(SamplingParams())
         self.entries()
@@ -142,7 +147,7 @@ class Job:
             return self.output_settings.folder / STATE_FOLDER
         first = Path(self.sources[0].removeprefix("@"))
         folder = first if first.is_dir() else first.parent
-        files = [spec.path for spec in self.outputs if not spec.is_beside]
+        files = [spec.path for spec in self.outputs if not spec.is_in_sources]
         # An existing folder is used even if it is read-only: opening its manifest says what is wrong.
         if files and not (folder / STATE_FOLDER).exists() and not os.access(folder, os.W_OK):
             folder = absolute(files[0]).parent

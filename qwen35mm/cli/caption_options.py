@@ -171,7 +171,8 @@ class CaptionOptions:
         Many,
         _output(
             help="sidecar[:.EXT], lines[:.EXT] (a line a caption), jsonl:FILE, images:FILE.jsonl, videos:FILE.jsonl, "
-            "parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER; may be repeated."
+            "image-lines:FILE.jsonl, diffusion-pipe, ai-toolkit:FILE.json, parquet:FOLDER, dataset:FOLDER or "
+            "webdataset:FOLDER; may be repeated."
         ),
     ] = None
     output_dir: Annotated[Path | None, _output(help="Folder of the text files; by default beside their media.")] = None
@@ -341,9 +342,10 @@ class CaptionOptions:
         return trainer_named(self.trainer)
 
     def _outputs(self, trainer: Trainer | None, *, has_styles: bool) -> list[str]:
-        kind = "lines" if trainer is not None and trainer.draws_lines and has_styles else "sidecar"
-        suffixed = "sidecar" if trainer is None else f"{kind}:{trainer.suffix}"
-        return [suffixed if text == "sidecar" else text for text in self.output or ("sidecar",)]
+        kind = "sidecar" if trainer is None or not has_styles else trainer.several
+        is_beside = kind in ("sidecar", "lines")
+        chosen = kind if trainer is None or not is_beside else f"{kind}:{trainer.suffix}"
+        return [chosen if text == "sidecar" else text for text in self.output or ("sidecar",)]
 
     def _video_suffix(self, outputs: Sequence[OutputSpec]) -> str | None:
         from qwen35mm.captioning.outputs import parse_output

@@ -15,7 +15,9 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out, look_over
-from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.outputs import Mode, OutputSettings, parse_output
+from qwen35mm.captioning.requests import CaptionStyle
+from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.prompts import PromptSet, Question, read_prompt_file
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.errors import CaptioningError, EngineError
@@ -23,7 +25,7 @@ from qwen35mm.model import load
 from qwen35mm.settings import ModelOptions
 from tests.captioning.fake_model import Asked, FakeModel, picture
 from tests.captioning.kills import killed_at, needs_fork, stops
-from tests.captioning.runs import failures, listed, run, settings, texts
+from tests.captioning.runs import failures, interrupted, listed, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -128,6 +130,39 @@ async def test_lines_are_captions_of_one_file(folder: Path) -> None:
     await run(job(folder, outputs=("lines",)), FakeModel(lambda asked: answer(asked).replace(" text", "\ntext")))
     assert len(texts(folder)) == 6
     assert [line.split()[1] for line in texts(folder)["0.txt"].splitlines()] == [*QUESTIONS]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("append", ["mine", "ohwx, A tags", "ohwx, A short"]), ("prepend", ["ohwx, A tags", "ohwx, A short", "mine"])],
+)
+async def test_lines_are_added_to_a_persons_lines(folder: Path, mode: Mode, expected: list[str]) -> None:
+    """Each line is a caption with its own trigger word, and a further style repeats none."""
+    (folder / "0.txt").write_text("mine\n")
+    adding = OutputSettings(mode, one_line=True, separator=", ")
+    for names in (("tags",), ("tags", "short"), ("tags", "short")):
+        one = job(folder, *names, outputs=("lines",))
+        await run(replace(one, style=CaptionStyle(trigger="ohwx"), output_settings=adding), FakeModel(answer))
+    assert [" ".join(line.split()[:3]) for line in texts(folder)["0.txt"].splitlines()] == expected
+
+
+async def test_a_file_for_each_folder_is_whole_after_an_interrupted_run(folder: Path) -> None:
+    one = job(folder, outputs=("diffusion-pipe",), slots=1)
+    model = FakeModel(answer, delay_s=0.01)
+    assert (await interrupted(one, model, lambda run: run.counts.num_captioned > 1)).exit_code == 130
+    num_asked = len(model.asked)
+    for present in (num_asked // 3, 6):
+        assert (await run(one, model)).counts.num_present == present
+    found = [json.loads((each / "captions.json").read_text()) for each in (folder, folder / "more")]
+    assert [sorted(each) for each in found] == [["0.png", "1.png", "2.png", "3.png"], ["4.png", "5.png"]]
+    assert {tuple(text.split()[1] for text in texts) for each in found for texts in each.values()} == {(*QUESTIONS,)}
+    assert len(model.asked) == 18
+
+
+async def test_machines_write_no_file_for_a_folder_together(folder: Path) -> None:
+    one = job(folder, outputs=("diffusion-pipe",))
+    with pytest.raises(CaptioningError, match="machines with --shard"):
+        replace(one, scan=ScanOptions(shard=(1, 2))).check()
 
 
 @pytest.mark.asyncio
@@ -282,8 +317,10 @@ def test_a_list_of_presets_gives_all_and_repeated_presets_one(tmp_path: Path) ->
 
     assert made(preset=["tags,short"]).prompts.styles == ("tags", "short")
     assert made(preset=["tags", "short:2"]).prompts.styles == ()
-    assert [spec.kind for spec in made(preset=["tags,short"], trainer="onetrainer").outputs] == ["lines"]
-    assert [spec.kind for spec in made(preset=["tags"], trainer="onetrainer").outputs] == ["sidecar"]
+    for trainer, kind in (("onetrainer", "lines"), ("sd-scripts", "lines"), ("musubi", "sidecar")):
+        assert [spec.kind for spec in made(preset=["tags,short"], trainer=trainer).outputs] == [kind]
+        assert [spec.kind for spec in made(preset=["tags"], trainer=trainer).outputs] == ["sidecar"]
+    assert made(preset=["tags,short"], trainer="diffusion-pipe").outputs == (parse_output("diffusion-pipe"),)
     with pytest.raises(CaptioningError, match="all of them names, or none"):
         made(preset=["tags,short"], prompt=["Mine."])
 

@@ -14,6 +14,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA, DatasetFolder
 from qwen35mm.captioning.outputs.file_names import fold
+from qwen35mm.captioning.outputs.json_object import CAPTIONS_JSON, AiToolkitObject, FolderObjects
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.outputs.trainer_lines import IMAGE_PATH, VIDEO_PATH, TrainerLines
@@ -37,6 +38,9 @@ _SUFFIX = re.compile(r"\.?[^./\\\x00-\x1f]+(\.[^./\\\x00-\x1f]+)*")
 _MAX_SUFFIX_BYTES = 64
 # Kinds of text files beside the media.
 _BESIDE = ("sidecar", "lines")
+_FOLDERS = "diffusion-pipe"
+# Kinds that have a file for each of several captions.
+_APART = ("sidecar", "images", "videos")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class OutputSpec:
     def is_beside(self) -> bool:
         """Whether it is text files beside the media."""
         return self.kind in _BESIDE
+
+    @property
+    def is_in_sources(self) -> bool:
+        """Whether it is files in the folders of the media, and has no place of its own."""
+        return self.is_beside or self.kind == _FOLDERS
 
     @property
     def path(self) -> Path:
@@ -82,7 +91,9 @@ def parse_output(text: str) -> OutputSpec:
         suffix = target or DEFAULT_SUFFIX
         if _SUFFIX.fullmatch(suffix) and len(suffix.encode("utf-8", "replace")) <= _MAX_SUFFIX_BYTES:
             return OutputSpec(kind, suffix if suffix.startswith(".") else f".{suffix}")
-    elif kind in _KINDS and target and "\x00" not in target:
+    elif kind == _FOLDERS and not target:
+        return OutputSpec(kind, CAPTIONS_JSON)
+    elif kind in _KINDS and kind != _FOLDERS and target and "\x00" not in target:
         return OutputSpec(kind, target)
     forms = ", ".join(kind.form for kind in _KINDS.values())
     raise CaptioningError(f"An output must be one of {forms}; got {text!r}.")
@@ -111,6 +122,7 @@ def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: Outp
                 outputs.append(sidecars)
             else:
                 outputs.append(_KINDS[spec.kind].open(manifest, spec.path, settings))
+                outputs[-1].style = spec.style
     except BaseException:
         for output in outputs:
             output.close()
@@ -119,11 +131,19 @@ def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: Outp
 
 
 def _of_styles(spec: OutputSpec, styles: Sequence[str]) -> list[OutputSpec]:
-    """A text file for each caption of an item: the first has the plain suffix, the others their name before it."""
-    if spec.kind != "sidecar" or not styles:
+    """A file for each caption of an item: the first has the plain name, the others their own before its suffix."""
+    if spec.kind not in _APART or not styles:
         return [spec]
     first, *others = styles
-    return [replace(spec, style=first), *(replace(spec, target=f".{name}{spec.target}", style=name) for name in others)]
+    named = (f".{name}{spec.target}" if spec.is_beside else _named(spec.path, name) for name in others)
+    return [
+        replace(spec, style=first),
+        *(replace(spec, target=target, style=name) for name, target in zip(others, named, strict=True)),
+    ]
+
+
+def _named(path: Path, name: str) -> str:
+    return str(path.with_name(f"{path.stem}.{name}{path.suffix}"))
 
 
 def _of_videos(spec: OutputSpec, settings: OutputSettings) -> str | None:
@@ -160,6 +180,11 @@ _KINDS = {
     "jsonl": _Kind("jsonl:FILE", JsonLines, has_media=False),
     "images": _Kind("images:FILE.jsonl", partial(TrainerLines, key=IMAGE_PATH), has_media=False),
     "videos": _Kind("videos:FILE.jsonl", partial(TrainerLines, key=VIDEO_PATH), has_media=False),
+    "image-lines": _Kind(
+        "image-lines:FILE.jsonl", partial(TrainerLines, key=IMAGE_PATH, is_lines=True), has_media=False
+    ),
+    _FOLDERS: _Kind(_FOLDERS, FolderObjects, has_media=False),
+    "ai-toolkit": _Kind("ai-toolkit:FILE.json", AiToolkitObject, has_media=False),
     "parquet": _Kind("parquet:FOLDER", _open_parquet, has_media=True),
     "dataset": _Kind("dataset:FOLDER", DatasetFolder, has_media=True),
     "webdataset": _Kind("webdataset:FOLDER", TarShards, has_media=True),
@@ -170,7 +195,7 @@ def _refuse_shared_places(specs: Sequence[OutputSpec]) -> None:
     seen: dict[str, OutputSpec] = {}
     for spec in dict.fromkeys(specs):
         path = spec.path / DATASET_METADATA if spec.kind == "dataset" else spec.path
-        place = fold(spec.target if spec.is_beside else os.path.realpath(path))
+        place = fold(spec.target if spec.is_in_sources else os.path.realpath(path))
         other = seen.setdefault(place, spec)
         if other != spec:
             raise CaptioningError(

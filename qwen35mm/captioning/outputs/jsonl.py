@@ -44,6 +44,9 @@ class JsonLines(RecordOutput):
     An item whose caption is replaced has two lines until `finish`, which writes the file without the old ones.
     """
 
+    # Before the file's place in the manifest, for files of another form.
+    _prefix = b""
+
     def __init__(self, manifest: Manifest, path: Path, settings: OutputSettings) -> None:
         self._path = Path(os.path.realpath(path))
         self._file: BinaryIO | None = None
@@ -53,7 +56,7 @@ class JsonLines(RecordOutput):
         # The copy of the file, and how many edited captions are only there.
         self._copy: Path | None = None
         self._num_replaced = 0
-        super().__init__(manifest, path.name, manifest.place(self._path), self._path, settings)
+        super().__init__(manifest, path.name, self._prefix + manifest.place(self._path), self._path, settings)
 
     def write(self, record: Record) -> None:
         """See `Output`."""

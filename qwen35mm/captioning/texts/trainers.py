@@ -34,14 +34,14 @@ class Trainer:
         encoder: the text encoder that counts the tokens, by its id on the Hub.
         max_tokens: the most tokens of a caption; the trainer drops the rest.
         separator: between a file's text and text that is added.
-        draws_lines: whether a text file's lines are captions of which each step draws one.
+        several: the kind of output that it reads several captions of a medium from; `sidecar` if it reads only one.
     """
 
     suffix: str
     encoder: str
     max_tokens: int
     separator: str
-    draws_lines: bool = False
+    several: str = "sidecar"
 
 
 _CLIP, _T5, _UMT5 = "openai/clip-vit-large-patch14", "google/t5-v1_1-xxl", "google/umt5-xxl"
@@ -50,9 +50,9 @@ _QWEN25, _QWEN3, _GEMMA = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-4B", "googl
 TRAINERS: Mapping[str, Trainer] = MappingProxyType(
     {
         # One chunk of CLIP, since --max_token_length is empty by default.
-        "sd-scripts": Trainer(".caption", _CLIP, 75, ", "),
+        "sd-scripts": Trainer(".caption", _CLIP, 75, ", ", several="lines"),
         # The defaults of its interface.
-        "kohya-sdxl": Trainer(".txt", _CLIP, 225, ", "),
+        "kohya-sdxl": Trainer(".txt", _CLIP, 225, ", ", several="lines"),
         "flux": Trainer(".txt", _T5, 512, " "),
         "wan": Trainer(".txt", _UMT5, 512, " "),
         "hunyuan": Trainer(".txt", _LLAMA, 256, " "),
@@ -71,8 +71,8 @@ TRAINERS: Mapping[str, Trainer] = MappingProxyType(
         "ltx2": Trainer(".txt", _GEMMA, 1023, " "),
         # Its examples' models: Flux, and Wan.
         "ai-toolkit": Trainer(".txt", _T5, 511, " "),
-        "diffusion-pipe": Trainer(".txt", _UMT5, 511, " "),
-        "onetrainer": Trainer(".txt", _CLIP, 75, ", ", draws_lines=True),
+        "diffusion-pipe": Trainer(".txt", _UMT5, 511, " ", several="diffusion-pipe"),
+        "onetrainer": Trainer(".txt", _CLIP, 75, ", ", several="lines"),
     }
 )
 """By the names of `--for`."""

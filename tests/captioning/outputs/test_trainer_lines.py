@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.outputs import OutputSettings, Wants, open_outputs, parse_output
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import caption, put, record, records_of, run
@@ -45,6 +47,28 @@ def test_trainers_read_their_kind_of_media(tmp_path: Path) -> None:
     # Another caption replaces its line.
     run(tmp_path, [record(pictures[0].item, "New.")], f"images:{images}")
     assert sd_scripts(images) == expected | {str(tmp_path / "a.jpg"): "New."}
+
+
+def test_sd_scripts_draws_one_of_several_lines(tmp_path: Path) -> None:
+    (one,) = records_of(tmp_path, ["a.jpg"])
+    made = replace(one, caption=caption("A tree.\nIndeed.", others={"tags": "tree, hill"}))
+    for kind, text in (("images", "A tree.\nIndeed."), ("image-lines", "A tree. Indeed.\ntree, hill")):
+        run(tmp_path, [made], f"{kind}:{tmp_path / kind}.jsonl")
+        assert sd_scripts(tmp_path / f"{kind}.jsonl") == {str(tmp_path / "a.jpg"): text}
+
+
+def test_each_of_several_captions_has_a_list_for_musubi(tmp_path: Path, manifest: Manifest) -> None:
+    """A dataset of musubi-tuner has one caption of each image; another list is another dataset."""
+    images = tmp_path / "images.jsonl"
+    outputs = open_outputs([parse_output(f"images:{images}")], manifest, OutputSettings(styles=("tags", "long")))
+    for output in outputs:
+        made = record(put(tmp_path, "a.jpg", 1), output.style or "")
+        manifest.finish(made.key, made.caption)
+        output.write(made)
+        output.close()
+    assert [output.style for output in outputs] == ["tags", "long"]
+    for path, text in ((images, "tags"), (tmp_path / "images.long.jsonl", "long")):
+        assert musubi(path, "image_path") == {str(tmp_path / "a.jpg"): text}
 
 
 def test_a_medium_in_a_container_is_refused(tmp_path: Path) -> None:

@@ -14,10 +14,6 @@ from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.errors import CaptioningError
 from qwen35mm.settings import ModelOptions
-from tests.captioning.conftest import media_in_process
-from tests.cli.conftest import Run
-
-__all__ = ["media_in_process"]
 
 JOBS = """
 [defaults]
@@ -81,17 +77,3 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, messag
     path.write_text(text)
     with pytest.raises(CaptioningError, match=message):
         read_jobs(path, ModelOptions(), CaptionOptions(), SamplingChoices())
-
-
-def test_jobs_run_one_after_the_other_with_one_model_and_manifest(
-    qwen35mm: Run, media_in_process: None, jobs: Path
-) -> None:
-    done = qwen35mm("caption", str(jobs), "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("jobs.toml, job") == 2
-    texts = {path.parent.name: path.read_text() for path in jobs.parent.glob("*/*.txt")}
-    assert sorted(texts) == ["cats", "dogs"]
-    assert texts["cats"].startswith("ohwx cat")
-    assert not texts["dogs"].startswith("ohwx")
-    assert not list(jobs.parent.glob("*/.qwen35mm"))
-    assert (jobs.parent / ".qwen35mm" / "captions.sqlite").exists()

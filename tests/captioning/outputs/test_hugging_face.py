@@ -53,14 +53,6 @@ def mixed(tmp_path: Path, pictures: list[Record]) -> list[Record]:
     return [*pictures, clip(tmp_path / "media", "a.mp4")]
 
 
-def test_a_folder_of_pictures(tmp_path: Path, pictures: list[Record], load: Load) -> None:
-    run(tmp_path, pictures, f"dataset:{tmp_path / 'set'}")
-    found = load(str(tmp_path / "set"))
-    assert [row["image"].getpixel((0, 0)) for row in found] == [(number, 0, 7) for number in range(3)]
-    assert found["text"][:] == ["Picture 0.", "Picture 1.", "Picture 2."]
-    assert found["metadata"][:] == [f'{{"number": {number}}}' for number in range(3)]
-
-
 def test_a_mixed_folder(tmp_path: Path, mixed: list[Record], load: Load) -> None:
     import datasets
 
@@ -68,7 +60,8 @@ def test_a_mixed_folder(tmp_path: Path, mixed: list[Record], load: Load) -> None
     run(tmp_path, mixed, f"dataset:{folder}")
     found = load(str(folder))
     assert isinstance(found.features["image"], datasets.Image)
-    assert [row["image"].size for row in found] == [(4, 3)] * 3
+    assert [row["image"].getpixel((0, 0)) for row in found] == [(number, 0, 7) for number in range(3)]
+    assert found["metadata"][:] == [f'{{"number": {number}}}' for number in range(3)]
     videos = load("videofolder", data_dir=str(folder), metadata_filenames=["videos.jsonl"])
     assert isinstance(videos.features["video"], datasets.Video)
     (row,) = videos.cast_column("video", datasets.Video(decode=False))

@@ -1,4 +1,4 @@
-"""The recipes of docs/captions.md, as they stand there."""
+"""The recipes of docs/captions.md and docs/corrections.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.forked import run
 
 TEXT = (ROOT / "docs" / "captions.md").read_text("utf-8")
 RECIPES = re.findall(r"^qwen35mm caption .*", TEXT.split("## Recipes")[1].split("## Sources")[0], re.M)
-CORRECTIONS = re.findall(r"^qwen35mm captions .*", TEXT.split("### Correct many captions")[1].split("### ")[0], re.M)
+CORRECTIONS = re.findall(r"^qwen35mm captions .*", (ROOT / "docs" / "corrections.md").read_text("utf-8"), re.M)
 SCHEMA = {
     "type": "object",
     "properties": {"shape": {"enum": ["circle", "square", "star"]}},

@@ -32,8 +32,6 @@ _SHORT = "short"
 class JsonObject(JsonLines):
     """The file at `path`. A kill leaves it as it was before the run; the next run writes it."""
 
-    _prefix = b"object:"
-
     def __init__(self, manifest: Manifest, path: Path, settings: OutputSettings) -> None:
         self._one_line = settings.one_line
         super().__init__(manifest, path, settings)
@@ -98,6 +96,8 @@ class AiToolkitObject(JsonObject):
         CaptioningError: none of several captions is named so, or the name doesn't end in .json.
     """
 
+    _prefix = b"ai-toolkit:"
+
     def __init__(self, manifest: Manifest, path: Path, settings: OutputSettings) -> None:
         if path.suffix != ".json":
             raise CaptioningError(f"ai-toolkit reads a JSON file: expected a name that ends in .json, got {path.name}.")
@@ -120,6 +120,8 @@ class AiToolkitObject(JsonObject):
 class _FolderObject(JsonObject):
     """diffusion-pipe's `captions.json`: by the name of a file beside it, the list of its captions."""
 
+    _prefix = b"diffusion-pipe:"
+
     def _member(self, record: Record) -> tuple[str, Any]:
         return printable(own_file(record.item).name), shown_texts(record.caption, one_line=self._one_line)
 
@@ -134,17 +136,16 @@ class FolderObjects(Output):
         self._manifest = manifest
         self._settings = settings
         self._by_folder: dict[Path, _FolderObject] = {}
-        prefix = JsonObject._prefix
-        for (place,) in manifest.rows(
-            "SELECT place FROM line_files WHERE substr(place, 1, ?) = ?", len(prefix), prefix
-        ):
-            path = manifest.path_of(place.removeprefix(prefix))
-            if path.name == CAPTIONS_JSON and path.parent.is_dir():
-                self._in(path.parent)
+        self._real: dict[Path, Path] = {}
+        prefix, query = _FolderObject._prefix, "SELECT place FROM line_files WHERE substr(place, 1, ?) = ?"
+        for (place,) in manifest.rows(query, len(prefix), prefix):
+            folder = manifest.path_of(place.removeprefix(prefix)).parent
+            if folder.is_dir():
+                self._in(Path(os.path.realpath(folder)))
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`. Raises CaptioningError for a folder with a captions.json of somebody else."""
-        folder = Path(os.path.realpath(own_file(item).parent))
+        folder = self._folder_of(item)
         if folder in self._by_folder:
             return self._by_folder[folder].wants(item, key)
         _refuse_others(folder / CAPTIONS_JSON, self._settings.mode)
@@ -152,7 +153,7 @@ class FolderObjects(Output):
 
     def write(self, record: Record) -> None:
         """See `Output`."""
-        self._in(Path(os.path.realpath(own_file(record.item).parent))).write(record)
+        self._in(self._folder_of(record.item)).write(record)
 
     def gone(self) -> set[Path]:
         """See `Output`."""
@@ -172,6 +173,13 @@ class FolderObjects(Output):
         for each in self._by_folder.values():
             with disk_errors(each.label):
                 each.finish()
+
+    def _folder_of(self, item: Item) -> Path:
+        """The folder of an item's file, without links."""
+        named = own_file(item).parent
+        if named not in self._real:
+            self._real[named] = Path(os.path.realpath(named))
+        return self._real[named]
 
     def _in(self, folder: Path) -> _FolderObject:
         found = self._by_folder.get(folder)

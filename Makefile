@@ -4,8 +4,8 @@ PYTHON ?= python3
 MODEL ?=
 ARGS ?=
 PORT ?= 7860
-# Files and folders of tests; without them, all. The browser's come first: a process that has them last works on alone.
-TESTS ?= tests/web $(filter-out tests/web tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+# Files and folders of tests. pytest imports the conftest.py of each folder that it is given before it starts a worker.
+TESTS ?= tests
 # Processes that `make test` spreads the tests over: one a core of two. Each imports everything, 14 s of a core.
 WORKERS ?= 2
 # What `make test-quick` runs: parts that need neither a browser nor a model of real size.

@@ -330,8 +330,11 @@ def test_names_of_parts() -> None:
     assert (part.medium_name, part.file_name, part.stem, part.folder) == ("a/b.c.mp4", "a/b.c.0012.mp4", "b.c", "a")
 
 
+SLOW_STEPS = [pytest.param(step, marks=pytest.mark.slow) for step in range(5, 110, 9)]
+
+
 @needs_fork
-@pytest.mark.parametrize("step", range(2, 110, 9))
+@pytest.mark.parametrize("step", [*range(2, 110, 27), *SLOW_STEPS])
 @pytest.mark.parametrize("with_clips", [False, True])
 def test_kills_leave_each_part_once(videos: Path, tmp_path: Path, step: int, with_clips: bool) -> None:
     clips = tmp_path / "clips" if with_clips else None

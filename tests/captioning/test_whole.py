@@ -153,8 +153,11 @@ def test_what_does_not_go_together_is_refused(videos: Path, options: dict[str, A
         whole(videos, "summary", **options).check()
 
 
+SLOW_STEPS = [pytest.param(step, marks=pytest.mark.slow) for step in range(35, 130, 11)]
+
+
 @needs_fork
-@pytest.mark.parametrize("step", range(30, 130, 11))
+@pytest.mark.parametrize("step", [30, 61, 90, *SLOW_STEPS])
 def test_kills_leave_one_summary(videos: Path, step: int) -> None:
     rows = videos.parent / "all.jsonl"
     one = whole(videos, "summary", outputs=("sidecar", f"jsonl:{rows}"))

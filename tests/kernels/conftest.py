@@ -27,7 +27,7 @@ NATIVE = tuple(library.usable_libraries())
 EMULATED = tuple(pytest.param(name, marks=pytest.mark.emulated) for name in emulated.FLAGS)
 TRITON = ("interpreted", pytest.param("cuda", marks=pytest.mark.gpu))
 # Backends of which `make test` runs one case of so many.
-SPARSE = {"interpreted": 5} | dict.fromkeys(NATIVE[1:], 3)
+SPARSE = {"interpreted": 7} | dict.fromkeys(NATIVE[1:], 5)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def triton_backend(request: pytest.FixtureRequest) -> Backend:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of each test's cases, `make test` takes a part where a backend is slow or not the one that is used here.
 
-    Interpreted is every fifth, and compiled for lesser processors than this one every third: dtypes and lengths take
+    Interpreted is every seventh, and compiled for lesser processors than this one every fifth: dtypes and lengths take
     turns. The longest length is interpreted in none: it is for what torch does in blocks, and no kernel has a branch
     for it. `make test-emulated` runs the others, and a card what is interpreted here, which takes a thousand times what
     torch does.

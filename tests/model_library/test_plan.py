@@ -296,7 +296,7 @@ print("found", tokenizer.vocab_size, alone - before, resident().rss - alone)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("notation", ["pairs", "words"])
+@pytest.mark.parametrize("notation", ["pairs", pytest.param("words", marks=pytest.mark.slow)])
 def test_a_tokenizer_takes_what_the_plan_says_however_its_file_is_written(
     notation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

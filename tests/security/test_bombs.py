@@ -35,11 +35,12 @@ ROUTES: dict[Name, tuple[str, ...]] = {
     "chat": ("/qwen35mm/api/send", "/qwen35mm/api/preferences", "/gradio_api/call/chat", "/gradio_api/queue/join"),
     "review": ("/api/save", "/api/items", "/api/find"),
 }
-# One front reads all JSON with the same function, but Gradio's routes are in the chat.
-CASES: list[tuple[Name, str]] = [
+# All fronts read JSON with the same function, but Gradio's routes are in the chat.
+SOME = ("lists", "keys", "digits")
+CASES: list[Any] = [
     *(("serve", bomb) for bomb in BODIES),
-    *(("chat", bomb) for bomb in BODIES),
-    *(("review", bomb) for bomb in ("lists", "keys", "digits")),
+    *(pytest.param("chat", bomb, marks=() if bomb in SOME else pytest.mark.slow) for bomb in BODIES),
+    *(("review", bomb) for bomb in SOME),
 ]
 # By the bodies of all routes at one time, and what the allocator keeps of them.
 MAX_GROWTH = 300 * MIB

@@ -37,6 +37,8 @@ FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    # Drawing in a process of its own costs a tenth of the tests' time.
+    "--in-process-gpu",
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

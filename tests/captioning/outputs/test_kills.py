@@ -131,7 +131,7 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
 
 def at_steps(*more: tuple[tuple[str, Mode, bool], int]) -> pytest.MarkDecorator:
     """Some steps of a few cases, and of `more` with their strides; with `slow` every step of all of them."""
-    some, every = [(case, 17) for case in FEW], [pytest.param(case, 1, marks=pytest.mark.slow) for case in ALL]
+    some, every = [(case, 23) for case in FEW], [pytest.param(case, 1, marks=pytest.mark.slow) for case in ALL]
     return pytest.mark.parametrize(("runs", "stride"), [*some, *more, *every], indirect=["runs"], ids=str)
 
 
@@ -196,7 +196,7 @@ def test_killed_at_every_step_of_pruning(tmp_path: Path, kind: str, stride: int)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_again_and_again(tmp_path: Path, kind: str) -> None:
-    records = records_of(tmp_path / "media", [f"{number // 4}/{number}.png" for number in range(12)])
+    records = records_of(tmp_path / "media", [f"{number // 4}/{number}.png" for number in range(8)])
     chosen = random.Random(kind)
     out = tmp_path / "out"
     spec = spec_of(kind, out)

@@ -26,7 +26,7 @@ from qwen35mm_preprocess.image import load_image
 from tests.preprocess.media_files import LIMITS, PHOTOGRAPHS, encode_image
 
 with Image.open(PHOTOGRAPHS / "chelsea.png") as photograph:
-    PHOTO = photograph.convert("RGB")
+    PHOTO = photograph.convert("RGB").resize((225, 150))
 FILES = {
     **{format: encode_image(PHOTO, format) for format in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")},
     **({"AVIF": encode_image(PHOTO, "AVIF")} if HAS_AVIF else {}),

@@ -205,11 +205,12 @@ class ModelOptions:
             )
         )
 
-    def load(self, *, for_many: bool = False) -> LocalBackend:
+    def load(self, *, prompts_first: bool = False, more_slots: bool = False) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine; the disk cache needs a named folder.
 
         Args:
-            for_many: whether requests always wait, so that more slots help; see `with_slots_for_many`.
+            prompts_first: see `EngineSettings`.
+            more_slots: whether requests always wait, so that more slots help; see `with_slots_for_many`.
 
         Raises:
             Qwen35mmError: the model or a setting can't be used.
@@ -217,8 +218,9 @@ class ModelOptions:
         from qwen35mm.model_library import fit_source, with_slots_for_many
 
         options, folder = fit_source(self.backend_options(), self.source, self.name)
-        if for_many:
+        if more_slots:
             options = with_slots_for_many(options, folder, self.name)
+        options = replace(options, settings=replace(options.settings, prompts_first=prompts_first))
         return options.load(folder, name=self.name)
 
     def for_another_folder(self) -> ModelOptions:

@@ -110,13 +110,14 @@ async def open_captioner(
     """A captioner with servers (`--model` is then their name for the model) or a model in this process.
 
     Args:
-        for_many: as for `ModelOptions.load`.
+        for_many: whether the engine is for a run, in which captions always wait; not for a person's questions.
     """
     from qwen35mm.captioning.captioner import Captioner
 
     if not options.backend:
+        load = partial(model.load, prompts_first=for_many, more_slots=for_many)
         # In a thread, so that the review page stays responsive.
-        with contextlib.closing(await asyncio.to_thread(model.load, for_many=for_many)) as backend:
+        with contextlib.closing(await asyncio.to_thread(load)) as backend:
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
@@ -174,7 +175,7 @@ def _open_cluster(
     there = model.for_another_folder()
     return open_cluster(
         address,
-        there.load,
+        partial(there.load, prompts_first=True),
         num_engines=num_engines,
         slots=job.run.slots,
         num_workers=job.num_workers,

@@ -2,8 +2,8 @@
 
 It is synchronous, starts no threads and does no input or output: a reader and a writer do that. A step runs at most one
 unit of one prompt's work (some vision layers, or a chunk of prefill, on a CPU one layer of it), then decodes one token
-of every running reply if that is due. `Shares` chooses the prompt and `Pace` the replies' share. Idle steps compute
-history commits.
+of every running reply if that is due. `Shares` chooses the prompt and `Pace` the replies' share; with `prompts_first`
+replies wait for prompts. Idle steps compute history commits.
 """
 
 from __future__ import annotations
@@ -112,6 +112,11 @@ class Engine:
         return self.runtime.disk is not None and self.runtime.disk.writing
 
     @property
+    def _decodes_beside_prompts(self) -> bool:
+        """Whether running replies get a token though a prompt did some work in this step."""
+        return not self.settings.prompts_first and (self._pace is None or self._pace.decodes)
+
+    @property
     def blocked(self) -> bool:
         """Whether all work waits for files to be read."""
         if self._decoder.running or self._decoder.preempted:
@@ -174,7 +179,7 @@ class Engine:
         if nobody_decodes and self._decoder.can_step and not (self._waiting or self._prefilling):
             return outputs  # return a new reply's first token before computing its second
         if self._decoder.can_step:
-            if not did_work or self._pace is None or self._pace.decodes:
+            if not did_work or self._decodes_beside_prompts:
                 outputs += self._run_decode()
         elif not (self.has_requests or outputs):
             self._run_idle()

@@ -33,6 +33,8 @@ class EngineSettings:
         batch_invariant: whether a reply has the same bits whatever else is in its batch. It costs a GPU little (every
             step has one row per slot), a CPU nothing, and a CPU without the compiled kernels much: it decodes replies
             one by one. The cache is exact either way: it never comes from decoding.
+        prompts_first: whether running replies wait for prompts. Then more replies share each step, which reads the
+            weights once. For work that nobody watches: a reply pauses whenever a prompt comes.
     """
 
     context_length: int | None = None
@@ -40,6 +42,7 @@ class EngineSettings:
     slots: int = 4
     max_waiting: int = 16
     batch_invariant: bool = False
+    prompts_first: bool = False
 
     def __post_init__(self) -> None:
         for name in ("context_length", "chunk_tokens", "slots", "max_waiting"):
@@ -48,8 +51,9 @@ class EngineSettings:
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not (is_count or (value is None and may_be_none)):
                 raise ConfigError(f"{name} must be a whole number, 1 or more; got {value!r}.")
-        if not isinstance(self.batch_invariant, bool):
-            raise ConfigError(f"batch_invariant must be True or False; got {self.batch_invariant!r}.")
+        for name in ("batch_invariant", "prompts_first"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False; got {value!r}.")
 
     def context_length_of(self, text: TextConfig, name: str = "this model") -> int:
         """Most tokens of a prompt and its reply together, for a model's number of positions.

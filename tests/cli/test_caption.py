@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -20,6 +21,7 @@ from qwen35mm.assets import asset_path
 from qwen35mm.checkpoints import weights_digest
 from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
+from qwen35mm.engine import Engine
 from qwen35mm.settings import ModelOptions
 from tests.backends.remote.server import closes, fails, running_server
 from tests.captioning.conftest import media_in_process
@@ -55,12 +57,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_a_run_has_the_slots_that_the_machine_keeps_busy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    engines: list[Engine] = []
+
+    def start(*arguments: Any, **others: Any) -> Engine:
+        engines.append(Engine(*arguments, **others))
+        return engines[-1]
+
+    monkeypatch.setattr("qwen35mm.backends.local.Engine", start)
     monkeypatch.setattr("qwen35mm.model_library.fit.usable_cores", lambda: 8)
     options, model = CaptionOptions(state_dir=folder / "state"), ModelOptions(device="cpu")
     for for_many, asked, slots in ((True, None, 8), (False, None, 4), (True, 3, 3)):
         asking = replace(model, slots=asked)
         async with open_captioner(options.job([str(folder)], asking), asking, options, for_many=for_many) as captioner:
             assert captioner.num_at_once == slots
+        assert engines[-1].settings.prompts_first is for_many
 
 
 def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(

@@ -50,9 +50,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-def make_engine(demo: LoadedModel, ran: list[str]) -> Engine:
+def make_engine(demo: LoadedModel, ran: list[str], *, prompts_first: bool = False) -> Engine:
     """By a clock on which a layer takes one second and a token two."""
-    settings = EngineSettings(context_length=CONTEXT, chunk_tokens=CHUNK, slots=4)
+    settings = EngineSettings(context_length=CONTEXT, chunk_tokens=CHUNK, slots=4, prompts_first=prompts_first)
     cache = cache_settings(demo, num_tokens=2 * CONTEXT)
     return Engine(demo, settings, cache, clock=lambda: LAYER_S * ran.count("l") + TOKEN_S * ran.count("t"))
 
@@ -90,3 +90,22 @@ def test_a_reply_keeps_a_quarter_of_the_time(demo: LoadedModel, ran: list[str]) 
     gaps = [len(list(group)) for what, group in groupby(ran) if what == "l"]
     assert len(gaps) > 10
     assert max(gaps) <= PREFILL_PER_DECODE * TOKEN_S / LAYER_S
+
+
+def test_with_prompts_first_replies_wait_and_then_share_each_step(demo: LoadedModel, ran: list[str]) -> None:
+    engine = make_engine(demo, ran, prompts_first=True)
+    requests = [ask(demo, 20, max_tokens=10), ask(demo, 4000, max_tokens=10), ask(demo, 300, max_tokens=10)]
+    engine.add(requests[0])
+    while ran.count("t") < 2:
+        engine.step()
+    for request in requests[1:]:
+        engine.add(request)
+    engine.step()
+    ran.clear()
+    while engine._prefilling:
+        engine.step()
+    assert (ran.count("t"), len(engine._decoder.running)) == (0, 3)
+    while engine.has_requests:
+        engine.step()
+    # The first token of each reply comes from its prompt.
+    assert ran.count("t") == 9

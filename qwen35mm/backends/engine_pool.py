@@ -1,4 +1,8 @@
-"""Several engines with the same model as one. A request goes to the least busy, and elsewhere if its engine dies."""
+"""Several engines with the same model as one.
+
+A request goes to the engine that has its beginning in its cache, else to the least busy, and elsewhere if its engine
+dies.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -27,6 +32,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 # A server loads a large model in minutes.
 PATIENCE_S = 300.0
+# Conversations whose engine is remembered.
+_MOST_HELD = 10_000
 # The engine may answer later, or another engine now.
 _PASSING = (EngineError, QueueFullError, RequestTimeoutError)
 
@@ -56,7 +63,8 @@ class Member(Generic[E]):
 
 
 class EnginePool(Generic[E]):
-    """Sends each request to the engine with the largest share of free slots. Use it in one event loop.
+    """Sends each request to the engine that answered its conversation last, while that one has a free slot; else to the
+    engine with the largest share of free slots. Use it in one event loop.
 
     Args:
         probe: returns when a lost engine answers again. Raises EngineError if it doesn't yet, and another Qwen35mmError
@@ -77,16 +85,18 @@ class EnginePool(Generic[E]):
         self._probe = probe
         self._patience_s = patience_s
         self._sleep = sleep
+        self._held: OrderedDict[Hashable, Member[E]] = OrderedDict()
         self._clock = itertools.count(1)
         self._changed = asyncio.Event()
         self._none_since_s: float | None = None
         self._error: Qwen35mmError | None = None
         self._probing: set[asyncio.Task[None]] = set()
 
-    async def use(self, ask: Callable[[E], Awaitable[T]]) -> T:
+    async def use(self, ask: Callable[[E], Awaitable[T]], conversation: Hashable = None) -> T:
         """An engine's answer.
 
         Args:
+            conversation: requests with the same one begin alike, so that one engine's cache serves them. None for none.
             ask: may be called again with another engine. If it raises EngineError, QueueFullError or
                 RequestTimeoutError, the engine is away; if just RequestError, the engine refuses everything.
 
@@ -96,7 +106,7 @@ class EnginePool(Generic[E]):
         """
         lost: list[Member[E]] = []
         while True:
-            member = await self._take(lost)
+            member = await self._take(lost, conversation)
             try:
                 answer = await ask(member.engine)
             except _PASSING as error:
@@ -113,6 +123,7 @@ class EnginePool(Generic[E]):
             else:
                 member.num_answered += 1
                 member.num_pauses = 0
+                self._remember(conversation, member)
                 return answer
             finally:
                 member.num_active -= 1
@@ -140,13 +151,25 @@ class EnginePool(Generic[E]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take(self, lost: Sequence[Member[E]]) -> Member[E]:
-        """A slot of the least busy engine; of one that lost this request only if no other is free."""
+    def _remember(self, conversation: Hashable, member: Member[E]) -> None:
+        if conversation is None:
+            return
+        self._held[conversation] = member
+        self._held.move_to_end(conversation)
+        while len(self._held) > _MOST_HELD:
+            self._held.popitem(last=False)
+
+    async def _take(self, lost: Sequence[Member[E]], conversation: Hashable) -> Member[E]:
+        """A slot of the conversation's engine if it has one, else of the least busy; of one that lost this request only
+        if no other is free.
+        """
         while True:
+            holder = self._held.get(conversation)
             here = [each for each in self.members if each.state == "here"]
             free = [each for each in here if each.num_active < each.slots]
             if free:
-                found = min(free, key=lambda each: (each in lost, each.num_active / each.slots, each.last_begun))
+                order = {each: (each in lost, each is not holder, each.num_active / each.slots) for each in free}
+                found = min(free, key=lambda each: (*order[each], each.last_begun))
                 found.num_active += 1
                 found.last_begun = next(self._clock)
                 return found

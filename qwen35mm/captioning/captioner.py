@@ -15,7 +15,7 @@ from qwen35mm.captioning.items import Failed, failure_kind
 from qwen35mm.captioning.judge import BY_ANSWER, BY_CHANCE, judge, not_judged
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
 from qwen35mm.captioning.records import Caption, Judged, medium_facts, medium_flags, one_line
-from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
+from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle, work_of
 from qwen35mm.captioning.texts.cleanup import TRUNCATED, Around, Cleaned, clean, wrap
 from qwen35mm.captioning.texts.refusals import REFUSAL, is_refusal
 from qwen35mm.captioning.texts.trainers import SHORTENED, TOO_LONG, shorter_texts
@@ -180,7 +180,9 @@ class Captioner:
 
         async def ask(question: str) -> Result:
             messages = _messages(request, prepared, question)
-            asked = GenerationRequest(messages, params, enable_thinking=False, retain="prompt")
+            asked = GenerationRequest(
+                messages, params, enable_thinking=False, conversation=_conversation(request), retain="prompt"
+            )
             return await _result(self.backend.stream(asked))
 
         return await judge(caption, request, ask)
@@ -220,6 +222,7 @@ class Captioner:
                 messages,
                 _attempt_params(request, attempt),
                 enable_thinking=request.settings.thinking,
+                conversation=_conversation(request),
                 retain=retain,
             )
             results.append(await _result(self.backend.stream(asked)))
@@ -266,6 +269,11 @@ def _messages(request: CaptionRequest, prepared: Prepared, question: str) -> lis
     part = Image(prepared.medium) if request.item.kind == "image" else Video(prepared.medium)
     messages = [Message("system", (Text(request.system),))] if request.system else []
     return [*messages, Message("user", (part, Text(question)))]
+
+
+def _conversation(request: CaptionRequest) -> str:
+    """The name that all questions about a medium share."""
+    return work_of(request.item, request.content).hex()
 
 
 def _attempt_params(request: CaptionRequest, attempt: int) -> SamplingParams:

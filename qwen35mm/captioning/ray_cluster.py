@@ -20,10 +20,12 @@ from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Failed, FileSlice
 from qwen35mm.captioning.media.workers import MediaWorkers, MediumForm, Prepared
 from qwen35mm.captioning.records import Caption
-from qwen35mm.captioning.requests import CaptionRequest
+from qwen35mm.captioning.requests import CaptionRequest, work_of
 from qwen35mm.errors import ConfigError, EngineError, RequestError
 from qwen35mm.ray_cluster import RayActorError, RayError, connect, engine_resources, last_line, ray
 
+# Media of which an actor keeps the pixels for their next question.
+_MOST_PREPARED = 16
 # Fields of a Captioner that describe the actor and not the model.
 _OWN = ("backend", "form", "num_at_once", "engines")
 
@@ -42,6 +44,7 @@ class CaptionActor:
         self._load = load
         self._cache = cache
         self._num_workers = num_workers
+        self._prepared: dict[bytes, Prepared] = {}
 
     # Not in the constructor: there, Ray would hide the real error behind its own.
     @functools.cached_property
@@ -66,7 +69,7 @@ class CaptionActor:
         assert captioner.form is not None
         if captioner.identity != identity:
             return None
-        prepared = await self._workers.prepare(request.item, request.content, captioner.form)
+        prepared = await self._prepare(request, captioner.form)
         if isinstance(prepared, Failed):
             return prepared
         return await captioner.caption(request, prepared, known, judges=judges)
@@ -76,6 +79,16 @@ class CaptionActor:
     ) -> Caption | Failed | None:
         """The answer to a question of text alone; None as in `caption`."""
         return await self._captioner.answer(request, facts) if self._captioner.identity == identity else None
+
+    async def _prepare(self, request: CaptionRequest, form: MediumForm) -> Prepared | Failed:
+        """The medium, decoded once for all questions about it."""
+        work = work_of(request.item, request.content)
+        prepared = self._prepared.pop(work, None) or await self._workers.prepare(request.item, request.content, form)
+        if request.is_followed and isinstance(prepared, Prepared):
+            self._prepared[work] = prepared
+            if len(self._prepared) > _MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+        return prepared
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +158,7 @@ class RayCaptioner(Captioner):
     ) -> Caption | Failed:
         """As `Captioner.caption`; an engine reads and decodes the item itself."""
         there = _there(request)
-        caption = await self._ask(lambda actor: actor.caption.remote(self.identity, there, known, judges))
+        caption = await self._ask(there, lambda actor: actor.caption.remote(self.identity, there, known, judges))
         if isinstance(caption, Failed) or prepared is None:
             return caption
         return replace(caption, **prepared.measured)
@@ -153,10 +166,12 @@ class RayCaptioner(Captioner):
     async def answer(self, request: CaptionRequest, facts: Caption) -> Caption | Failed:
         """See `Captioner.answer`."""
         there = _there(request)
-        return await self._ask(lambda actor: actor.answer.remote(self.identity, there, facts))
+        return await self._ask(there, lambda actor: actor.answer.remote(self.identity, there, facts))
 
-    async def _ask(self, call: Callable[[Any], Awaitable[Caption | Failed | None]]) -> Caption | Failed:
-        """Calls an engine; if it ends meanwhile, another one."""
+    async def _ask(
+        self, request: CaptionRequest, call: Callable[[Any], Awaitable[Caption | Failed | None]]
+    ) -> Caption | Failed:
+        """Calls an engine, the one that has the request's medium; if it ends meanwhile, another one."""
 
         async def ask(actor: Any) -> Caption | Failed:
             try:
@@ -170,7 +185,7 @@ class RayCaptioner(Captioner):
             return caption
 
         try:
-            return await self.pool.use(ask)
+            return await self.pool.use(ask, work_of(request.item, request.content))
         except _ActorLostError:
             return Failed("worker", f"{MAX_LOST} engines of the cluster ended while they worked on this.")
         except RayError as error:

@@ -41,7 +41,8 @@ class GenerationRequest:
         parallel_tool_calls: whether a constrained answer may have several calls.
         schema: what `Result.parsed` is read with, as the caller gave it: a type, a dict or JSON text. The
             constraint itself is `params.json_schema`.
-        conversation: its name; a newer turn replaces the unfinished history commit of an older one.
+        conversation: its name; a newer turn replaces the unfinished history commit of an older one, and goes to the
+            same server of several.
         retain: what stays cached, see `Retain`.
         tenant: whose request this is. Nothing after the system prompt is shared with another tenant.
         timeout_s: seconds after which the request ends with a RequestTimeoutError, waiting and media included.

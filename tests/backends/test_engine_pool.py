@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from qwen35mm.backends import engine_pool
 from qwen35mm.backends.engine_pool import MAX_LOST, EnginePool, Member
 from qwen35mm.errors import ConfigError, EngineError, RefusedError, RequestError
 
@@ -152,3 +153,27 @@ async def test_leaving_gives_the_slot_back() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert pool.members[0].num_active == 0
+
+
+async def test_a_conversation_stays_with_its_engine_while_that_has_a_free_slot() -> None:
+    async with opened(2, 2) as (pool, (a, b)):
+        assert [await pool.use(FakeEngine.ask, each) for each in "xyxyx"] == ["a", "b", "a", "b", "a"]
+        # Though the other one is idle.
+        a.opened.clear()
+        others = [asyncio.create_task(pool.use(FakeEngine.ask, "x")) for _ in range(2)]
+        await until(lambda: pool.members[0].num_active == 2)
+        # It is busy, and the conversation moves.
+        assert await pool.use(FakeEngine.ask, "x") == "b"
+        a.opened.set()
+        assert await asyncio.gather(*others) == ["a", "a"]
+        b.error = EngineError("It broke off.")
+        assert await pool.use(FakeEngine.ask, "y") == "a"
+        b.error = None
+        await until(lambda: pool.members[1].state == "here")
+        assert await pool.use(FakeEngine.ask, "y") == "a"
+
+
+async def test_only_the_latest_conversations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pool, "_MOST_HELD", 2)
+    async with opened(1, 1) as (pool, _):
+        assert [await pool.use(FakeEngine.ask, each) for each in "xyzx"] == ["a", "b", "a", "b"]

@@ -22,7 +22,9 @@ import pytest
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import Job, carry_out
+from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.contract import Event, GenerationRequest
 from qwen35mm.engine import EngineSettings
 from tests.captioning.fake_model import picture
@@ -132,6 +134,26 @@ def test_a_cluster_filters_parts_and_sums_them_up(tmp_path: Path, qwen35mm: Run,
     assert (whole["name"], whole["flags"]) == ("film.mp4", ["truncated"])
     # Without Ray, it is the same work.
     assert "0 done, 4 skipped" in qwen35mm("caption", tmp_path, *options).stderr
+
+
+def test_a_medium_with_several_captions_is_decoded_once_by_one_engine(
+    tmp_path: Path, qwen35mm: Run, actors: list[LocalActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(2):
+        picture(seed).save(tmp_path / f"{seed}.png")
+    decoded: list[str] = []
+    prepare = MediaWorkers.prepare
+
+    async def counted(self: MediaWorkers, item: Item, *arguments: Any, **options: Any) -> Any:
+        decoded.append(item.name)
+        return await prepare(self, item, *arguments, **options)
+
+    monkeypatch.setattr(MediaWorkers, "prepare", counted)
+    words = ("--preset", "plain,short,tags", "--max-tokens", "8", "--slots", "1", "--media-workers", "1")
+    done = qwen35mm("caption", tmp_path, *words, "--ray", "local", "--ray-actors", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(texts(tmp_path)) == 6
+    assert sorted(decoded) == ["0.png", "1.png"]
 
 
 def test_what_a_cluster_cannot_do_is_said(

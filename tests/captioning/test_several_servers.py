@@ -171,6 +171,22 @@ def test_a_summary_that_a_dying_server_loses_is_asked_of_the_other(
     assert len(other.bodies) == asked, "nothing is asked twice"
 
 
+def test_captions_of_a_medium_come_from_the_server_that_has_its_picture(
+    caption: Caption, media: Path, servers: tuple[ModelServer, ModelServer]
+) -> None:
+    for path in sorted(media.iterdir())[2:]:
+        path.unlink()
+    words = ("--preset", "tags,short,detailed", "--slots", "1")
+    done = caption(media, *(part for server in servers for part in ("--backend", server.url)), *words)
+    assert done.returncode == 0, done.stderr
+    assert len(texts(media)) == 6
+    asked = [[body["messages"][-1]["content"] for body in server.bodies] for server in servers]
+    assert [len(each) for each in asked] == [3, 3]
+    for questions in asked:
+        assert len({str(picture) for picture, _ in questions}) == 1
+        assert len({text["text"] for _, text in questions}) == 3
+
+
 def revive(server: ModelServer, act: Callable[[Handler], None]) -> None:
     """Lets a server answer again once some probes have failed."""
     deadline = time.monotonic() + PATIENCE_S

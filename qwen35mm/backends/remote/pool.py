@@ -99,13 +99,16 @@ class RemotePool:
                 member.engine.check(request)
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """Answers the last message, as `RemoteBackend.stream`, when a server has answered it whole."""
+        """Answers the last message, as `RemoteBackend.stream`, when a server has answered it whole.
+
+        A conversation goes to the server that answered it last, while that one has a free slot.
+        """
 
         async def ask(server: RemoteBackend) -> list[Event]:
             async with contextlib.aclosing(server.stream(request)) as events:
                 return [event async for event in events]
 
-        for event in await self._pool.use(ask):
+        for event in await self._pool.use(ask, request.conversation):
             yield event
 
     async def aclose(self) -> None:

@@ -362,8 +362,9 @@ class Ledger:
 
         First its own key, then those of the same model elsewhere, then those for near-duplicates' captions if wanted.
         """
-        styles = {name: self._as_it_was_done(each) for name, each in request.styles.items()}
-        request = replace(request, styles=styles)
+        if request.styles:
+            styles = {name: self._as_it_was_done(each) for name, each in request.styles.items()}
+            request = replace(request, styles=styles)
         names = [[request.key], request.others]
         if self._max_distance is not None:
             names.append([shared_key(key) for key in (request.key, *request.others)])

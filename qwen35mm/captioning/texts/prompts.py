@@ -82,13 +82,14 @@ class PromptSet:
         self.seed = seed
         texts = {system} | {text for q in self.questions for text in (q.text, q.video_text) if text is not None}
         self._templates = {text: Template(text) for text in texts}
+        self._needs = frozenset[str]().union(*(template.needs() for template in self._templates.values()))
 
     def needs(self) -> frozenset[str]:
         """The `PLACEHOLDERS` in any question or in the system prompt.
 
         Without any of `FACTS` among them, a run needn't look at every medium.
         """
-        return frozenset[str]().union(*(template.needs() for template in self._templates.values()))
+        return self._needs
 
     def choose(self, content: bytes) -> Question:
         """A medium's question, if it gets one of several; the same for the same content in every run with this seed.

@@ -50,10 +50,12 @@ class Template:
         self.text = text
         self._what = what
         self._parts = _parse(text, what)
+        placeholders = (part.written for part in self._parts if isinstance(part, _Placeholder))
+        self._needs = frozenset(written.partition(".")[0] for written in placeholders)
 
     def needs(self) -> frozenset[str]:
         """The `PLACEHOLDERS` in it."""
-        return frozenset(part.written.partition(".")[0] for part in self._parts if isinstance(part, _Placeholder))
+        return self._needs
 
     def fill(self, item: Item, facts: Mapping[str, Any] | None = None) -> str:
         """The text for an item.

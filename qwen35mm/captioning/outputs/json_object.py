@@ -104,7 +104,7 @@ class AiToolkitObject(JsonObject):
         if settings.styles and _SHORT not in settings.styles:
             raise CaptioningError(
                 f"ai-toolkit reads a second caption only as its short one: name one of {', '.join(settings.styles)} "
-                f"{_SHORT}, or ask one prompt."
+                f"{_SHORT!r}, or ask one prompt."
             )
         self._styles = settings.styles
         super().__init__(manifest, path, settings)

@@ -130,7 +130,7 @@ def is_whole(path: Path, num_bytes: int, crc: int) -> bool:
         return crc_of(file, num_bytes) == crc
 
 
-def is_gone(path: Path) -> bool:
+def is_gone(path: Path | str) -> bool:
     """Whether there certainly is nothing at `path`. False if its folder can't be entered or the disk fails."""
     try:
         os.lstat(path)

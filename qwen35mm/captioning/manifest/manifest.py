@@ -22,7 +22,7 @@ from typing import Any
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.manifest.backups import Backups
-from qwen35mm.captioning.manifest.files import RunLock
+from qwen35mm.captioning.manifest.files import RunLock, is_gone
 from qwen35mm.captioning.manifest.tables import MIGRATIONS, OLDEST, TAKEN_OVER
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.store.database import Database
@@ -135,12 +135,16 @@ class Manifest:
             finally:
                 self._together = None
 
+    def _in_hand(self) -> sqlite3.Connection | None:
+        """The connection of this thread's `together`; None outside of one."""
+        together = self._together
+        return together[1] if together is not None and together[0] == threading.get_ident() else None
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A transaction that reads. Raises OutputError."""
-        together = self._together
-        if together is not None and together[0] == threading.get_ident():
-            yield together[1]
+        if (connection := self._in_hand()) is not None:
+            yield connection
             return
         with _errors_of_outputs(), self._database.reading() as connection:
             yield connection
@@ -152,20 +156,18 @@ class Manifest:
         Args:
             durable: it survives a power failure; every transaction survives a kill.
         """
-        together = self._together
-        if together is not None and together[0] == threading.get_ident():
+        if (connection := self._in_hand()) is not None:
             assert not durable, "the transaction goes on"
-            yield together[1]
+            yield connection
             return
         with _errors_of_outputs(), self._database.writing(durable=durable) as connection:
             yield connection
 
     def rows(self, query: str, *arguments: object) -> list[tuple]:
         """All rows of a query."""
-        together = self._together
         # `reading` would take as long as the query, for each of a hundred thousand files.
-        if together is not None and together[0] == threading.get_ident():
-            return together[1].execute(query, arguments).fetchall()
+        if (connection := self._in_hand()) is not None:
+            return connection.execute(query, arguments).fetchall()
         with self.reading() as connection:
             return connection.execute(query, arguments).fetchall()
 
@@ -175,6 +177,9 @@ class Manifest:
 
     def change(self, statement: str, *arguments: object, durable: bool = False) -> None:
         """A transaction of one statement; see `writing`."""
+        if not durable and (connection := self._in_hand()) is not None:
+            connection.execute(statement, arguments)
+            return
         with self.writing(durable=durable) as connection:
             connection.execute(statement, arguments)
 
@@ -198,6 +203,10 @@ class Manifest:
     def path_of(self, place: bytes) -> Path:
         """The path of a `place`."""
         return Path(self._base, os.fsdecode(place))
+
+    def is_gone(self, place: bytes) -> bool:
+        """See `files.is_gone`, of the path of a `place`."""
+        return is_gone(os.path.join(self._base, os.fsdecode(place)))  # noqa: PTH118 - called for every file
 
     def digest(self, path: Path, status: os.stat_result) -> bytes | None:
         """The stored digest of a file, if the file hasn't changed since."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.files import is_gone
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 
@@ -164,4 +163,4 @@ class Claims:
         self._manifest.change("DELETE FROM claims WHERE output = ? AND owner = ?", self._output, owner)
 
     def _is_gone(self, medium: bytes | None) -> bool:
-        return medium is not None and is_gone(self._manifest.path_of(medium))
+        return medium is not None and self._manifest.is_gone(medium)

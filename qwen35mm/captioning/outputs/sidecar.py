@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.files import disk_errors, is_gone, json_text, replacing, temporary_for
+from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
@@ -226,11 +226,10 @@ class Sidecars(Output):
 
     def gone(self) -> set[Path]:
         """See `Output`."""
-        media = ((self._manifest.path_of(medium), place) for _, place, medium in self._of_files())
         return {
-            path
-            for path, place in media
-            if is_gone(path)
+            self._manifest.path_of(medium)
+            for _, place, medium in self._of_files()
+            if self._manifest.is_gone(medium)
             and self._manifest.row("SELECT 1 FROM sidecars WHERE place = ?", place)
             and self._manifest.path_of(place).exists()
         }
@@ -358,11 +357,12 @@ class Sidecars(Output):
             return not _is_medium(path) and (item.path is None or fold(str(path)) != fold(os.path.abspath(item.path)))  # noqa: PTH100
 
         suffix = self._suffixes[item.kind]
-        paths = (directory / candidate for candidate in numbered(Path(name).stem, name, suffix))
+        stem = PurePosixPath(name).stem
+        paths = (directory / candidate for candidate in numbered(stem, name, suffix))
         places = (os.fsdecode(self._manifest.place(path)) for path in paths)
         place = self._claims[suffix].claim(owner, places, is_free=is_free, medium=item.path)
         path = self._manifest.path_of(os.fsencode(place))
-        if self._shared is None and path.name != Path(name).stem + suffix:
+        if self._shared is None and path.name != stem + suffix:
             self._shared = path.name, item.name
         return path
 

@@ -158,13 +158,13 @@ def _saved_shards(folder: Path) -> list[Path]:
 
 def _parquet_shards(folder: Path) -> list[Path]:
     try:
-        names = sorted(path.name for path in folder.iterdir())
+        names = os.listdir(folder)  # noqa: PTH208 - a folder may have a hundred thousand files
         if any(looks_like_medium(name) for name in names):
             return []
         below = sorted((folder / "data").glob("*.parquet")) if "data" in names else []
     except OSError:
         return []
-    found = [folder / name for name in names if name.endswith(".parquet")] + below
+    found = [folder / name for name in sorted(names) if name.endswith(".parquet")] + below
     return [path for path in found if path.is_file()]
 
 

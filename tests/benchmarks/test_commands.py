@@ -158,9 +158,12 @@ def test_the_script_is_fixed_and_grows_to_its_size() -> None:
 def test_captioning(on_demo: RunHere) -> None:
     options = ["--slots", "2", "--items", "3", "--max-tokens", "3", "--size", "64x48", "--repeats", "1"]
     data = on_demo("captioning", *options)
-    ((title, rows),) = data["tables"].items()
+    (title, rows), (_, (stages,)) = data["tables"].items()
     assert title.endswith("+ 3 tokens each")
     assert [row["engine"] for row in rows] == ["transformers", "qwen35mm, 2 slots"]
+    assert min(stages[f"{name}, s"] for name in ("media", "tower", "prompt", "answer")) > 0
+    assert data["limits"].startswith("qwen35mm, 2 slots: ")
+    assert "the limit" in data["limits"]
     for row in rows:
         assert row["tokens/s"]["median"] == pytest.approx(3 * row["captions/s"]["median"])
         assert row["times transformers"] == row["captions/s"]["median"] / rows[0]["captions/s"]["median"]

@@ -1,6 +1,7 @@
 """Converts pictures to sRGB, as a viewer shows them.
 
-ICC profiles                    littlecms, perceptual; a profile equivalent to sRGB changes nothing
+ICC profiles                    littlecms, by the perceptual table where there is one, without black point
+                                compensation, as in Chromium; a profile equivalent to sRGB changes nothing
 PNG: cICP, else iCCP, else      the specification's order (PNG 3rd edition, 11.3.2); a gamma within 5% of 1 / 2.2
 sRGB, else gAMA and cHRM        and sRGB's primaries change nothing, as in libpng
 CMYK without a profile          (1 - C)(1 - K), as in browsers
@@ -22,6 +23,8 @@ from PIL import Image, ImageCms
 # A profile counts as sRGB if no colour differs by more than this (of 255).
 _SAME_COLORS = 2
 _ICC_SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK", "LAB": "Lab"}
+# Tags that littlecms prefers to the perceptual table A2B0 when the intent is relative colorimetric.
+_ICC_RIVALS = {b"A2B1", b"D2B1"}
 # libpng's threshold for equal gammas.
 _SAME_GAMMA = 0.05
 _SAME_PRIMARIES = 0.005
@@ -129,11 +132,12 @@ def _lab_transform() -> ImageCms.ImageCmsTransform:
 def _icc_transform(icc: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     """None if the profile is damaged, is for another mode or is equivalent to sRGB."""
     try:
-        profile: Any = ImageCms.ImageCmsProfile(io.BytesIO(icc))
+        profile: Any = ImageCms.ImageCmsProfile(io.BytesIO(_only_perceptual(icc)))
         if profile.profile.xcolor_space.strip() != _ICC_SPACES[mode]:
             return None
         target = ImageCms.createProfile("sRGB")
-        transform = ImageCms.buildTransform(profile, target, mode, "RGB", ImageCms.Intent.PERCEPTUAL)
+        # For the perceptual intent, littlecms makes the darkest colour of a v4 profile black.
+        transform = ImageCms.buildTransform(profile, target, mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC)
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
         return None
     if mode in ("CMYK", "LAB"):
@@ -143,6 +147,20 @@ def _icc_transform(icc: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     expected = np.repeat(probe[..., None], 3, axis=-1) if mode == "L" else probe
     found = np.asarray(ImageCms.applyTransform(Image.fromarray(probe), transform), np.int16)
     return None if np.abs(found - expected).max() <= _SAME_COLORS else transform
+
+
+def _only_perceptual(icc: bytes) -> bytes:
+    """The profile without the other tables if it has a perceptual one: littlecms takes that for every intent then."""
+    (num_tags,) = struct.unpack_from(">I", icc, 128) if len(icc) >= 132 else (0,)
+    places = range(132, min(132 + 12 * num_tags, len(icc)), 12)
+    names = {place: icc[place : place + 4] for place in places}
+    if b"A2B0" not in names.values():
+        return icc
+    changed = bytearray(icc)
+    for place, name in names.items():
+        if name in _ICC_RIVALS:
+            changed[place : place + 4] = name.lower()
+    return bytes(changed)
 
 
 def _cube(steps: np.ndarray) -> np.ndarray:

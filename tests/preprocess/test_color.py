@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import av
 import numpy as np
@@ -27,12 +28,12 @@ P3_TO_SRGB = ((1.2249, -0.2247, 0.0), (-0.0420, 1.0419, 0.0), (-0.0197, -0.0786,
 COLORS = [(200, 100, 50), (30, 140, 90), (128, 128, 128), (250, 240, 230)]
 
 
+def fixed(value: float) -> bytes:
+    return struct.pack(">i", round(value * 65536))
+
+
 def profile(colors: Sequence[Sequence[float]] | None, gamma: float, space: bytes = b"RGB ") -> bytes:
     """An ICC profile of version 2: a matrix and a gamma, or grey with a gamma."""
-
-    def fixed(value: float) -> bytes:
-        return struct.pack(">i", round(value * 65536))
-
     curve = b"curv" + struct.pack(">IIH", 0, 1, round(gamma * 256)) + b"\0\0"
     xyz = {
         name: b"XYZ \0\0\0\0" + b"".join(map(fixed, value)) for name, value in zip("rgb", colors or (), strict=False)
@@ -45,13 +46,29 @@ def profile(colors: Sequence[Sequence[float]] | None, gamma: float, space: bytes
     else:
         tags |= {f"{name}XYZ".encode(): value for name, value in xyz.items()}
         tags |= {f"{name}TRC".encode(): curve for name in "rgb"}
+    return icc_file(tags, 2, space, b"XYZ ")
+
+
+def icc_file(tags: Mapping[bytes, bytes], version: int, space: bytes, connection: bytes) -> bytes:
     table, data = struct.pack(">I", len(tags)), b""
     for name, value in tags.items():
         table += name + struct.pack(">II", 132 + 12 * len(tags) + len(data), len(value))
         data += value + b"\0" * (-len(value) % 4)
-    head = struct.pack(">I4sI4s4s4s", 132 + 12 * len(tags) + len(data), b"test", 0x02400000, b"mntr", space, b"XYZ ")
+    length = 132 + 12 * len(tags) + len(data)
+    head = struct.pack(">I4sI4s4s4s", length, b"test", version << 24, b"mntr", space, connection)
     head += b"\0" * 12 + b"acsp" + b"\0" * 28 + b"".join(map(fixed, (0.9642, 1.0, 0.8249)))
     return head.ljust(128, b"\0") + table + data
+
+
+def grey_table(black: float) -> bytes:
+    """A table of an ICC profile of version 4 that makes every colour grey: the lightness rises from `black` to 100."""
+    lightness = [
+        black + (100 - black) * (0.3 * r + 0.6 * g + 0.1 * b) for r, g, b in itertools.product((0, 1), repeat=3)
+    ]
+    corners = b"".join(struct.pack(">3H", round(each * 655.35), 0x8080, 0x8080) for each in lightness)
+    curves = (b"curv" + bytes(8)) * 3
+    grid = b"\2\2\2".ljust(16, b"\0") + b"\2\0\0\0" + corners
+    return b"mAB \0\0\0\0\3\3\0\0" + struct.pack(">5I", 32, 0, 0, 68, 136) + curves + grid + curves
 
 
 def chunk(png: bytes, name: bytes, content: bytes) -> bytes:
@@ -97,6 +114,20 @@ def test_a_profile_of_srgb_changes_nothing() -> None:
 @pytest.mark.parametrize("icc", [b"", b"no profile", profile(P3, 2.2)[:200], profile(None, 1.0, b"GRAY")])
 def test_a_profile_that_is_damaged_or_for_others_is_passed_over(icc: bytes) -> None:
     assert shown(encode_image(plain(), "PNG", icc_profile=icc)).tolist() == np.array(COLORS, float).tolist()
+
+
+@pytest.mark.parametrize("rival", [None, b"A2B1", b"D2B1"])
+def test_a_perceptual_table_is_taken_as_it_is(rival: bytes | None) -> None:
+    """The darkest grey of a print stays above black, as Chromium shows it: 11 for a lightness of 3.1."""
+    tags = {b"desc": b"mluc" + bytes(12), b"wtpt": b"XYZ \0\0\0\0" + b"".join(map(fixed, (0.9642, 1.0, 0.8249)))}
+    tags[b"A2B0"] = grey_table(3.1373)
+    if rival is not None:
+        tags[rival] = grey_table(60)
+    icc = icc_file(tags, 4, b"RGB ", b"Lab ")
+    found = shown(
+        encode_image(plain([(0, 0, 0), (64, 64, 64), (128, 128, 128), (255, 255, 255)]), "PNG", icc_profile=icc)
+    )
+    np.testing.assert_allclose(found, np.array([11, 65, 123, 255])[:, None].repeat(3, axis=1), atol=1)
 
 
 def test_grey_has_profiles_too() -> None:

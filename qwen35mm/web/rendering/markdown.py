@@ -22,7 +22,7 @@ from mdit_py_plugins.gfm_autolink import gfm_autolink_plugin
 
 from qwen35mm.web.rendering.code import code_html
 from qwen35mm.web.rendering.formulas import math_plugin
-from qwen35mm.web.rendering.tags import tags_plugin
+from qwen35mm.web.rendering.tags import parent_end, tags_plugin
 
 MAX_NESTING = 30
 # A paragraph or a table over these limits is shown as plain text, since parsing takes quadratic time.
@@ -151,6 +151,7 @@ def _parser() -> MarkdownIt:
     markdown.use(footnote_plugin, inline=False, move_to_end=False)
     # `_only_safe` checks links instead, so that a refused link still shows its text.
     markdown.validateLink = lambda url: True  # type: ignore[method-assign]
+    markdown.block.ruler.before("table", "too_deep", _too_deep)
     markdown.block.ruler.at("table", _bounded_table(markdown), {"alt": ["paragraph", "reference"]})
     markdown.inline.ruler.before("text", "bounded", _bounded_inline)
     markdown.core.ruler.push("only_safe", _only_safe)
@@ -169,6 +170,20 @@ def _bounded_inline(state: StateInline, silent: bool) -> bool:
     if not silent:
         state.pending += source
     state.pos = state.posMax
+    return True
+
+
+def _too_deep(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    """Shows blocks at the deepest levels as they are written: the parser would drop what is deeper still."""
+    # A list and its item are two levels.
+    if silent or state.level < MAX_NESTING - 2:
+        return False
+    last = parent_end(state, start_line, end_line)
+    state.push("paragraph_open", "p", 1)
+    token = state.push("inline", "", 0)
+    token.content, token.children = state.getLines(start_line, last, state.blkIndent, False).strip(), []
+    state.push("paragraph_close", "p", -1)
+    state.line = last
     return True
 
 

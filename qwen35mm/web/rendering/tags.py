@@ -53,7 +53,7 @@ def _details(state: StateBlock, start_line: int, end_line: int, silent: bool) ->
     opened = _DETAILS.match(state.src, _begin(state, start_line), state.eMarks[start_line])
     if opened is None or silent:
         return opened is not None
-    end_line = _parent_end(state, start_line, end_line)
+    end_line = parent_end(state, start_line, end_line)
     token = state.push("details_open", "details", 1)
     line, at = _skip_blank(state, start_line, opened.end(), end_line)
     if state.src.startswith(_SUMMARY, at):
@@ -73,7 +73,7 @@ def _begin(state: StateBlock, line: int) -> int:
     return state.bMarks[line] + state.tShift[line]
 
 
-def _parent_end(state: StateBlock, start_line: int, end_line: int) -> int:
+def parent_end(state: StateBlock, start_line: int, end_line: int) -> int:
     """The line after the list item, or whatever else the line is in."""
     for line in range(start_line + 1, end_line):
         if state.sCount[line] < state.blkIndent and not state.isEmpty(line):

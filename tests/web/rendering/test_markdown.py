@@ -382,6 +382,17 @@ def test_deep_nesting_ends() -> None:
     checked(f"{columns}\n{columns.replace('a', '-')}\n" + "|\n" * 1000)
 
 
+@pytest.mark.parametrize(
+    ("open", "close"),
+    [("<details><summary>s</summary>\n\n", "\n\n</details>\n"), ("> ", ""), ("- ", ""), ("1. > ", "")],
+)
+def test_what_is_nested_too_deep_is_shown_as_it_was_written(open: str, close: str) -> None:
+    for depth in (10, 40):
+        shown = checked(f"{open * depth}first\n\nlast{close * depth}\n\nafter")
+        assert all(word in shown for word in ("first", "last", "after"))
+    assert open.split("\n")[0].strip() in shown
+
+
 def test_links_past_the_limit_are_shown_as_typed() -> None:
     assert "<a " in one("[a](http://b.c) " * MAX_BRACKETS)
     assert "[a](http://b.c)" in one("[a](http://b.c) " * (MAX_BRACKETS + 1))

@@ -7,6 +7,7 @@ stands in braces is one tag, however many commas are in it.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from difflib import SequenceMatcher
 from qwen35mm.captioning.texts.cleanup import sentence_ends
 from qwen35mm.captioning.texts.words import contains
 from qwen35mm.errors import CaptioningError
+from qwen35mm.review.replacing import Replacing
 from qwen35mm_preprocess.say import say
 
 # The separators that trainers know, and the comma of Chinese and Japanese.
@@ -52,7 +54,8 @@ def replacing_text(find: str, by: str, *, regex: bool = False, ignore_case: bool
         words: only whole words.
 
     Raises:
-        CaptioningError: nothing to find, or the expression isn't valid.
+        CaptioningError: nothing to find, or the expression isn't valid. Changing a text raises it if the expression
+            takes too long.
     """
     if not find:
         raise CaptioningError(say("There is no text to find."))
@@ -66,7 +69,8 @@ def replacing_text(find: str, by: str, *, regex: bool = False, ignore_case: bool
         compiled.sub(template, "")
     except (re.error, IndexError) as error:
         raise CaptioningError(say("This isn't a valid regular expression: {reason}.", reason=str(error))) from error
-    return Edit(f"replace {find!r} by {by!r}", lambda text: compiled.sub(template, text))
+    change = Replacing(compiled, template) if regex else functools.partial(compiled.sub, template)
+    return Edit(f"replace {find!r} by {by!r}", change)
 
 
 def adding_tags(tags: Sequence[str], *, last: bool = False, each_line: bool = False) -> Edit:

@@ -75,6 +75,16 @@ def test_what_cant_be_an_edit_is_refused(make: object, words: str) -> None:
         make()  # pyright: ignore[reportCallIssue]
 
 
+def test_an_expression_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    edit = replacing_text(r"(\w+\s?)+$", "", regex=True)
+    assert edit.change("a red hat") == ""
+    with monkeypatch.context() as short:
+        short.setattr("qwen35mm.review.replacing.MOST_S", 0.1)
+        with pytest.raises(CaptioningError, match="takes too long"):
+            edit.change("a" * 60 + "!")
+    assert edit.change("a red hat!") == "a red hat!"
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [("a red hat", "a blue hat"), ("", "a"), ("x", "x"), ("a, b", "b"), ("é\n", "")]
 )

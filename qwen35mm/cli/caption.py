@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qwen35mm.cli.amounts import amount
 from qwen35mm.cli.caption_jobs import is_job_file, read_jobs
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.early_digest import begin_digest
@@ -245,11 +246,11 @@ def _report(outcome: Outcome, job: Job) -> None:
             err=True,
         )
     for name, number in counts.defaulted.most_common():
-        typer.echo(f"{{{name}}} was missing for {number:,} captions: they have its default.", err=True)
+        typer.echo(f"{{{name}}} was missing for {amount(number, 'caption')}: its default stands there.", err=True)
     if outcome.num_backups:
         typer.echo(
-            f"{outcome.num_backups:,} files that somebody wrote or changed were replaced. They are as they were in "
-            f"{outcome.backups}.",
+            f"{amount(outcome.num_backups, 'file')} that somebody wrote or changed went to {outcome.backups}; "
+            "the captions took their places.",
             err=True,
         )
     for line in describe_engines(counts.engines):
@@ -261,7 +262,7 @@ def _report(outcome: Outcome, job: Job) -> None:
         )
     if outcome.num_old_parts:
         typer.echo(
-            f"{outcome.num_old_parts:,} parts of another --split are still in the outputs; --prune removes them.",
+            f"Still in the outputs: {amount(outcome.num_old_parts, 'part')} of another --split; --prune removes them.",
             err=True,
         )
     if outcome.num_gone:
@@ -271,8 +272,7 @@ def _report(outcome: Outcome, job: Job) -> None:
             else "--prune removes them from sources that still have media"
         )
         typer.echo(
-            f"{outcome.num_gone:,} media were moved or deleted since they were captioned; their captions stay in the "
-            f"outputs: {why}.",
+            f"{amount(outcome.num_gone, 'caption')} of moved or deleted media stay in the outputs: {why}.",
             err=True,
         )
     if outcome.flagged:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qwen35mm.cli.amounts import amount
 from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import DEFAULT_SLOTS, CaptionOptions
 from qwen35mm.cli.quick_imports import quick_imports
@@ -75,7 +76,7 @@ class Which:
         """The captions; text files aren't locked yet."""
         from qwen35mm.review.opening import open_captions
 
-        found = open_captions(sources, self.output, texts=self.output_dir, state=self.state_dir, changes=False)
+        found = open_captions(sources, self.output, texts=self.output_dir, state=self.state_dir, for_page=False)
         with contextlib.ExitStack() as stack:
             for each in found:
                 stack.enter_context(contextlib.closing(each))
@@ -267,9 +268,9 @@ def undo(sources: Sources, which: Which) -> None:
                 kept += undone.kept
                 label = run.label
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(latest))
-    typer.echo(f"Taken back: {label}, of {when}. {_captions(len(done))} as before.")
+    typer.echo(f"Taken back: {label}, of {when}. {amount(len(done), 'caption')} as before.")
     if kept:
-        typer.echo(f"{_captions(len(kept))} changed since, and left: {_some(kept)}.", err=True)
+        typer.echo(f"{amount(len(kept), 'caption')} changed since, and left: {_some(kept)}.", err=True)
         raise typer.Exit(_PARTLY)
 
 
@@ -391,17 +392,17 @@ def _is_wanted(writing: Writing) -> bool:
 
 def _report(total: _Total, sources: Sequence[Path]) -> int:
     where = " ".join(str(each) for each in sources)
-    typer.echo(f"{_captions(total.num)} changed. To take it back: qwen35mm captions undo {where}", err=True)
+    typer.echo(f"{amount(total.num, 'caption')} changed. To take it back: qwen35mm captions undo {where}", err=True)
     if total.refused:
         name, why = total.refused[0]
-        typer.echo(f"{_captions(len(total.refused))} not changed, such as {name}: {why}", err=True)
+        typer.echo(f"{amount(len(total.refused), 'caption')} not changed, such as {name}: {why}", err=True)
     return _PARTLY if total.refused else 0
 
 
 def _say_what_would_change(plans: Sequence[Plan], writing: Writing) -> None:
     changes = [change for plan in plans for change in plan.changes]
     num_captions, num_others = sum(plan.num_captions for plan in plans), sum(plan.num_others for plan in plans)
-    parts = [f"{len(changes):,} of {_captions(num_captions)} {'change' if len(changes) != 1 else 'changes'}"]
+    parts = [f"{len(changes):,} of {amount(num_captions, 'caption')} {'change' if len(changes) != 1 else 'changes'}"]
     if len(changes) > writing.show:
         parts.append(f"the first {writing.show:,} shown")
     if num_empty := sum(not change.after.strip() for change in changes):
@@ -449,7 +450,8 @@ def _compared(before: str, after: str) -> tuple[Text, Text]:
 def _show_statistics(found: Statistics, unit: str, trainer: Trainer | None, top: int) -> None:
     bars = found.bars(None if trainer is None else trainer.max_tokens)
     typer.echo(
-        f"{_captions(found.num_captions)} of {found.num_media:,} images and videos, {found.num_tags:,} lists of tags."
+        f"{amount(found.num_captions, 'caption')} of {found.num_media:,} images and videos, "
+        f"{amount(found.num_tags, 'list')} of tags."
     )
     if not found.num_captions:
         return
@@ -482,10 +484,6 @@ def _show_statistics(found: Statistics, unit: str, trainer: Trainer | None, top:
             typer.echo(f"  {name}")
         if len(names) > top:
             typer.echo(f"  and {len(names) - top:,} more")
-
-
-def _captions(num: int) -> str:
-    return f"{num:,} caption{'' if num == 1 else 's'}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -41,7 +41,8 @@ class Folder(Collection[TextPlace]):
         texts: the folder of the captions, under their media's names; None if they lie beside the media.
         state: the folder of the captioner's manifests (which may be missing) and of the accepted texts; None for the
             default in `texts` or in the folder.
-        changes: whether to lock the captions for changes at once; otherwise call `begin` before the first change.
+        for_page: whether to lock the captions at once, for the review page; otherwise call `begin` before the first
+            change.
 
     Raises:
         CaptioningError: there is no such folder, another program reviews it, or it can't be written to.
@@ -54,7 +55,7 @@ class Folder(Collection[TextPlace]):
         suffix: str,
         texts: Path | None = None,
         state: Path | None = None,
-        changes: bool = True,
+        for_page: bool = True,
     ) -> None:
         if not path.is_dir():
             raise CaptioningError(
@@ -72,8 +73,8 @@ class Folder(Collection[TextPlace]):
         self._written: dict[str, _Written] = {}
         self._texts = Texts(self._texts_folder or self._folder, suffix, self._state)
         super().__init__(self.root.name, self._texts)
-        if changes:
-            self.begin()
+        if for_page:
+            self._texts.begin(for_page=True)
 
     def begin(self) -> None:
         """See `Collection`."""

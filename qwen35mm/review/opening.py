@@ -15,7 +15,7 @@ from qwen35mm.review.records import RecordsFile
 
 
 def open_captions(
-    sources: Sequence[Path], output: str, *, texts: Path | None = None, state: Path | None = None, changes: bool = True
+    sources: Sequence[Path], output: str, *, texts: Path | None = None, state: Path | None = None, for_page: bool = True
 ) -> list[Collection[Any]]:
     """The captions of each source, or those of an output that all sources share. The caller closes them.
 
@@ -23,7 +23,7 @@ def open_captions(
         sources: folders of media, or files of records.
         output: `sidecar`, `sidecar:.EXT`, `jsonl:FILE` or `dataset:FOLDER`.
         texts: the folder of the text files; None if they lie beside the media.
-        changes: whether to lock text files at once; see `Collection.begin`.
+        for_page: whether the review page opens them. Otherwise text files aren't locked yet; see `Collection.begin`.
 
     Raises:
         CaptioningError, OutputError: the captions can't be opened; then none are.
@@ -31,9 +31,9 @@ def open_captions(
     spec = parse_output(output)
     near = [each if each.is_dir() else each.parent for each in sources] if texts is None else [texts]
     if spec.kind == "jsonl":
-        return [RecordsFile(spec.path, state=state, near=near)]
+        return [RecordsFile(spec.path, state=state, near=near, for_page=for_page)]
     if spec.kind == "dataset":
-        return [RecordsFile(spec.path / DATASET_METADATA, state=state, near=near)]
+        return [RecordsFile(spec.path / DATASET_METADATA, state=state, near=near, for_page=for_page)]
     if not spec.is_beside:
         raise CaptioningError(
             "Only captions in text files, JSONL and dataset folders can be changed: sidecar, sidecar:.EXT, jsonl:FILE "
@@ -43,9 +43,10 @@ def open_captions(
     try:
         for source in sources:
             if source.is_file():
-                opened.append(RecordsFile(source, state=state, near=[source.parent] if texts is None else [texts]))
+                near_it = [source.parent] if texts is None else [texts]
+                opened.append(RecordsFile(source, state=state, near=near_it, for_page=for_page))
             else:
-                opened.append(Folder(source, suffix=spec.target, texts=texts, state=state, changes=changes))
+                opened.append(Folder(source, suffix=spec.target, texts=texts, state=state, for_page=for_page))
     except BaseException:
         for each in opened:
             each.close()

@@ -106,17 +106,20 @@ class RecordsFile(Collection[bytes]):
         state: the folder of the file's manifest.
         near: without `state`, folders that may contain the manifest's folder. It is also searched for beside the file,
             and in the folders above its media.
+        for_page: whether the review page opens it.
 
     Raises:
         CaptioningError: no manifest knows the file, a run or another page uses it, or it can't be written to.
         OutputError: the disk fails.
     """
 
-    def __init__(self, path: Path, *, state: Path | None = None, near: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, path: Path, *, state: Path | None = None, near: Sequence[Path] = (), for_page: bool = True
+    ) -> None:
         real = Path(os.path.realpath(path))
         found, is_dataset = _manifest_of(real, [state] if state is not None else _folders_near(real, near))
         with ExitStack() as opened:
-            manifest = opened.enter_context(closing(Manifest.open(found)))
+            manifest = opened.enter_context(closing(Manifest.open(found, for_page=for_page)))
             self._output = (
                 DatasetFolder(manifest, real.parent, OutputSettings())
                 if is_dataset

@@ -92,8 +92,11 @@ class Texts(Changes[TextPlace]):
         self._lock: RunLock | None = None
         self._accepted = self._load()[0]
 
-    def begin(self) -> None:
+    def begin(self, *, for_page: bool = False) -> None:
         """Locks the captions for changes, and creates the state folder.
+
+        Args:
+            for_page: whether the review page makes them.
 
         Raises:
             CaptioningError: another program reviews them, or the folder can't be written to.
@@ -102,7 +105,7 @@ class Texts(Changes[TextPlace]):
         state = self._path.parent
         with disk_errors(state.name):
             state.mkdir(parents=True, exist_ok=True)
-        self._lock = RunLock(state / "review.lock", "what is accepted in this folder")
+        self._lock = RunLock(state / "review.lock", "what is accepted in this folder", for_page=for_page)
         try:
             self._accepted, is_compact = self._load()
             if not is_compact:

@@ -262,7 +262,7 @@ def test_folders_prompts_lists_for_trainers_and_defaults(caption: Caption, folde
         *("--mode", "prepend", "--output", "sidecar:.txt", "--output", f"images:{images}", "--include", "*.png"),
     )
     assert done.returncode == 0, done.stderr
-    assert "{metadata.by} was missing for 1 captions: they have its default." in done.stderr
+    assert "{metadata.by} was missing for 1 caption: its default stands there." in done.stderr
     said = "somebody: A big yellow square on the right."
     assert (folder / "one-shape.txt").read_text() == f"ohwx, 1girl, {said} hat\n"
     line = {"image_path": str(folder / "one-shape.png"), "caption": f"ohwx, {said}"}

@@ -168,11 +168,12 @@ async def test_items_are_found(folder: Path, path: Path) -> None:
 
 async def test_one_at_a_time_writes_the_file(folder: Path, path: Path) -> None:
     await captioned(folder)
-    with closing(RecordsFile(path)):
-        with pytest.raises(CaptioningError, match=r"Another run \(process \d+\)"):
-            await captioned(folder)
-        with pytest.raises(CaptioningError, match=r"Another run \(process \d+\)"):
-            RecordsFile(path)
+    for for_page, holder in ((True, "The review page"), (False, "Another run")):
+        with closing(RecordsFile(path, for_page=for_page)):
+            with pytest.raises(CaptioningError, match=rf"{holder} \(process \d+\)"):
+                await captioned(folder)
+            with pytest.raises(CaptioningError, match=rf"{holder} \(process \d+\)"):
+                RecordsFile(path)
 
     async def begun(_: object) -> None:
         with pytest.raises(CaptioningError, match=r"Another run \(process \d+\)"):

@@ -131,7 +131,7 @@ def test_what_was_accepted_is_remembered_also_behind_a_torn_line(folder: Path) -
     with closing(Folder(folder, suffix=".txt")) as reviewed:
         for item in list(look(reviewed).values())[:2]:
             reviewed.accept(item["number"], item["digest"], True)
-        with pytest.raises(CaptioningError, match=r"Another run \(process"):
+        with pytest.raises(CaptioningError, match=r"The review page \(process"):
             Folder(folder, suffix=".txt")
     path = folder / ".qwen35mm" / "review.jsonl"
     path.write_bytes(path.read_bytes()[:-5])

@@ -151,12 +151,12 @@ async def test_a_caption_that_has_to_stay_json_stays(folder: Path, monkeypatch: 
 
 def test_nothing_is_written_before_it_is_begun(folder: Path) -> None:
     (folder / "0.txt").write_text("By a model.")
-    with closing(Folder(folder, suffix=".txt", changes=False)) as one, closing(Folder(folder, suffix=".txt")):
+    with closing(Folder(folder, suffix=".txt", for_page=False)) as one, closing(Folder(folder, suffix=".txt")):
         assert len(one.plan(one.look(), EDIT).changes) == 1
-        with pytest.raises(CaptioningError, match="Another run"):
+        with pytest.raises(CaptioningError, match=r"The review page \(process \d+\) has these captions open"):
             one.begin()
     shutil.rmtree(folder / ".qwen35mm")
-    with closing(Folder(folder, suffix=".txt", changes=False)) as one:
+    with closing(Folder(folder, suffix=".txt", for_page=False)) as one:
         one.plan(one.look(), EDIT)
         assert one.runs() == []
     assert not (folder / ".qwen35mm").exists()

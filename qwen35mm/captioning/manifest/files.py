@@ -26,6 +26,8 @@ _TEMPORARY = ".qwen35mm-writing-"
 _LOCK = ".qwen35mm-lock-"
 PIECE_BYTES = 1 << 20
 _BINARY = getattr(os, "O_BINARY", 0)
+# Behind the process id in a lock file.
+_PAGE = " review page"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -170,19 +172,20 @@ def json_text(value: Any) -> str:
 
 
 class RunLock:
-    """A lock on the file at `path`. The file exists while the lock is held, and contains the process id.
+    """A lock on the file at `path`. The file exists while the lock is held, and says which process holds it.
 
     The lock ends with its process, however that ends.
 
     Args:
         what: what it protects from other runs, for messages.
+        for_page: whether the review page holds it, for others' messages.
         needed: whether to refuse a disk that can't lock files, such as some network disks; otherwise it is only logged.
 
     Raises:
         CaptioningError: another run holds the lock, the file can't be created, or a needed lock isn't possible.
     """
 
-    def __init__(self, path: Path, what: str, *, needed: bool = False) -> None:
+    def __init__(self, path: Path, what: str, *, for_page: bool = False, needed: bool = False) -> None:
         self._path = path.resolve()
         self._lock = FileLock(self._path, timeout=0, thread_local=False)
         holder = ""
@@ -192,10 +195,7 @@ class RunLock:
                 holder = self._path.read_text("ascii", "replace").strip()
             self._lock.acquire()
         except Timeout:
-            raise CaptioningError(
-                f"Another run (process {holder or 'unknown'}) writes {what}. Wait for its end, or end it, and start "
-                "again; runs at the same time need places of their own."
-            ) from None
+            raise CaptioningError(_held(what, holder)) from None
         except (OSError, NotImplementedError) as error:
             number, reason = getattr(error, "errno", errno.ENOSYS), getattr(error, "strerror", "not implemented")
             if number in _NO_LOCKS:
@@ -215,7 +215,7 @@ class RunLock:
             ) from error
         # Only for other runs' messages. If the disk is full, the first real write reports it.
         with contextlib.suppress(OSError):
-            self._path.write_text(f"{os.getpid()}\n", "ascii")
+            self._path.write_text(f"{os.getpid()}{_PAGE if for_page else ''}\n", "ascii")
 
     def release(self) -> None:
         if self._lock.is_locked:
@@ -223,6 +223,19 @@ class RunLock:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             self._lock.release()
+
+
+def _held(what: str, holder: str) -> str:
+    process = holder.removesuffix(_PAGE) or "unknown"
+    if holder.endswith(_PAGE):
+        return (
+            f"The review page (process {process}) has these captions open. Change them there, or end the page with "
+            "Ctrl-C in its terminal and start again."
+        )
+    return (
+        f"Another run (process {process}) writes {what}. Wait for its end, or end it, and start again; runs at the "
+        "same time need places of their own."
+    )
 
 
 def _short(name: str) -> str:

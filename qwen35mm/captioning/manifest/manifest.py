@@ -58,8 +58,11 @@ class Manifest:
         self._together: tuple[int, sqlite3.Connection] | None = None
 
     @classmethod
-    def open(cls, path: Path) -> Manifest:
+    def open(cls, path: Path, *, for_page: bool = False) -> Manifest:
         """Opens or creates the manifest and its folder, which may hold other shards' manifests.
+
+        Args:
+            for_page: whether the review page opens it.
 
         Raises:
             CaptioningError: another run has locked it, it is damaged, foreign or of another version, or its folder
@@ -71,7 +74,8 @@ class Manifest:
             raise CaptioningError(
                 f"The folder {path.parent.name!r} can't be made: {error.strerror}. Choose another for the run."
             ) from error
-        manifest = cls(path, RunLock(path.with_name(f"{path.name}.lock"), "here", needed=True), path.parent.parent)
+        lock = RunLock(path.with_name(f"{path.name}.lock"), "here", for_page=for_page, needed=True)
+        manifest = cls(path, lock, path.parent.parent)
         try:
             with manifest._database.writing():
                 pass

@@ -123,7 +123,7 @@ class JsonLines(RecordOutput):
             self._rewrite()
         if self._copy is not None:
             _log.warning(
-                "%s: %d captions that somebody edited were replaced. The file as it was is %s.",
+                "%s: edited captions were replaced (%d). The file as it was is %s.",
                 self.label,
                 self._num_replaced,
                 printable(str(self._copy)),

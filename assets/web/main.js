@@ -33,6 +33,8 @@ import { Models } from "./model/models.js";
 import { Switcher } from "./model/switcher.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
+// The answers that are asked a second time, for a page that is loaded again.
+const LOOK_CLOSER = "qwen35mm.closer";
 // From when on the person is told why there is no page yet.
 const SILENT_MS = 4000;
 
@@ -42,8 +44,8 @@ class Page {
   #address = null;
   /** What had the focus before the settings were opened. @type {Element | null} */
   #opener = null;
-  /** Answers whose times are looked at more closely when they are there. @type {Set<string>} */
-  #toLookAt = new Set();
+  /** Answers whose times are looked at more closely when they are there, also after a reload. @type {Set<string>} */
+  #toLookAt = new Set(JSON.parse(sessionStorage.getItem(LOOK_CLOSER) ?? "[]"));
   /** By what is pressed with Ctrl. @type {Record<string, (() => unknown) | undefined>} */
   #shortcuts = {
     k: () => this.search(),
@@ -132,7 +134,10 @@ class Page {
         this.changeSettings(values);
         if (this.areSettingsOpen) this.panel.show(values);
       },
-      lookCloser: (reply) => this.#toLookAt.add(reply),
+      lookCloser: (reply) => {
+        this.#toLookAt.add(reply);
+        this.#keepToLookAt();
+      },
       onCost: (cost) => this.context.drawCost(cost),
     });
     this.models = new Models(app, requests, say, state);
@@ -243,8 +248,14 @@ class Page {
   /** Asks the second time, where a question is asked twice. */
   lookCloser(/** @type {Answer} */ answer) {
     if (answer.status === "running" || !this.#toLookAt.delete(answer.id)) return;
+    this.#keepToLookAt();
     const look = answer.status === "finished" ? this.player.closer(answer) : null;
     if (look) this.composer.draft.queue({ text: look.text, files: look.files, editing: null, taken: [] });
+  }
+
+  #keepToLookAt() {
+    if (this.#toLookAt.size) sessionStorage.setItem(LOOK_CLOSER, JSON.stringify([...this.#toLookAt]));
+    else sessionStorage.removeItem(LOOK_CLOSER);
   }
 
   showAnswer(/** @type {News} */ answer) {

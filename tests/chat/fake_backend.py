@@ -3,7 +3,7 @@
 "echo TEXT"      TEXT, word by word
 "think TEXT"     a thought, then TEXT
 "slow"           words without an end, by a clock of its own; "slow WORD" has them be WORD
-"phases"         a pause in each phase of progress, until `next_phase()`, then an answer
+"phases"         a pause in each phase of progress, until `next_phase()`, then an answer; "phases TEXT" has it be TEXT
 "refuse TEXT"    a RequestError that says TEXT
 "break"          an error that is a bug; "break late" after some words
 "length"         an answer that was cut; continued, its end
@@ -171,7 +171,8 @@ class FakeBackend:
             yield Prefilled(3, 0.25, None, CacheReport())
             yield TextDelta("Let me see. ", "reasoning", 3, 0.1)
             yield TextDelta("That is it.", "reasoning", 6, 0.2)
-        text = rest if command in ("echo", "think") else _describe(message)
+        is_given = command in ("echo", "think") or (command == "phases" and rest)
+        text = rest if is_given else _describe(message)
         for word in text.split(" "):
             yield TextDelta(word + " ")
             await asyncio.sleep(0)

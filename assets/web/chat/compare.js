@@ -248,7 +248,7 @@ export class Comparison {
       { "aria-label": t("Answer {n}", { n: this.#answers.indexOf(answer) + 1 }) },
       h(
         "header",
-        h("div.row", h("strong", answer.model ?? t("Unknown model")), this.#picker(answer, other)),
+        h("div.row", h("strong", this.models.called(answer.model) ?? t("Unknown model")), this.#picker(answer, other)),
         h(
           "dl.made",
           names.map((name) => h("div", h("dt", this.#label(name)), h("dd", shown(answer.settings?.[name])))),
@@ -267,7 +267,7 @@ export class Comparison {
   /** Which of several answers stands here; the other side's can't. */
   #picker(/** @type {Answer} */ answer, /** @type {Answer} */ other) {
     const words = (/** @type {Answer} */ { model }, /** @type {number} */ at) =>
-      `${at + 1}/${this.#answers.length}${model ? ` · ${model}` : ""}`;
+      `${at + 1}/${this.#answers.length}${model ? ` · ${this.models.called(model)}` : ""}`;
     if (this.#answers.length < 3)
       return h("span.quiet", `${this.#answers.indexOf(answer) + 1}/${this.#answers.length}`);
     const options = this.#answers.map((each, at) =>

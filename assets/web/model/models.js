@@ -19,6 +19,16 @@ const SERVER = "server:";
 export const nameOf = (/** @type {{ name: string, is_demo: boolean }} */ { name, is_demo }) =>
   is_demo ? t("Practice model") : name;
 
+/**
+ * What the model of an answer is called, among the models that are known here.
+ * @param {{ name: string, is_demo: boolean }[]} known
+ * @param {string | null} name
+ */
+export const calledAmong = (known, name) => {
+  const demo = known.find((model) => model.is_demo && model.name === name);
+  return demo ? nameOf(demo) : name;
+};
+
 /** The options of a choice among all models: `changeTo` says what each value means. */
 export const modelOptions = (/** @type {ModelsFound} */ { models, servers }) => [
   models.map((model) => {
@@ -76,6 +86,12 @@ export class Models {
     const another = h("option", { value: "" }, t("Another model from Hugging Face"));
     const onServer = h("option", { value: SERVER }, t("A model on a server"));
     redraw(this.select, modelOptions(found), another, onServer);
+  }
+
+  /** What the model of an answer is called here; null where that isn't known. */
+  called(/** @type {string | null} */ name) {
+    const { model, is_demo } = this.app;
+    return calledAmong([{ name: model, is_demo }, ...this.#found.models], name);
   }
 
   /** The button that leads from the practice model to a real one; nothing without one that fits. */

@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, expect
 from qwen35mm.assets import demo_model_path
 from qwen35mm.chat.media import strips
 from qwen35mm_preprocess import MediaLimitError
-from tests.chat.fake_backend import FakeBackend
+from tests.chat.fake_backend import PHASES, FakeBackend
 from tests.preprocess.media_files import HOUR_SCENES_S, encode_video, hour_video, scene
 from tests.web.browser import ChatPage, OpenPage, box_of
 
@@ -216,17 +216,24 @@ def test_an_hour_is_looked_at_as_a_whole_by_chapters_and_twice(
     twice = page.page.get_by_label("Then look closer at the times in the answer")
     page.box.fill("echo What comes? At 20:00.")
     expect(twice).not_to_be_checked()
-    page.box.fill("echo When is it? At 20:00.")
+    page.box.fill("phases When is it? At 20:00.")
     expect(twice).to_be_checked()
     expect(page.page.locator(".twice")).to_contain_text(re.compile(r"about [\d,]{3,} more tokens"))
     page.box.press("Enter")
+    expect(page.stop_button).to_be_visible()
+    page.wait_until(lambda: len(backend.calls) == 1)
+    # Also if the page is loaded again meanwhile.
+    page.page.reload()
+    expect(page.stop_button).to_be_visible()
+    for _ in range(2 * len(PHASES)):
+        backend.next_phase()
     page.wait_answered(2)
     first, second = (call.messages[-1] for call in backend.calls)
     step_s = 3600 / MOST_FRAMES
     assert len(first.media[0].plan.frame_times_s) == MOST_FRAMES
     looked = second.media[0].plan.frame_times_s
     assert (looked[0], looked[-1]) == pytest.approx((1200 - step_s, 1200 + step_s), abs=1)
-    assert second.text.startswith("echo When is it? At 20:00.\n\nLook closer: 1")
+    assert second.text.startswith("phases When is it? At 20:00.\n\nLook closer: 1")
     expect(page.questions.last.locator("summary")).to_contain_text(f"{len(looked)} frames, 1")
     # By hand: the part comes into the message, which is sent when the person has seen what it costs.
     expect(page.answers.first.locator(".moment")).to_have_text("20:00")

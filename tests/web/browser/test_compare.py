@@ -148,19 +148,19 @@ def test_a_comparison_goes_on_where_another_model_was_loaded_for_it(page: ChatPa
     # What the page leaves itself when it is loaded again with the other model.
     asked = json.dumps({"conversation": chat, "answer": answer, "before": answer, "own": {"temperature": 0.25}})
     page.page.evaluate("asked => sessionStorage.setItem('qwen35mm.compare', asked)", asked)
-    backend.info = replace(backend.info, name="Other-1B")
+    backend.info, backend.is_demo = replace(backend.info, name="Other-1B"), True
     try:
         page.page.reload()
         second = page.dialog.locator(".side").nth(1)
         # It is written in sight, and ends when the page is left with it.
         expect(second.locator(".answer")).to_contain_text("word word")
         expect(second.get_by_role("button", name="Continue with this answer")).to_be_disabled()
-        expect(second.locator("strong").first).to_have_text("Other-1B")
+        expect(second.locator("strong").first).to_have_text("Practice model")
         page.dialog.press("Escape")
         page.stop_button.click()
         page.wait_answered()
     finally:
-        backend.info = replace(backend.info, name="Fake-1B")
+        backend.info, backend.is_demo = replace(backend.info, name="Fake-1B"), False
     expect(page.answers.last.locator(".count")).to_have_text("2/2")
     assert backend.calls[-1].params.temperature == 0.25
     assert page.page.evaluate("sessionStorage.length") == 0

@@ -1,40 +1,31 @@
-"""The review page's routes: its requests and its media."""
+"""The review page's requests."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 
-from qwen35mm.assets import asset_path
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.texts.presets import PRESETS, preset_question
 from qwen35mm.captioning.texts.prompts import Question
 from qwen35mm.captioning.texts.trainers import TRAINERS, Length, trainer_named
-from qwen35mm.chat.media.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm.errors import NotFoundError
-from qwen35mm.http.guards import guards
-from qwen35mm.http.owner import Owner
-from qwen35mm.http.requests import Handler, Requests, in_words, number_of, problem, request
-from qwen35mm.http.sessions import PageToken, TokenAddress
-from qwen35mm.http.settings import HttpSettings
-from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
+from qwen35mm.http.requests import problem, request
+from qwen35mm.http.sessions import PageToken
+from qwen35mm.pools import REQUESTS, SEARCH
 from qwen35mm.pools import Asker as Waiting
 from qwen35mm.review.asking import Asker
 from qwen35mm.review.changes import MAX_TEXT_BYTES, ChangedError, Undone
 from qwen35mm.review.collection import Changed, Collection, Plan, Search
 from qwen35mm.review.edits import adding_tags, deduplicating, differences, removing_tags, replacing_text, sorting
-from qwen35mm.review.similar import SMALL_SIDE
+from qwen35mm.review.page import MediaPage, Number, create_page_app
 from qwen35mm.review.statistics import measure, num_words
+from qwen35mm_preprocess import MediaKind
 from qwen35mm_preprocess.say import said_of, say
 
 # A caption as JSON, where every character may be escaped.
@@ -44,59 +35,29 @@ _MAX_SELECTED = 1_000_000
 # Changes that a preview shows, and of each caption.
 _SHOWN = 20
 _SHOWN_CHARS = 4000
-# The content of an address with its current version never changes.
-_KEPT = {"cache-control": "private, max-age=31536000, immutable"}
 
-Number = Annotated[int, Field(ge=0)]
 Numbers = Annotated[list[Number], Field(max_length=_MAX_SELECTED)]
 Words = Annotated[str, Field(max_length=MAX_TEXT_BYTES)]
 
 
 def create_app(reviewed: Collection[Any], asker: Asker, *, token: PageToken) -> Starlette:
     """The application; it closes the asker when it shuts down."""
-    page, owner = _Page(reviewed, asker), Owner(token)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
-        yield
-        await asker.close()
-
-    def file(handle: Handler) -> Handler:
-        async def handled(request: Request) -> Response:
-            owner.check(request, takes_tickets=True)
-            return await handle(request)
-
-        return in_words(handled)
-
-    requests = Requests(owner.check, page, max_bytes=_MAX_BODY_BYTES)
-    return Starlette(
-        routes=[
-            Route("/", page.show),
-            Route("/session", in_words(owner.begin), methods=["POST"]),
-            Route("/api/{name}", in_words(requests), methods=["POST"]),
-            Route("/media/{number}", file(page.media)),
-            Route("/small/{number}", file(page.small)),
-            Route("/icon.svg", _icon),
-            Mount("/web", StaticFiles(directory=asset_path("web"))),
-        ],
-        middleware=[*guards(HttpSettings(), only_this_machine=True), Middleware(TokenAddress, token)],
-        lifespan=lifespan,
-    )
+    return create_page_app(_Page(reviewed, asker), token=token, max_bytes=_MAX_BODY_BYTES, close=asker.close)
 
 
-async def _icon(_request: Request) -> Response:
-    return FileResponse(asset_path("icon.svg"))
-
-
-class _Page:
+class _Page(MediaPage):
     def __init__(self, reviewed: Collection[Any], asker: Asker) -> None:
         self._reviewed = reviewed
         self._asker = asker
         self._num_plans = 0
         self._plan: tuple[int, Plan | None] = (0, None)
 
-    async def show(self, _request: Request) -> Response:
-        return FileResponse(asset_path("web") / "review.html", headers={"cache-control": "no-cache"})
+    def version(self, number: int) -> str:
+        return self._reviewed.version(number)
+
+    def medium(self, number: int) -> tuple[MediaKind, Path]:
+        entry, path = self._reviewed.medium(number)
+        return entry.kind, path
 
     @request
     async def look(self) -> Any:
@@ -204,29 +165,6 @@ class _Page:
         question = preset_question(preset) if preset else Question(prompt)
         caption = await self._asker.ask(entry.name, path, question, text)
         return {"text": caption.text, "flags": [printable(flag) for flag in caption.flags]}
-
-    async def media(self, request: Request) -> Response:
-        """A medium in a form that browsers can show, upright."""
-        number, headers = self._named(request)
-        entry, path = await REQUESTS.run(self._reviewed.medium, number)
-        if entry.kind == "image":
-            shown = await THUMBNAILS.run(shown_picture, path)
-            if shown is not None:
-                return Response(shown, media_type="image/jpeg", headers=headers)
-        return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers=headers)
-
-    async def small(self, request: Request) -> Response:
-        """A small picture of a medium."""
-        number, headers = self._named(request)
-        _, path = await REQUESTS.run(self._reviewed.medium, number)
-        picture = await THUMBNAILS.run(make_thumbnail, path, SMALL_SIDE)
-        return Response(picture, media_type="image/jpeg", headers=headers)
-
-    def _named(self, request: Request) -> tuple[int, dict[str, str]]:
-        number = number_of(request)
-        version = request.query_params.get("v", "")
-        is_current = version and version == self._reviewed.version(number)
-        return number, _KEPT if is_current else {"cache-control": "no-store"}
 
     def _many(self, changed: Changed) -> Any:
         return {"num": changed.num, "refused": changed.refused[:_MAX_ITEMS], "counts": self._reviewed.counts()}

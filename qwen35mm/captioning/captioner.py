@@ -243,6 +243,7 @@ class Captioner:
             num_prompt_tokens=sum(result.num_prompt_tokens for result in results),
             num_generated_tokens=sum(result.num_generated_tokens for result in results),
             seconds=sum(result.cache.prefill_s + result.cache.decode_s for result in results),
+            prefill_s=results[0].ttft_s or 0.0,
         )
 
 

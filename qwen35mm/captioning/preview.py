@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -60,6 +61,10 @@ class Row:
         """Whether nothing more will come."""
         return self.failed is not None or None not in self.answers
 
+    @property
+    def num_captions(self) -> int:
+        return sum(isinstance(answer, Caption) for answer in self.answers)
+
     def trial(self) -> Trial | None:
         """What it cost; None unless all captions are there."""
         captions = [answer for answer in self.answers if isinstance(answer, Caption)]
@@ -101,6 +106,8 @@ class Preview:
         self.clock = 0
         self._num: Mapping[MediaKind, Range] = {}
         self._machine = Machine(1, 1, 1)
+        self._copying = threading.Lock()
+        self._copies: dict[int, Path] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="qwen35mm-preview-", ignore_cleanup_errors=True)
 
     def close(self) -> None:
@@ -129,7 +136,8 @@ class Preview:
         Raises:
             CaptioningError: too few media satisfy `--where`.
         """
-        job, slots = self.job, self.job.run.slots
+        job = self.job
+        slots = captioner.num_at_once or job.run.slots
         self._machine = Machine(slots, min(slots, self.num_asked), job.num_workers)
         with ExitStack() as stack:
             manifest = stack.enter_context(Manifest.borrowed(job.manifest_path))
@@ -142,7 +150,7 @@ class Preview:
                 if not self.rows:
                     await self._find(ledger, workers)
                 self.state = "asking"
-                asking = _Asking(self, captioner, ledger, workers)
+                asking = _Asking(self, captioner, ledger, workers, slots)
                 await asyncio.gather(*map(asking.caption, self.rows))
                 self.state = "done"
             finally:
@@ -186,10 +194,12 @@ class Preview:
         item = self.rows[number].item
         if isinstance(item.source, Path):
             return item.source
-        path = Path(self._folder.name, f"{number}{item.suffix()}")
-        if not path.exists():
-            path.write_bytes(b"".join(item.pieces()))
-        return path
+        with self._copying:
+            if number not in self._copies:
+                path = Path(self._folder.name, f"{number}{item.suffix()}")
+                path.write_bytes(b"".join(item.pieces()))
+                self._copies[number] = path
+            return self._copies[number]
 
     def _show(self, items: Sequence[Item]) -> None:
         num = len(self.prompts.questions)
@@ -258,16 +268,15 @@ class _Asking:
     captioner: Captioner
     ledger: Ledger
     workers: MediaWorkers
-    splitter: Splitter | None = field(init=False)
+    slots: int
 
     def __post_init__(self) -> None:
         job = self.preview.job
-        self.splitter = None if job.split is None else Splitter(job.split, self.ledger, self.workers)
-        slots = job.run.slots
+        self._splitter = None if job.split is None else Splitter(job.split, self.ledger, self.workers)
         # Each slot has its next medium decoded.
-        self._held = asyncio.Semaphore(2 * slots)
+        self._held = asyncio.Semaphore(2 * self.slots)
         self._reading = asyncio.Semaphore(job.num_workers)
-        self._slots = asyncio.Semaphore(slots)
+        self._slots = asyncio.Semaphore(self.slots)
 
     async def caption(self, row: Row) -> None:
         """Captions a row."""
@@ -313,9 +322,9 @@ class _Asking:
     async def _choose_part(self, row: Row) -> Failed | None:
         """Replaces a video that is split by one of its parts."""
         item, parts = row.item, list[Item]()
-        if self.splitter is None or item.kind != "video":
+        if self._splitter is None or item.kind != "video":
             return None
-        async with contextlib.aclosing(self.splitter.of(item)) as found:
+        async with contextlib.aclosing(self._splitter.of(item)) as found:
             async for part in found:
                 if isinstance(part, Unreadable):
                     return Failed(part.kind, part.message)

@@ -59,6 +59,7 @@ class Caption:
         num_prompt_tokens, num_generated_tokens: of all attempts.
         num_attempts: replies up to this one.
         seconds: the model's time for all attempts.
+        prefill_s: seconds to the first token of the first attempt.
     """
 
     text: str
@@ -79,6 +80,7 @@ class Caption:
     num_generated_tokens: int = 0
     num_attempts: int = 1
     seconds: float = 0.0
+    prefill_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Record:
             "sha256": self.content.hex(),
             "metadata": dict(self.item.metadata),
         }
-        inner = ("text", "others", "num_attempts", "seconds")
+        inner = ("text", "others", "num_attempts", "seconds", "prefill_s")
         return {name: value for name, value in values.items() if value is not None and name not in inner}
 
 
@@ -156,7 +158,7 @@ def medium_flags(plan: MediaPlan) -> tuple[str, ...]:
 def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
     """The caption of the near-duplicate `name` for another item, with that item's size and without costs."""
     flags = (*medium_flags(plan), *(flag for flag in caption.flags if flag.partition(":")[0] not in _MEDIUM_KINDS))
-    free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0}
+    free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0, "prefill_s": 0.0}
     return replace(caption, **medium_facts(item, plan), **free, flags=flags, shared_from=name)
 
 

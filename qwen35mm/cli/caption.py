@@ -21,6 +21,7 @@ from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.cli.sampling_options import SamplingChoices
+from qwen35mm.errors import CaptioningError
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
@@ -37,6 +38,7 @@ _PASSING = (0, 3, 4)
 
 @with_options
 def caption(
+    context: typer.Context,
     sources: Annotated[
         list[str],
         typer.Argument(help="Files, folders, @LISTS of files, datasets, parquet files, tars; or JOBS.toml."),
@@ -53,17 +55,25 @@ def caption(
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
         if is_job_file(sources):
+            if options.preview is not None:
+                raise CaptioningError("--preview takes sources and prompts, not a file of jobs: name those of one job.")
             jobs = read_jobs(Path(sources[0]), model, options, sampling)
         else:
             jobs = [("", options.job(sources, model, sampling))]
     # Progress also goes to a log.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
+    if options.preview is not None:
+        from qwen35mm.cli.caption_preview import commands_of, preview_captions
+
+        ((_, job),) = jobs
+        opening = partial(_opened, job, model, options)
+        raise typer.Exit(preview_captions(job, options.preview, options, commands_of(context, options), opening))
     raise typer.Exit(asyncio.run(_caption(jobs, model, options)))
 
 
-async def _caption(jobs: list[tuple[str, Job]], model: ModelOptions, options: CaptionOptions) -> int:
-    job = jobs[0][1]
-    codes: list[int] = []
+@contextlib.asynccontextmanager
+async def _opened(job: Job, model: ModelOptions, options: CaptionOptions) -> AsyncIterator[Captioner | RayCaptioner]:
+    """The model for a run, wherever the options say that it is."""
     async with contextlib.AsyncExitStack() as stack:
         if options.ray is None:
             captioner = await stack.enter_async_context(open_captioner(job, model, options, for_many=True))
@@ -72,6 +82,12 @@ async def _caption(jobs: list[tuple[str, Job]], model: ModelOptions, options: Ca
             captioner = cluster.on_any_device(_asked(model))
         if captioner.is_demo:
             typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
+        yield captioner
+
+
+async def _caption(jobs: list[tuple[str, Job]], model: ModelOptions, options: CaptionOptions) -> int:
+    codes: list[int] = []
+    async with _opened(jobs[0][1], model, options) as captioner:
         for name, job in jobs:
             if name:
                 typer.echo(f"{name}: {', '.join(job.sources)}", err=True)

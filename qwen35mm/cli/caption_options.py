@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.media.splits import Split
     from qwen35mm.captioning.outputs import OutputSpec
     from qwen35mm.captioning.requests import CaptionStyle
-    from qwen35mm.captioning.texts.prompts import PromptSet
+    from qwen35mm.captioning.texts.prompts import Question
     from qwen35mm.captioning.texts.trainers import Trainer
     from qwen35mm.captioning.whole import WholeKind
     from qwen35mm.settings import ModelOptions
@@ -41,6 +41,20 @@ _remote = functools.partial(typer.Option, rich_help_panel="A model on a server")
 _ray = functools.partial(typer.Option, rich_help_panel="Ray cluster")
 
 Many = list[str] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and an option with a value that asks it alone."""
+
+    question: Question
+    option: str
+    value: str
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return self.question.name or self.value
 
 
 @dataclass(frozen=True)
@@ -206,6 +220,19 @@ class CaptionOptions:
     compact: Annotated[bool, _output("--compact", help="Merge parquet files and tars that aren't full.")] = False
 
     dry_run: Annotated[bool, _run("--dry-run", help="Say what would be done and what it costs; write nothing.")] = False
+    preview: Annotated[
+        int | None,
+        _run(
+            help="Caption so many random media with every prompt, and show them side by side on a page with the hours "
+            "that a run takes; write nothing.",
+            min=1,
+            max=1000,
+            metavar="N",
+        ),
+    ] = None
+    open: Annotated[
+        bool, _run("--open/--no-open", help="Show the preview in the browser, or as a table in the terminal.")
+    ] = True
     limit: Annotated[int | None, _run(help="Most items to caption.", min=1)] = None
     retry_failed: Annotated[bool, _run("--retry-failed", help="Try again what failed before.")] = False
     prune: Annotated[bool, _run("--prune", help="At the end of a whole run, remove captions of deleted media.")] = False
@@ -252,12 +279,14 @@ class CaptionOptions:
         from qwen35mm.captioning.outputs import OutputSettings, parse_output
         from qwen35mm.captioning.run import RunSettings
         from qwen35mm.captioning.sources.scan import ScanOptions
+        from qwen35mm.captioning.texts.prompts import PromptSet
         from qwen35mm.captioning.texts.templates import new_path
         from qwen35mm.captioning.where import Where
 
         if self.share_similar is not None and self.skip_similar is not None:
             raise CaptioningError("--share-similar captions all of a group, --skip-similar one: choose one of them.")
-        prompts, trainer = self._prompts(), self._trainer()
+        trainer = self._trainer()
+        prompts = PromptSet([each.question for each in self.asked()], system=self.system, seed=self.seed)
         keeps_lines = self.timeline or any(each.lines for each in prompts.questions)
         outputs = tuple(parse_output(text) for text in self._outputs(trainer, has_styles=bool(prompts.styles)))
         job = Job(
@@ -312,23 +341,28 @@ class CaptionOptions:
         job.check()
         return job
 
-    def _prompts(self) -> PromptSet:
+    def asked(self) -> list[Asked]:
+        """The prompts, in order. Raises CaptioningError."""
         from qwen35mm.captioning.texts.presets import preset_question
-        from qwen35mm.captioning.texts.prompts import PromptSet, Question, read_prompt_file
+        from qwen35mm.captioning.texts.prompts import Question, read_prompt_file
 
-        questions = [Question(text) for text in self.prompt or ()]
-        questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
+        found = [Asked(Question(text), "--prompt", text) for text in self.prompt or ()]
+        for path in self.prompt_file or ():
+            questions = read_prompt_file(path)
+            found += [Asked(each, "--prompt", each.text) for each in questions]
+            if len(questions) == 1:
+                found[-1] = Asked(questions[0], "--prompt-file", str(path))
         for text in self.preset or ():
             if "," in text:
                 names = [name.strip() for name in text.split(",")]
-                questions += [replace(preset_question(name), name=name) for name in names if name]
+                found += [Asked(replace(preset_question(name), name=name), "--preset", name) for name in names if name]
                 continue
             name, _, weight = text.partition(":")
             try:
-                questions.append(preset_question(name, float(weight) if weight else 1.0))
+                found.append(Asked(preset_question(name, float(weight) if weight else 1.0), "--preset", name))
             except ValueError:
                 raise CaptioningError(f"A preset's weight is a number, as in {name}:2; got '{weight}'.") from None
-        return PromptSet(questions or [preset_question("short")], system=self.system, seed=self.seed)
+        return found or [Asked(preset_question("short"), "--preset", "short")]
 
     def _trainer(self) -> Trainer | None:
         from qwen35mm.captioning.texts.trainers import trainer_named

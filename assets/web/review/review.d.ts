@@ -104,3 +104,72 @@ export interface Proposal {
   text: string;
   flags: string[];
 }
+
+/** The least, the median and the largest. */
+export type Lengths = [number, number, number];
+
+/** Seconds of a whole run, at least and at most. */
+export interface PreviewCost {
+  image?: [number, number];
+  video?: [number, number];
+}
+
+/** A prompt of a preview. */
+export interface PreviewColumn {
+  title: string;
+  prompt: string;
+  command: string;
+  cost: PreviewCost;
+  words: Lengths | null;
+  tokens: Lengths | null;
+  failed: number;
+  /** Captions that the trainer wouldn't take whole. */
+  shortened: number;
+}
+
+/** A caption, or why there is none. */
+export interface PreviewCell {
+  failed?: Said;
+  text: string;
+  flags: string[];
+  seconds: number;
+  words: number;
+  tokens: number | null;
+}
+
+export interface PreviewRow {
+  number: number;
+  name: string;
+  kind: "image" | "video";
+  /** Of a video's part, its start and its end in seconds. */
+  part: [number, number] | null;
+  failed: Said | null;
+  /** null where it is still to come. */
+  cells: (PreviewCell | null)[];
+}
+
+/** A preview of a run: see qwen35mm/review/preview.py. */
+export interface PreviewAnswer {
+  title: string;
+  state: "looking" | "loading" | "asking" | "done" | "stopped";
+  /** Counts changes of the rows. */
+  clock: number;
+  version: string;
+  /** How many media there will be, and how many are over. */
+  asked: number;
+  over: number;
+  /** How many media the run has, at least and at most. */
+  num: { image?: [number, number]; video?: [number, number] };
+  tried: { image?: number; video?: number };
+  /** How many entries of the sources can't be read, and the first of them. */
+  unreadable: number;
+  named: [string, Said][];
+  failed: number;
+  /** Options that change the time in a way that isn't known. */
+  not_counted: string[];
+  most_tokens: number | null;
+  columns: PreviewColumn[];
+  together: { command: string; cost: PreviewCost } | null;
+  /** Those that changed. */
+  rows: PreviewRow[];
+}

@@ -1,7 +1,7 @@
 // The page of `qwen35mm review`: pictures and clips with their captions, one after the other, by keys.
 
 /** @import { BulkEdit, Changed, Counts, Found, Item, Looked, ManyChanged } from "./review.d.ts" */
-/** @import { Planned, Proposal, Search } from "./review.d.ts" */
+/** @import { Planned, PreviewAnswer, Proposal, Search } from "./review.d.ts" */
 
 import { button, h, icon, isComposing, redraw, select } from "../common/dom.js";
 import { beginSession } from "../common/session.js";
@@ -12,6 +12,7 @@ import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { askForm, searchForm, showReviewKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
+import { Preview } from "./preview.js";
 import { showStatistics } from "./statistics.js";
 
 const SEARCH_AFTER_MS = 250;
@@ -541,12 +542,7 @@ class Review {
   }
 }
 
-document.documentElement.lang = await useLanguage(undefined);
-const root = document.querySelector("#qwen35mm");
-try {
-  await beginSession(new URL("session", document.baseURI));
-  /** @type {Looked} */
-  const looked = await call("look");
+async function begin(/** @type {Looked} */ looked) {
   const review = new Review(looked);
   root?.replaceChildren(review.element);
   document.title = `${looked.title} · qwen35mm`;
@@ -556,6 +552,20 @@ try {
     review.show(looked.numbers);
     call("find", review.search).then((found) => review.offer(found));
   }
+}
+
+document.documentElement.lang = await useLanguage(undefined);
+const root = document.querySelector("#qwen35mm");
+try {
+  await beginSession(new URL("session", document.baseURI));
+  /** @type {Looked | { preview: PreviewAnswer }} */
+  const looked = await call("look");
+  if ("preview" in looked) {
+    const preview = new Preview(looked.preview);
+    root?.replaceChildren(preview.element);
+    document.title = `${looked.preview.title} · qwen35mm`;
+    await preview.watch();
+  } else await begin(looked);
 } catch (error) {
   root?.replaceChildren(h("p.nothing", String(/** @type {Error} */ (error).message)));
 }

@@ -21,10 +21,12 @@ from qwen35mm.errors import (
     RequestError,
 )
 from qwen35mm_preprocess import (
+    MediaBudgetError,
     MediaDecodeError,
     MediaError,
     MediaKind,
     MediaLimitError,
+    MediaPlanError,
     MediaSourceError,
     VideoClip,
 )
@@ -198,7 +200,7 @@ class Unreadable:
     path: Path | None = None
 
 
-# Kinds of failures of media that nobody may be able to read.
+# Kinds of failures of media that nobody may be able to read; see also `broken_medium`.
 BROKEN: Final = frozenset({"crash", "damaged", "unsupported"})
 
 _FAILURE_KINDS: Mapping[type[Exception], str] = {
@@ -207,6 +209,8 @@ _FAILURE_KINDS: Mapping[type[Exception], str] = {
     MediaSourceError: "unreadable",
     MediaDecodeError: "damaged",
     MediaLimitError: "too large",
+    MediaBudgetError: "too large",
+    MediaPlanError: "changed",
     MediaError: "unsupported",
     ContextTooLongError: "too long",
     RefusedError: "refused",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from qwen35mm.captioning.aside import Aside, Broken, SetAside, TakenBack
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.estimate import Estimate, estimate
 from qwen35mm.captioning.filters import Filter
@@ -21,9 +23,10 @@ from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, open_outputs
 from qwen35mm.captioning.parts import Splitter
 from qwen35mm.captioning.progress import Counts
+from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
-from qwen35mm.captioning.sources.names import absolute
+from qwen35mm.captioning.sources.names import absolute, is_one_of
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.folder_prompts import FolderPrompts
 from qwen35mm.captioning.texts.prompts import PromptSet
@@ -49,6 +52,7 @@ class Job:
         split: how videos are split; None captions them whole.
         clips: the folder in which each part becomes a file; None for parts without files.
         where: what a medium must satisfy; None for all media.
+        aside: the folder that broken media are moved to, with their text files; None leaves them.
         begins_listings: whether the list of what filters leave out begins anew; not for a later one of several jobs.
     """
 
@@ -66,6 +70,7 @@ class Job:
     split: Split | None = None
     clips: Path | None = None
     where: Where | None = None
+    aside: Path | None = None
     begins_listings: bool = True
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -84,8 +89,26 @@ class Job:
                 "other's. Caption on one machine, or with --ray or several --backend."
             )
         self._check_parts()
+        self._check_aside()
         self.settings(SamplingParams())
         self.entries()
+
+    def _check_aside(self) -> None:
+        if self.aside is None:
+            return
+        made = [spec.path for spec in self.outputs if not spec.is_beside]
+        made += [each for each in (self.clips, self.output_settings.folder, self.state_folder) if each is not None]
+        if is_one_of(self.aside, made):
+            raise CaptioningError(
+                f"--set-aside needs a folder of its own, and the run writes to '{printable(str(self.aside))}'. Name "
+                "another one."
+            )
+        above = next(each for each in (absolute(self.aside), *absolute(self.aside).parents) if os.path.lexists(each))
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise CaptioningError(
+                f"Nothing can be set aside in '{printable(str(self.aside))}': '{printable(str(above))}' is no folder "
+                "that can be written to. Name another one."
+            )
 
     def _check_parts(self) -> None:
         if self.run.whole is not None:
@@ -123,15 +146,21 @@ class Job:
         schema = None if self.style.schema is None else self.style.schema.text
         return CaptionSettings(params.with_overrides(**self.sampling, json_schema=schema), self.style, self.thinking)
 
-    def entries(self, manifest: Manifest | None = None) -> Iterator[Item | Unreadable]:
+    def entries(self, manifest: Manifest | None = None, without: Sequence[Path] = ()) -> Iterator[Item | Unreadable]:
         """The sources' items, without the copies and rows that the outputs wrote below a source.
+
+        Args:
+            without: further folders in a source whose content is left out.
 
         Raises:
             CaptioningError, MissingExtraError: see `scan`.
         """
         made = [folder for spec in self.outputs if (folder := spec.media_folder) is not None]
         made += [] if self.clips is None else [self.clips]
-        return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)), manifest)
+        made += [] if self.aside is None else [self.aside]
+        made += [folder for folder in without if not is_one_of(folder, [Path(each) for each in self.sources])]
+        options = replace(self.scan, without=(*self.scan.without, *made), only_files=self.aside is not None)
+        return scan(self.sources, options, manifest)
 
     @property
     def folders(self) -> FolderPrompts | None:
@@ -178,6 +207,11 @@ class Job:
         return self.state_folder / f"skipped{self._shard}.jsonl"
 
     @property
+    def aside_path(self) -> Path:
+        """The journal of what was set aside."""
+        return self.state_folder / f"set-aside{self._shard}.jsonl"
+
+    @property
     def _shard(self) -> str:
         return "" if self.scan.shard is None else "-{}-of-{}".format(*self.scan.shard)
 
@@ -191,10 +225,13 @@ class Outcome:
         failed: failed items without a caption, of this run and earlier ones, by the failure's kind.
         num_gone: deleted media whose captions are still there; only after a complete run.
         num_pruned: deleted media whose captions this run removed; only after a complete run.
-        num_old_parts: parts of another --split whose captions or clips are still there; only after a complete run.
+        num_old: items of another --split, or whole videos that are in parts now, whose captions or clips are still
+            there; only after a complete run.
         num_backups: files of people that this run replaced.
         backups: the folder where they are as they were; None if there are none.
         flagged: captions with flags, of this run and earlier ones, by the flag's kind.
+        broken: the broken media that this run met and that are still there.
+        set_aside: what this run set aside; None if that wasn't asked for, or if no medium at all could be read.
     """
 
     counts: Counts
@@ -205,7 +242,9 @@ class Outcome:
     num_pruned: int = 0
     num_backups: int = 0
     backups: Path | None = None
-    num_old_parts: int = 0
+    num_old: int = 0
+    broken: Sequence[Broken] = ()
+    set_aside: SetAside | None = None
 
     @property
     def num_failures(self) -> int:
@@ -238,6 +277,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
     with ExitStack() as stack:
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
         manifest.take_over(job.other_manifests())
+        aside = Aside(manifest, job.aside_path)
+        aside.end()
         judged, parts = job.run.judge_below is not None, job.split is not None
         output_settings = replace(job.output_settings, judged=judged, parts=parts, styles=job.prompts.styles)
         outputs = open_outputs(job.outputs, manifest, output_settings)
@@ -259,13 +300,24 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             max_distance=None if job.run.skips_similar else distance,
             judge_below=job.run.judge_below,
         )
-        splitter = None if job.split is None else Splitter(job.split, ledger, workers, job.clips)
+        splitter = None
+        if job.split is not None:
+            splitter = Splitter(
+                job.split,
+                ledger,
+                workers,
+                job.clips,
+                without=aside.media,
+                captions_wholes=job.run.whole is not None,
+            )
         similar = distance if job.run.skips_similar else None
         kept = None if job.where is None and similar is None else Filter(job.where, similar, ledger, workers)
-        run = Run(job.entries(manifest), ledger, captioner, workers, job.run, splitter, kept)
+        how = replace(job.run, checks_kept=job.aside is not None)
+        run = Run(job.entries(manifest, aside.folders), ledger, captioner, workers, how, splitter, kept)
         if begun is not None:
             await begun(run)
         counts = await run.go()
+        set_aside = await asyncio.to_thread(_set_aside, job, aside, ledger, listings, run)
         failed, flagged = _conclude(job, listings, run)
         gone = left = set[Path]()
         num_old = 0
@@ -274,11 +326,11 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
                 # An empty source is probably not mounted.
                 prunes = job.run.prune and counts.num_found > 0
                 old_clips = set() if splitter is None else splitter.old_clips(removes=prunes)
-                num_old = 0 if splitter is None or prunes else max(_old_parts(outputs, splitter), len(old_clips))
+                num_old = 0 if splitter is None or prunes else max(_of_other_splits(outputs, splitter), len(old_clips))
                 gone = left = _gone(outputs)
                 if prunes:
                     if splitter is not None:
-                        _old_parts(outputs, splitter, removes=True)
+                        _of_other_splits(outputs, splitter, removes=True)
                     media = {path for path in gone if path in old_clips or _is_below(path, job.sources)}
                     for output in outputs:
                         output.prune(media)
@@ -287,7 +339,25 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             run.stop(error)
         kept, num_gone, num_pruned = manifest.backups, len(left), len(gone - left)
         at_end = (num_gone, num_pruned, kept.num_files, kept.folder, num_old)
-        return Outcome(counts, run.stopped, failed, flagged, *at_end)
+        return Outcome(counts, run.stopped, failed, flagged, *at_end, list(ledger.broken.values()), set_aside)
+
+
+def take_back(job: Job) -> TakenBack:
+    """Moves back what runs of this job set aside.
+
+    Raises:
+        CaptioningError: there is nothing, or a run works there.
+        OutputError: the disk is full, read-only or fails.
+    """
+    if not job.aside_path.exists():
+        raise CaptioningError(
+            f"There is nothing to take back: no run with its state in '{printable(str(job.state_folder))}' set media "
+            "aside. Give the same sources, --output-dir and --state-dir as then."
+        )
+    with closing(Manifest.open(job.manifest_path)) as manifest:
+        aside = Aside(manifest, job.aside_path)
+        aside.end()
+        return aside.take_back()
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:
@@ -320,7 +390,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         )
         try:
             splitter = None if job.split is None else Splitter(job.split, ledger, workers)
-            entries = job.entries(manifest)
+            entries = job.entries(manifest, Aside(manifest, job.aside_path).folders)
             return await estimate(
                 entries, ledger, captioner, workers, limit=job.run.limit, splitter=splitter, where=job.where
             )
@@ -328,9 +398,9 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             await ledger.close(complete=False)
 
 
-def _old_parts(outputs: Sequence[Output], splitter: Splitter, *, removes: bool = False) -> int:
-    """The most captions in an output of parts that another split made; see `Output.old_parts`."""
-    return max((output.old_parts(splitter.is_old, removes=removes) for output in outputs), default=0)
+def _of_other_splits(outputs: Sequence[Output], splitter: Splitter, *, removes: bool = False) -> int:
+    """The most captions in an output of items that another split made; see `Output.of_other_splits`."""
+    return max((output.of_other_splits(splitter.is_old, removes=removes) for output in outputs), default=0)
 
 
 def _gone(outputs: Sequence[Output]) -> set[Path]:
@@ -340,6 +410,26 @@ def _gone(outputs: Sequence[Output]) -> set[Path]:
 def _is_below(path: Path, sources: Sequence[str]) -> bool:
     """Whether a file is one of the sources or lies in one. No file lies in a list of files."""
     return not {absolute(Path(source)) for source in sources}.isdisjoint((path, *path.parents))
+
+
+def _set_aside(job: Job, aside: Aside, ledger: Ledger, listings: Listings, run: Run) -> SetAside | None:
+    """Sets aside the broken media that a run met, and forgets their failures. Not after an interruption or an error."""
+    counts, broken = run.counts, ledger.broken
+    # If nothing could be read, the disk or this program is more likely to be the cause.
+    is_likely = len(broken) == 1 or counts.num_done + counts.num_skipped > 0
+    if job.aside is None or run.stopped not in (None, "limit") or not is_likely:
+        return None
+    suffixes = [spec.target for spec in job.outputs if spec.is_beside]
+    suffixes += [] if job.output_settings.video_suffix is None else [job.output_settings.video_suffix]
+    try:
+        done = aside.set_aside(broken.values(), job.aside, suffixes=suffixes, texts=job.output_settings.folder)
+        for each in done.moved:
+            listings.forget_file(each.path)
+            del broken[each.path]
+    except OutputError as error:
+        run.stop(error)
+        return None
+    return done
 
 
 def _conclude(job: Job, listings: Listings, run: Run) -> tuple[Mapping[str, int], Mapping[str, int]]:

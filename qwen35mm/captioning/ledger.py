@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qwen35mm.captioning.aside import Broken, broken_medium
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.judge import flagged
 from qwen35mm.captioning.manifest.listings import Listings
@@ -23,10 +24,13 @@ from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import Inspected, MediaWorkers
 from qwen35mm.captioning.outputs import DEFAULT_SUFFIX, Output, OutputSettings, Sidecars, Wants
 from qwen35mm.captioning.records import Caption, Record, apart, combined
-from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of, shared_key
+from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of, shared_key, work_of
 from qwen35mm.errors import CaptioningError, OutputError
 
 T = TypeVar("T")
+
+# A fact of a medium: it could be decoded.
+_READABLE = "readable"
 
 # Kinds of failures that may not happen again.
 _PASSING = frozenset({"engine", "timeout", "worker", "changed", "unreadable"})
@@ -42,6 +46,9 @@ class Ledger:
         retry_failed: whether to ignore lasting failures.
         max_distance: the most bits by which near-duplicates differ that share a caption; None shares no captions.
         judge_below: sentences with a lower score are doubted; None judges no captions.
+
+    Attributes:
+        broken: the broken media that failed, by their paths.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class Ledger:
         self._retry_failed = retry_failed
         self._max_distance = max_distance
         self.judge_below = judge_below
+        self.broken: dict[Path, Broken] = {}
         self._similar: dict[bytes, SimilarIndex] = {}
         # Where a person's own text may be: in the sidecars of this run, and beside the medium.
         own = next((output for output in outputs if isinstance(output, Sidecars)), None)
@@ -125,6 +133,23 @@ class Ledger:
             raise
         except CaptioningError as error:
             return Failed("output", str(error))
+
+    async def broken_as(self, item: Item) -> Failed | None:
+        """How a medium is broken; None if it isn't. What could be decoded isn't decoded again by later runs."""
+        content = await self.do(self._digest, item)
+        if content is None:
+            seen = await self._workers.inspect(item, with_digest=True, with_plan=False)
+            if isinstance(seen, Failed):
+                return seen if await self.do(broken_medium, item, seen) else None
+            content = await self.do(self._remembered, item, seen)
+        work = work_of(item, content)
+        if _READABLE in await self.do(self.manifest.facts, work):
+            return None
+        prepared = await self._workers.prepare(item, content, "pixels")
+        if isinstance(prepared, Failed):
+            return prepared if await self.do(broken_medium, item, prepared) else None
+        await self.do(self.manifest.remember_facts, work, {_READABLE: True})
+        return None
 
     async def stored(self, item: Item) -> Caption | None:
         """An item's finished caption. None if there is none, or the item can't be read."""
@@ -267,6 +292,8 @@ class Ledger:
         """Stores and lists why an item has no caption; `key` is None if it failed before its work was known."""
         if self._listings is not None:
             await self.do(self._listings.fail, item, key, failed)
+        if (broken := await self.do(broken_medium, item, failed)) is not None:
+            self.broken[broken.path] = broken
 
     async def skip(self, item: Item, reason: str) -> None:
         """Lists an item that a filter leaves out."""
@@ -332,13 +359,17 @@ class Ledger:
             return self.manifest.digest(item.source, item.source.stat()) if isinstance(item.source, Path) else None
         return None
 
+    def _remembered(self, item: Item, seen: Inspected) -> bytes:
+        """The digest that was read; stored unless the file may still change within its timestamp's resolution."""
+        assert seen.digest is not None, "it was asked for"
+        if seen.status is not None and is_settled(seen.status):
+            assert isinstance(item.source, Path)
+            self.manifest.remember_digest(item.source, seen.status, seen.digest)
+        return seen.digest
+
     def _ask(self, item: Item, known: bytes | None, seen: Inspected) -> CaptionRequest | Wants | Failed:
         """The item's request if an output wants its caption."""
-        content = known or seen.digest
-        assert content is not None, "it was asked for"
-        if known is None and seen.status is not None and is_settled(seen.status):
-            assert isinstance(item.source, Path)
-            self.manifest.remember_digest(item.source, seen.status, content)
+        content = known or self._remembered(item, seen)
         try:
             request = self._as_it_was_done(self._requests.build(item, content, seen.plan, self._original))
         except OutputError:

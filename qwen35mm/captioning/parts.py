@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from qwen35mm.captioning.manifest.manifest import is_settled
 from qwen35mm.captioning.media.splits import Split
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
+from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.names import absolute
+
+_log = logging.getLogger(__name__)
 
 # Clips of one video that are cut out at the same time.
 _CLIPS_AT_ONCE = 4
@@ -30,16 +34,32 @@ class Splitter:
     """Splits the videos of a run. Every method may raise OutputError.
 
     Args:
+        captions_wholes: whether whole videos get a caption, too.
         clips: the folder in which each part becomes a file; None for parts without files.
+        without: absolute paths of clips that are left out.
     """
 
-    def __init__(self, split: Split, ledger: Ledger, workers: MediaWorkers, clips: Path | None = None) -> None:
+    def __init__(
+        self,
+        split: Split,
+        ledger: Ledger,
+        workers: MediaWorkers,
+        clips: Path | None = None,
+        *,
+        without: Collection[Path] = (),
+        captions_wholes: bool = False,
+    ) -> None:
         self._split = split
         self._do, self._manifest = ledger.do, ledger.manifest
         self._workers = workers
         self._clips = clips
+        self._without = without
         # By the name of a split video, how many parts it has; 0 where it stays whole.
         self._num_parts: dict[str, int] = {}
+        # The files of videos that are in parts and get no caption as a whole, by their names and places.
+        self._captions_wholes = captions_wholes
+        self._split_names: dict[str, bytes | None] = {}
+        self._split_places: set[bytes] = set()
         self._claims = None if clips is None else Claims(self._manifest, b"clips:" + self._manifest.place(clips))
 
     async def of(self, item: Item) -> AsyncGenerator[Item | Unreadable, None]:
@@ -55,19 +75,36 @@ class Splitter:
             yield Unreadable(item.name, found.kind, found.message, item.path)
         elif self._clips is None:
             parts = found[1]
-            self._num_parts[item.name] = len(parts) if len(parts) > 1 else 0
+            self._remember(item, len(parts) if len(parts) > 1 else 0)
             if len(parts) == 1:
                 yield item
                 return
             for number, (start_s, end_s) in enumerate(parts, 1):
                 yield _part_of(item, Part(number, start_s, end_s))
         else:
-            self._num_parts[item.name] = len(found[1])
+            self._remember(item, len(found[1]))
             async for clip in self._cut(item, *found):
                 yield clip
 
-    def is_old(self, name: str) -> bool:
-        """Whether a part's name is of another split: this one has given its video fewer parts."""
+    def _remember(self, item: Item, num_parts: int) -> None:
+        self._num_parts[item.name] = num_parts
+        if num_parts and not self._captions_wholes:
+            place = None if item.path is None else self._manifest.place(item.path)
+            self._split_names[item.name] = place
+            if place is not None:
+                self._split_places.add(place)
+
+    def is_old(self, name: str | None, place: bytes | None) -> bool:
+        """Whether an item is of no use with this split: a part that its video has no more, or a whole that is in parts.
+
+        Args:
+            name: the item's; None if only its file is known.
+            place: of its file, see `Manifest.place`; None if it lies in a container.
+        """
+        if name is None:
+            return place in self._split_places
+        if name in self._split_names:
+            return self._split_names[name] == place
         video, _, number = name.rpartition("/")
         return number.isdecimal() and int(number) > self._num_parts.get(video, int(number))
 
@@ -82,7 +119,7 @@ class Splitter:
             return set()
         found: set[Path] = set()
         for owner, name, _ in self._claims.of_files():
-            if not self.is_old(os.fsdecode(owner.partition(b"\0")[0])):
+            if not self.is_old(os.fsdecode(owner.partition(b"\0")[0]), None):
                 continue
             path = absolute(self._clips / os.fsdecode(name))
             with disk_errors(path.name):
@@ -101,7 +138,7 @@ class Splitter:
 
     async def find(self, item: Item) -> tuple[bytes, list[tuple[float, float]]] | Failed:
         """A video's digest, and start and end of each part in seconds."""
-        text = self._split.text if self._clips is None else f"{self._split.text} clips"
+        text = self._split.text if self._clips is None else f"{self._split.text} joined"
         status = known = None
         if isinstance(item.source, Path):
             try:
@@ -116,7 +153,14 @@ class Splitter:
         )
         if isinstance(found, Failed):
             return found
-        content, parts = known or found[0], found[1]
+        content, parts = known or found.digest, found.times
+        if found.num_joined:
+            _log.warning(
+                "%s: %d of its scenes have no key frame, from which a clip could begin. Each is in one clip with the "
+                "scene before it.",
+                printable(item.name),
+                found.num_joined,
+            )
         assert content is not None, "it was asked for"
         if known is None and status is not None and is_settled(status):
             assert isinstance(item.source, Path)
@@ -128,7 +172,7 @@ class Splitter:
         self, item: Item, content: bytes, parts: list[tuple[float, float]]
     ) -> AsyncGenerator[Item | Unreadable, None]:
         """Cuts the parts out, a few at the same time; those that are there already are kept."""
-        text = f"{self._split.text} cut"
+        text = f"{self._split.text} joined cut"
         cut = await self._do(self._manifest.parts, content, text) or []
         numbered = list(enumerate(parts, 1))
         real: list[tuple[float, float]] = []
@@ -140,20 +184,23 @@ class Splitter:
             )
             for clip, times in made:
                 real.append(times)
-                yield clip
+                if clip is not None:
+                    yield clip
         if real != cut:
             await self._do(self._manifest.remember_parts, content, text, real)
 
     async def _clip(
         self, item: Item, number: int, times: tuple[float, float], known: tuple[float, float] | None
-    ) -> tuple[Item | Unreadable, tuple[float, float]]:
-        """The clip of a part, and its start and end.
+    ) -> tuple[Item | Unreadable | None, tuple[float, float]]:
+        """The clip of a part, and its start and end; no clip if it is left out.
 
         Args:
             known: start and end of the clip that was cut out before.
         """
         asked = _part_of(item, Part(number, *times))
         path = await self._do(self._claim, asked)
+        if absolute(path) in self._without:
+            return None, known or times
         if known is None or not path.is_file():
             made = await self._workers.cut_out(item, Part(number, *times))
             if isinstance(made, Failed):

@@ -59,6 +59,7 @@ class RunSettings:
         prune: whether a complete run removes the captions of deleted media from the outputs.
         judge_below: the model scores each caption's sentences, and a lower score is flagged as doubted; None scores
             none.
+        checks_kept: whether media that keep a person's text are decoded too, so that broken ones are found.
         whole: what whole videos get besides the captions of their parts; None for nothing.
     """
 
@@ -69,6 +70,7 @@ class RunSettings:
     skips_similar: bool = False
     prune: bool = False
     judge_below: float | None = None
+    checks_kept: bool = False
     whole: WholeKind | None = None
 
 
@@ -197,10 +199,11 @@ class Run:
         found = await self._ledger.look(batch)
         self.counts.num_found += len(batch)
         self.missing.difference_update(entry.name for entry in batch)
-        self.counts.num_kept += found.count(Wants.KEPT)
+        reads = {None, Wants.CAPTION, Wants.KEPT} if self._settings.checks_kept else {None, Wants.CAPTION}
+        self.counts.num_kept += 0 if Wants.KEPT in reads else found.count(Wants.KEPT)
         self.counts.num_present += found.count(Wants.DONE)
         self.counts.num_known += found.count(Wants.CAPTION)
-        waiting = [entry for entry, wants in zip(batch, found, strict=True) if wants in (None, Wants.CAPTION)]
+        waiting = [entry for entry, wants in zip(batch, found, strict=True) if wants in reads]
         if waiting:
             packed = pickle.dumps(waiting, pickle.HIGHEST_PROTOCOL)
             self._num_line_bytes += len(packed)
@@ -318,6 +321,10 @@ class Run:
         if isinstance(needs, Failed):
             await self._fail(item, None, needs)
         elif isinstance(needs, Wants):
+            checks = needs is Wants.KEPT and self._settings.checks_kept
+            if checks and (broken := await self._ledger.broken_as(item)) is not None:
+                await self._fail(item, None, broken)
+                return
             await self._ledger.settle(item, needs)
             self.counts.num_kept += needs is Wants.KEPT
             self.counts.num_present += needs is Wants.DONE
@@ -449,7 +456,7 @@ class Run:
         counts.began_s = counts.began_s or monotonic()
         try:
             if await self._do(self._manifest.begin, request.key) > _NUM_DEADLY:
-                caption = Failed("crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
+                caption = Failed("deadly", f"The program ended {_NUM_DEADLY} times while it worked on this.")
                 caption = caption if known is None else not_judged(known)
             elif request.styles:
                 caption = await self._each_caption(request, prepared)

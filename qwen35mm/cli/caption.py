@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.ray_cluster import RayCaptioner
     from qwen35mm.captioning.run import Run
 
+# Broken media that are named.
+_NAMED = 3
 # Exit codes after which the next job begins.
 _PASSING = (0, 3, 4)
 
@@ -51,7 +53,9 @@ def caption(
     if options.backend and options.ray is not None:
         raise typer.BadParameter("--backend and --ray both say where the model runs: give one of them.")
     local = not options.backend and options.ray is None
-    if local and not options.dry_run:
+    if options.take_back and options.dry_run:
+        raise typer.BadParameter("--take-back moves files and --dry-run changes nothing: give one of them.")
+    if local and not options.dry_run and not options.take_back:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
         if is_job_file(sources):
@@ -60,6 +64,8 @@ def caption(
             jobs = read_jobs(Path(sources[0]), model, options, sampling)
         else:
             jobs = [("", options.job(sources, model, sampling))]
+    if options.take_back:
+        raise typer.Exit(_take_back([job for _, job in jobs]))
     # Progress also goes to a log.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
     if options.preview is not None:
@@ -200,6 +206,20 @@ def _open_cluster(
     )
 
 
+def _take_back(jobs: list[Job]) -> int:
+    from qwen35mm.captioning.job import take_back
+    from qwen35mm.captioning.records import printable
+
+    # Jobs of one file share a journal.
+    done = [take_back(job) for job in {job.aside_path: job for job in jobs}.values()]
+    typer.echo(f"{sum(each.num for each in done):,} media are back, with their text files.", err=True)
+    kept = [each for one in done for each in one.kept]
+    if kept:
+        path, reason = kept[0]
+        typer.echo(f"{len(kept):,} files stay set aside, such as {printable(str(path))}: {reason}.", err=True)
+    return 3 if kept else 0
+
+
 @contextlib.contextmanager
 def _stopped_by_signals(run: Run) -> Iterator[None]:
     """Ctrl-C and SIGTERM let work in progress finish; a second one doesn't."""
@@ -219,7 +239,6 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
 
 def _report(outcome: Outcome, job: Job) -> None:
-    from qwen35mm.captioning.items import BROKEN
     from qwen35mm.captioning.manifest.listings import by_count
     from qwen35mm.captioning.progress import clock, describe, describe_engines
 
@@ -255,12 +274,7 @@ def _report(outcome: Outcome, job: Job) -> None:
             "tries them again.",
             err=True,
         )
-    if num_broken := sum(number for kind, number in outcome.failed.items() if kind in BROKEN):
-        typer.echo(
-            f"{num_broken:,} of them can't be read. Trainers find media by their names, and some stop at such a file, "
-            "as musubi does when it caches latents: move them out of the folder first.",
-            err=True,
-        )
+    _report_broken(outcome, job)
     for name, number in counts.defaulted.most_common():
         typer.echo(f"{{{name}}} was missing for {amount(number, 'caption')}: its default stands there.", err=True)
     if outcome.num_backups:
@@ -276,9 +290,10 @@ def _report(outcome: Outcome, job: Job) -> None:
             f"Removed the captions of {outcome.num_pruned:,} moved or deleted media from the outputs.",
             err=True,
         )
-    if outcome.num_old_parts:
+    if outcome.num_old:
         typer.echo(
-            f"Still in the outputs: {amount(outcome.num_old_parts, 'part')} of another --split; --prune removes them.",
+            f"Still in the outputs: {amount(outcome.num_old, 'caption')} of another --split, or of whole videos that are in "
+            "parts now; --prune removes them.",
             err=True,
         )
     if outcome.num_gone:
@@ -297,6 +312,40 @@ def _report(outcome: Outcome, job: Job) -> None:
         typer.echo("Stopped. The same command resumes.", err=True)
     elif isinstance(outcome.stopped, Exception):
         typer.echo(f"Stopped: {outcome.stopped} The same command resumes.", err=True)
+
+
+def _report_broken(outcome: Outcome, job: Job) -> None:
+    from qwen35mm.captioning.records import printable
+
+    done = outcome.set_aside
+    if done is not None and done.moved:
+        typer.echo(
+            f"{len(done.moved):,} media that can't be read were set aside in {job.aside}, with their text files; "
+            f"{job.aside_path} says why. The same command with --take-back moves them back.",
+            err=True,
+        )
+    if done is not None and done.refused:
+        broken, reason = done.refused[0]
+        typer.echo(
+            f"{len(done.refused):,} can't be set aside, such as {printable(broken.name)}: {reason}. Make its folder "
+            "writable, or move them out yourself.",
+            err=True,
+        )
+    elif outcome.broken:
+        named = ", ".join(printable(each.name) for each in outcome.broken[:_NAMED])
+        more = f" and {len(outcome.broken) - _NAMED:,} more" if len(outcome.broken) > _NAMED else ""
+        what = "--set-aside FOLDER moves them out of the folder, with their text files."
+        if job.aside is not None:
+            what = (
+                "They stay, since the run was stopped."
+                if outcome.stopped not in (None, "limit")
+                else "They stay, since no medium could be read: check the disk first."
+            )
+        typer.echo(
+            f"{len(outcome.broken):,} of them can't be read: {named}{more}. Trainers find media by their names, and "
+            f"some stop at such a file, as musubi does when it caches latents. {what}",
+            err=True,
+        )
 
 
 def _describe_estimate(found: Estimate) -> str:

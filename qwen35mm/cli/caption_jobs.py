@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from qwen35mm.settings import ModelOptions
 
 # These hold for all jobs: the model is loaded once.
-_FOR_ALL = frozenset({"dry_run", "preview", "open", "backend", "backend_key", "remote_video", "ray", "ray_actors"})
+_FOR_ALL = frozenset(
+    {"dry_run", "preview", "open", "take_back", "backend", "backend_key", "remote_video", "ray", "ray_actors"}
+)
 _SOURCES = "sources"
 
 

@@ -233,6 +233,14 @@ class CaptionOptions:
     open: Annotated[
         bool, _run("--open/--no-open", help="Show the preview in the browser, or as a table in the terminal.")
     ] = True
+    set_aside: Annotated[
+        Path | None,
+        _run(
+            help="Move media that can't be read into this folder, with their text files: trainers may stop at them.",
+            metavar="FOLDER",
+        ),
+    ] = None
+    take_back: Annotated[bool, _run("--take-back", help="Only move back what --set-aside moved.")] = False
     limit: Annotated[int | None, _run(help="Most items to caption.", min=1)] = None
     retry_failed: Annotated[bool, _run("--retry-failed", help="Try again what failed before.")] = False
     prune: Annotated[bool, _run("--prune", help="At the end of a whole run, remove captions of deleted media.")] = False
@@ -327,6 +335,7 @@ class CaptionOptions:
             split=self._split(),
             where=None if self.where is None else Where(self.where),
             clips=None if self.clips is None else Path(new_path(str(self.clips), "--clips")),
+            aside=None if self.set_aside is None else Path(new_path(str(self.set_aside), "--set-aside")),
             run=RunSettings(
                 slots=model.slots or DEFAULT_SLOTS,
                 limit=self.limit,
@@ -338,7 +347,9 @@ class CaptionOptions:
                 judge_below=DEFAULT_JUDGE_BELOW if self.judge and self.judge_below is None else self.judge_below,
             ),
         )
-        job.check()
+        # A source may have been set aside itself.
+        if not self.take_back:
+            job.check()
         return job
 
     def asked(self) -> list[Asked]:

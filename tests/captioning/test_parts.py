@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +245,33 @@ async def test_a_clip_of_a_scene_has_nothing_of_another(tmp_path: Path) -> None:
     assert np.array_equal(second, pixels_of(media / "a.mp4")[21:])
 
 
-async def test_a_scene_without_a_key_frame_fails_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key_every", "times"), [(100, [(0.0, 6.0)]), (45, [(0.0, 4.0), (4.5, 6.0)])])
+async def test_a_scene_without_a_key_frame_is_in_the_clip_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key_every: int, times: list[tuple[float, float]]
+) -> None:
+    media, clips, rows = tmp_path / "media", tmp_path / "clips", tmp_path / "all.jsonl"
+    make_video(media / "a.mp4", (1, 2, 3), key_every=key_every)
+    one = split(media, "scenes", outputs=("sidecar", f"jsonl:{rows}"), clips=clips)
+    outcome = await run(one, FakeModel())
+    assert (outcome.exit_code, failures(media)) == (0, [])
+    assert sorted(texts(clips)) == [f"a.{n:04}.txt" for n in range(1, len(times) + 1)]
+    # The last frames before a cut may need one behind it.
+    assert [(row["start_s"], pytest.approx(row["end_s"], abs=0.31)) for row in listed(rows)] == times
+    assert f"a.mp4: {3 - len(times)} of its scenes have no key frame" in caplog.text
+    again = FakeModel()
+    assert (await run(one, again)).counts.num_present == len(times)
+    assert again.asked == []
+
+
+async def test_what_no_clip_can_be_made_of_is_not_broken(tmp_path: Path) -> None:
+    """Such as an AVI, whose container isn't written here."""
     media = tmp_path / "media"
-    make_video(media / "a.mp4", (1, 2, 3), key_every=100)
-    outcome = await run(split(media, "scenes", clips=tmp_path / "clips"), FakeModel())
-    assert (outcome.exit_code, sorted(texts(tmp_path / "clips"))) == (3, ["a.0001.txt"])
-    listed_failures = [(each["name"], each["kind"]) for each in failures(media)]
-    assert sorted(listed_failures) == [(f"a.mp4/{n:04}", "no key frame") for n in (2, 3)]
+    make_video(media / "a.avi", (1, 2), container="avi")
+    picture(1).save(media / "still.png")
+    one = split(media, "scenes", clips=tmp_path / "clips", aside=tmp_path / "broken")
+    outcome = await run(one, FakeModel())
+    assert (outcome.exit_code, {each["kind"] for each in failures(media)}) == (3, {"no clip"})
+    assert (outcome.broken, (media / "a.avi").exists()) == ([], True)
 
 
 async def test_a_clip_that_is_gone_is_cut_out_again(videos: Path, tmp_path: Path) -> None:
@@ -268,10 +289,10 @@ async def test_parts_of_another_split_are_told_and_pruned(videos: Path, tmp_path
     """Three scenes become two parts of four seconds: the third is of no part any more."""
     specs = ("sidecar", f"jsonl:{tmp_path / 'all.jsonl'}", f"parquet:{tmp_path / 'rows'}")
     await run(split(videos, "scenes", outputs=specs), FakeModel())
-    assert (await run(split(videos, "4s", outputs=specs), FakeModel())).num_old_parts == 1
+    assert (await run(split(videos, "4s", outputs=specs), FakeModel())).num_old == 1
     (videos / "long.0003.txt").write_text("mine")
     pruned = await run(split(videos, "4s", outputs=specs, run=settings(prune=True)), FakeModel())
-    assert (pruned.num_old_parts, (videos / "long.0003.txt").read_text()) == (0, "mine")
+    assert (pruned.num_old, (videos / "long.0003.txt").read_text()) == (0, "mine")
     assert {path.name for path in videos.glob("long.*.txt")} == {f"long.{n:04}.txt" for n in (1, 2, 3)}
     for spec in specs[1:]:
         assert sorted((row["name"], row.get("end_s")) for row in rows_of(spec)) == [
@@ -282,13 +303,51 @@ async def test_parts_of_another_split_are_told_and_pruned(videos: Path, tmp_path
         ]
 
 
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("with_clips", [False, True])
+async def test_whole_videos_that_are_in_parts_now_are_told_and_pruned(
+    videos: Path, tmp_path: Path, *, beside: bool, with_clips: bool
+) -> None:
+    captions = None if beside else tmp_path / "captions"
+    specs = ("sidecar", f"jsonl:{tmp_path / 'all.jsonl'}", f"parquet:{tmp_path / 'rows'}")
+    specs += (f"dataset:{tmp_path / 'set'}",) if with_clips else ()
+    how: dict[str, Any] = {"outputs": specs, "output_settings": OutputSettings(folder=captions)}
+    how["state"] = tmp_path / "state" / ".qwen35mm"
+    await run(job(videos, **how), FakeModel())
+    clips = tmp_path / "clips" if with_clips else None
+    one = split(videos, "scenes", clips=clips, **how)
+    wholes = ["long.mp4", "more/short.mp4"] if with_clips else ["long.mp4"]
+    outcome = await run(one, FakeModel())
+    assert (outcome.num_old, outcome.num_gone) == (len(wholes), 0)
+    pruned = await run(replace(one, run=settings(prune=True)), FakeModel())
+    assert (pruned.num_old, pruned.num_pruned) == (0, 0)
+    names = [f"long.mp4/{n:04}" for n in (1, 2, 3)]
+    names += ["more/short.mp4/0001" if with_clips else "more/short.mp4", "still.png"]
+    for spec in specs[1:]:
+        assert sorted(row["name"] for row in rows_of(spec)) == names
+    text_files = {**texts(videos), **({} if captions is None else texts(captions))}
+    assert ("long.txt" in text_files, "more/short.txt" in text_files) == (False, not with_clips)
+    # Without --split again, the wholes are there as before, from the manifest.
+    model = FakeModel()
+    assert (await run(job(videos, **how), model)).counts.num_recalled == len(wholes)
+    assert model.asked == []
+
+
+async def test_captions_of_wholes_stay_where_they_are_wanted(videos: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "all.jsonl"
+    one = split(videos, "scenes", outputs=(f"jsonl:{rows}",), run=settings(whole="timeline", prune=True))
+    for _ in range(2):
+        assert (await run(one, FakeModel())).num_old == 0
+        assert "long.mp4" in {row["name"] for row in listed(rows)}
+
+
 async def test_clips_of_another_split_are_pruned_with_their_captions(videos: Path, tmp_path: Path) -> None:
     clips, specs = tmp_path / "clips", ("sidecar", f"dataset:{tmp_path / 'set'}")
     await run(split(videos, "scenes", outputs=specs, clips=clips), FakeModel())
     changed = clips / "long.0002.mp4"
     changed.write_bytes(b"mine")
     one = split(videos, "10s", outputs=specs, clips=clips)
-    assert (await run(one, FakeModel())).num_old_parts > 0
+    assert (await run(one, FakeModel())).num_old > 0
     assert (clips / "long.0003.mp4").exists()
     await run(split(videos, "10s", outputs=specs, clips=clips, run=settings(prune=True)), FakeModel())
     names = {path.name for path in clips.rglob("*") if path.is_file() and path.suffix in (".mp4", ".txt")}
@@ -311,7 +370,7 @@ async def test_captions_of_old_clips_are_pruned_with_a_relative_folder(
     monkeypatch.chdir(tmp_path)
     clips = Path("clips")
     await run(split(videos, "scenes", clips=clips), FakeModel())
-    assert (await run(split(videos, "10s", clips=clips), FakeModel())).num_old_parts == 2
+    assert (await run(split(videos, "10s", clips=clips), FakeModel())).num_old == 2
     (clips / "long.0003.mp4").unlink()
     pruned = await run(split(videos, "10s", clips=clips, run=settings(prune=True)), FakeModel())
     assert (pruned.num_gone, pruned.num_pruned) == (0, 2)

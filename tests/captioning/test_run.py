@@ -325,7 +325,7 @@ async def test_an_item_on_which_the_program_dies_is_let_off(folder: Path) -> Non
         assert len(texts(folder)) == (3 if number < 3 else 5)
     outcome = await run(job(folder), FakeModel(die))
     assert (outcome.counts.num_failed, outcome.exit_code) == (1, 3)
-    assert failures(folder)[0]["kind"] == "crash"
+    assert failures(folder)[0]["kind"] == "deadly"
 
 
 async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path) -> None:

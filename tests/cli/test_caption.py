@@ -183,7 +183,34 @@ def test_media_at_which_a_trainer_would_stop_are_said(caption: Caption, folder: 
     clip = folder / "moves-right.mp4"
     clip.write_bytes(clip.read_bytes()[:200])
     done = caption(folder, "--preset", "plain")
-    assert (done.returncode, "1 of them can't be read." in done.stderr) == (3, True), done.stderr
+    assert done.returncode == 3, done.stderr
+    assert "1 of them can't be read: moves-right.mp4. " in done.stderr
+    assert "--set-aside FOLDER moves them out" in done.stderr
+
+
+def test_such_media_are_set_aside_and_come_back(caption: Caption, folder: Path) -> None:
+    clip, broken = folder / "moves-right.mp4", folder.parent / "broken"
+    data = clip.read_bytes()[:200]
+    clip.write_bytes(data)
+    how = [folder, "--preset", "plain", "--set-aside", broken]
+    assert caption(*how, "--dry-run").returncode == 0
+    assert clip.exists()
+    done = caption(*how)
+    assert (done.returncode, clip.exists()) == (0, False), done.stderr
+    assert f"1 media that can't be read were set aside in {broken}, with their text files" in done.stderr
+    assert (broken / "moves-right.mp4").read_bytes() == data
+    assert (caption(*how).returncode, caption(*how, "--take-back", "--dry-run").returncode) == (0, 2)
+    done = caption(*how, "--take-back")
+    assert (done.returncode, clip.read_bytes(), "1 media are back" in done.stderr) == (0, data, True), done.stderr
+    done = caption(*how, "--take-back")
+    assert (done.returncode, "nothing to take back" in done.stderr) == (1, True), done.stderr
+    # What has the old name meanwhile stays.
+    assert caption(*how).returncode == 0
+    clip.write_text("mine")
+    done = caption(*how, "--take-back")
+    assert (done.returncode, clip.read_text(), "Something else has its name" in done.stderr) == (3, "mine", True), (
+        done.stderr
+    )
 
 
 def test_another_server_captions_with_bounded_requests_and_its_failures(caption: Caption, folder: Path) -> None:

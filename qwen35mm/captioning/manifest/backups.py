@@ -15,7 +15,7 @@ from collections.abc import Callable
 from filecmp import cmp
 from pathlib import Path
 
-from qwen35mm.captioning.manifest.files import pieces, replacing, sync_folder
+from qwen35mm.captioning.manifest.files import copy_file, sync_folder
 
 BACKUPS_FOLDER = "backups"
 # The place of files that don't lie in the run's folder.
@@ -52,7 +52,7 @@ class Backups:
             return made
         backup = self._new(path)
         if not (link and _link(path, backup)):
-            _copy(path, backup)
+            copy_file(path, backup)
         return backup
 
     def move(self, path: Path) -> Path:
@@ -64,7 +64,7 @@ class Backups:
             if error.errno != errno.EXDEV:
                 raise
             if path.is_file() and not path.is_symlink():
-                _copy(path, backup)
+                copy_file(path, backup)
                 path.unlink()
             else:
                 shutil.move(path, backup)
@@ -123,10 +123,3 @@ def _link(path: Path, backup: Path) -> bool:
         return False
     sync_folder(backup.parent)
     return True
-
-
-def _copy(path: Path, backup: Path) -> None:
-    status = path.stat()
-    with path.open("rb") as source, replacing(backup) as file:
-        file.writelines(pieces(source))
-    os.utime(backup, ns=(status.st_atime_ns, status.st_mtime_ns))

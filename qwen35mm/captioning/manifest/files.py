@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import hashlib
 import json
 import logging
@@ -106,6 +107,68 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def copy_file(path: Path, copy: Path) -> None:
+    """Copies a file durably, with its mode and times, in place of what is at `copy`. Raises OSError, OutputError."""
+    status = path.stat()
+    with path.open("rb") as source, replacing(copy) as file:
+        file.writelines(pieces(source))
+    with contextlib.suppress(OSError):
+        copy.chmod(stat.S_IMODE(status.st_mode))
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def move_file(path: Path, to: Path) -> None:
+    """Moves a file or a link durably, never over another file. The new folder exists.
+
+    A kill may leave the file under both names; the same call then removes the old one.
+
+    Raises:
+        OSError, OutputError: it stays where it was. FileExistsError: something else is at `to`.
+    """
+    if os.path.lexists(to):
+        is_itself = path.parent.samefile(to.parent) and path.name.casefold() == to.name.casefold()
+        if is_itself or not is_same(path, to):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to))
+    elif not _second_name(path, to):
+        try:
+            path.replace(to)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            if path.is_symlink():
+                to.symlink_to(path.readlink())
+            else:
+                copy_file(path, to)
+    sync_folder(to.parent)
+    if os.path.lexists(path):
+        try:
+            path.unlink()
+        except OSError:
+            to.unlink()
+            raise
+    sync_folder(path.parent)
+
+
+def is_same(path: Path, other: Path) -> bool:
+    """Whether both are one file, or files with the same bytes. Raises OSError."""
+    if path.is_symlink() or other.is_symlink():
+        return path.is_symlink() and other.is_symlink() and path.readlink() == other.readlink()
+    return path.samefile(other) or filecmp.cmp(path, other, shallow=False)
+
+
+def _second_name(path: Path, to: Path) -> bool:
+    """Gives a file a second name, never that of another file; False if the disk can't. Raises FileExistsError."""
+    if path.is_symlink():
+        return False
+    try:
+        os.link(path, to)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def pieces(file: BinaryIO, num_bytes: int = sys.maxsize, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:

@@ -69,6 +69,12 @@ class Listings:
         self._manifest.forget_failure(name)
         self._manifest.change("DELETE FROM problems WHERE name = ?", os.fsencode(name))
 
+    def forget_file(self, path: Path) -> None:
+        """Forgets the failures and flags of a file's items: the file was moved away."""
+        with self._manifest.writing(durable=False) as connection:
+            for table in ("failures", "problems"):
+                connection.execute(f"DELETE FROM {table} WHERE path = ?", (os.fsencode(path),))
+
     def listed(self) -> Iterator[tuple[str, Path | None]]:
         """Names and paths of all items in either file."""
         yield from map(_of, self._manifest.failures())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,6 +121,17 @@ def _shorter(part: range, split: Split, info: VideoInfo, *, at_keys: bool) -> li
         found = sides[nearest, np.arange(len(found))]
     cuts = np.unique(found[(found > part.start) & (found < part.stop)]).tolist()
     return [range(start, end) for start, end in itertools.pairwise([part.start, *cuts, part.stop])]
+
+
+def joined_at_keys(parts: Sequence[range], info: VideoInfo) -> list[range]:
+    """The parts, where one without a key frame, from which no clip can begin, is joined with the one before it."""
+    joined: list[range] = []
+    for part in parts:
+        if joined and not all(info.is_key[each.start : each.stop].any() for each in (joined[-1], part)):
+            joined[-1] = range(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined
 
 
 def _windows(windows: Windows, info: VideoInfo) -> list[range]:

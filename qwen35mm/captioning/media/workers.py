@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from qwen35mm.captioning.media.answers import (
 from qwen35mm.captioning.media.clips import cut_out, read_clip
 from qwen35mm.captioning.media.measures import measures
 from qwen35mm.captioning.media.similar import media_similarity
-from qwen35mm.captioning.media.splits import Split, split_frames, times_of
+from qwen35mm.captioning.media.splits import Split, joined_at_keys, split_frames, times_of
 from qwen35mm.captioning.records import printable
 from qwen35mm.decoding import Answer, Decoders, DecodingProcessor
 from qwen35mm.decoding.answers import Data, Reads, read_list, require
@@ -44,6 +44,8 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0
 # Finding the cuts decodes every frame.
 _SPLIT_S = 3600.0
+# The kind of failure of a part that no clip can be made of.
+_NO_CLIP = "no clip"
 # The decoder reads a larger file from the disk itself; then it is read once more for its digest.
 _WHOLE_BYTES = 64 << 20
 
@@ -100,18 +102,32 @@ def prepare(
     return Prepared(medium, similarity, measured) if is_same else CHANGED
 
 
-def find_parts(
-    item: Item, processor: MediaProcessor, *, split: Split, at_keys: bool, with_digest: bool
-) -> tuple[bytes | None, list[tuple[float, float]]]:
-    """The digest of a video, and start and end of each of its parts in seconds.
+@dataclass(frozen=True)
+class FoundParts:
+    """Where a video was split.
+
+    Attributes:
+        digest: of its bytes; None if it wasn't asked for.
+        times: start and end of each part in seconds.
+        num_joined: scenes without a key frame, which are joined with the one before for clips.
+    """
+
+    digest: bytes | None
+    times: list[tuple[float, float]]
+    num_joined: int = 0
+
+
+def find_parts(item: Item, processor: MediaProcessor, *, split: Split, at_keys: bool, with_digest: bool) -> FoundParts:
+    """Splits a video.
 
     Args:
-        at_keys: see `split_frames`.
+        at_keys: whether each part must have a key frame, from which a clip can begin; see also `split_frames`.
     """
     source = item.read()
     info = probe_video(source, processor.limits)
-    parts = split_frames(split, info, lambda: find_cuts(source, info, processor.limits), at_keys=at_keys)
-    return _digest(item) if with_digest else None, times_of(parts, info)
+    found = split_frames(split, info, lambda: find_cuts(source, info, processor.limits), at_keys=at_keys)
+    parts = joined_at_keys(found, info) if at_keys else found
+    return FoundParts(_digest(item) if with_digest else None, times_of(parts, info), len(found) - len(parts))
 
 
 def _clip(item: Item) -> VideoClip | None:
@@ -132,17 +148,18 @@ def _digest_of(path: Path, *_: int) -> bytes:
 
 
 def _find_parts(item: Item, processor: MediaProcessor, how: dict[str, Any]) -> Answer:
-    digest, parts = find_parts(item, processor, **how)
-    return Answer([None if digest is None else digest.hex(), parts])
+    found = find_parts(item, processor, **how)
+    return Answer([None if found.digest is None else found.digest.hex(), found.times, found.num_joined])
 
 
-def _read_parts(values: Any, data: Data, item: Item) -> tuple[bytes | None, list[tuple[float, float]]]:
-    digest, found = values
+def _read_parts(values: Any, data: Data, item: Item) -> FoundParts:
+    digest, found, num_joined = values
     require(digest is None or (isinstance(digest, str) and len(digest) == 64), "no digest")
     parts = [(start_s, end_s) for start_s, end_s in read_list(found)]
     require(len(parts) > 0 and all(type(each) is float and each >= 0 for part in parts for each in part), "no parts")
     require(all(start_s <= end_s for start_s, end_s in parts), "no parts")
-    return None if digest is None else bytes.fromhex(digest), parts
+    require(type(num_joined) is int and num_joined >= 0, "no parts")
+    return FoundParts(None if digest is None else bytes.fromhex(digest), parts, num_joined)
 
 
 def _cut_out(item: Item, processor: MediaProcessor, part: Part) -> Answer:
@@ -198,9 +215,7 @@ class MediaWorkers:
         read = partial(read_item, item=item, processor=self._processor, form=form)
         return await self._do(self._call, _prepare, item, how, read)
 
-    async def find_parts(
-        self, item: Item, split: Split, *, at_keys: bool, with_digest: bool
-    ) -> tuple[bytes | None, list[tuple[float, float]]] | Failed:
+    async def find_parts(self, item: Item, split: Split, *, at_keys: bool, with_digest: bool) -> FoundParts | Failed:
         """See `find_parts`; `Failed` if the video can't be read. Cuts are found in at most an hour and its share."""
         how = {"split": split, "at_keys": at_keys, "with_digest": with_digest}
         least_s = _SPLIT_S if split.at_cuts else _TIMEOUT_S
@@ -210,14 +225,16 @@ class MediaWorkers:
         """Start, end and file of a part, see `cut_out`; `Failed` if it can't be cut out."""
         most_bytes = 2 * self._processor.limits.max_bytes("video")
         clip = await self._do(self._call, _cut_out, item, part, partial(read_clip, most_bytes=most_bytes))
+        if isinstance(clip, Failed) and clip.kind == "unsupported":
+            # The video could be read: only no clip can be written in its format.
+            return replace(clip, kind=_NO_CLIP)
         if clip is not None:
             return clip
         message = (
-            f"'{printable(item.name)}' has no key frame between {part.start_s:.2f} s and {part.end_s:.2f} s, so this "
-            "part can't be cut out without encoding it again. Leave --clips out, or encode the video with more key "
-            "frames."
+            f"'{printable(item.name)}' has no key frame from which a clip could begin. Leave --clips out, or encode "
+            "the video anew."
         )
-        return Failed("no key frame", message)
+        return Failed(_NO_CLIP, message)
 
     def close(self) -> None:
         """Ends the processes, their current work included, and drops waiting work."""

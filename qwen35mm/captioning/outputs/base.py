@@ -63,6 +63,10 @@ class Wants(Enum):
     KEPT = "kept"
 
 
+# Says of an item, by its name and its file's place, whether another split made it. The name may be unknown.
+IsOld = Callable[[str | None, bytes | None], bool]
+
+
 class Output(ABC):
     """A place that captions are written to. One thread uses it at a time.
 
@@ -109,11 +113,11 @@ class Output(ABC):
         """
 
     @abstractmethod
-    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
-        """How many captions of ours are of parts that another split made, unless a person has changed them.
+    def of_other_splits(self, is_old: IsOld, *, removes: bool) -> int:
+        """How many captions of ours are of items that another split made, unless a person has changed them.
 
         Args:
-            is_old: whether an item's name is such a part's.
+            is_old: whether that holds for an item.
             removes: removes them as well, like `prune`.
 
         Raises:

@@ -9,14 +9,14 @@ import json
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import disk_errors, is_whole
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode, Output, OutputSettings, Wants
+from qwen35mm.captioning.outputs.base import IsOld, Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.outputs.trainer_lines import own_file, shown_texts
 from qwen35mm.captioning.records import Record, printable
@@ -164,9 +164,9 @@ class FolderObjects(Output):
         for each in self._by_folder.values():
             each.prune(media)
 
-    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
+    def of_other_splits(self, is_old: IsOld, *, removes: bool) -> int:
         """See `Output`."""
-        return sum(each.old_parts(is_old, removes=removes) for each in self._by_folder.values())
+        return sum(each.of_other_splits(is_old, removes=removes) for each in self._by_folder.values())
 
     def finish(self) -> None:
         """See `Output`."""

@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from qwen35mm.captioning.manifest.files import (
     lock_for,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
-from qwen35mm.captioning.outputs.base import Mode, Output, OutputSettings, Wants
+from qwen35mm.captioning.outputs.base import IsOld, Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import owner_of, place_in
 from qwen35mm.captioning.records import Record, edited, printable
 
@@ -81,14 +81,14 @@ class RecordOutput(Output):
             self._drop_entries(connection, positions)
         self.finish()
 
-    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
+    def of_other_splits(self, is_old: IsOld, *, removes: bool) -> int:
         """See `Output`."""
         query = (
-            "SELECT position, name FROM entries WHERE output = ? AND part IS NOT NULL AND edited IS NULL "
+            "SELECT position, owner, name FROM entries WHERE output = ? AND edited IS NULL "
             "AND position > ? ORDER BY position LIMIT ?"
         )
         found = self._manifest.many_rows(query, self._output)
-        positions = [position for position, name in found if is_old(os.fsdecode(name))]
+        positions = [position for position, owner, name in found if is_old(os.fsdecode(name), place_in(owner, name))]
         if removes and positions:
             with disk_errors(self.label), self._manifest.writing() as connection:
                 self._drop_entries(connection, positions)

@@ -14,14 +14,14 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
+from qwen35mm.captioning.outputs.base import IsOld, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.records import Caption, Record, printable
 from qwen35mm.captioning.texts.cleanup import add_to, holds, replaced_in, with_trigger
@@ -240,10 +240,16 @@ class Sidecars(Output):
             if self._manifest.path_of(medium) in media:
                 self._remove(place)
 
-    def old_parts(self, is_old: Callable[[str], bool], *, removes: bool) -> int:
+    def of_other_splits(self, is_old: IsOld, *, removes: bool) -> int:
         """See `Output`."""
-        names = ((owner.partition(b"\0")[0], place) for owner, place, _ in self._of_files())
-        places = [place for name, place in names if is_old(os.fsdecode(name)) and self._is_ours(place)]
+
+        def is_of_other(owner: bytes, medium: bytes) -> bool:
+            # A medium's own text file beside it has only the medium's place as its owner.
+            name = None if owner == medium else os.fsdecode(owner.partition(b"\0")[0])
+            return is_old(name, medium)
+
+        found = self._of_files()
+        places = [place for owner, place, medium in found if is_of_other(owner, medium) and self._is_ours(place)]
         for place in places if removes else ():
             self._remove(place)
         return len(places)

@@ -51,6 +51,7 @@ class ScanOptions:
         shard: (i, n), from 1: takes the items of shard i of n; see `shard_of`. Every shard reports a folder or a
             container that can't be read.
         without: folders that the run itself writes media to: skipped inside a folder, refused as sources.
+        only_files: refuses containers as sources; those in folders too, as soon as there is a manifest.
     """
 
     recursive: bool = True
@@ -60,6 +61,7 @@ class ScanOptions:
     limits: MediaLimits = field(default_factory=MediaLimits)
     shard: tuple[int, int] | None = None
     without: tuple[Path, ...] = ()
+    only_files: bool = False
 
     def __post_init__(self) -> None:
         if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
@@ -125,6 +127,13 @@ class _Scan:
                     "would caption what the last one wrote. Give the output a folder of its own."
                 )
             dataset = open_dataset_folder(path, self._filter, options.image_column, without=options.without)
+            if dataset is not None:
+                self._refuse_container(path)
+            elif options.only_files and self._manifest is not None:
+                found = walk(path, self._filter, self._manifest, recursive=options.recursive, without=options.without)
+                for each in found:
+                    if isinstance(each, Container):
+                        self._refuse_container(each.path)
             if dataset is None:
                 files = walk(path, self._filter, self._manifest, recursive=options.recursive, without=options.without)
                 return self._items(files, below, path, below or absolute(path).name, path)
@@ -138,13 +147,24 @@ class _Scan:
             return iter(())
         head = _head(path)
         if head.startswith(PARQUET_MAGIC) or (head and path.suffix.lower() == ".parquet"):
+            self._refuse_container(path)
             rows = open_parquet(path, options.image_column).rows(path)
             return self._items(rows, name, path.parent, name, path)
         if is_tar(head) or (head and path.suffix.lower() == ".tar"):
+            self._refuse_container(path)
             return self._items(tar_members(path), name, path.parent, name, path)
         if is_zip(name, head):
+            self._refuse_container(path)
             return self._items(zip_members(path, options.limits.max_bytes(None)), name, path.parent, name, path)
         return self._to_the_end(self._file(path, name), path.parent, name, path)
+
+    def _refuse_container(self, path: Path) -> None:
+        """Raises CaptioningError if only files are wanted."""
+        if self._options.only_files:
+            raise CaptioningError(
+                f"'{printable(path.name)}' holds media as a tar, a zip or a dataset does, and --set-aside can only "
+                "move files. Unpack it, leave it out with --exclude, or leave --set-aside out."
+            )
 
     def read(self, path: str) -> Iterator[Item | Unreadable]:
         """The items of a file list; `-` is standard input. A line that can't be used is Unreadable."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from qwen35mm.captioning.where import Where
 from qwen35mm.contract import SamplingParams
 from qwen35mm.cpu import usable_cores
 from qwen35mm.errors import CaptioningError, OutputError
+from qwen35mm_preprocess import MediaKind
 
 _MAX_WORKERS = 16
 
@@ -159,7 +161,8 @@ class Job:
         made += [] if self.clips is None else [self.clips]
         made += [] if self.aside is None else [self.aside]
         made += [folder for folder in without if not is_one_of(folder, [Path(each) for each in self.sources])]
-        options = replace(self.scan, without=(*self.scan.without, *made), only_files=self.aside is not None)
+        only_files = self.scan.only_files or self.aside is not None
+        options = replace(self.scan, without=(*self.scan.without, *made), only_files=only_files)
         return scan(self.sources, options, manifest)
 
     @property
@@ -280,7 +283,13 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         aside = Aside(manifest, job.aside_path)
         aside.end()
         judged, parts = job.run.judge_below is not None, job.split is not None
-        output_settings = replace(job.output_settings, judged=judged, parts=parts, styles=job.prompts.styles)
+        output_settings = replace(
+            job.output_settings,
+            judged=judged,
+            parts=parts,
+            has_both=partial(_has_both, job, aside.folders),
+            styles=job.prompts.styles,
+        )
         outputs = open_outputs(job.outputs, manifest, output_settings)
         for output in outputs:
             stack.enter_context(closing(output))
@@ -396,6 +405,23 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             )
         finally:
             await ledger.close(complete=False)
+
+
+def _has_both(job: Job, without: Sequence[Path]) -> bool:
+    """Whether the sources have images and videos; also True if it takes reading a container to know."""
+    if "@-" in job.sources:
+        return True
+    files = replace(job, scan=replace(job.scan, shard=None, only_files=True))
+    kinds: set[MediaKind] = set()
+    try:
+        for entry in files.entries(without=without):
+            if isinstance(entry, Item):
+                kinds.add(entry.kind)
+                if entry.path is None or len(kinds) > 1:
+                    return True
+    except CaptioningError:
+        return True
+    return False
 
 
 def _of_other_splits(outputs: Sequence[Output], splitter: Splitter, *, removes: bool = False) -> int:

@@ -19,6 +19,7 @@ from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.media.splits import parse_split
 from qwen35mm.captioning.outputs import OutputSettings
+from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.video import decode_frames
@@ -174,6 +175,21 @@ async def test_clips_are_captioned_as_files_with_their_real_times(videos: Path, 
     again = FakeModel()
     assert (await run(one, again)).counts.num_present == 5
     assert again.asked == []
+
+
+async def test_pictures_and_clips_are_in_two_folders_of_a_dataset(videos: Path, tmp_path: Path) -> None:
+    """By what the sources have: whichever is captioned first."""
+    spec, pictures = f"dataset:{tmp_path / 'set'}", f"dataset:{tmp_path / 'pictures'}"
+    for limit in (1, None):
+        await run(job(videos, outputs=(spec,), run=settings(limit=limit)), FakeModel())
+    both = ["images/still.png", "videos/long.mp4", "videos/more/short.mp4"]
+    assert sorted(row["file_name"] for row in rows_of(spec)) == both
+    # Names that end like a clip's don't count, and neither does what is left out.
+    picture(2).save(videos / "late.png")
+    (videos / "late.mp4").write_bytes((videos / "late.png").read_bytes())
+    only = job(videos, outputs=(pictures,), scan=ScanOptions(exclude=("long.mp4", "more")))
+    await run(only, FakeModel())
+    assert sorted(row["file_name"] for row in rows_of(pictures)) == ["late.png", "late.png.png", "still.png"]
 
 
 @pytest.mark.parametrize(("container", "suffix"), [("mp4", ".mp4"), ("matroska", ".mkv"), ("mpegts", ".ts")])

@@ -34,6 +34,7 @@ class OutputSettings:
         compact: merges shards that aren't full at the run's end.
         judged: records may have judgements.
         parts: records may be of parts of videos.
+        has_both: whether the sources have images and videos; asked once for a new dataset folder.
         styles: the names of the captions that each item gets; empty for one without a name.
     """
 
@@ -49,6 +50,7 @@ class OutputSettings:
     compact: bool = False
     judged: bool = False
     parts: bool = False
+    has_both: Callable[[], bool] = bool
     styles: tuple[str, ...] = ()
 
 

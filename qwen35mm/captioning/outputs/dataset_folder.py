@@ -1,6 +1,7 @@
 """A Hugging Face dataset folder: media, a `metadata.jsonl` with `file_name` and `text`, and a card.
 
-Hugging Face's `datasets` reads one kind of media per folder. With images and videos, each kind has a copy of its rows.
+Hugging Face's `datasets` and trainers read one kind of media per folder. With images and videos, each kind has a folder
+and a copy of its rows.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ from qwen35mm.captioning.outputs.dataset_card import CARD, card, rows_file, writ
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Record, still_there
+from qwen35mm_preprocess import MediaKind
+from qwen35mm_preprocess.formats import suffixes_of
 
 _log = logging.getLogger(__name__)
 
 DATASET_METADATA = "metadata.jsonl"
 # A record may lack these, but a column needs a value in every row.
 _ALWAYS = {"data": "", "judged": "", "shared_from": ""}
+_CLIPS = suffixes_of("video")
+# In the manifest's JSON of a video's caption.
+_OF_CLIP = '"kind": "video"'
 # Linux's request for a copy that takes no space until either file changes (linux/fs.h).
 _FICLONE = 0x40049409
 
 
 class DatasetFolder(JsonLines):
-    """The folder `folder`. Media are copied, without taking space if the disk can, or linked on request.
+    """The folder `folder`. If there are images and videos, they go to `images` and `videos` in it; a kind that is at
+    the top already stays there. Media are copied, without taking space if the disk can, or linked on request.
 
     A medium that a person changed in the folder stays as it is. Errors are those of `JsonLines`, for `metadata.jsonl`.
     """
@@ -48,6 +55,9 @@ class DatasetFolder(JsonLines):
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
         self._folder = folder
         self._links = settings.link_media
+        self._has_both = settings.has_both
+        # The folder of each kind, with a slash; empty for the top.
+        self._kind_folders: dict[MediaKind, str] = {}
         self._num_changed = 0
         self._claims = Claims(manifest, b"dataset:" + manifest.place(folder), durable=True)
         super().__init__(manifest, folder / DATASET_METADATA, settings)
@@ -139,11 +149,36 @@ class DatasetFolder(JsonLines):
     def _claim(self, item: Item) -> str:
         with still_there(item):
             suffix = item.suffix()
+        folder = self._folder_of(item.kind)
         return self._claims.claim(
             owner_of(item, self._manifest),
-            portable_names(item.file_name, suffix),
+            (folder + name for name in portable_names(item.file_name, suffix)),
             is_free=lambda name: name != DATASET_METADATA and not os.path.lexists(self._folder / name),
         )
+
+    def _folder_of(self, kind: MediaKind) -> str:
+        """The folder of media of a kind: where they are already; by themselves if there are others, too."""
+        if not self._kind_folders:
+            for name, of in self._claimed():
+                own = f"{of}s/"
+                # One medium at the top decides.
+                self._kind_folders[of] = own if self._kind_folders.get(of, own) and name.startswith(own) else ""
+        if kind not in self._kind_folders:
+            is_apart = bool(self._kind_folders) or self._has_both()
+            self._kind_folders[kind] = f"{kind}s/" if is_apart else ""
+        return self._kind_folders[kind]
+
+    def _claimed(self) -> Iterator[tuple[str, MediaKind]]:
+        """The names in the folder with their kinds; by their suffixes where a kill left no line."""
+        query = (
+            "SELECT claims.place, instr(caption, ?) FROM claims "
+            "LEFT JOIN entries ON entries.output = ? AND entries.owner = claims.owner "
+            "LEFT JOIN results ON results.key = entries.key WHERE claims.output = ?"
+        )
+        for place, is_video in self._manifest.rows(query, _OF_CLIP, self._output, self._claims.output):
+            name = os.fsdecode(place)
+            is_video = PurePosixPath(name).suffix in _CLIPS if is_video is None else is_video
+            yield name, "video" if is_video else "image"
 
     def _put_medium(self, record: Record, path: Path) -> None:
         """Puts the medium at its place, complete and checked, unless a person changed the one that is there."""

@@ -91,24 +91,24 @@ class Claims:
     """The names in one output. An item keeps its name in all later runs.
 
     Args:
-        output: the output's name in the manifest.
+        output: the output's name in the manifest; also an attribute.
         durable: whether a claim is on the disk at once; otherwise with the manifest's next durable transaction.
     """
 
     def __init__(self, manifest: Manifest, output: bytes, *, durable: bool = False) -> None:
         self._durable = durable
         self._manifest = manifest
-        self._output = output
+        self.output = output
 
     def find(self, owner: bytes) -> str | None:
         """The name that `owner` has."""
-        row = self._manifest.row("SELECT place FROM claims WHERE output = ? AND owner = ?", self._output, owner)
+        row = self._manifest.row("SELECT place FROM claims WHERE output = ? AND owner = ?", self.output, owner)
         return None if row is None else os.fsdecode(row[0])
 
     def is_claimed(self, name: str) -> bool:
         """Whether an item has a name."""
         query = "SELECT 1 FROM claims WHERE output = ? AND folded = ?"
-        return self._manifest.row(query, self._output, os.fsencode(fold(name))) is not None
+        return self._manifest.row(query, self.output, os.fsencode(fold(name))) is not None
 
     def claim(
         self, owner: bytes, names: Iterable[str], *, is_free: Callable[[str], bool], medium: Path | None = None
@@ -125,10 +125,10 @@ class Claims:
         place = None if medium is None else self._manifest.place(medium)
         for name in names:
             folded = os.fsencode(fold(name))
-            row = self._manifest.row("SELECT medium FROM claims WHERE output = ? AND folded = ?", self._output, folded)
+            row = self._manifest.row("SELECT medium FROM claims WHERE output = ? AND folded = ?", self.output, folded)
             if is_free(name) if row is None else self._is_gone(row[0]):
                 # Replaces the name's earlier owner, if any.
-                values = (self._output, owner, os.fsencode(name), folded, place)
+                values = (self.output, owner, os.fsencode(name), folded, place)
                 statement = "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, NULL)"
                 self._manifest.change(statement, *values, durable=self._durable)
                 return name
@@ -140,27 +140,27 @@ class Claims:
             "SELECT owner, place FROM claims WHERE output = ? AND NOT EXISTS "
             "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)"
         )
-        return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self._output, output)]
+        return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self.output, output)]
 
     def of_files(self) -> list[tuple[bytes, bytes, bytes]]:
         """Owner, name and place of the file of each item that has a file."""
         query = "SELECT owner, place, medium FROM claims WHERE output = ? AND medium IS NOT NULL"
-        return self._manifest.rows(query, self._output)
+        return self._manifest.rows(query, self.output)
 
     def put(self, owner: bytes) -> tuple[bytes, ...]:
         """The possible SHA-256 digests of the file under the owner's name if nobody changed it; empty if unknown."""
-        row = self._manifest.row("SELECT content FROM claims WHERE output = ? AND owner = ?", self._output, owner)
+        row = self._manifest.row("SELECT content FROM claims WHERE output = ? AND owner = ?", self.output, owner)
         content = b"" if row is None else row[0] or b""
         return tuple(content[at : at + _DIGEST_BYTES] for at in range(0, len(content), _DIGEST_BYTES))
 
     def remember_put(self, owner: bytes, *contents: bytes) -> None:
         """Stores the digests of what may be there: the earlier content and the next."""
         statement = "UPDATE claims SET content = ? WHERE output = ? AND owner = ?"
-        self._manifest.change(statement, b"".join(contents), self._output, owner)
+        self._manifest.change(statement, b"".join(contents), self.output, owner)
 
     def release(self, owner: bytes) -> None:
         """Frees a name."""
-        self._manifest.change("DELETE FROM claims WHERE output = ? AND owner = ?", self._output, owner)
+        self._manifest.change("DELETE FROM claims WHERE output = ? AND owner = ?", self.output, owner)
 
     def _is_gone(self, medium: bytes | None) -> bool:
         return medium is not None and self._manifest.is_gone(medium)

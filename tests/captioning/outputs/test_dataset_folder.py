@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.outputs.dataset_folder import DatasetFolder
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import (
@@ -143,3 +145,48 @@ def test_a_crop_in_the_folder_stays_whatever_comes(tmp_path: Path, out: Path) ->
     crop.unlink()
     run(tmp_path, [Record(put(tmp_path, "b.png", 2), new.key, new.content, new.caption)], f"dataset:{out}")
     assert (out / "b.png").read_bytes() == picture(2)
+
+
+def clip(folder: Path, name: str, number: int) -> Record:
+    """A video to the output, which doesn't decode it."""
+    made = record(put(folder, name, number), f"clip {number}")
+    item = replace(made.item, kind="video")
+    return replace(made, item=item, caption=replace(made.caption, kind="video"))
+
+
+def names(out: Path) -> list[str]:
+    rows_of(f"dataset:{out}")
+    return [row["file_name"] for row in lines_of(out / "metadata.jsonl")]
+
+
+def test_a_second_kind_of_media_gets_a_folder_of_its_own(tmp_path: Path, out: Path) -> None:
+    pictures = records_of(tmp_path / "media", ["a.png", "cats/b.png"])
+    clips = [clip(tmp_path / "media", name, number) for number, name in enumerate(("a.mp4", "cats/c.mp4"), 7)]
+    run(tmp_path, pictures, f"dataset:{out}")
+    assert names(out) == ["a.png", "cats/b.png"]
+    for _ in range(2):
+        run(tmp_path, [*pictures, *clips], f"dataset:{out}")
+        assert names(out) == ["a.png", "cats/b.png", "videos/a.png", "videos/cats/c.png"]
+    run(
+        tmp_path,
+        [record(put(tmp_path / "media", "d.png", 20), "d"), clip(tmp_path / "media", "e.mp4", 21)],
+        f"dataset:{out}",
+    )
+    assert names(out)[4:] == ["d.png", "videos/e.png"]
+
+
+def test_a_folder_of_an_earlier_version_goes_on_as_it_is(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has pictures and clips at its top: no medium is moved or written again, and new ones join them."""
+    media = tmp_path / "media"
+    both = [*records_of(media, ["a.png", "videos/b.png"]), clip(media, "c.mp4", 7), clip(media, "videos/d.mp4", 8)]
+    with monkeypatch.context() as patch:
+        patch.setattr(DatasetFolder, "_folder_of", lambda *_: "")
+        run(tmp_path, both, f"dataset:{out}")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.png")}
+    assert names(out) == ["a.png", "videos/b.png", "c.png", "videos/d.png"]
+    new = [record(put(media, "e.png", 20), "e"), clip(media, "f.mp4", 21)]
+    assert run(tmp_path, [*both, *new], f"dataset:{out}") == [Wants.DONE] * 4 + [Wants.CAPTION] * 2
+    assert names(out) == ["a.png", "videos/b.png", "c.png", "videos/d.png", "e.png", "f.png"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before

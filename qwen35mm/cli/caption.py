@@ -292,8 +292,8 @@ def _report(outcome: Outcome, job: Job) -> None:
         )
     if outcome.num_old:
         typer.echo(
-            f"Still in the outputs: {amount(outcome.num_old, 'caption')} of another --split, or of whole videos that are "
-            "in parts now; --prune removes them.",
+            f"Still in the outputs: {amount(outcome.num_old, 'caption')} of another --split, or of whole videos that "
+            "are in parts now; --prune removes them.",
             err=True,
         )
     if outcome.num_gone:

@@ -108,6 +108,39 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(kernel_backend: Backend) -
     assert torch.equal(alone[RECURRENT_STATES], arguments[RECURRENT_STATES])
 
 
+@pytest.mark.parametrize(
+    ("slots", "sources"),
+    [
+        ([2, 4, 0], [2, 2, 4]),
+        ([1, 3, 2, 4, -1], [1, 1, 2, 2, -1]),
+        ([4, -1, 0, 3], [4, -1, 0, 0]),
+        ([3, 1, 0, 2], [3, 1, 0, 2]),
+    ],
+    ids=["one sequence", "two sequences", "beside padding", "rows of their own"],
+)
+def test_several_tokens_of_a_sequence_leave_the_state_after_each(
+    slots: list[int], sources: list[int], kernel_backend: Backend
+) -> None:
+    """The same bits as one step a token."""
+    arguments = make(slots, torch.bfloat16, heads=(2, 4))
+    check(kernel_backend, [*(_copied(arguments)), torch.tensor(sources)])
+    together, by_token = _copied(arguments), _copied(arguments)
+    out = kernel_backend.run("gdn_decode_step", *together, torch.tensor(sources), num_k_heads=2)
+    for row, (slot, source) in enumerate(zip(slots, sources, strict=True)):
+        if slot >= 0:
+            for states in by_token[CONV_STATES], by_token[RECURRENT_STATES]:
+                states[slot] = states[source]
+            alone = [*by_token]
+            alone[MIXED], alone[SLOTS] = arguments[MIXED][row : row + 1], torch.tensor([slot])
+            assert torch.equal(kernel_backend.run("gdn_decode_step", *alone, num_k_heads=2)[0], out[row])
+    for states in CONV_STATES, RECURRENT_STATES:
+        assert torch.equal(together[states], by_token[states])
+
+
+def _copied(arguments: list[Any]) -> list[Any]:
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
+
+
 def test_gates_of_any_size(backend: Backend) -> None:
     """A step that is nothing beside 1 still counts, and none overflows."""
     arguments = make([0, 1, 2, 3], torch.float32)

@@ -126,13 +126,19 @@ def gdn_decode_step(
     conv_states: torch.Tensor,
     recurrent_states: torch.Tensor,
     slots: torch.Tensor,
+    sources: torch.Tensor | None = None,
     *,
     num_k_heads: int,
 ) -> torch.Tensor:
     num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
     out = mixed.new_zeros(mixed.shape[0], num_v_heads * value_dim)
+    places = slots.tolist()
+    sources_of = places if sources is None else sources.tolist()
     # Where slots follow each other their states are one view of the pool, and none is copied.
-    for rows, run in _slot_runs(slots.tolist()):
+    for rows, run in _slot_runs(places, sources_of):
+        if sources_of[rows.start] != run.start:
+            for states in (conv_states, recurrent_states):
+                states[run.start] = states[sources_of[rows.start]]
         qkv, z, b, a = split_projection(mixed[rows].float(), conv_weight.shape[0], num_v_heads)
         qkv = causal_conv1d_step(qkv, conv_weight, conv_states[run])
         q, k, v = split_heads(qkv, num_k_heads, key_dim, value_dim)
@@ -141,11 +147,15 @@ def gdn_decode_step(
     return out
 
 
-def _slot_runs(slots: list[int]) -> Iterator[tuple[slice, slice]]:
-    """Yields (rows of the batch, rows of the pools) for each run of consecutive slots, without padding."""
+def _slot_runs(slots: list[int], sources: list[int]) -> Iterator[tuple[slice, slice]]:
+    """Yields (rows of the batch, rows of the pools) for each run of consecutive slots, without padding.
+
+    A row that continues from another slot is a run of its own.
+    """
     start = 0
     for row in range(1, len(slots) + 1):
-        if row == len(slots) or slots[row] != slots[row - 1] + 1 or slots[row - 1] < 0:
+        is_apart = row == len(slots) or slots[row] != sources[row] or slots[row - 1] != sources[row - 1]
+        if is_apart or slots[row] != slots[row - 1] + 1 or slots[row - 1] < 0:
             if slots[start] >= 0:
                 yield slice(start, row), slice(slots[start], slots[start] + row - start)
             start = row

@@ -28,6 +28,7 @@ def gdn_decode_step(
     conv_states: torch.Tensor,
     recurrent_states: torch.Tensor,
     slots: torch.Tensor,
+    sources: torch.Tensor | None = None,
     *,
     num_k_heads: int,
 ) -> torch.Tensor:
@@ -42,6 +43,7 @@ def gdn_decode_step(
     assert conv_states.shape == (recurrent_states.shape[0], channels, conv_weight.shape[1] - 1)
     assert A_log.dtype == dt_bias.dtype == recurrent_states.dtype == torch.float32
     assert mixed.stride(1) == slots.stride(0) == 1
+    assert sources is None or (sources.dtype, sources.stride(0)) == (slots.dtype, 1)
     whole = (conv_states[:1], recurrent_states[:1], conv_weight, A_log, dt_bias, norm_weight)
     assert all(tensor.is_contiguous() for tensor in whole)
     group = num_v_heads // num_k_heads
@@ -57,6 +59,7 @@ def gdn_decode_step(
         conv_states,
         recurrent_states,
         slots,
+        slots if sources is None else sources,
         out,
         mixed.stride(0),
         conv_states.stride(0),
@@ -74,6 +77,7 @@ def gdn_decode_step(
         V=value_dim,
         WIDTH=conv_weight.shape[1],
         WIDTH_POW2=next_power_of_2(conv_weight.shape[1] - 1),
+        SEVERAL=sources is not None,
     )
     return out
 
@@ -136,6 +140,110 @@ def _tile_start(index, K: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr):
 
 
 @triton.jit
+def _step_row(
+    mixed,
+    conv_weight,
+    A_log,
+    dt_bias,
+    norm_weight,
+    conv_from,
+    conv_to,
+    state_from,
+    state_to,
+    out,
+    k_head,
+    eps,
+    L2_EPS: tl.constexpr,
+    NUM_K_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_POW2: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_POW2: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """One row: its `mixed` and `out`, the states that it continues from, and those that it writes; both may be one."""
+    TILES: tl.constexpr = V // BLOCK_V  # of one value head
+    CHANNELS: tl.constexpr = NUM_K_HEADS * (2 * K + GROUP * V)
+    NUM_V_HEADS: tl.constexpr = NUM_K_HEADS * GROUP
+    members = tl.arange(0, GROUP_POW2)
+    columns = tl.arange(0, GROUP_POW2 * V)  # of the GROUP value heads together
+    head_valid, valid = members < GROUP, columns < GROUP * V
+    first_column = k_head * GROUP * V
+    out += first_column
+    state_from += k_head.to(tl.int64) * (GROUP * K * V)
+    state_to += k_head.to(tl.int64) * (GROUP * K * V)
+
+    # Issue all loads before waiting for any. The first tile comes last, as more depends on the others.
+    rows = tl.arange(0, K)
+    every = rows >= 0
+    q_channels, k_channels = k_head * K + rows, (NUM_K_HEADS + k_head) * K + rows
+    v_channels = 2 * NUM_K_HEADS * K + first_column + columns
+    q_old, q_taps, q_new, q_tap = _load_inputs(mixed, conv_from, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)  # pyright: ignore
+    k_old, k_taps, k_new, k_tap = _load_inputs(mixed, conv_from, conv_weight, k_channels, every, WIDTH, WIDTH_POW2)
+    v_old, v_taps, v_new, v_tap = _load_inputs(mixed, conv_from, conv_weight, v_channels, valid, WIDTH, WIDTH_POW2)
+    heads = k_head * GROUP + members
+    gates = mixed + CHANNELS + NUM_V_HEADS * V + heads
+    b = tl.load(gates, mask=head_valid, other=0.0).to(tl.float32)
+    a = tl.load(gates + NUM_V_HEADS, mask=head_valid, other=0.0).to(tl.float32)
+    rate = tl.load(A_log + heads, mask=head_valid, other=0.0)
+    bias = tl.load(dt_bias + heads, mask=head_valid, other=0.0)
+    z = tl.load(mixed + CHANNELS + first_column + columns, mask=valid, other=0.0)
+    weight = tl.load(norm_weight + tl.arange(0, V))
+    tile = rows[:, None] * V + tl.arange(0, BLOCK_V)[None, :]
+    old = tl.load(state_from + tile)
+
+    decays = tl.exp(-tl.exp(rate) * softplus(a + bias))
+    betas = 1.0 / (1.0 + tl.exp(-b))
+    q = _l2_normalise(_conv(q_old, q_taps, q_new, q_tap), L2_EPS) * (K**-0.5)
+    k = _l2_normalise(_conv(k_old, k_taps, k_new, k_tap), L2_EPS)
+    overlap = tl.sum(q * k, axis=0)
+    v = tl.reshape(_conv(v_old, v_taps, v_new, v_tap), [GROUP_POW2 * TILES, BLOCK_V])
+
+    # Several threads may read the same input, so all must have read before any shifts.
+    tl.debug_barrier()
+    _shift(q_old, q_new, conv_to, q_channels, every, WIDTH)
+    _shift(k_old, k_new, conv_to, k_channels, every, WIDTH)
+    _shift(v_old, v_new, conv_to, v_channels, valid, WIDTH)
+
+    tile_rows = tl.arange(0, GROUP_POW2 * TILES)[:, None]
+    o = tl.zeros([GROUP_POW2 * TILES, BLOCK_V], dtype=tl.float32)
+    for index in range(GROUP * TILES):
+        head = index // TILES
+        following = state_from + _tile_start(index + 1, K, V, BLOCK_V) + tile
+        coming = tl.load(following, mask=tl.full([K, 1], index, tl.int32) < GROUP * TILES - 1)
+        decay, beta = _pick(decays, head), _pick(betas, head)
+        read_k, read_q = tl.split(tl.sum(tl.join(old * k[:, None], old * q[:, None]), axis=0))
+        delta = beta * (_pick(v, index) - decay * read_k)
+        pointers = state_to + _tile_start(index, K, V, BLOCK_V) + tile
+        tl.store(pointers, decay * old + k[:, None] * delta[None, :])
+        # S^T q of the new state, computed from the old state, which is read only once.
+        o = tl.where(tile_rows == index, (decay * read_q + overlap * delta)[None, :], o)
+        old = coming
+
+    o = tl.reshape(o, [GROUP_POW2, V])
+    o *= tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)[:, None]
+    z = tl.reshape(z, [GROUP_POW2, V]).to(tl.float32)
+    o *= weight.to(tl.float32)[None, :] * (z / (1.0 + tl.exp(-z)))
+    tl.store(out + columns, tl.reshape(o, [GROUP_POW2 * V]).to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _rows_of_sequence(slots, sources, first):
+    """How many rows a sequence has from its first one on: each continues from the row before it."""
+    row, goes_on = first, True
+    while goes_on:
+        before = tl.load(slots + row)
+        row += 1
+        is_there = row < tl.num_programs(0)
+        goes_on = (tl.load(sources + row, mask=is_there, other=-1) == before) & (
+            tl.load(slots + row, mask=is_there, other=-1) != before
+        )
+    return row - first
+
+
+@triton.jit
 def _gdn_decode_step_kernel(
     mixed,  # [B, q | k | v | z | b | a]
     conv_weight,  # [C, WIDTH]
@@ -145,6 +253,7 @@ def _gdn_decode_step_kernel(
     conv_states,  # [num_slots, C, WIDTH - 1]
     recurrent_states,  # [num_slots, Hv, K, V]
     slots,  # [B]
+    sources,  # [B], read if SEVERAL
     out,  # [B, Hv * V]
     stride_mixed,
     stride_conv_slot,
@@ -160,75 +269,48 @@ def _gdn_decode_step_kernel(
     WIDTH: tl.constexpr,
     WIDTH_POW2: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    SEVERAL: tl.constexpr,
 ):
-    """Grid (B, Hk): one sequence's key head and its GROUP adjacent value heads."""
-    TILES: tl.constexpr = V // BLOCK_V  # of one value head
-    CHANNELS: tl.constexpr = NUM_K_HEADS * (2 * K + GROUP * V)
-    NUM_V_HEADS: tl.constexpr = NUM_K_HEADS * GROUP
+    """Grid (B, Hk): a row's key head and its GROUP adjacent value heads; a sequence's first row does all its rows."""
     row, k_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
-    members = tl.arange(0, GROUP_POW2)
-    columns = tl.arange(0, GROUP_POW2 * V)  # of the GROUP value heads together
-    head_valid, valid = members < GROUP, columns < GROUP * V
-    first_column = k_head * GROUP * V
-    out += row * stride_out + first_column
     if slot < 0:
-        tl.store(out + columns, tl.zeros([GROUP_POW2 * V], dtype=out.dtype.element_ty), mask=valid)
+        columns = tl.arange(0, GROUP_POW2 * V)
+        first = out + row * stride_out + k_head * GROUP * V
+        tl.store(first + columns, tl.zeros([GROUP_POW2 * V], dtype=out.dtype.element_ty), mask=columns < GROUP * V)
         return
-
-    mixed += row * stride_mixed
-    conv_state = conv_states + slot * stride_conv_slot
-    state = recurrent_states + slot * stride_recurrent_slot + k_head.to(tl.int64) * (GROUP * K * V)
-
-    # Issue all loads before waiting for any. The first tile comes last, as more depends on the others.
-    rows = tl.arange(0, K)
-    every = rows >= 0
-    q_channels, k_channels = k_head * K + rows, (NUM_K_HEADS + k_head) * K + rows
-    v_channels = 2 * NUM_K_HEADS * K + first_column + columns
-    q_old, q_taps, q_new, q_tap = _load_inputs(mixed, conv_state, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)  # pyright: ignore
-    k_old, k_taps, k_new, k_tap = _load_inputs(mixed, conv_state, conv_weight, k_channels, every, WIDTH, WIDTH_POW2)
-    v_old, v_taps, v_new, v_tap = _load_inputs(mixed, conv_state, conv_weight, v_channels, valid, WIDTH, WIDTH_POW2)
-    heads = k_head * GROUP + members
-    gates = mixed + CHANNELS + NUM_V_HEADS * V + heads
-    b = tl.load(gates, mask=head_valid, other=0.0).to(tl.float32)
-    a = tl.load(gates + NUM_V_HEADS, mask=head_valid, other=0.0).to(tl.float32)
-    rate = tl.load(A_log + heads, mask=head_valid, other=0.0)
-    bias = tl.load(dt_bias + heads, mask=head_valid, other=0.0)
-    z = tl.load(mixed + CHANNELS + first_column + columns, mask=valid, other=0.0)
-    weight = tl.load(norm_weight + tl.arange(0, V))
-    tile = rows[:, None] * V + tl.arange(0, BLOCK_V)[None, :]
-    old = tl.load(state + tile)
-
-    decays = tl.exp(-tl.exp(rate) * softplus(a + bias))
-    betas = 1.0 / (1.0 + tl.exp(-b))
-    q = _l2_normalise(_conv(q_old, q_taps, q_new, q_tap), L2_EPS) * (K**-0.5)
-    k = _l2_normalise(_conv(k_old, k_taps, k_new, k_tap), L2_EPS)
-    overlap = tl.sum(q * k, axis=0)
-    v = tl.reshape(_conv(v_old, v_taps, v_new, v_tap), [GROUP_POW2 * TILES, BLOCK_V])
-
-    # Several threads may read the same input, so all must have read before any shifts.
-    tl.debug_barrier()
-    _shift(q_old, q_new, conv_state, q_channels, every, WIDTH)
-    _shift(k_old, k_new, conv_state, k_channels, every, WIDTH)
-    _shift(v_old, v_new, conv_state, v_channels, valid, WIDTH)
-
-    tile_rows = tl.arange(0, GROUP_POW2 * TILES)[:, None]
-    o = tl.zeros([GROUP_POW2 * TILES, BLOCK_V], dtype=tl.float32)
-    for index in range(GROUP * TILES):
-        head = index // TILES
-        following = state + _tile_start(index + 1, K, V, BLOCK_V) + tile
-        coming = tl.load(following, mask=tl.full([K, 1], index, tl.int32) < GROUP * TILES - 1)
-        decay, beta = _pick(decays, head), _pick(betas, head)
-        read_k, read_q = tl.split(tl.sum(tl.join(old * k[:, None], old * q[:, None]), axis=0))
-        delta = beta * (_pick(v, index) - decay * read_k)
-        pointers = state + _tile_start(index, K, V, BLOCK_V) + tile
-        tl.store(pointers, decay * old + k[:, None] * delta[None, :])
-        # S^T q of the new state, computed from the old state, which is read only once.
-        o = tl.where(tile_rows == index, (decay * read_q + overlap * delta)[None, :], o)
-        old = coming
-
-    o = tl.reshape(o, [GROUP_POW2, V])
-    o *= tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)[:, None]
-    z = tl.reshape(z, [GROUP_POW2, V]).to(tl.float32)
-    o *= weight.to(tl.float32)[None, :] * (z / (1.0 + tl.exp(-z)))
-    tl.store(out + columns, tl.reshape(o, [GROUP_POW2 * V]).to(out.dtype.element_ty), mask=valid)
+    source = slot
+    if SEVERAL:
+        source = tl.load(sources + row).to(tl.int64)
+        if (source != slot) & (source == tl.load(slots + row - 1, mask=row > 0, other=-1)):
+            return
+    num_rows = _rows_of_sequence(slots, sources, row) if SEVERAL else 1
+    for _ in range(num_rows):
+        _step_row(
+            mixed + row * stride_mixed,
+            conv_weight,
+            A_log,
+            dt_bias,
+            norm_weight,
+            conv_states + source * stride_conv_slot,
+            conv_states + slot * stride_conv_slot,
+            recurrent_states + source * stride_recurrent_slot,
+            recurrent_states + slot * stride_recurrent_slot,
+            out + row * stride_out,
+            k_head,
+            eps,
+            L2_EPS,
+            NUM_K_HEADS,
+            GROUP,
+            GROUP_POW2,
+            K,
+            V,
+            WIDTH,
+            WIDTH_POW2,
+            BLOCK_V,
+        )
+        if SEVERAL:
+            row, source = row + 1, slot
+            slot = tl.load(slots + row, mask=row < tl.num_programs(0), other=-1).to(tl.int64)
+            # The next row reads what all threads have written.
+            tl.debug_barrier()

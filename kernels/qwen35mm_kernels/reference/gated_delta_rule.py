@@ -83,10 +83,11 @@ def gdn_decode_step(
     conv_states: torch.Tensor,
     recurrent_states: torch.Tensor,
     slots: torch.Tensor,
+    sources: torch.Tensor | None = None,
     *,
     num_k_heads: int,
 ) -> torch.Tensor:
-    """One token for each of B sequences: causal conv and SiLU, gates, gated delta rule, gated norm.
+    """B rows, one token or several of each sequence: causal conv and SiLU, gates, gated delta rule, gated norm.
 
     Args:
         mixed: [B, C + Hv * V + 2 * Hv], float32 or bfloat16, with C = 2 * Hk * K + Hv * V: in_proj's output with the
@@ -95,10 +96,12 @@ def gdn_decode_step(
         A_log, dt_bias: [Hv] float32.
         norm_weight: [V], plain, not zero-centred.
         eps: of the gated norm.
-        conv_states: [num_slots, C, W - 1], oldest input first; row slots[b] is shifted in place.
-        recurrent_states: [num_slots, Hv, K, V] float32; row slots[b] is updated in place.
-        slots: [B] int32 or int64, each sequence's row in both pools, no row twice. -1 marks a padding row of a CUDA
-            graph's fixed batch: it touches no state, and its output is zero.
+        conv_states: [num_slots, C, W - 1], oldest input first; place slots[b] gets the shifted inputs.
+        recurrent_states: [num_slots, Hv, K, V] float32; place slots[b] gets the state after row b.
+        slots: [B] int32 or int64, each row's place in both pools, none twice. -1 marks a padding row of a CUDA graph's
+            fixed batch: it touches no state, and its output is zero.
+        sources: [B] of slots' dtype, the place of the states that each row continues from; None for its own. Either its
+            own place, or that of the row before it: then this row is the same sequence's next token.
         num_k_heads: Hk, a divisor of Hv.
 
     Returns:
@@ -109,6 +112,8 @@ def gdn_decode_step(
     for row, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue
+        if sources is not None:
+            conv_states[slot], recurrent_states[slot] = conv_states[sources[row]], recurrent_states[sources[row]]
         qkv, z, b, a = split_projection(mixed[row : row + 1].float(), conv_weight.shape[0], num_v_heads)
         qkv = causal_conv1d_step(qkv, conv_weight, conv_states[slot : slot + 1])
         q, k, v = split_heads(qkv, num_k_heads, key_dim, value_dim)

@@ -48,6 +48,7 @@ def gdn_decode_step(
     conv_states: torch.Tensor,
     recurrent_states: torch.Tensor,
     slots: torch.Tensor,
+    sources: torch.Tensor | None = None,
     *,
     num_k_heads: int,
 ) -> torch.Tensor:
@@ -60,10 +61,12 @@ def gdn_decode_step(
         and recurrent_states.stride()[1:] == (key_dim * value_dim, value_dim, 1)
         and key_dim % _DIM_MULTIPLE == value_dim % _DIM_MULTIPLE == 0
     ):
-        arguments = mixed, conv_weight, A_log, dt_bias, norm_weight, eps, conv_states, recurrent_states, slots
-        return by_torch.gdn_decode_step(*arguments, num_k_heads=num_k_heads)
+        parameters = mixed, conv_weight, A_log, dt_bias, norm_weight, eps
+        places = conv_states, recurrent_states, slots, sources
+        return by_torch.gdn_decode_step(*parameters, *places, num_k_heads=num_k_heads)
     out = torch.empty(len(mixed), num_v_heads * value_dim, dtype=mixed.dtype)
-    slots = slots.to(torch.int64) if slots.dtype != torch.int64 else slots.contiguous()
+    slots = _int64(slots)
+    sources = None if sources is None else _int64(sources)
     step = _Step(
         mixed.data_ptr(),
         mixed.stride(0),
@@ -84,5 +87,10 @@ def gdn_decode_step(
         out.data_ptr(),
     )
     is_bf16 = mixed.dtype == torch.bfloat16
-    loaded_library()("qwen_gdn_step", ctypes.byref(step), slots, len(mixed), is_bf16, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    loaded_library()("qwen_gdn_rows", ctypes.byref(step), slots, sources, len(mixed), is_bf16, threads)
     return out
+
+
+def _int64(slots: torch.Tensor) -> torch.Tensor:
+    return slots.to(torch.int64) if slots.dtype != torch.int64 else slots.contiguous()

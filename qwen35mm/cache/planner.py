@@ -113,7 +113,7 @@ class MemoryPlan:
         kv_bytes: KV of those tokens in all full-attention layers.
         kv_token_bytes: KV of one token.
         num_slots: running sequences.
-        slot_bytes: running states, one for each slot and one for history commits.
+        slot_bytes: running states: one for each slot, one for history commits and one for each drafted token.
         state_bytes: budget for cached checkpoints' states, in host memory.
         vision_bytes: budget for cached vision embeddings, in host memory.
         device_state_bytes: budget for cached states that also stay on a GPU.
@@ -180,6 +180,7 @@ def plan_memory(
     dtype: torch.dtype,
     device: Devices,
     num_slots: int,
+    num_drafts: int = 0,
     context_length: int,
     block_size: int,
     settings: CacheSettings,
@@ -200,6 +201,7 @@ def plan_memory(
         dtype: the model's; of conv states, and of K and V by default. Recurrent states are float32.
         device: of all layers, or of each. Of several devices, the one with the least room for its layers decides.
         num_slots: running sequences.
+        num_drafts: drafted tokens of a step, each with states of its own.
         context_length: most tokens of one sequence, including the reply.
         block_size: tokens of one KV block.
         available_bytes: memory for all layers: all of a CPU's, or a GPU's free memory. None asks the system.
@@ -231,7 +233,7 @@ def plan_memory(
     block_bytes = block_size * token_bytes
     context_bytes = -(-context_length // block_size) * block_bytes
     one_state = config.state_bytes(dtype)
-    slot_bytes = (num_slots + 1) * one_state
+    slot_bytes = (num_slots + 1 + num_drafts) * one_state
 
     most_bytes = available_bytes if limit_bytes is None else limit_bytes
     running_bytes = slot_bytes + work_bytes + (weights_bytes + runtime_bytes if on_cpu else 0)

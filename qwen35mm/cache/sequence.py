@@ -33,6 +33,7 @@ class SequenceCache:
         self.rope_delta = 0
         self._pools = pools
         self._slot: int | None = slot
+        self._draft_slots: list[int] = []
         # 32 bits each, as in batches: copying those of a million tokens takes microseconds.
         self._blocks = array("i")
         self.table_key = object()
@@ -56,6 +57,11 @@ class SequenceCache:
         """This sequence's row in the state pool."""
         assert self._slot is not None, "this cache was freed"
         return self._slot
+
+    @property
+    def draft_slots(self) -> Sequence[int]:
+        """Borrowed slots, for the states after each drafted token."""
+        return self._draft_slots
 
     @property
     def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -107,6 +113,20 @@ class SequenceCache:
         assert self._length + num_tokens <= len(self._blocks) * self._pools.kv.block_size, "advance without prepare"
         self._length += num_tokens
 
+    def borrow(self, num_drafts: int) -> None:
+        """Borrows slots for a step of one token and `num_drafts` drafted ones; there must be so many spare slots."""
+        assert not self._draft_slots, "drafts are borrowed already"
+        spare = self._pools.states.spare
+        self._draft_slots = [spare.pop() for _ in range(num_drafts)]
+
+    def accept(self, num_drafts: int) -> None:
+        """Counts the first drafted tokens as cached, continues from the states after them, and returns the slots."""
+        slots = [self.slot, *self._draft_slots]
+        self.advance(num_drafts)
+        self._slot = slots.pop(num_drafts)
+        self._pools.states.spare += slots
+        self._draft_slots = []
+
     def adopt(self, blocks: Sequence[int], length: int) -> None:
         """Begins this empty sequence with shared blocks, whose first `length` places are filled."""
         assert self._length == 0, "only an empty sequence can adopt blocks"
@@ -147,6 +167,8 @@ class SequenceCache:
         self._unclaim()
         self._pools.kv.allocator.release(self._blocks)
         self._pools.states.release(self._slot)
+        self._pools.states.spare += self._draft_slots
+        self._draft_slots = []
         self._blocks, self.table_key = array("i"), object()
         self._slot, self._length = None, 0
 
@@ -185,6 +207,7 @@ class CachePools:
     """The memory of `num_slots` sequences with `num_tokens` tokens in total.
 
     Args:
+        num_spare: slots for drafted tokens.
         num_tokens: tokens of KV, rounded up to whole blocks.
         dtype: of conv states, and of K and V if `kv_formats` is None; running recurrent states are float32.
         device: of all layers, or of each.
@@ -201,6 +224,7 @@ class CachePools:
         config: ModelConfig,
         *,
         num_slots: int,
+        num_spare: int = 0,
         num_tokens: int,
         dtype: torch.dtype,
         device: Devices = "cpu",
@@ -213,7 +237,8 @@ class CachePools:
         formats = kv_formats or kv_formats_of("auto", dtype)
         where = {"device": device, "directory": kv_directory}
         self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, formats=formats, **where)
-        self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device, kept_dtype=kept_states)
+        slots = {"num_slots": num_slots, "num_spare": num_spare}
+        self.states = StatePool(config, **slots, dtype=dtype, device=device, kept_dtype=kept_states)
         self.layers = {**self.kv.layers, **self.states.layers}
 
     def new_sequence(self) -> SequenceCache:

@@ -1,4 +1,4 @@
-"""Conv and recurrent states of the Gated DeltaNet layers, one slot per sequence."""
+"""Conv and recurrent states of the Gated DeltaNet layers: one slot per sequence, and spare ones for drafts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ class StatePool:
     The lowest free slot is taken first, so that running sequences are adjacent and a decode batch is one view.
 
     Args:
+        num_spare: slots beyond those of sequences.
         kept_dtype: of recurrent states in checkpoints.
 
     Attributes:
+        num_slots: of sequences.
+        spare: slots that no sequence has. A step may borrow them for the states after drafted tokens.
         layers: conv and recurrent states of all slots, by layer. The conv states are the causal convolution's last
             inputs, oldest first.
     """
@@ -50,14 +53,15 @@ class StatePool:
         config: ModelConfig,
         *,
         num_slots: int,
+        num_spare: int = 0,
         dtype: torch.dtype,
         device: Devices = "cpu",
         kept_dtype: torch.dtype = torch.float32,
     ) -> None:
         assert num_slots >= 1
-        text = config.text
-        conv_shape = (num_slots, text.conv_dim, text.linear_conv_kernel_dim - 1)
-        state_shape = (num_slots, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim)
+        text, total = config.text, num_slots + num_spare
+        conv_shape = (total, text.conv_dim, text.linear_conv_kernel_dim - 1)
+        state_shape = (total, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim)
         self.num_slots = num_slots
         self._dtype, self._kept_dtype = dtype, kept_dtype
         self.slot_bytes = config.state_bytes(dtype)
@@ -80,7 +84,8 @@ class StatePool:
             for index, place in enumerate(part.places.tolist())
         }
         self.layers = {layer_idx: pairs[place] for place, layer_idx in enumerate(text.linear_layers)}
-        self._taken = [False] * num_slots
+        self._taken = [False] * num_slots + [True] * num_spare
+        self.spare = list(range(num_slots, total))
 
     @property
     def num_free(self) -> int:
@@ -171,6 +176,7 @@ class StatePool:
         return {name: torch.cat([part[name] for part in parts])[in_order] for name in parts[0]}
 
     def check_integrity(self, held: set[int]) -> None:
-        """Asserts that exactly the slots in `held` are taken."""
-        taken = {slot for slot, is_taken in enumerate(self._taken) if is_taken}
+        """Asserts that exactly the slots in `held` and the spare ones are taken."""
+        assert held.isdisjoint(self.spare), f"slots {sorted(held)} are held and {self.spare} are spare"
+        taken = {slot for slot, is_taken in enumerate(self._taken) if is_taken} - set(self.spare)
         assert taken == held, f"slots {sorted(taken)} are taken and {sorted(held)} are held"

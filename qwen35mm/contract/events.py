@@ -129,7 +129,8 @@ class Result:
     time from the call to the first generated token, media included. `decode_tokens_per_s` counts the tokens after the
     first; None if there were none. `seed` is the one that the reply was sampled with. `stopped_by` is the stop string
     or the id of `stop_token_ids` that ended the reply; None if the model or a limit did. `logprobs`, if requested, has
-    one for each of `token_ids`.
+    one for each of `token_ids`. Of `num_drafted_tokens`, which were computed together with a token before them,
+    `num_accepted_tokens` were right.
     """
 
     text: str
@@ -147,6 +148,8 @@ class Result:
     tool_calls: tuple[ToolCall, ...] = ()
     stopped_by: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     schema: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:

@@ -12,8 +12,8 @@ from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch
 
 # Rows of a step's numbers; every column is a sequence. So each row is dense.
-_TOKEN, _POSITION, _SLOT, _PLACE, _LENGTH, _STEP, _SAMPLED_SLOT = range(7)
-_UNUSED = (0, 0, -1, -1, 0, 0, -1)
+_TOKEN, _POSITION, _SLOT, _SOURCE, _PLACE, _LENGTH, _STEP, _TABLE = range(8)
+_UNUSED = (0, 0, -1, -1, -1, 0, 0, -1)
 _FROM_SAMPLER = -1
 
 
@@ -55,7 +55,7 @@ class StepInputs:
     """A decode step's inputs, written by the host.
 
     Attributes:
-        numbers: [7, B] int64.
+        numbers: [8, B] int64.
         block_table: [B, max_blocks] int32.
         table_keys: [B], identifies each row's block table; a reply gets a new table every 64 tokens.
     """
@@ -85,25 +85,34 @@ class StepInputs:
             self.table_keys[rows] = other.table_keys[rows]
 
     def set(
-        self, row: int, cache: SequenceCache, *, token_id: int | None, step: int = 0, is_sampled: bool = True
+        self,
+        row: int,
+        cache: SequenceCache,
+        *,
+        token_id: int | None,
+        ahead: int = 0,
+        step: int = 0,
+        table: int | None = None,
     ) -> None:
-        """Enters a sequence with room for one more token.
+        """Enters a token of a sequence, which has room for it.
 
         Args:
             token_id: the input token; None if only the sampler knows it yet.
+            ahead: the number of tokens before it in this step.
             step: the number of the token to choose, in its reply.
-            is_sampled: whether the step chooses it; else the host does.
+            table: the reply's row in the sampler's tables; None if the host chooses the token.
         """
-        length = cache.length
+        place, slots = cache.length + ahead, (cache.slot, *cache.draft_slots)
         self.numbers[:, row] = torch.tensor(
             [
                 _FROM_SAMPLER if token_id is None else token_id,
-                cache.next_position,
-                cache.slot,
-                cache.row(length),
-                length + 1,
+                cache.next_position + ahead,
+                slots[ahead],
+                slots[max(ahead - 1, 0)],
+                cache.row(place),
+                place + 1,
                 step,
-                cache.slot if is_sampled else -1,
+                -1 if table is None else table,
             ]
         )
         if self.table_keys[row] is not cache.table_key:
@@ -112,16 +121,20 @@ class StepInputs:
             self.table_keys[row] = cache.table_key
 
     def token_ids(self, newest: torch.Tensor) -> torch.Tensor:
-        """[B] int64, each row's input token; from the sampler's `newest` [num_slots + 1] if need be."""
-        token_ids, slots = self.numbers[_TOKEN], self.numbers[_SAMPLED_SLOT]
-        return torch.where(token_ids == _FROM_SAMPLER, newest.to(slots.device)[slots], token_ids)
+        """[B] int64, each row's input token; from the sampler's `newest` [num_rows + 1] if need be."""
+        token_ids, tables = self.numbers[_TOKEN], self.numbers[_TABLE]
+        return torch.where(token_ids == _FROM_SAMPLER, newest.to(tables.device)[tables], token_ids)
 
     def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B] int64 each: the slots that the step samples, -1 for other rows, and the tokens' numbers."""
-        return self.numbers[_SAMPLED_SLOT], self.numbers[_STEP]
+        """[B] int64 each: rows of the sampler's tables, -1 where the host chooses, and the tokens' numbers."""
+        return self.numbers[_TABLE], self.numbers[_STEP]
 
-    def batch(self, pools: CachePools, embeds: torch.Tensor) -> Batch:
-        """The model's batch for the tokens' embeddings [B, hidden]."""
+    def batch(self, pools: CachePools, embeds: torch.Tensor, *, has_drafts: bool = False) -> Batch:
+        """The model's batch for the tokens' embeddings [B, hidden].
+
+        Args:
+            has_drafts: whether a sequence may have several rows.
+        """
         return Batch(
             embeds,
             self.numbers[_POSITION].expand(3, -1),
@@ -132,4 +145,5 @@ class StepInputs:
             pools=pools.layers,
             block_size=pools.kv.block_size,
             kv_formats=pools.kv.formats,
+            sources=self.numbers[_SOURCE] if has_drafts else None,
         )

@@ -1,14 +1,16 @@
-"""Decodes running replies: one token of each per step. Makes room for them in the pools.
+"""Decodes running replies: a token of each per step, or several where drafts are right. Makes room in the pools.
 
 On a GPU with Triton no step waits for a token. The host writes what it knows of a step (slots, places in the cache,
 lengths) while the previous step runs. The device takes the tokens from the sampler's table, and the host reads them one
 step later. So a reply that has ended may get one step too many. That is harmless: later work on the same stream reuses
-its memory, and decoded tokens never enter the cache. Elsewhere the host reads a step's tokens at once.
+its memory, and decoded tokens never enter the cache. Elsewhere, and with speculation, the host reads a step's tokens at
+once.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
 from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.speculation import Draft, StepTimes, chosen_lengths
 from qwen35mm.engine.step_graph import StepGraph, can_capture
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.library import find_library
@@ -47,15 +50,22 @@ def step_sizes(slots: int, device: torch.device, *, batch_invariant: bool) -> li
 
 @dataclass(frozen=True)
 class _Launched:
-    """A step whose tokens aren't read yet: its replies in row order, its graph, and which answer buffer it writes."""
+    """A step whose tokens aren't read yet.
 
-    replies: Sequence[Reply]
+    Attributes:
+        replies: with their drafted tokens, in row order.
+        answer: which buffer of the graph it writes.
+        began_s: for `StepTimes`; None for a graph's first run, which also makes it.
+    """
+
+    replies: Sequence[tuple[Reply, tuple[int, ...]]]
     graph: StepGraph
     answer: int
+    began_s: float | None
 
 
 class Decoder:
-    """Decodes several replies, one token of each at a time.
+    """Decodes several replies.
 
     Args:
         banned_ids: ids that are never sampled.
@@ -70,12 +80,17 @@ class Decoder:
         self._model, self._pools = runtime.model, runtime.pools
         self._context_length = runtime.context_length
         vocab_size = runtime.loaded.config.text.vocab_size
-        self.sampler = Sampler(self._pools.states.num_slots, vocab_size, banned_ids, self._model.head_device)
+        num_rows = self._pools.states.num_slots
+        self.sampler = Sampler(num_rows, vocab_size, banned_ids, self._model.head_device)
+        self._free_rows = list(range(num_rows))
+        self._num_drafts = runtime.num_drafts
+        self._times = StepTimes()
         self.running: list[Reply] = []
         self.preempted: list[Reply] = []
-        self._sizes = step_sizes(runtime.slots, self._model.device, batch_invariant=batch_invariant)
-        self._runs_ahead = runs_ahead(self._model.device)
-        self._graphs: dict[int, StepGraph] = {}
+        most_rows = runtime.slots + self._num_drafts
+        self._sizes = step_sizes(most_rows, self._model.device, batch_invariant=batch_invariant)
+        self._runs_ahead = runs_ahead(self._model.device) and not self._num_drafts
+        self._graphs: dict[tuple[int, bool], StepGraph] = {}
         captures = can_capture(self._model)
         self._graph_memory = torch.cuda.graph_pool_handle() if captures else None
         # Sizes still to capture, commonest first: one reply, then all slots. Startup doesn't wait for them.
@@ -99,20 +114,21 @@ class Decoder:
         """Captures a step of one size while the engine is idle. If that fails, the first use tries again."""
         size = self._to_capture.pop(0)
         try:
-            self._graph(size)
+            self._graph(size, has_drafts=False)
         except Exception:
             logger.warning("a step of %d replies couldn't be captured ahead", size, exc_info=True)
 
     def begin(self, reply: Reply, logits: torch.Tensor) -> StepResult:
         """Enters a reply. Chooses its first token from the prompt's last logits [vocab]."""
-        slot = self._admit(reply)
-        return StepResult(reply, None if reply.needs_host else self.sampler.sample_one(slot, 0, logits), logits)
+        row = self._admit(reply)
+        return StepResult(reply, None if reply.needs_host else self.sampler.sample_one(row, 0, logits), logits[None])
 
     def remove(self, reply: Reply) -> None:
         """Removes a reply, running or preempted."""
         for replies in (self.running, self.preempted):
             if reply in replies:
                 replies.remove(reply)
+                self._leave(reply)
         if not (self.running or self.preempted):
             # No reply needs the results, and a launched step would keep its replies in memory until the next request.
             self._launched, self._known = None, []
@@ -163,24 +179,27 @@ class Decoder:
     def step(self) -> list[StepResult]:
         """Launches a step of the replies that go on, each with room for a token, and returns the results known so far.
 
+        Replies must take their results before the next step.
+
         Where steps run ahead, these are the previous step's results, unless a reply needs the host between two tokens.
 
         Returns:
-            Results for replies to take, in order: zero, one or two tokens of each. Some replies may have left by now.
+            Results for replies to take, in order. Some replies may have left by now.
         """
         if self._known:
             # These first: the next step's input tokens are among them.
             known, self._known = self._known, []
             return known
         before, self._launched = self._launched, None
-        flying = set() if before is None else set(before.replies)
+        flying = set() if before is None else {reply for reply, _ in before.replies}
         able = [reply for reply in self.running if self._goes_on(reply, reply in flying)]
         # On a CPU the states of neighbouring slots are one view.
         able.sort(key=lambda reply: reply.cache.slot)
         found: list[StepResult] = []
         for start in range(0, len(able), self._sizes[-1]):
             found += self._drain()
-            self._launched = self._launch(able[start : start + self._sizes[-1]], flying)
+            together = able[start : start + self._sizes[-1]]
+            self._launched = self._launch(together, self._drafts(together), flying)
             # At most two steps may be in flight.
             found += self._collect(before)
             before = None
@@ -190,17 +209,25 @@ class Decoder:
         return found
 
     def _admit(self, reply: Reply) -> int:
-        """Enters a reply in the sampler's table at its new slot."""
-        slot, prompt = reply.cache.slot, reply.request.prompt.token_ids
-        self.sampler.admit(slot, reply.request.params, reply.seed, prompt, reply.output.token_ids)
+        """Enters a reply in the sampler's tables: its row there."""
+        row, prompt = self._free_rows.pop(), reply.request.prompt.token_ids
+        self.sampler.admit(row, reply.request.params, reply.seed, prompt, reply.output.token_ids)
         self.running.append(reply)
-        return slot
+        reply.table = row
+        return row
+
+    def _leave(self, reply: Reply) -> None:
+        """Frees a reply's row in the sampler's tables."""
+        if reply.table is not None:
+            self._free_rows.append(reply.table)
+            reply.table = None
 
     def _preempt(self, reply: Reply) -> None:
         logger.info("request %s is preempted; it resumes later", reply.request.id)
         reply.prefill.unpin()
         self._known += self._drain()
         reply.preempt(self._pools)
+        self._leave(reply)
         self.running.remove(reply)
         self.preempted.insert(0, reply)
 
@@ -210,39 +237,81 @@ class Decoder:
         num_tokens = len(reply.output.token_ids) + flying
         return reply.cache.length < self._context_length and (limit is None or num_tokens < limit)
 
-    def _launch(self, replies: Sequence[Reply], flying: set[Reply]) -> _Launched:
-        graph, answer = self._graph(min(size for size in self._sizes if size >= len(replies))), self._turn
+    def _drafts(self, replies: Sequence[Reply]) -> list[tuple[int, ...]]:
+        """Each reply's drafted tokens of the next step, with room for them; none where they wouldn't pay."""
+        none = [()] * len(replies)
+        if not self._num_drafts:
+            return none
+        drafts = [reply.draft(self._most_drafts(reply)) for reply in replies]
+        chances = [
+            (0.0, 0) if draft is None else (reply.trust.chance(draft.origin), len(draft.token_ids))
+            for reply, draft in zip(replies, drafts, strict=True)
+        ]
+        most = min(self._num_drafts, self._sizes[-1] - len(replies))
+        lengths = chosen_lengths(chances, self._times, most)
+        return [self._drafted(*each) for each in zip(replies, drafts, lengths, strict=True)]
+
+    def _most_drafts(self, reply: Reply) -> int:
+        """How many tokens a reply may say after its next one."""
+        limit, num_tokens = reply.request.params.max_tokens, len(reply.output.token_ids)
+        left = self._context_length - reply.cache.length - 1
+        return min(self._num_drafts, left if limit is None else min(left, limit - num_tokens - 1))
+
+    def _drafted(self, reply: Reply, draft: Draft | None, length: int) -> tuple[int, ...]:
+        """The draft's first tokens, with blocks and slots for them; none if there are no blocks."""
+        if draft is None or not length:
+            return ()
+        try:
+            reply.cache.prepare(1 + length)
+        except OutOfBlocksError:
+            return ()
+        reply.cache.borrow(length)
+        return draft.token_ids[:length]
+
+    def _launch(self, replies: Sequence[Reply], drafts: Sequence[tuple[int, ...]], flying: set[Reply]) -> _Launched:
+        num_rows = len(replies) + sum(map(len, drafts))
+        size = min(size for size in self._sizes if size >= num_rows)
+        num_graphs = len(self._graphs)
+        graph, answer = self._graph(size, has_drafts=any(drafts)), self._turn
+        began_s = time.monotonic() if len(self._graphs) == num_graphs else None
         self._turn = 1 - self._turn
-        inputs = graph.inputs(answer)
-        for row, reply in enumerate(replies):
+        inputs, row = graph.inputs(answer), 0
+        for reply, drafted in zip(replies, drafts, strict=True):
             known = None if reply in flying else reply.last_token_id
             step = len(reply.output.token_ids) + (reply in flying)
-            inputs.set(row, reply.cache, token_id=known, step=step, is_sampled=not reply.needs_host)
+            table = None if drafted or reply.needs_host else reply.table
+            for ahead, token_id in enumerate((known, *drafted)):
+                inputs.set(row, reply.cache, token_id=token_id, ahead=ahead, step=step, table=table)
+                row += 1
         graph.run(answer)
         for reply in replies:
             reply.cache.advance(1)
-        return _Launched(replies, graph, answer)
+        return _Launched([*zip(replies, drafts, strict=True)], graph, answer, began_s)
 
-    def _graph(self, size: int) -> StepGraph:
-        if size not in self._graphs:
+    def _graph(self, size: int, *, has_drafts: bool) -> StepGraph:
+        key = size, has_drafts
+        if key not in self._graphs:
             max_blocks = self._pools.kv.blocks_for(self._context_length)
             arguments = self._model, self._pools, self.sampler, size, max_blocks
-            self._graphs[size] = StepGraph(*arguments, self._graph_memory)
-        return self._graphs[size]
+            self._graphs[key] = StepGraph(*arguments, has_drafts=has_drafts, memory=self._graph_memory)
+        return self._graphs[key]
 
     def _drain(self) -> list[StepResult]:
         """Waits for the step in flight and returns its results."""
         launched, self._launched = self._launched, None
-        return self._collect(launched, None if launched is None else launched.graph.logits)
+        results = self._collect(launched, None if launched is None else launched.graph.logits)
+        if self._num_drafts and launched is not None and launched.began_s is not None:
+            self._times.add(len(launched.graph.logits), time.monotonic() - launched.began_s)
+        return results
 
     def _collect(self, launched: _Launched | None, logits: torch.Tensor | None = None) -> list[StepResult]:
         """A step's results; `logits` are None if another step has overwritten them."""
         if launched is None:
             return []
-        token_ids = launched.graph.token_ids(launched.answer)
-        return [
-            StepResult(
-                reply, None if reply.needs_host else token_ids[row], None if logits is None else logits[row].float()
-            )
-            for row, reply in enumerate(launched.replies)
-        ]
+        token_ids, results, row = launched.graph.token_ids(launched.answer), [], 0
+        for reply, drafted in launched.replies:
+            token_id = None if drafted or reply.needs_host else token_ids[row]
+            rows = slice(row, row + 1 + len(drafted))
+            results.append(StepResult(reply, token_id, None if logits is None else logits[rows].float(), drafted))
+            row = rows.stop
+        return results

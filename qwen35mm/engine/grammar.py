@@ -331,6 +331,11 @@ class Matcher:
             self._state.consume_token(token_id)
         self._check()
 
+    def forced(self) -> list[int]:
+        """The ids with which the answer probably goes on, since the grammar allows one text only; may be none."""
+        with _failures_in_words():
+            return list(self._state.compute_ff_tokens())
+
     def _check(self) -> None:
         if self._state.is_error():
             raise _cannot_follow(_first_line(self._state.get_error()))

@@ -63,6 +63,7 @@ def plan_engine(
         dtype=dtype,
         device=device,
         num_slots=settings.slots,
+        num_drafts=settings.num_drafts_on(first),
         context_length=context_length,
         block_size=DEFAULT_BLOCK_SIZE,
         settings=cache,
@@ -88,6 +89,7 @@ def work_bytes(
     between two layers of a chunk. Decoding a medium's file isn't included: that depends on the file.
     """
     rows = settings.slots
+    drafts = settings.num_drafts_on(device)
     # The sampler's tables: each slot's tokens, and the banned ids.
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
     chunk_tokens = settings.chunk_tokens_on(device)
@@ -96,7 +98,7 @@ def work_bytes(
         chunk += _tiles_bytes(config, dtype, context_length)
     running, paused = media_bytes(config, dtype, budget), media_bytes(config, dtype, budget, is_paused=True)
     others = rows * (paused_prefill_bytes(config, dtype, chunk_tokens) + context_length * _INPUT_TOKEN_BYTES)
-    return max(chunk + paused, running) + others + logits_bytes(config, rows, dtype) + tables
+    return max(chunk + paused, running) + others + logits_bytes(config, rows + drafts, dtype) + tables
 
 
 def _tiles_bytes(config: ModelConfig, dtype: torch.dtype, context_length: int) -> int:

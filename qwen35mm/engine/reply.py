@@ -19,6 +19,7 @@ from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request, check_token_ids
 from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.speculation import Draft, Origin, Repeats, Trust
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt.calls import OPEN
 from qwen35mm.tokenizer import Tokenizer
@@ -31,12 +32,14 @@ class StepResult:
 
     Attributes:
         token_id: the chosen token; None if the reply chooses it.
-        logits: [vocab], valid until the next step runs; None if it already does.
+        logits: [1 + drafts, vocab], valid until the next step runs; None if it already does.
+        drafts: the tokens behind the reply's last one in this step; row n + 1 is right if n of them are.
     """
 
     reply: Reply
     token_id: int | None
     logits: torch.Tensor | None
+    drafts: tuple[int, ...] = ()
 
 
 class Reply:
@@ -50,6 +53,8 @@ class Reply:
         seed: for its draws.
         last_token_id: the newest token; not in the cache yet.
         ahead: see `schedule.Prompt`.
+        table: its row in the sampler's tables; None while it isn't running.
+        trust: in its drafts.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Reply:
         self.output = output
         self.last_token_id: int | None = None
         self.ahead = 0.0
+        self.table: int | None = None
+        self.trust = Trust()
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._preempted: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
@@ -74,6 +81,8 @@ class Reply:
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._repeats: Repeats | None = None
+        self._num_drafted = self._num_accepted = 0
 
     @property
     def cache(self) -> SequenceCache:
@@ -119,13 +128,50 @@ class Reply:
     def _may_not_end(self) -> bool:
         return self._matcher is None and len(self.output.token_ids) < self.request.params.min_tokens
 
+    def draft(self, most: int) -> Draft | None:
+        """Up to `most` tokens that may follow the newest one's successor: what a grammar or a repetition suggests."""
+        said = self.output.token_ids
+        self.trust.compare(said)
+        draft = self._new_draft(most) if most > 0 else None
+        self.trust.remember(draft)
+        return draft
+
+    def _new_draft(self, most: int) -> Draft | None:
+        said = self.output.token_ids
+        if self._matcher is not None and self.output.channel == "answer":
+            forced = self._matcher.forced()
+            if forced:
+                return Draft(tuple(forced[:most]), Origin.GRAMMAR, len(said))
+        prompt = self.request.prompt.token_ids
+        if self._repeats is None:
+            self._repeats = Repeats(prompt)
+        self._repeats.extend(said[len(self._repeats) - len(prompt) :])
+        found = self._repeats.following(most)
+        return None if found is None else Draft(tuple(found[0]), found[1], len(said))
+
     def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
-        """Takes or chooses the next token, and returns the text that it completes."""
+        """Takes or chooses the next token, and further ones while drafts are right; returns the text they complete."""
+        deltas, accepted = [], 0
+        for row, draft in enumerate((*result.drafts, None)):
+            logits = None if result.logits is None else result.logits[row]
+            deltas += self._take_one(result.token_id, logits, sampler, context_length)
+            if self.last_token_id != draft or self.output.finish_reason is not None:
+                break
+            accepted += 1
+        if result.drafts:
+            self.cache.accept(accepted)
+        self._num_drafted += len(result.drafts)
+        self._num_accepted += accepted
+        return deltas
+
+    def _take_one(
+        self, token_id: int | None, logits: torch.Tensor | None, sampler: Sampler, context_length: int
+    ) -> list[TextDelta]:
         output = self.output
-        self.last_token_id = self._choose(result.logits, sampler) if result.token_id is None else result.token_id
+        self.last_token_id = self._choose(logits, sampler) if token_id is None else token_id
         self._last_token_s = time.monotonic()
         self._first_token_s = self._first_token_s or self._last_token_s
-        logprob = None if result.logits is None else self._logprob(result.logits, self.last_token_id)
+        logprob = None if logits is None else self._logprob(logits, self.last_token_id)
         deltas = output.push(self.last_token_id, self._last_token_s, logprob)
         # The new token needs room in the cache before another can follow.
         if len(self.request.prompt.token_ids) + len(output.token_ids) > context_length:
@@ -135,17 +181,18 @@ class Reply:
     def _choose(self, logits: torch.Tensor | None, sampler: Sampler) -> int:
         """The forced next token, or a sampled one."""
         assert logits is not None, "there is neither a token nor logits"
-        slot, matcher = self.cache.slot, self._matcher
+        table, matcher = self.table, self._matcher
+        assert table is not None, "only a running reply chooses"
         forced = self.output.next_forced()
         if forced is not None:
-            sampler.observe(slot, forced)
+            sampler.observe(table, forced)
             return forced
         in_answer = matcher is not None and self.output.channel == "answer"
         allowed = None if matcher is None else matcher.allowed() if in_answer else matcher.while_thinking
         if self._may_not_end:
             allowed = torch.ones(len(logits), dtype=torch.bool) if allowed is None else allowed.clone()
             allowed[list(self.output.end_ids)] = False
-        token_id = sampler.sample_one(slot, len(self.output.token_ids), self._biased(logits), allowed)
+        token_id = sampler.sample_one(table, len(self.output.token_ids), self._biased(logits), allowed)
         if matcher is not None and in_answer:
             matcher.accept(token_id)
         return token_id
@@ -228,6 +275,8 @@ class Reply:
             cache=self.prefill.report(self._first_token_s, decode_s, held),
             stopped_by=output.stopped_by,
             logprobs=None if request.params.logprobs is None else tuple(output.logprobs),
+            num_drafted_tokens=self._num_drafted,
+            num_accepted_tokens=self._num_accepted,
         )
 
     def close(self) -> None:

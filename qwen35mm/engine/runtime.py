@@ -62,7 +62,8 @@ class Runtime:
         root: the fingerprint from which all addresses are derived.
         reuse: whether the cache keeps anything after a request.
         cache_settings: among others, the types of cached keys, values and states.
-        slots: concurrent requests; the pools have one more slot, for history commits.
+        slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
+        num_drafts: most drafted rows of a step.
 
     Raises:
         ConfigError: the context is longer than the model's positions, memory can't hold one sequence, or the cache's
@@ -84,6 +85,7 @@ class Runtime:
         self.context_length = settings.context_length_of(config.text)
         self.chunk_tokens = settings.chunk_tokens_on(model.device)
         self.slots = settings.slots
+        self.num_drafts = settings.num_drafts_on(model.device)
         self.reuse, self.cache_settings = cache.reuse, cache
         self.reader = reader
         self.plan = plan = plan_engine(
@@ -100,6 +102,7 @@ class Runtime:
         self.pools = CachePools(
             config,
             num_slots=settings.slots + 1,
+            num_spare=self.num_drafts,
             num_tokens=plan.num_kv_tokens,
             dtype=model.dtype,
             device=model.layer_devices,

@@ -1,4 +1,4 @@
-"""Chooses tokens on the logits' device: a table of each slot's reply, and one draw for a batch.
+"""Chooses tokens on the logits' device: a table with a row for each reply, and one draw for a batch.
 
 A draw depends only on logits, parameters, seed and the token's number in its reply (`reference/sampling.py` of the
 kernels). So a seed gives one text, whatever else is in the batch, with or without a grammar.
@@ -30,31 +30,33 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Sampler:
-    """Tables with a row for each slot, and a last one (-1) for a step's unused rows.
+    """Tables with a row for each reply, and a last one (-1) for a step's unused rows.
 
     Args:
+        num_rows: replies at one time.
         banned_ids: ids that are never sampled.
 
     Attributes:
-        newest: [num_slots + 1] int64, the token that each slot chose last.
+        newest: [num_rows + 1] int64, the token that each reply chose last.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, banned_ids: Iterable[int], device: torch.device) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, banned_ids: Iterable[int], device: torch.device) -> None:
         self._ops = select_backend(device)
-        self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         # A row for each parameter, so that a row is dense.
-        self._floats = torch.ones(len(_FLOATS), num_slots + 1, dtype=torch.float32, device=device)
+        self._floats = torch.ones(len(_FLOATS), num_rows + 1, dtype=torch.float32, device=device)
         # The last row is the seed.
-        self._whole = torch.ones(len(_WHOLE) + 1, num_slots + 1, dtype=torch.int64, device=device)
-        self._in_text = torch.zeros(num_slots + 1, vocab_size, dtype=torch.bool, device=device)
+        self._whole = torch.ones(len(_WHOLE) + 1, num_rows + 1, dtype=torch.int64, device=device)
+        self._in_text = torch.zeros(num_rows + 1, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros_like(self._in_text, dtype=torch.uint8)
         self._banned = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._banned[torch.tensor(sorted(banned_ids), dtype=torch.int64, device=device)] = True
 
-    def admit(self, slot: int, params: SamplingParams, seed: int, prompt: np.ndarray, said: Iterable[int]) -> None:
+    def admit(self, row: int, params: SamplingParams, seed: int, prompt: np.ndarray, said: Iterable[int]) -> None:
         """Enters a reply in its current state.
 
         Args:
+            row: its row in the tables.
             prompt: [T] int64, the prompt's tokens, for `repetition_penalty`.
             said: the reply's own tokens, for all penalties.
         """
@@ -64,24 +66,24 @@ class Sampler:
         values |= {name: max(values[name], _SMALLEST) for name in _ABOVE_ZERO}
         # A value above the vocabulary's size means all of it; the size fits into 32 bits.
         whole = [min(values[name], len(self._banned)) for name in _WHOLE]
-        self._floats[:, slot] = upload(np.array([values[name] for name in _FLOATS], dtype=np.float32), device)
-        self._whole[:, slot] = upload(np.array([*whole, seed], dtype=np.int64), device)
+        self._floats[:, row] = upload(np.array([values[name] for name in _FLOATS], dtype=np.float32), device)
+        self._whole[:, row] = upload(np.array([*whole, seed], dtype=np.int64), device)
         reply = np.array(list(said), dtype=np.int64)
-        self._in_text[slot] = False
-        self._in_text[slot, upload(np.concatenate([prompt, reply]), device)] = True
-        self._counts[slot] = 0
+        self._in_text[row] = False
+        self._in_text[row, upload(np.concatenate([prompt, reply]), device)] = True
+        self._counts[row] = 0
         if len(reply):
             token_ids, counts = np.unique(reply, return_counts=True)
-            self._counts[slot, upload(token_ids, device)] = upload(counts.clip(max=MAX_COUNT).astype(np.uint8), device)
+            self._counts[row, upload(token_ids, device)] = upload(counts.clip(max=MAX_COUNT).astype(np.uint8), device)
 
     def sample(
-        self, logits: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor, banned: torch.Tensor | None = None
+        self, logits: torch.Tensor, tables: torch.Tensor, steps: torch.Tensor, banned: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Chooses each row's next token and remembers it.
 
         Args:
             logits: [B, vocab], any dtype; read as float32.
-            slots: [B] int64, -1 for unused rows.
+            tables: [B] int64, each reply's row in the tables, -1 for unused rows.
             steps: [B] int64, the number of the token in its reply.
             banned: [vocab] bool, ids that can't be sampled; None takes `banned_ids`.
 
@@ -89,21 +91,21 @@ class Sampler:
             [B] int64.
         """
         # Kernels don't take negative indices.
-        slots = torch.where(slots < 0, len(self.newest) - 1, slots)
-        *whole, seeds = self._whole[:, slots]
+        tables = torch.where(tables < 0, len(self.newest) - 1, tables)
+        *whole, seeds = self._whole[:, tables]
         rows = SamplingRows(
-            **dict(zip(_FLOATS, self._floats[:, slots], strict=True)),
+            **dict(zip(_FLOATS, self._floats[:, tables], strict=True)),
             **{name: column.to(torch.int32) for name, column in zip(_WHOLE, whole, strict=True)},
             seeds=seeds,
             steps=steps,
-            slots=slots,
+            slots=tables,
         )
         banned = self._banned if banned is None else banned
         token_ids = self._ops.sample(logits, rows, self._in_text, self._counts, banned)
-        self.newest[slots] = token_ids
+        self.newest[tables] = token_ids
         return token_ids
 
-    def sample_one(self, slot: int, step: int, logits: torch.Tensor, allowed: torch.Tensor | None = None) -> int:
+    def sample_one(self, row: int, step: int, logits: torch.Tensor, allowed: torch.Tensor | None = None) -> int:
         """One reply's next token; waits for the device.
 
         Args:
@@ -114,14 +116,14 @@ class Sampler:
         """
         device = logits.device
         banned = None if allowed is None else self._banned | ~upload(allowed.numpy(), device)
-        slots, steps = torch.full((1,), slot, device=device), torch.full((1,), step, device=device)
-        return int(self.sample(logits[None], slots, steps, banned))
+        rows, steps = torch.full((1,), row, device=device), torch.full((1,), step, device=device)
+        return int(self.sample(logits[None], rows, steps, banned))
 
-    def observe(self, slot: int, token_id: int) -> None:
+    def observe(self, row: int, token_id: int) -> None:
         """Counts a token that entered the reply without being sampled."""
-        count = self._counts[slot, token_id]
+        count = self._counts[row, token_id]
         count += count < MAX_COUNT
-        self._in_text[slot, token_id] = True
+        self._in_text[row, token_id] = True
 
 
 def ids_never_sampled(loaded: LoadedModel) -> set[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.config import TextConfig
+from qwen35mm.engine.speculation import SPECULATE, num_drafts
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess.say import say
 
@@ -35,6 +36,8 @@ class EngineSettings:
             one by one. The cache is exact either way: it never comes from decoding.
         prompts_first: whether running replies wait for prompts. Then more replies share each step, which reads the
             weights once. For work that nobody watches: a reply pauses whenever a prompt comes.
+        speculate: how a step may compute several tokens of a reply: see `speculation`. `auto` does where that gives
+            the same bits, `ngram` everywhere, `off` nowhere.
     """
 
     context_length: int | None = None
@@ -43,6 +46,7 @@ class EngineSettings:
     max_waiting: int = 16
     batch_invariant: bool = False
     prompts_first: bool = False
+    speculate: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("context_length", "chunk_tokens", "slots", "max_waiting"):
@@ -54,6 +58,8 @@ class EngineSettings:
         for name in ("batch_invariant", "prompts_first"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False; got {value!r}.")
+        if self.speculate not in SPECULATE:
+            raise ConfigError(f"speculate must be one of {', '.join(SPECULATE)}; got {self.speculate!r}.")
 
     def context_length_of(self, text: TextConfig, name: str = "this model") -> int:
         """Most tokens of a prompt and its reply together, for a model's number of positions.
@@ -90,6 +96,10 @@ class EngineSettings:
                 )
             )
         return context_length
+
+    def num_drafts_on(self, device: torch.device) -> int:
+        """Most drafted rows of a step on a device; 0 without speculation."""
+        return num_drafts(self.speculate, device)
 
     def chunk_tokens_on(self, device: torch.device) -> int:
         """Most prompt tokens of one step on a device."""

@@ -39,6 +39,7 @@ class StepGraph:
 
     Args:
         max_blocks: most blocks of one sequence.
+        has_drafts: whether a sequence may have several rows.
         memory: a graph pool that several steps share; None if nothing is captured.
 
     Attributes:
@@ -54,8 +55,11 @@ class StepGraph:
         sampler: Sampler,
         size: int,
         max_blocks: int,
+        *,
+        has_drafts: bool = False,
         memory: Any = None,
     ) -> None:
+        self._has_drafts = has_drafts
         self._model, self._pools, self._sampler = model, pools, sampler
         device, self._head_device = model.device, model.head_device
         pinned = [each.type == "cuda" for each in (device, self._head_device)]
@@ -95,9 +99,9 @@ class StepGraph:
         """Computes logits and token ids of the inputs; unused rows touch nothing."""
         model, inputs = self._model, self._inputs
         embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
-        self.logits = model.logits(model(inputs.batch(self._pools, embeds)))
-        slots, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
-        self._token_ids = self._sampler.sample(self.logits, slots, steps)
+        self.logits = model.logits(model(inputs.batch(self._pools, embeds, has_drafts=self._has_drafts)))
+        tables, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
+        self._token_ids = self._sampler.sample(self.logits, tables, steps)
 
     def _record(self) -> None:
         """Runs the first step if nothing is captured; on a CPU also records it."""

@@ -56,6 +56,7 @@ class GatedDeltaNet(nn.Module):
             conv_states,
             recurrent_states,
             batch.slots,
+            batch.sources,
             num_k_heads=self.num_k_heads,
         )
         return self.out_proj(out)

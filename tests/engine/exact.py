@@ -222,8 +222,11 @@ def recording() -> Iterator[Mapping[str, list[torch.Tensor]]]:
 
     def watched(self: Reply, result: StepResult, *args: Any) -> Any:
         assert result.logits is not None, "the next step has begun"
-        logits_of.setdefault(self.request.id, []).append(result.logits.clone())
-        return take(self, result, *args)
+        before = len(self.output.token_ids)
+        deltas = take(self, result, *args)
+        taken = result.logits[: len(self.output.token_ids) - before]
+        logits_of.setdefault(self.request.id, []).extend(taken.clone())
+        return deltas
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reply, "take", watched)

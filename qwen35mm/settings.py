@@ -119,6 +119,15 @@ class ModelOptions:
         ),
     ] = None
 
+    speculate: Annotated[
+        str | None,
+        _model(
+            metavar="auto|off|ngram",
+            help="Compute several tokens of an answer at once where they can be guessed: the answer stays the same. "
+            "auto, the default, does on a processor.",
+        ),
+    ] = None
+
     threads: Annotated[
         int | None,
         _model(help="Threads on the processor; by default OMP_NUM_THREADS, or one for each core it may use.", min=1),
@@ -247,7 +256,12 @@ class ModelOptions:
         from qwen35mm.model_library import BackendOptions
 
         set_num_threads(self.threads)
-        chosen = given(context_length=self.context_length, slots=self.slots, batch_invariant=self.batch_invariant)
+        chosen = given(
+            context_length=self.context_length,
+            slots=self.slots,
+            batch_invariant=self.batch_invariant,
+            speculate=self.speculate,
+        )
         return BackendOptions(
             self.dtype,
             self.device,

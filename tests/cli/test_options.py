@@ -115,6 +115,7 @@ MODEL: dict[str, Any] = {
         "slots": 9,
         "template_option": ["a=1"],
         "batch_invariant": True,
+        "speculate": "off",
         "no_disk_cache": True,
     },
     **{"max_image_tokens": 9, "max_video_tokens": 9, "max_frames": 9, "fps": 0.5, "max_pixels": 9, "max_image_size": 9},

@@ -33,7 +33,8 @@ SCHEMA = '{"type":"array","items":{"enum":["red","blue"]},"minItems":1,"maxItems
 
 
 def engine_of(loaded: LoadedModel, *, ahead: bool = True, num_tokens: int = 4096, **options: Any) -> Engine:
-    settings = EngineSettings(**{"context_length": 512, "slots": 4, **options})
+    # A card drafts nothing by default, so its steps may run ahead.
+    settings = EngineSettings(**{"context_length": 512, "slots": 4, "speculate": "off", **options})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
         return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
@@ -238,11 +239,11 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
 
     class Counted(StepGraph):
-        def __init__(self, model: Any, pools: Any, sampler: Any, size: int, *rest: Any) -> None:
+        def __init__(self, model: Any, pools: Any, sampler: Any, size: int, *rest: Any, **options: Any) -> None:
             sizes.append(size)
             if size == 3:
                 raise RuntimeError("out of memory")
-            super().__init__(model, pools, sampler, size, *rest)
+            super().__init__(model, pools, sampler, size, *rest, **options)
 
     monkeypatch.setattr(decoder, "can_capture", lambda model: True)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)

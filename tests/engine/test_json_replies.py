@@ -50,7 +50,7 @@ def scripted_reply(text: str, *, enable_thinking: bool = False, **options: Any) 
         [user("Describe it")], enable_thinking=enable_thinking, params=params(**{"temperature": 0.0, **options})
     )
     with scripted(loaded, text):
-        (answer,) = serve(engine_of(loaded), request)
+        (answer,) = serve(engine_of(loaded, speculate="off"), request)
     return answer.result
 
 

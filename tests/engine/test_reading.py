@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3_5ForConditionalGeneration
 
 from qwen35mm.contract import Finished, Image, PromptRead, TextDelta
-from qwen35mm.engine import Engine, Reading, Request
+from qwen35mm.engine import Engine, EngineSettings, Reading, Request
 from qwen35mm.engine import reading as engine_reading
 from qwen35mm.errors import ContextTooLongError, EngineError
 from qwen35mm.model import LoadedModel, Qwen35Model
@@ -46,8 +46,8 @@ def oracle() -> Any:
     return Qwen3_5ForConditionalGeneration.from_pretrained(chat_checkpoint(DENSE), dtype=torch.float32).eval()
 
 
-def engine_of(loaded: LoadedModel, **options: Any) -> Engine:
-    return Engine(loaded, SETTINGS, cache_settings(loaded, **options))
+def engine_of(loaded: LoadedModel, *, settings: EngineSettings = SETTINGS, **options: Any) -> Engine:
+    return Engine(loaded, settings, cache_settings(loaded, **options))
 
 
 def plain_prompt(loaded: LoadedModel, *key: object, count: int, **options: Any) -> Any:
@@ -140,7 +140,7 @@ def test_others_go_on_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) ->
     """Between two parts of it everybody gets a token, and the same ones as ever."""
     monkeypatch.setattr(engine_reading, "LOGITS_AT_ONCE", FEW)
     loaded = chat_model(DENSE)
-    chat, engine = Chat(loaded), engine_of(loaded)
+    chat, engine = Chat(loaded), engine_of(loaded, settings=replace(SETTINGS, speculate="off"))
     asked = chat.request([user("Tell me.")], params=GREEDY.with_overrides(max_tokens=100))
     alone = results(engine_of(loaded), asked)[asked.id]
     engine.add(asked)

@@ -86,6 +86,7 @@ def stats_of(result: Result, num_thinking_tokens: int | None = None) -> dict[str
         "tokens_per_s": result.decode_tokens_per_s,
         "ttft_s": result.ttft_s,
         "seed": result.seed,
+        "num_accepted_tokens": result.num_accepted_tokens,
         **_cache_stats(result.cache),
     }
 

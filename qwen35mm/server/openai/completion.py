@@ -180,4 +180,6 @@ def _timings(results: Sequence[Result]) -> dict[str, Any]:
         "predicted_n": num_tokens,
         "predicted_ms": decode_s * 1000,
         "predicted_per_second": speed,
+        "draft_n": sum(each.num_drafted_tokens for each in results),
+        "draft_n_accepted": sum(each.num_accepted_tokens for each in results),
     }

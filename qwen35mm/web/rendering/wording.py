@@ -115,6 +115,10 @@ def _describe(stats: Mapping[str, Any]) -> list[tuple[Said, Said]]:
     if speed is not None:
         words = say("{n} tokens per second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
         rows.append((say("Speed"), words))
+    if num_accepted := operator.index(stats.get("num_accepted_tokens") or 0):
+        # Each accepted token saved a step.
+        a_step = num_generated / max(num_generated - num_accepted, 1)
+        rows.append((say("Tokens a step"), decimal(a_step, 1)))
     if ttft is not None:
         rows.append((say("First token after"), say("{s} s", s=decimal(ttft, 2))))
     computed = say("{tokens}, {n} of them computed", tokens=tokens(num_prompt), n=num_prompt - num_cached)

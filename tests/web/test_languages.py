@@ -54,7 +54,7 @@ ENGLISH_ONLY = {
     "qwen35mm/decoding/process.py": (1, "nobody waits for it"),
     "qwen35mm/decoding/processor.py": (1, "a caller's plans; of stored ones the records speak"),
     "qwen35mm/engine/request.py": (1, "a caller's arguments; the page passes checked ones"),
-    "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
+    "qwen35mm/engine/settings.py": (3, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
     "qwen35mm/http/run.py": (2, "what the command line names, checked before there is a page"),
     "qwen35mm/http/settings.py": (6, "options of the command line, checked before there is a page"),

@@ -41,7 +41,7 @@ def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *, is_tower
             return SPLITTING
 
     text_model.get_vocab_base_pre = splitting
-    # Without the MTP head that predicts a second token: random checkpoints have none.
+    # Without the layer that drafts tokens, which most files leave out.
     part = "--mmproj" if is_tower else "--no-mtp"
     sys.argv = [CONVERTER, str(checkpoint), "--outfile", str(out), "--outtype", outtype, part]
     runpy.run_path(str(folder / CONVERTER), run_name="__main__")

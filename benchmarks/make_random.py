@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from benchmarks import ROOT
 from qwen35mm.checkpoints.shards import INDEX_FILE
-from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, Target, checkpoint_targets
+from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, Target, checkpoint_targets, mtp_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
 from qwen35mm.model_library.catalogue import SIZES, family_config
@@ -78,6 +78,7 @@ def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) 
     data = make_config(size, dtype)
     config = ModelConfig.from_dict(data)
     targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
+    targets += mtp_targets(config.text, split_experts=False)
     groups: list[list[Target]] = [[]]
     for target in targets:
         groups[-1].append(target)

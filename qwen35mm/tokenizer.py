@@ -12,6 +12,7 @@ import ctypes
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -135,6 +136,14 @@ class Tokenizer:
             return self._encode(text)
         except TypeError as error:
             raise ValueError("The text holds a lone surrogate.") from error
+
+    def frequent_ids(self, count: int) -> list[int]:
+        """The most frequent ids, at most `count`, in order: all control tokens and the first others.
+
+        Byte-level BPE numbers its tokens as training merged them, the most frequent first.
+        """
+        plain = (id_ for id_ in range(self.vocab_size) if id_ not in self._control_id_set)
+        return sorted([*self._control_id_set, *islice(plain, max(count - len(self._control_id_set), 0))])
 
     def split_controls(self, text: str) -> list[str | int]:
         """Splits `text` into plain parts (str, never empty) and control ids (int), in order.

@@ -17,12 +17,12 @@ Devices = torch.device | str | Sequence[torch.device]
 
 
 def layer_devices(text: TextConfig, devices: Devices) -> tuple[torch.device, ...]:
-    """A device for each decoder layer."""
+    """A device for each decoder layer, and that of the last one for a layer of multi-token prediction."""
     if isinstance(devices, (torch.device, str)):
-        return (torch.device(devices),) * text.num_layers
+        devices = (torch.device(devices),) * text.num_layers
     if len(devices) != text.num_layers:
         raise ValueError(f"devices must be one or one for each of {text.num_layers} layers; got {len(devices)}.")
-    return tuple(devices)
+    return (*devices, devices[-1]) if text.runs_mtp else tuple(devices)
 
 
 def largest_share(text: TextConfig, placed: Sequence[torch.device], device: torch.device) -> float:

@@ -26,7 +26,7 @@ from qwen35mm.errors import CheckpointError
 from qwen35mm.folders import user_folder
 from qwen35mm_preprocess import ImageProcessing, VideoProcessing
 
-_FORMAT = 2
+_FORMAT = 3
 # How to split a text into words, by `tokenizer.ggml.pre`; from the family's tokenizer.json files.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?{letters}+|\p{N}"
@@ -134,7 +134,8 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
     values: dict[str, Any] = {ours: _whole(text, theirs) for ours, theirs in sizes.items()}
     if _whole(text, "attention.value_length") != values["head_dim"]:
         raise CheckpointError(f"{text.path.name}: its keys and values differ in width, which Qwen3.5's don't.")
-    num_layers = _whole(text, "block_count") - text.value(int, text.own("nextn_predict_layers"), 0)
+    num_mtp_layers = text.value(int, text.own("nextn_predict_layers"), 0)
+    num_layers = _whole(text, "block_count") - num_mtp_layers
     sections = text.values(int, text.own("rope.dimension_sections"))[:3]
     rope = {
         **_rope_scaling(text),
@@ -148,6 +149,7 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
         "model_type": f"{kind}_text",
         "vocab_size": text.tensors["token_embd.weight"].stored.shape[0] if "token_embd.weight" in text.tensors else 0,
         "num_hidden_layers": num_layers,
+        "mtp_num_hidden_layers": num_mtp_layers,
         "linear_value_head_dim": _whole(text, "ssm.inner_size") // max(values["linear_num_value_heads"], 1),
         "layer_types": _layer_types(text, num_layers),
         "rms_norm_eps": _short(text.value(float, text.own("attention.layer_norm_rms_epsilon"))),

@@ -18,7 +18,7 @@ from qwen35mm.checkpoints.gguf_blocks import BLOCKS, grouped_rows
 from qwen35mm.checkpoints.gguf_files import GgufFile, GgufTensor
 from qwen35mm.checkpoints.safetensors_files import StoredTensor
 from qwen35mm.checkpoints.sources import Source, damaged
-from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, TEXT_PREFIX, VISION_PREFIX
+from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, MTP_PREFIX, TEXT_PREFIX, VISION_PREFIX
 from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 
@@ -62,6 +62,12 @@ _LAYERS = {
     "ffn_gate_inp.weight": "mlp.gate.weight",
     "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
 }  # fmt: skip
+_MTP = {
+    "nextn.eh_proj.weight": "fc.weight",
+    "nextn.enorm.weight": "pre_fc_norm_embedding.weight",
+    "nextn.hnorm.weight": "pre_fc_norm_hidden.weight",
+    "nextn.shared_head_norm.weight": "norm.weight",
+}
 _TOWER = {
     f"{ours}.{end}": f"{theirs}.{end}"
     for ours, theirs in (
@@ -157,8 +163,11 @@ class GgufSource(Source):
         return found if self.column_order is None else found[:, self.column_order]
 
 
-def gguf_sources(files: Sequence[GgufFile]) -> dict[str, Source]:
+def gguf_sources(files: Sequence[GgufFile], *, with_mtp: bool = False) -> dict[str, Source]:
     """The tensors of a model's files, by the family's own names.
+
+    Args:
+        with_mtp: include those of multi-token prediction, which come as the blocks behind the decoder's.
 
     Raises:
         CheckpointError: a tensor has an unreadable type, isn't one of the family's, or comes twice.
@@ -175,11 +184,16 @@ def gguf_sources(files: Sequence[GgufFile]) -> dict[str, Source]:
                     f"{name} in {file.path.name} is {kind}, which isn't read: {', '.join(TYPES)} are."
                 )
             layer = _LAYER.fullmatch(name)
-            if layer and not layer["tower"] and num_layers <= int(layer["index"]) < num_blocks:
-                continue  # of multi-token prediction
+            mtp_index = int(layer["index"]) - num_layers if layer and not layer["tower"] else -1
+            is_mtp = 0 <= mtp_index < num_blocks - num_layers
+            if is_mtp and not with_mtp:
+                continue
             if name == "v.patch_embd.weight.1":
                 continue  # goes with the first
-            for source in _sources(file, name, layer, tensor, heads):
+            theirs = _mtp_name(layer, mtp_index) if layer and is_mtp else _name(name, layer)
+            if theirs is None:
+                raise CheckpointError(f"{file.path.name} holds {name}, which no Qwen3.5 model has. Use another file.")
+            for source in _sources(file, name, theirs, tensor, heads):
                 if source.name in found:
                     raise CheckpointError(f"{name} in {file.path.name} is in another file of the model, too.")
                 found[source.name] = source
@@ -223,12 +237,8 @@ class ValueHeads:
         }.get(last, lambda: None)()
 
 
-def _sources(
-    file: GgufFile, name: str, layer: re.Match[str] | None, tensor: GgufTensor, heads: ValueHeads
-) -> Iterator[GgufSource]:
-    theirs = _name(name, layer)
-    if theirs is None:
-        raise CheckpointError(f"{file.path.name} holds {name}, which no Qwen3.5 model has. Use another file.")
+def _sources(file: GgufFile, name: str, theirs: str, tensor: GgufTensor, heads: ValueHeads) -> Iterator[GgufSource]:
+    """One tensor's sources; `theirs` is its name in the family, with {} for an expert."""
     shape: tuple[int, ...] = tensor.stored.shape
     parts: Mapping[str, StoredTensor] = {"": tensor.stored}
     dimensions = {"{}": 3, ".patch_embed.proj.weight": 4, ".conv1d.weight": 2}
@@ -267,9 +277,18 @@ def _name(name: str, layer: re.Match[str] | None) -> str | None:
     return None if found is None else f"{prefix}{layer['index']}.{found}"
 
 
+def _mtp_name(layer: re.Match[str], index: int) -> str | None:
+    """The same for a tensor of multi-token prediction, in its block `index`."""
+    if (found := _MTP.get(layer["name"])) is not None:
+        return MTP_PREFIX + found
+    found = _LAYERS.get(layer["name"])
+    return None if found is None else f"{MTP_PREFIX}layers.{index}.{found}"
+
+
 def _change(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The function that undoes the converter's arithmetic."""
     if name.endswith(".A_log"):
         return lambda x: torch.log(-x)
-    is_centred = name.startswith(TEXT_PREFIX) and name.endswith("norm.weight") and "linear_attn.norm" not in name
+    is_norm = name.endswith(("norm.weight", "norm_embedding.weight", "norm_hidden.weight"))
+    is_centred = name.startswith((TEXT_PREFIX, MTP_PREFIX)) and is_norm and "linear_attn.norm" not in name
     return (lambda x: x - 1) if is_centred else None

@@ -28,7 +28,7 @@ from qwen35mm.checkpoints.integer_formats import (
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
 from qwen35mm.checkpoints.shards import GGUF_NOTE, find_shards, some
 from qwen35mm.checkpoints.sources import INPUT_SCALE, Format, PlainSource, QuantisedSource, Source, damaged
-from qwen35mm.checkpoints.tensor_names import IGNORED_PREFIXES, family_name
+from qwen35mm.checkpoints.tensor_names import MTP_PREFIX, family_name
 from qwen35mm.errors import ConfigError
 
 Parts = dict[str, StoredTensor]
@@ -52,15 +52,20 @@ _AUTO_ROUND_TYPES = re.compile(
 )
 
 
-def read_checkpoint(folder: Path, quantization: Mapping[str, Any] | None) -> dict[str, Source]:
-    """The tensors of a folder's files, except unused ones; raises as `read_sources`."""
+def read_checkpoint(
+    folder: Path, quantization: Mapping[str, Any] | None, *, with_mtp: bool = False
+) -> dict[str, Source]:
+    """The tensors of a folder's files; raises as `read_sources`.
+
+    Args:
+        with_mtp: include those of multi-token prediction.
+    """
     shards = find_shards(folder)
     if (folder / GGUF_NOTE).is_file():
-        return gguf_sources([GgufFile(path) for path in shards])
-    stored = read_headers(shards)
+        return gguf_sources([GgufFile(path) for path in shards], with_mtp=with_mtp)
+    stored = {family_name(name): tensor for name, tensor in read_headers(shards).items()}
     return read_sources(
-        {family_name(name): tensor for name, tensor in stored.items() if not name.startswith(IGNORED_PREFIXES)},
-        quantization,
+        {name: tensor for name, tensor in stored.items() if with_mtp or not name.startswith(MTP_PREFIX)}, quantization
     )
 
 

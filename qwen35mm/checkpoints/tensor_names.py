@@ -6,7 +6,7 @@ A target is a contiguous run of elements in one of our parameters, because every
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +16,8 @@ TEXT_PREFIX = "model.language_model."
 VISION_PREFIX = "model.visual."
 EMBEDDING = f"{TEXT_PREFIX}embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
-IGNORED_PREFIXES = ("mtp.",)  # multi-token prediction: neither transformers nor we run it
+# Multi-token prediction: transformers doesn't run it, and we only if asked.
+MTP_PREFIX = "mtp."
 
 
 def family_name(name: str) -> str:
@@ -39,8 +40,13 @@ class Target:
         return prod(self.shape)
 
 
+def has_split_experts(names: Collection[str], prefix: str) -> bool:
+    """Whether the layers under a prefix have tensors for each expert, as from some converters, rather than fused."""
+    return any(name.startswith(prefix) and ".experts.0." in name for name in names)
+
+
 def checkpoint_targets(config: ModelConfig, *, separate_head: bool, split_experts: bool) -> list[Target]:
-    """Every tensor that a checkpoint must hold.
+    """Every tensor that a checkpoint must hold, without those of `mtp_targets`.
 
     Args:
         separate_head: whether the output head has its own tensor (untied).
@@ -56,13 +62,25 @@ def checkpoint_targets(config: ModelConfig, *, separate_head: bool, split_expert
         targets.append(Target(LM_HEAD, (text.vocab_size, text.hidden_size), "lm_head.weight"))
     for index, kind in enumerate(text.layer_types):
         layer = _Prefix(f"{TEXT_PREFIX}layers.{index}.", f"layers.{index}.")
-        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-            targets.append(layer.one(norm, (text.hidden_size,)))
+        targets += _norms(layer, text)
         targets += _linear_attention(layer, text) if kind == "linear_attention" else _attention(layer, text)
         targets += _feed_forward(layer, text, split_experts)
     if config.tower is not None:
         targets += _vision(config.vision)
     return targets
+
+
+def mtp_targets(text: TextConfig, *, split_experts: bool) -> list[Target]:
+    """Every tensor of the layer of multi-token prediction."""
+    layer, hidden = _Prefix(f"{MTP_PREFIX}layers.0.", "mtp.layer."), text.hidden_size
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return [
+        Target(f"{MTP_PREFIX}fc.weight", (hidden, 2 * hidden), "mtp.fc.weight"),
+        *(Target(f"{MTP_PREFIX}{norm}.weight", (hidden,), f"mtp.{norm}.weight") for norm in norms),
+        *_norms(layer, text),
+        *_attention(layer, text),
+        *_feed_forward(layer, text, split_experts),
+    ]
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,11 @@ class _Prefix:
         for name, num_rows in parts:
             yield Target(self.theirs + name, (num_rows, width), self.ours + parameter, offset)
             offset += num_rows * width
+
+
+def _norms(layer: _Prefix, text: TextConfig) -> Iterator[Target]:
+    for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+        yield layer.one(norm, (text.hidden_size,))
 
 
 def _linear_attention(layer: _Prefix, text: TextConfig) -> Iterator[Target]:

@@ -121,6 +121,10 @@ class ModelConfig:
             **ids,
         )
 
+    def with_mtp(self) -> ModelConfig:
+        """A copy that runs the checkpoint's layer of multi-token prediction."""
+        return replace(self, text=replace(self.text, runs_mtp=True))
+
     @property
     def vision(self) -> VisionConfig:
         """The vision tower of a multimodal model."""

@@ -14,6 +14,7 @@ LayerType = Literal["linear_attention", "full_attention"]
 
 # transformers' defaults for what `rope_scaling` lacks: that object replaces all of `rope_parameters`.
 _ROPE_DEFAULTS = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
+_MTP = "mtp_num_hidden_layers"
 _YARN_KEYS = (
     *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
     *("mscale", "mscale_all_dim", "truncate"),
@@ -80,6 +81,8 @@ class TextConfig:
 
     Attributes:
         max_position_embeddings: most positions of a sequence; with YaRN, factor x original positions.
+        num_mtp_layers: layers of multi-token prediction that the checkpoint announces.
+        runs_mtp: whether one such layer runs, as layer `num_layers` with a KV cache of its own.
     """
 
     vocab_size: int
@@ -98,6 +101,8 @@ class TextConfig:
     max_position_embeddings: int
     intermediate_size: int | None = None
     moe: MoEConfig | None = None
+    num_mtp_layers: int = 0
+    runs_mtp: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -106,7 +111,8 @@ class TextConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Indices of the full-attention layers: those with a KV cache."""
-        return tuple(i for i, kind in enumerate(self.layer_types) if kind == "full_attention")
+        decoding = tuple(i for i, kind in enumerate(self.layer_types) if kind == "full_attention")
+        return (*decoding, self.num_layers) if self.runs_mtp else decoding
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
@@ -168,6 +174,7 @@ def read_text(section: Section, *, is_moe: bool, rope_scaling: str | None = None
         rms_norm_eps=section.number("rms_norm_eps"),
         intermediate_size=None if is_moe else section.integer("intermediate_size"),
         moe=moe,
+        num_mtp_layers=0 if section.data.get(_MTP) is None else section.integer(_MTP, minimum=0),
     )
 
 

@@ -9,6 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -317,13 +318,17 @@ class Prefill:
             for span in prompt.spans
             if (unit := units.get((span.media_index, span.unit_index // UNIT_TEMPORAL_PATCHES))) is not None
         }
+        # The state of the last place, for the MTP layer; a cache hit doesn't know it, so a segment begins without.
+        before: torch.Tensor | None = None
         for begin, stop, segment_index in self._chunks(start.num_segments):
             yield from self._with_room(lambda size=stop - begin: cache.prepare(size))
             embeds = model.embed_tokens(token_ids[begin:stop])
             place(prompt, units, features, embeds, begin)
             for address in [each for each in features if used_until[each] <= stop]:
                 del features[address]
-            hidden = yield from self._run_layers(prefill_batch(cache, embeds, positions[:, begin:stop]), begin, stop)
+            batch = prefill_batch(cache, embeds, positions[:, begin:stop])
+            hidden = yield from self._run_layers(batch, begin, stop, before)
+            before = hidden[-1:].clone() if segment_index is None else None
             cache.advance(stop - begin)
             if segment_index is not None:
                 self._runtime.pools.states.round_to_kept(cache.slot)
@@ -337,20 +342,30 @@ class Prefill:
                 self.last_hidden = hidden[-1:].clone()  # a view would keep all of them
                 cache.rope_delta = prompt.rope_delta
             self.done = stop == self._stop
-            del embeds, hidden
+            del batch, embeds, hidden
             yield Progress("prefill", stop, num_tokens)
 
-    def _run_layers(self, batch: Batch, begin: int, stop: int) -> Work[torch.Tensor]:
-        """Runs one chunk; the device decides whether steps end between its layers."""
+    def _run_layers(self, batch: Batch, begin: int, stop: int, before: torch.Tensor | None) -> Work[torch.Tensor]:
+        """Runs one chunk; the device decides whether steps end between its layers.
+
+        Args:
+            before: [1, hidden], the state of the place before the chunk; None at a segment's start.
+        """
         model = self._runtime.model
-        pauses, per_layer = pauses_in_chunks(model.device), work(begin, stop) / len(model.layers)
+        # The layers overwrite the embeddings.
+        embeds = None if model.mtp is None else batch.embeds.clone()
+        pauses, per_layer = pauses_in_chunks(model.device), work(begin, stop) / model.num_parts
+        hidden = None
         for hidden in model.by_layers(batch):
             self.spent += per_layer
-            if hidden is not None:
-                return hidden
-            if pauses:
+            if pauses and (hidden is None or embeds is not None):
                 yield Pause()
-        raise AssertionError("a model without an end")
+        assert hidden is not None
+        if embeds is not None:
+            before = hidden.new_zeros(1, hidden.shape[1]) if before is None else before
+            model.write_mtp(replace(batch, embeds=embeds), torch.cat([before, hidden[:-1]]))
+            self.spent += per_layer
+        return hidden
 
     def _chunks(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:
         """The chunks after the first segments: (start, stop, the index of the segment that ends there or None)."""

@@ -192,6 +192,7 @@ def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: 
             "chunk_tokens": chunk_tokens,
             "kv": [format.name for format in kv_formats],
             "kept_states": cache.kept_states,
+            "mtp": loaded.config.text.runs_mtp,
             "rope": asdict(loaded.config.text.rope),
             "vision_unit": UNIT_TEMPORAL_PATCHES,
             "image_processing": loaded.image_processing.fingerprint(),

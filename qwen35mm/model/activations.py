@@ -42,17 +42,18 @@ def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> i
         # Rows sorted by expert, and the output; one expert may get all tokens.
         expert = 3 * moe.intermediate_size * item + text.hidden_size * item
         feed_forward = rest + (2 * chosen + 2) * text.hidden_size * item + routing + expert
-    return num_tokens * (stream + _places_bytes(config) + max(linear, attention, feed_forward))
+    return num_tokens * (stream + _kept_bytes(config, dtype) + max(linear, attention, feed_forward))
 
 
 def paused_prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> int:
     """Bytes that a chunk of a prefill holds between two layers, while others run."""
-    return num_tokens * (2 * config.text.hidden_size * dtype.itemsize + _places_bytes(config))
+    return num_tokens * (2 * config.text.hidden_size * dtype.itemsize + _kept_bytes(config, dtype))
 
 
-def _places_bytes(config: ModelConfig) -> int:
-    """Per token: cosines and sines, and the slots of its keys and values."""
-    return 2 * config.text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64
+def _kept_bytes(config: ModelConfig, dtype: ElementType) -> int:
+    """Per token: cosines and sines, the slots of its keys and values, and its embedding for the MTP layer."""
+    embedding = config.text.hidden_size * dtype.itemsize if config.text.runs_mtp else 0
+    return 2 * config.text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64 + embedding
 
 
 def logits_bytes(config: ModelConfig, num_rows: int, dtype: ElementType) -> int:

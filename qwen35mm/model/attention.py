@@ -35,12 +35,26 @@ class GatedAttention(nn.Module):
         self, x: torch.Tensor | Unnormed, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
     ) -> torch.Tensor:
         """Writes the tokens' keys and values into the pool, then attends to all cached ones: [N, hidden] -> same."""
+        return self.attend(*self.write(x, rope, batch), batch)
+
+    def write(
+        self, x: torch.Tensor | Unnormed, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the tokens' keys and values into the pool.
+
+        Returns:
+            queries and their gates, [N, heads, head_dim] each.
+        """
         qkv = self.qkv_proj(x)
         k_cache, v_cache = batch.pools[self.layer_idx]
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
         pool = k_cache, v_cache, batch.slot_mapping
         q = self.ops.qk_norm_rope_write(qkv, *rope, *norms, *pool, num_heads=self.num_heads, formats=batch.kv_formats)
-        gate = split_gate(qkv, self.num_heads, self.head_dim)
+        return q, split_gate(qkv, self.num_heads, self.head_dim)
+
+    def attend(self, q: torch.Tensor, gate: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Attends to all cached tokens with the results of `write`: [N, hidden]."""
+        k_cache, v_cache = batch.pools[self.layer_idx]
         past = k_cache, v_cache, batch.block_table
         options = {"block_size": batch.block_size, "scale": self.scale, "formats": batch.kv_formats}
         if isinstance(batch.lengths, int):

@@ -6,6 +6,7 @@ Hidden states are flat, [num_tokens, hidden], without padding.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from qwen35mm.model.batch import Batch
 from qwen35mm.model.decoder_layer import DecoderLayer
 from qwen35mm.model.devices import DeviceMap
 from qwen35mm.model.layers import Embedding, Linear, RMSNorm
+from qwen35mm.model.mtp import MultiTokenPrediction
 from qwen35mm.model.rope import TextRope
 from qwen35mm.model.vision import VisionTower
 from qwen35mm.model.weight_formats import Factory, Weight
@@ -32,6 +34,7 @@ class Qwen35Model(nn.Module):
         is_mapped: see `Factory`.
 
     Attributes:
+        mtp: the layer that drafts tokens; None unless the config runs it.
         visual: None for a text-only model.
         integers: the argument.
         layer_devices: the device of each layer and of its states, keys and values.
@@ -59,11 +62,17 @@ class Qwen35Model(nn.Module):
         self.embedding = Embedding(text.vocab_size, text.hidden_size, on(places.embedding).head(), is_head=tied)
         self.layers = nn.ModuleList(DecoderLayer(text, index, on(place)) for index, place in enumerate(places.layers))
         self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, on(places.norm))
+        self.mtp = MultiTokenPrediction(text, on(places.layers[-1])) if text.runs_mtp else None
         self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, on(places.lm_head).head())
         self.visual = None if config.tower is None else VisionTower(config.vision, on(places.visual).exact())
         self.rope = TextRope(text.rope, places.embedding)
         self.layer_devices = places.layers
         self.eval()
+
+    @property
+    def num_parts(self) -> int:
+        """Layers that a prompt goes through: the decoder's, and one of multi-token prediction."""
+        return len(self.layers) + (self.mtp is not None)
 
     @property
     def tower(self) -> VisionTower:
@@ -131,6 +140,28 @@ class Qwen35Model(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden], only the rows that need logits -> [N, vocab], in the head's dtype."""
         return self.head.product(hidden.to(self.head.device))
+
+    @torch.inference_mode()
+    def write_mtp(self, batch: Batch, hidden: torch.Tensor) -> None:
+        """Writes the MTP layer's keys and values of a batch's tokens.
+
+        Args:
+            hidden: [N, hidden], the state of the place before each token, after the final norm.
+        """
+        assert self.mtp is not None, "this model runs no MTP layer"
+        cos, sin = self.rope(batch.positions)
+        device = self.mtp.device
+        on_device = replace(batch, embeds=batch.embeds.to(device)).on(device)
+        self.mtp.write(hidden.to(device), (cos.to(device), sin.to(device)), on_device)
+
+    @torch.inference_mode()
+    def drafts(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The likeliest tokens by the MTP layer's output [N, hidden]: [N] int64, on the head's device."""
+        assert self.mtp is not None, "this model runs no MTP layer"
+        head, draft_ids = self.mtp.head, self.mtp.draft_ids
+        if head is None or draft_ids is None:
+            return self.logits(hidden).argmax(dim=-1)
+        return draft_ids[head.product(hidden.to(head.device, head.dtype)).argmax(dim=-1)]
 
     @property
     def head(self) -> Weight:

@@ -22,15 +22,21 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, factory)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, factory)
         self.linear_attn, self.self_attn = None, None
-        if config.layer_types[layer_idx] == "linear_attention":
-            self.linear_attn = GatedDeltaNet(config, layer_idx, factory)
-        else:
+        if layer_idx in config.attention_layers:
             self.self_attn = GatedAttention(config, layer_idx, factory)
+        else:
+            self.linear_attn = GatedDeltaNet(config, layer_idx, factory)
         if config.moe is not None:
             self.mlp = SparseMoE(config.hidden_size, config.moe, factory)
         else:
             assert config.intermediate_size is not None
             self.mlp = MLP(config.hidden_size, config.intermediate_size, factory)
+
+    @property
+    def attention(self) -> GatedAttention:
+        """The mixer of a full-attention layer."""
+        assert self.self_attn is not None
+        return self.self_attn
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
@@ -47,11 +53,7 @@ class DecoderLayer(nn.Module):
         """
         is_step = not isinstance(batch.slots, int)
         rows = Unnormed(self.input_layernorm, x, delta, is_step)
-        if self.linear_attn is not None:
-            mixed = self.linear_attn(rows, batch)
-        else:
-            assert self.self_attn is not None
-            mixed = self.self_attn(rows, rope, batch)
+        mixed = self.attention(rows, rope, batch) if self.linear_attn is None else self.linear_attn(rows, batch)
         rows = Unnormed(self.post_attention_layernorm, rows.x, mixed, is_step)
         added = self.mlp(rows)
         return rows.x, added

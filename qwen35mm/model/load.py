@@ -16,9 +16,10 @@ from qwen35mm.contract.sampling import read_generation_config
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
+from qwen35mm.model.mtp import MOST_DRAFT_IDS
 from qwen35mm.model.vocabulary import GrammarVocabulary
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
-from qwen35mm.model.weights import load_model
+from qwen35mm.model.weights import find_mtp, load_model
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
 from qwen35mm.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ def load(
     weights: str = "auto",
     weights_cache: WeightsCache | None = None,
     rope_scaling: str | None = None,
+    mtp: bool = False,
 ) -> LoadedModel:
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
@@ -81,6 +83,7 @@ def load(
             `model_library` chooses what fits into memory.
         weights_cache: keeps quantised weights for the processor on disk for the next start.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
+        mtp: loads the checkpoint's layer that drafts tokens, if it has one.
 
     Raises:
         CheckpointError: files or tensors are missing, damaged or foreign.
@@ -92,7 +95,7 @@ def load(
     torch_dtype = choose_dtype(dtype)
     integers = choose_integers(weights, torch_dtype)
     folder = find_checkpoint(path_or_hub_id)
-    config = ModelConfig.from_pretrained(folder, rope_scaling=rope_scaling)
+    config = read_config(folder, rope_scaling=rope_scaling, mtp=mtp)
     tokenizer = Tokenizer.from_pretrained(folder)
     _check_media_ids(config, tokenizer)
     template = ChatTemplate.from_pretrained(folder)
@@ -107,6 +110,9 @@ def load(
     vocabulary = GrammarVocabulary(tokenizer, eos_ids)
     vocabulary.begin()
     model = load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache)
+    if model.mtp is not None and config.text.vocab_size > MOST_DRAFT_IDS:
+        ids = tokenizer.frequent_ids(MOST_DRAFT_IDS)
+        model.mtp.cut_head(model.head, torch.tensor(ids), model.integers)
     return LoadedModel(
         name=model_name(path_or_hub_id),
         path=folder,
@@ -121,6 +127,17 @@ def load(
         eos_ids=frozenset(eos_ids),
         vocabulary=vocabulary,
     )
+
+
+def read_config(folder: str | Path, *, rope_scaling: str | None = None, mtp: bool = False) -> ModelConfig:
+    """A checkpoint's config for `load`'s arguments.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or foreign.
+        ConfigError: the model or a setting isn't supported.
+    """
+    config = ModelConfig.from_pretrained(folder, rope_scaling=rope_scaling)
+    return find_mtp(folder, config) if mtp else config
 
 
 def _check_media_ids(config: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -21,17 +21,20 @@ from qwen35mm.checkpoints.shards import some
 from qwen35mm.checkpoints.sources import PlainSource, Source, described
 from qwen35mm.checkpoints.tensor_names import (
     EMBEDDING,
-    IGNORED_PREFIXES,
     LM_HEAD,
+    MTP_PREFIX,
     TEXT_PREFIX,
     VISION_PREFIX,
     Target,
     checkpoint_targets,
+    has_split_experts,
+    mtp_targets,
 )
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
+from qwen35mm.model.mtp import MOST_DRAFT_IDS, draft_head_format
 from qwen35mm.model.weight_formats import (
     AS_STORED,
     FP8,
@@ -80,10 +83,12 @@ def load_model(
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
-    stored = read_checkpoint(Path(folder), config.quantization)
+    stored = read_checkpoint(Path(folder), config.quantization, with_mtp=config.text.runs_mtp)
     separate_head = _has_separate_head(config, stored)
-    split_experts = config.text.moe is not None and any(".experts.0." in name for name in stored)
+    split_experts = has_split_experts(stored, TEXT_PREFIX)
     targets = checkpoint_targets(config, separate_head=separate_head, split_experts=split_experts)
+    if config.text.runs_mtp:
+        targets += mtp_targets(config.text, split_experts=has_split_experts(stored, MTP_PREFIX))
     _check(targets, stored)
     request = DeviceRequest.parse(device)
     check_integers(integers, request.devices)
@@ -99,7 +104,9 @@ def load_model(
 
     places = place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request)
     is_kept = integers in INTEGER_FORMATS and not _on_cards(request.devices)
-    kept = cache.find(Path(folder), integers, dtype) if integers and is_kept and cache is not None else None
+    kept = None
+    if integers and is_kept and cache is not None:
+        kept = cache.find(Path(folder), integers, dtype, with_mtp=config.text.runs_mtp)
     if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
         return model
     model = make(device=places)
@@ -113,6 +120,28 @@ def load_model(
     if kept is not None:
         kept.write(model)
     return model
+
+
+def find_mtp(folder: str | Path, config: ModelConfig) -> ModelConfig:
+    """The config with the checkpoint's layer of multi-token prediction running, if all of it is there.
+
+    Many quantised checkpoints announce the layer and don't have it.
+
+    Raises:
+        CheckpointError: the checkpoint's files can't be read.
+        ConfigError: its quantisation isn't supported.
+    """
+    if config.text.num_mtp_layers != 1:
+        return config
+    try:
+        stored = read_checkpoint(Path(folder), config.quantization, with_mtp=True)
+        own = {name: source for name, source in stored.items() if name.startswith(MTP_PREFIX)}
+        _check(mtp_targets(config.text, split_experts=has_split_experts(own, MTP_PREFIX)), own)
+    except (CheckpointError, ConfigError) as error:
+        # Without the layer they may be fine.
+        logger.info("No tokens are drafted by the checkpoint's own layer: %s", error)
+        return config
+    return config.with_mtp()
 
 
 def check_integers(integers: str | None, devices: Sequence[torch.device]) -> None:
@@ -165,7 +194,23 @@ def weights_bytes(
         integers: as for `load_model`.
         devices: where the tensors lie; by default a processor.
     """
-    return math.ceil(sum(_num_bytes(name, tensor, dtype, integers, devices) for name, tensor in stored.items()))
+    own = sum(_num_bytes(name, tensor, dtype, integers, devices) for name, tensor in stored.items())
+    return math.ceil(own) + _draft_head_bytes(stored, dtype, integers, devices)
+
+
+def _draft_head_bytes(
+    stored: Mapping[str, Source | Target],
+    dtype: torch.dtype,
+    integers: str | None,
+    devices: Sequence[torch.device],
+) -> int:
+    """Bytes of the rows of the output head that `MultiTokenPrediction.cut_head` copies."""
+    vocab_size, width = stored[EMBEDDING].shape if EMBEDDING in stored else (0, 0)
+    if vocab_size <= MOST_DRAFT_IDS or not any(name.startswith(MTP_PREFIX) for name in stored):
+        return 0
+    format = draft_head_format(integers, on_cpu=not _on_cards(devices))
+    bits = 8 * dtype.itemsize if format is None else INTEGER_FORMATS[format]
+    return math.ceil(MOST_DRAFT_IDS * (width * bits / 8 + torch.int64.itemsize))
 
 
 def loaded_bytes(model: Qwen35Model) -> int:
@@ -191,7 +236,7 @@ def bytes_read_per_token(
 
 def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
     """The share of a tensor that a decoded token reads: one row of embeddings beside a head; the chosen experts."""
-    if name.startswith(VISION_PREFIX) or (name == EMBEDDING and has_head):
+    if name.startswith((VISION_PREFIX, MTP_PREFIX)) or (name == EMBEDDING and has_head):
         return 0.0
     moe = config.text.moe
     return moe.num_experts_per_tok / moe.num_experts if moe is not None and ".experts." in name else 1.0
@@ -200,8 +245,6 @@ def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
 def _num_bytes(
     name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device]
 ) -> float:
-    if name.startswith(IGNORED_PREFIXES):
-        return 0.0
     if integers in (AS_STORED, FP8):
         groups = held_as(name, tensor, dtype, integers, devices)
         bits = None if groups is None else groups.bits_per_value
@@ -218,8 +261,8 @@ def _integer_bits(name: str, integers: str, on_cards: bool) -> float | None:
     if on_cards and ".experts." in name:
         return None
     last = name.removesuffix(".weight").rpartition(".")[2]
-    is_matrix = last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z")
-    return INTEGER_FORMATS[integers] if name.startswith(TEXT_PREFIX) and is_matrix else None
+    is_matrix = last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z", "fc")
+    return INTEGER_FORMATS[integers] if name.startswith((TEXT_PREFIX, MTP_PREFIX)) and is_matrix else None
 
 
 def _on_cards(devices: Sequence[torch.device]) -> bool:

@@ -61,8 +61,11 @@ class WeightsCache:
     directory: Path
     max_bytes: int
 
-    def find(self, folder: Path, integers: str, dtype: torch.dtype) -> PackedFile | None:
+    def find(self, folder: Path, integers: str, dtype: torch.dtype, with_mtp: bool = False) -> PackedFile | None:
         """The file for a checkpoint in a format, whether it exists or not; None where weights aren't packed.
+
+        Args:
+            with_mtp: whether it has the layer of multi-token prediction.
 
         Raises:
             CheckpointError: the checkpoint's files can't be read.
@@ -70,7 +73,7 @@ class WeightsCache:
         library = find_library()
         if library is None:
             return None
-        parts = [_FORMAT, weights_digest(folder, self.directory / "weights"), integers, str(dtype)]
+        parts = [_FORMAT, weights_digest(folder, self.directory / "weights"), integers, str(dtype), with_mtp]
         key = hashlib.sha256(json.dumps([*parts, library.digest, _packing_digest()]).encode()).hexdigest()
         return PackedFile(self.directory / "packed" / f"{key}.safetensors", self.max_bytes)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from qwen35mm.checkpoints.tensor_names import TEXT_PREFIX, Target, checkpoint_targets
+from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets, mtp_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.config.model import MEDIA_TOKENS
 from qwen35mm.errors import ConfigError
@@ -57,6 +56,7 @@ def family_config(size: str, dtype: str) -> dict[str, Any]:
         "mamba_ssm_dtype": "float32",
         "max_position_embeddings": 262144,
         "model_type": "qwen3_5_moe_text" if is_moe else "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
         "num_key_value_heads": kv_heads,
@@ -108,6 +108,8 @@ def family_config(size: str, dtype: str) -> dict[str, Any]:
 def config_tensors(config: ModelConfig) -> Mapping[str, Target]:
     """The tensors of a checkpoint with this config, by name."""
     targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
+    if config.text.runs_mtp:
+        targets += mtp_targets(config.text, split_experts=False)
     return {target.name: target for target in targets}
 
 
@@ -126,50 +128,49 @@ class HubModel:
         """The Hub's config.json, without the tokenizer's ids."""
         return self.config_with(None)
 
-    def config_with(self, rope_scaling: str | None) -> ModelConfig:
-        """`config` with another rope scaling, as `ModelConfig.from_pretrained` takes it."""
+    def config_with(self, rope_scaling: str | None, *, mtp: bool = False) -> ModelConfig:
+        """`config` with `load`'s arguments."""
         shapes = family_config(self.hub_id.partition("Qwen3.5-")[2], "bfloat16")
-        return ModelConfig.from_dict(shapes | dict.fromkeys(MEDIA_TOKENS, 0), rope_scaling=rope_scaling)
+        config = ModelConfig.from_dict(shapes | dict.fromkeys(MEDIA_TOKENS, 0), rope_scaling=rope_scaling)
+        return config.with_mtp() if mtp else config
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, Target]:
+        """Those of `config`: without the layer of multi-token prediction."""
         return config_tensors(self.config)
 
     @functools.cached_property
     def num_bytes(self) -> int:
-        """Bytes of the weights that we read."""
+        """Bytes of the weights, without the layer of multi-token prediction."""
         return weights_bytes(self.tensors, torch.bfloat16, None)
 
     @functools.cached_property
     def download_bytes(self) -> int:
-        """Bytes of all files to download.
-
-        They also hold a layer for multi-token prediction, which we don't read: a full attention layer, the projection
-        of its input and three norms.
-        """
-        text = self.config.text
-        prefix = f"{TEXT_PREFIX}layers.{text.attention_layers[0]}."
-        values = sum(math.prod(each.shape) for name, each in self.tensors.items() if name.startswith(prefix))
-        values += 2 * text.hidden_size**2 + 3 * text.hidden_size
-        return self.num_bytes + 2 * values + _SMALL_FILES_BYTES
+        """Bytes of all files to download."""
+        mtp = mtp_targets(self.config.text, split_experts=False)
+        return self.num_bytes + 2 * sum(target.numel for target in mtp) + _SMALL_FILES_BYTES
 
     def format_that_fits(
         self, options: BackendOptions, *, devices: Sequence[torch.device], memory_bytes: int
     ) -> str | None:
         """The format that the planner would choose; None if the model doesn't fit. Arguments as for `fit`."""
-        how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(self.config)}
-        size_of = functools.partial(_weights_bytes, self, choose_dtype(options.dtype), tuple(devices))
+        config = self.config.with_mtp() if options.mtp else self.config
+        how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
+        size_of = functools.partial(_weights_bytes, self, options.mtp, choose_dtype(options.dtype), tuple(devices))
         try:
-            fitted, _ = fit_tensors(options, self.config, self.tensors, self.hub_id, **how, size_of=size_of)
+            fitted, _ = fit_tensors(options, config, self.tensors, self.hub_id, **how, size_of=size_of)
         except ConfigError:
             return None
         return fitted.weights if fitted.weights in INTEGER_FORMATS else weights_name(choose_dtype(options.dtype))
 
 
 @functools.cache
-def _weights_bytes(model: HubModel, dtype: torch.dtype, devices: tuple[torch.device, ...], integers: str | None) -> int:
+def _weights_bytes(
+    model: HubModel, mtp: bool, dtype: torch.dtype, devices: tuple[torch.device, ...], integers: str | None
+) -> int:
     """`weights_bytes` of the catalogue's models, which never change."""
-    return weights_bytes(model.tensors, dtype, integers, devices)
+    tensors = config_tensors(model.config.with_mtp()) if mtp else model.tensors
+    return weights_bytes(tensors, dtype, integers, devices)
 
 
 HUB_MODELS = tuple(HubModel(f"Qwen/Qwen3.5-{size}") for size in SIZES)

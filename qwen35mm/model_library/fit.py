@@ -22,7 +22,7 @@ from qwen35mm.engine.memory import pixel_bytes
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
-from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, weights_name
+from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, read_config, weights_name
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model.weights import as_stored, bytes_read_per_token, check_integers, weights_bytes
 from qwen35mm.model_library.memory import (
@@ -68,8 +68,7 @@ def fit(
         NoRoomError: it doesn't fit, with the numbers and what would help.
         CheckpointError, ConfigError: its files or a setting can't be used.
     """
-    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
-    stored = read_checkpoint(folder, config.quantization)
+    config, stored = read_shapes(folder, options)
     how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
     fitted, need = fit_tensors(options, config, stored, name, **how)
     if fitted.weights != options.weights:
@@ -80,6 +79,16 @@ def fit(
         sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked, devices))
         logger.warning(text, name, fitted.weights, *sizes, plain, room, f"{need.plan.context_length:,} tokens")
     return fitted, need
+
+
+def read_shapes(folder: Path, options: BackendOptions) -> tuple[ModelConfig, dict[str, Source]]:
+    """A checkpoint's config and tensors, as `options` load them.
+
+    Raises:
+        CheckpointError, ConfigError: its files or a setting can't be used.
+    """
+    config = read_config(folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
+    return config, read_checkpoint(folder, config.quantization, with_mtp=config.text.runs_mtp)
 
 
 def fit_tensors(
@@ -223,8 +232,7 @@ def with_slots_for_many(
     # `fit_source` chose a single slot because memory allows no more.
     if options.fixed_slots or fewest == 1:
         return options
-    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
-    stored = read_checkpoint(folder, config.quantization)
+    config, stored = read_shapes(folder, options)
     available = available if options.max_memory is None else available_within(options)
     memory_bytes = sum(map(available, devices))
     how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
@@ -251,8 +259,7 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
     most, cpu = options.max_memory, torch.device("cpu")
     assert most is not None
     memory_bytes = available_within(options)(cpu) - STARTED_BYTES
-    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
-    stored = read_checkpoint(folder, config.quantization)
+    config, stored = read_shapes(folder, options)
     how = {"devices": [cpu], "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(config)}
 
     def tried(options: BackendOptions) -> tuple[BackendOptions, MemoryNeed]:

@@ -33,6 +33,7 @@ class BackendOptions:
     device: str = "auto"
     weights: str = "auto"
     rope_scaling: str | None = None
+    mtp: bool = False
     budget: MediaBudget | None = None
     limits: MediaLimits | None = None
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -61,6 +62,7 @@ class BackendOptions:
             weights=self.weights,
             weights_cache=weights_cache(self.cache),
             rope_scaling=self.rope_scaling,
+            mtp=self.mtp,
         )
         return loaded if name is None else replace(loaded, name=name)
 

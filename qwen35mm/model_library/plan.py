@@ -15,7 +15,6 @@ from PIL import Image
 from qwen35mm.cache import MemoryPlan
 from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES, host_memory_bytes
-from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.checkpoints.tensor_names import Target
@@ -26,7 +25,7 @@ from qwen35mm.model.load import choose_dtype, weights_name
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import weights_bytes
 from qwen35mm.model_library.catalogue import HUB_MODELS, config_tensors
-from qwen35mm.model_library.fit import FormatOffer, asked_format, offered_formats
+from qwen35mm.model_library.fit import FormatOffer, asked_format, offered_formats, read_shapes
 from qwen35mm.model_library.hub import download_config, missing
 from qwen35mm.model_library.installed import find_model, is_hub_id
 from qwen35mm.model_library.memory import (
@@ -159,7 +158,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     own_bytes = resident_bytes() + STARTED_BYTES if room_bytes is None else 0
     devices = DeviceRequest.parse(options.device).devices
     on_cpu = all(device.type == "cpu" for device in devices)
-    folder, config, stored, weights_from, download_bytes = _find_shapes(source, options.rope_scaling)
+    folder, config, stored, weights_from, download_bytes = _find_shapes(source, options)
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     is_open = on_cpu and options.weights == "auto"
@@ -255,7 +254,7 @@ class _Shapes(NamedTuple):
     download_bytes: int | None
 
 
-def _find_shapes(source: str | Path, rope_scaling: str | None) -> _Shapes:
+def _find_shapes(source: str | Path, options: BackendOptions) -> _Shapes:
     """Reads no weights, and asks the network only about models that the catalogue doesn't know.
 
     Raises:
@@ -270,13 +269,16 @@ def _find_shapes(source: str | Path, rope_scaling: str | None) -> _Shapes:
             raise
         for model in HUB_MODELS:
             if model.hub_id == hub_id:
-                config, left = model.config_with(rope_scaling), missing(hub_id, model.download_bytes)
-                return _Shapes(None, config, model.tensors, "the catalogue", left)
+                config = model.config_with(options.rope_scaling, mtp=options.mtp)
+                left = missing(hub_id, model.download_bytes)
+                return _Shapes(None, config, config_tensors(config), "the catalogue", left)
         folder, num_bytes = download_config(hub_id)
         missing_bytes = missing(hub_id, num_bytes)
-    config = ModelConfig.from_pretrained(folder, rope_scaling=rope_scaling)
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf*")):
-        return _Shapes(folder, config, read_checkpoint(folder, config.quantization), "headers", None)
+        return _Shapes(folder, *read_shapes(folder, options), "headers", None)
+    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
+    if options.mtp and config.text.num_mtp_layers == 1:
+        config = config.with_mtp()
     return _Shapes(folder, config, config_tensors(config), "config.json", missing_bytes)
 
 

@@ -12,11 +12,10 @@ from typing import Any, Literal
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.config import ModelConfig
 from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, SamplingParams
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
-from qwen35mm.model.load import choose_dtype
+from qwen35mm.model.load import choose_dtype, read_config
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.changes import Changes
@@ -393,7 +392,7 @@ class BackendSwitch:
         devices = local.loaded.model.devices
         room = measure_room(local, devices, self._available, keep_weights=True)
         where = {"devices": devices, "memory_bytes": room.after_bytes}
-        config = ModelConfig.from_pretrained(model.folder, rope_scaling=options.rope_scaling)
+        config = read_config(model.folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
         need = memory_need(model.name, config, 0, options, dtype=choose_dtype(options.dtype), **where)
         fitted = replace(options, weights=self._fitted.weights, cache=need.settings)
         return fitted, need, need.total_bytes <= room.beside_bytes

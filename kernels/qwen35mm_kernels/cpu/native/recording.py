@@ -18,7 +18,7 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_stride
 # Torch operations that can be recorded. If host code depends on a tensor's values, it needs other operations, so the
 # function isn't recorded.
 _COPIES = {"_to_copy", "clone", "contiguous", "to"}
-_GLUE = _COPIES | {"cos", "embedding", "eq", "index", "lt", "mul", "sin", "where", "zeros"}
+_GLUE = _COPIES | {"argmax", "cos", "embedding", "eq", "index", "lt", "mul", "sin", "where", "zeros"}
 _IN_PLACE = {"copy_", "fill_", "index_put_"}
 
 

@@ -65,6 +65,19 @@ def test_split_and_plain_together_give_what_transformers_gives(text):
     assert "" not in items
 
 
+def test_frequent_ids_are_the_first_merges_and_every_control_token():
+    """By the ranks in tokenizer.json: a merged token's rank is its merge's, and single bytes come first."""
+    model = json.loads((DEMO / "tokenizer.json").read_text())["model"]
+    merged = [model["vocab"]["".join(pair)] for pair in model["merges"]]
+    single = sorted(set(model["vocab"].values()) - set(merged))
+    controls = sorted(tokenizer().control_ids.values())
+    for count in (300, 700):
+        found = tokenizer().frequent_ids(count)
+        assert found == sorted(found)
+        assert set(found) == {*controls, *[*single, *merged][: count - len(controls)]}
+    assert tokenizer().frequent_ids(10**6) == list(range(tokenizer().vocab_size))
+
+
 def test_controls_of_the_demo_checkpoint():
     assert {text: oracle().convert_tokens_to_ids(text) for text in CONTROLS}.items() <= tokenizer().control_ids.items()
     special, plain = tokenizer().control_ids["<|im_end|>"], tokenizer().control_ids["<think>"]

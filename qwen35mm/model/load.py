@@ -16,7 +16,7 @@ from qwen35mm.contract.sampling import read_generation_config
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
-from qwen35mm.model.mtp import MOST_DRAFT_IDS
+from qwen35mm.model.mtp import num_draft_ids
 from qwen35mm.model.vocabulary import GrammarVocabulary
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model.weights import find_mtp, load_model
@@ -110,9 +110,8 @@ def load(
     vocabulary = GrammarVocabulary(tokenizer, eos_ids)
     vocabulary.begin()
     model = load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache)
-    if model.mtp is not None and config.text.vocab_size > MOST_DRAFT_IDS:
-        ids = tokenizer.frequent_ids(MOST_DRAFT_IDS)
-        model.mtp.cut_head(model.head, torch.tensor(ids), model.integers)
+    if model.mtp is not None and (count := num_draft_ids(config.text.vocab_size)) is not None:
+        model.mtp.cut_head(model.head, torch.tensor(tokenizer.frequent_ids(count)), model.integers)
     return LoadedModel(
         name=model_name(path_or_hub_id),
         path=folder,

@@ -26,6 +26,11 @@ _ROWS_AT_ONCE = 2048
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
+def num_draft_ids(vocab_size: int) -> int | None:
+    """How many tokens drafts are chosen from; None for all."""
+    return MOST_DRAFT_IDS if vocab_size > MOST_DRAFT_IDS else None
+
+
 def draft_head_format(integers: str | None, *, on_cpu: bool) -> str | None:
     """The integers of the output head's rows for drafts, or None for floats.
 

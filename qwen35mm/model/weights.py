@@ -34,7 +34,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
-from qwen35mm.model.mtp import MOST_DRAFT_IDS, draft_head_format
+from qwen35mm.model.mtp import draft_head_format, num_draft_ids
 from qwen35mm.model.weight_formats import (
     AS_STORED,
     FP8,
@@ -206,11 +206,12 @@ def _draft_head_bytes(
 ) -> int:
     """Bytes of the rows of the output head that `MultiTokenPrediction.cut_head` copies."""
     vocab_size, width = stored[EMBEDDING].shape if EMBEDDING in stored else (0, 0)
-    if vocab_size <= MOST_DRAFT_IDS or not any(name.startswith(MTP_PREFIX) for name in stored):
+    count = num_draft_ids(vocab_size)
+    if count is None or not any(name.startswith(MTP_PREFIX) for name in stored):
         return 0
     format = draft_head_format(integers, on_cpu=not _on_cards(devices))
     bits = 8 * dtype.itemsize if format is None else INTEGER_FORMATS[format]
-    return math.ceil(MOST_DRAFT_IDS * (width * bits / 8 + torch.int64.itemsize))
+    return math.ceil(count * (width * bits / 8 + torch.int64.itemsize))
 
 
 def loaded_bytes(model: Qwen35Model) -> int:

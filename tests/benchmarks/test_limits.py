@@ -12,7 +12,7 @@ from benchmarks import limits
 from benchmarks.limits import Limits, cache_bytes, prefill_flops, product_shapes, products, weight_bytes
 from benchmarks.make_random import make_config
 from qwen35mm.assets import demo_model_path
-from qwen35mm.checkpoints.tensor_names import IGNORED_PREFIXES
+from qwen35mm.checkpoints.tensor_names import MTP_PREFIX
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
 
@@ -61,7 +61,7 @@ def test_bytes_that_a_token_reads() -> None:
 def test_the_bundled_checkpoint_has_so_many_bytes() -> None:
     with safe_open(demo_model_path() / "model.safetensors", "pt") as file:
         names = [name for name in file.keys() if ".visual." not in name]  # noqa: SIM118
-        tensors = [file.get_tensor(name) for name in names if not name.startswith(IGNORED_PREFIXES)]
+        tensors = [file.get_tensor(name) for name in names if not name.startswith(MTP_PREFIX)]
     config = ModelConfig.from_pretrained(demo_model_path())
     assert weight_bytes(config, torch.bfloat16) == sum(2 * tensor.numel() for tensor in tensors)
 

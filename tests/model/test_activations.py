@@ -10,7 +10,7 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools
 from qwen35mm.engine.batches import prefill_batch
-from qwen35mm.model import LoadedModel
+from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.activations import (
     logits_bytes,
     paused_prefill_bytes,
@@ -30,21 +30,36 @@ def demo() -> LoadedModel:
     return load(demo_model_path(), device="cpu")
 
 
-def test_a_piece_of_a_prompt(demo: LoadedModel) -> None:
+@pytest.mark.parametrize("mtp", [False, True], ids=["decoder", "mtp"])
+def test_a_piece_of_a_prompt(mtp: bool, demo: LoadedModel) -> None:
+    demo = load(demo_model_path(), device="cpu", mtp=True) if mtp else demo
     model, num_tokens = demo.model, 512
     pools = CachePools(demo.config, num_slots=1, num_tokens=num_tokens, dtype=model.dtype, device=model.layer_devices)
     sequence = pools.new_sequence()
     sequence.prepare(num_tokens)
     token_ids = torch.arange(num_tokens) % 900
     positions = torch.arange(num_tokens).expand(3, -1).contiguous()
-    found = peak_bytes(lambda: model(prefill_batch(sequence, model.embed_tokens(token_ids), positions)))
+
+    def chunk() -> tuple[Batch, torch.Tensor | None]:
+        batch = prefill_batch(sequence, model.embed_tokens(token_ids), positions)
+        return batch, batch.embeds.clone() if mtp else None
+
+    @torch.inference_mode()
+    def run() -> None:
+        batch, embeds = chunk()
+        hidden = model(batch)
+        if embeds is not None:
+            model.write_mtp(replace(batch, embeds=embeds), torch.cat([torch.zeros_like(hidden[:1]), hidden[:-1]]))
+
+    found = peak_bytes(run)
     planned = prefill_bytes(demo.config, model.dtype, num_tokens)
     assert 0.9 * planned < found <= planned
 
     @torch.inference_mode()
     def begin() -> object:
-        chunk = model.by_layers(prefill_batch(sequence, model.embed_tokens(token_ids), positions))
-        return chunk, [next(chunk) for _ in range(len(model.layers) - 1)]
+        batch, embeds = chunk()
+        layers = model.by_layers(batch)
+        return layers, embeds, [next(layers) for _ in range(len(model.layers) - 1)]
 
     planned = paused_prefill_bytes(demo.config, model.dtype, num_tokens)
     assert 0.95 * planned < held_bytes(begin) <= planned

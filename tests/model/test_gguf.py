@@ -28,7 +28,7 @@ from qwen35mm.config import ModelConfig, YarnConfig
 from qwen35mm.errors import CheckpointError, ConfigError, MissingExtraError
 from qwen35mm.model.load import load
 from qwen35mm.model.weight_formats import AS_STORED, PackedWeight
-from qwen35mm.model.weights import loaded_bytes, weights_bytes
+from qwen35mm.model.weights import find_mtp, load_model, loaded_bytes, weights_bytes
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import Groups
@@ -151,6 +151,45 @@ def write(made: Any) -> None:
     made.write_kv_data_to_file()
     made.write_tensors_to_file()
     made.close()
+
+
+def test_the_layer_that_drafts_is_read(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes it: one more block, with 1 added to its norms."""
+    numbers, path, sizes = np.random.default_rng(0), tmp_path / "model.gguf", {"q": 512, "k": 128, "v": 128}
+    shapes = {f"attn_{name}": (rows, 64) for name, rows in sizes.items()}
+    shapes |= {"attn_output": (64, 256), "ffn_gate": (128, 64), "ffn_up": (128, 64), "ffn_down": (64, 128)}
+    shapes |= {"nextn.eh_proj": (64, 128)} | dict.fromkeys(("attn_q_norm", "attn_k_norm"), (64,))
+    norms = ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    shapes |= dict.fromkeys(norms, (64,))
+    tensors = {name: numbers.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    made = writer(path, ggufs.FOLDER / "dense.gguf", "qwen35.block_count")
+    made.add_uint32("qwen35.block_count", 3)
+    made.add_uint32("qwen35.nextn_predict_layers", 1)
+    for name, x in tensors.items():
+        made.add_tensor(f"blk.2.{name}.weight", x)
+    for tensor in gguf.GGUFReader(ggufs.FOLDER / "dense.gguf").tensors:
+        made.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    write(made)
+    folder = gguf_folder(path)
+    config = find_mtp(folder, ModelConfig.from_pretrained(folder))
+    assert config.text.runs_mtp
+    model = load_model(folder, config, dtype=torch.float32)
+    assert model.mtp is not None
+    layer = model.mtp.layer
+    plain = {"post_attention_layernorm": "post_attention_norm", "input_layernorm": "attn_norm"}
+    found = {theirs: getattr(layer, ours).weight for ours, theirs in plain.items()}
+    found |= {f"attn_{name}": getattr(layer.attention, name).weight for name in ("q_norm", "k_norm")}
+    plain = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+    found |= {f"nextn.{theirs}": getattr(model.mtp, ours).weight for ours, theirs in plain.items()}
+    assert all(torch.equal(x, torch.from_numpy(tensors[name] - 1)) for name, x in found.items())
+    matrices = {"nextn.eh_proj": model.mtp.fc, "attn_output": layer.attention.o_proj, "ffn_down": layer.mlp.down_proj}
+    for name, linear in matrices.items():
+        assert torch.equal(linear.weight.rows(torch.arange(64)), torch.from_numpy(tensors[name]))
+    merged = np.concatenate([tensors[f"attn_{name}"] for name in sizes])
+    rows = layer.attention.qkv_proj.weight.rows(torch.arange(len(merged)))
+    assert torch.equal(rows, torch.from_numpy(merged))
+    without = load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32)
+    assert without.mtp is None
 
 
 def test_quantised_rows_are_those_of_the_library(tmp_path: Path) -> None:

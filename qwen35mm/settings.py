@@ -122,9 +122,9 @@ class ModelOptions:
     speculate: Annotated[
         str | None,
         _model(
-            metavar="auto|off|ngram",
-            help="Compute several tokens of an answer at once where they can be guessed: the answer stays the same. "
-            "auto, the default, does on a processor.",
+            metavar="auto|off|mtp|ngram",
+            help="Compute several tokens of an answer at once where they can be guessed; the answer stays the same. "
+            "auto, the default, guesses on a processor; mtp also loads the model's own layer for guesses.",
         ),
     ] = None
 

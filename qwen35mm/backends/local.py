@@ -86,6 +86,7 @@ class LocalBackend(ModelBackend, LocalTexts):
             weights=weights,
             weights_cache=weights_cache(cache),
             rope_scaling=rope_scaling,
+            mtp=settings is not None and settings.wants_mtp,
         )
         return cls(
             loaded,

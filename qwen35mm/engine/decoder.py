@@ -17,15 +17,21 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
+from qwen35mm.engine.mtp_drafter import MTPDrafter, Wanted
 from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.speculation import Draft, StepTimes, chosen_lengths
+from qwen35mm.engine.speculation import Draft, Offer, Origin, StepTimes, chosen_lengths
 from qwen35mm.engine.step_graph import StepGraph, can_capture
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
+
+# Tokens of a reply that the MTP layer may still have to see while it drafts nothing.
+_MOST_UNSEEN = 64
+# Seconds of a drafted token before any was measured.
+_TINY = 1e-9
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -85,6 +91,12 @@ class Decoder:
         self._free_rows = list(range(num_rows))
         self._num_drafts = runtime.num_drafts
         self._times = StepTimes()
+        self._mtp: MTPDrafter | None = None
+        if self._num_drafts and self._model.mtp is not None:
+            sizes = {"num_sequences": runtime.slots, "context_length": runtime.context_length}
+            self._mtp = MTPDrafter(self._model, self._pools, **sizes)
+        # Seconds of the MTP layer for one token; measured.
+        self._draft_s = 0.0
         self.running: list[Reply] = []
         self.preempted: list[Reply] = []
         most_rows = runtime.slots + self._num_drafts
@@ -121,7 +133,9 @@ class Decoder:
     def begin(self, reply: Reply, logits: torch.Tensor) -> StepResult:
         """Enters a reply. Chooses its first token from the prompt's last logits [vocab]."""
         row = self._admit(reply)
-        return StepResult(reply, None if reply.needs_host else self.sampler.sample_one(row, 0, logits), logits[None])
+        token_id = None if reply.needs_host else self.sampler.sample_one(row, 0, logits)
+        hidden = None if self._mtp is None else reply.prefill.last_hidden
+        return StepResult(reply, token_id, logits[None], hidden=hidden)
 
     def remove(self, reply: Reply) -> None:
         """Removes a reply, running or preempted."""
@@ -239,34 +253,60 @@ class Decoder:
 
     def _drafts(self, replies: Sequence[Reply]) -> list[tuple[int, ...]]:
         """Each reply's drafted tokens of the next step, with room for them; none where they wouldn't pay."""
-        none = [()] * len(replies)
         if not self._num_drafts:
-            return none
+            return [()] * len(replies)
         drafts = [reply.draft(self._most_drafts(reply)) for reply in replies]
-        chances = [
-            (0.0, 0) if draft is None else (reply.trust.chance(draft.origin), len(draft.token_ids))
-            for reply, draft in zip(replies, drafts, strict=True)
-        ]
+        offers = [self._offer(*each) for each in zip(replies, drafts, strict=True)]
         most = min(self._num_drafts, self._sizes[-1] - len(replies))
-        lengths = chosen_lengths(chances, self._times, most)
-        return [self._drafted(*each) for each in zip(replies, drafts, lengths, strict=True)]
+        lengths = chosen_lengths(offers, self._times, most)
+        lengths = [self._room_for(*each) for each in zip(replies, lengths, strict=True)]
+        by_layer = [index for index, offer in enumerate(offers) if offer.token_s]
+        for index, draft in zip(by_layer, self._by_layer(replies, lengths, by_layer), strict=True):
+            drafts[index] = draft
+        for reply, draft in zip(replies, drafts, strict=True):
+            reply.trust.remember(draft)
+        return [
+            () if draft is None else draft.token_ids[:length] for draft, length in zip(drafts, lengths, strict=True)
+        ]
+
+    def _offer(self, reply: Reply, draft: Draft | None) -> Offer:
+        """What may be drafted for a reply: by its grammar, by a repetition, or by the MTP layer if that is better."""
+        offer = Offer() if draft is None else Offer(reply.trust.chance(draft.origin), len(draft.token_ids))
+        chance = 0.0 if self._mtp is None else reply.trust.chance(Origin.MTP)
+        return Offer(chance, self._most_drafts(reply), self._draft_s or _TINY) if chance > offer.chance else offer
+
+    def _by_layer(self, replies: Sequence[Reply], lengths: Sequence[int], which: Sequence[int]) -> list[Draft | None]:
+        """The MTP layer's drafts of some replies; None for those that it should draft nothing for."""
+        drafts: dict[int, Draft] = {}
+        asked = [index for index in which if lengths[index]]
+        if self._mtp is not None and asked:
+            before_s = time.monotonic()
+            found = self._mtp.draft([Wanted(replies[i].cache, replies[i].unseen, lengths[i]) for i in asked])
+            token_s = (time.monotonic() - before_s) / sum(lengths[index] for index in asked)
+            self._draft_s += (token_s - self._draft_s) * (0.1 if self._draft_s else 1.0)
+            for index, token_ids in zip(asked, found, strict=True):
+                drafts[index] = Draft(tuple(token_ids), Origin.MTP, len(replies[index].output.token_ids))
+        for index in set(which).difference(asked):
+            replies[index].trust.forget(Origin.MTP)
+        return [drafts.get(index) for index in which]
 
     def _most_drafts(self, reply: Reply) -> int:
         """How many tokens a reply may say after its next one."""
         limit, num_tokens = reply.request.params.max_tokens, len(reply.output.token_ids)
         left = self._context_length - reply.cache.length - 1
-        return min(self._num_drafts, left if limit is None else min(left, limit - num_tokens - 1))
+        return max(min(self._num_drafts, left if limit is None else min(left, limit - num_tokens - 1)), 0)
 
-    def _drafted(self, reply: Reply, draft: Draft | None, length: int) -> tuple[int, ...]:
-        """The draft's first tokens, with blocks and slots for them; none if there are no blocks."""
-        if draft is None or not length:
-            return ()
-        try:
-            reply.cache.prepare(1 + length)
-        except OutOfBlocksError:
-            return ()
-        reply.cache.borrow(length)
-        return draft.token_ids[:length]
+    def _room_for(self, reply: Reply, length: int) -> int:
+        """`length`, with blocks and slots for so many drafted tokens; 0 if there are no blocks."""
+        if length:
+            try:
+                reply.cache.prepare(1 + length)
+            except OutOfBlocksError:
+                return 0
+            reply.cache.borrow(length)
+        if self._mtp is not None and not length and len(reply.unseen.token_ids) > _MOST_UNSEEN:
+            self._mtp.catch_up(reply.cache, reply.unseen)
+        return length
 
     def _launch(self, replies: Sequence[Reply], drafts: Sequence[tuple[int, ...]], flying: set[Reply]) -> _Launched:
         num_rows = len(replies) + sum(map(len, drafts))
@@ -312,6 +352,9 @@ class Decoder:
         for reply, drafted in launched.replies:
             token_id = None if drafted or reply.needs_host else token_ids[row]
             rows = slice(row, row + 1 + len(drafted))
-            results.append(StepResult(reply, token_id, None if logits is None else logits[rows].float(), drafted))
+            hidden = None if self._mtp is None else launched.graph.hidden[rows]
+            results.append(
+                StepResult(reply, token_id, None if logits is None else logits[rows].float(), drafted, hidden)
+            )
             row = rows.stop
         return results

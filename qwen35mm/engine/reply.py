@@ -15,6 +15,7 @@ from qwen35mm.contract import FinishReason, MediaReport, Prefilled, Result, Text
 from qwen35mm.engine.batches import upload
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.engine.logprobs import token_logprobs
+from qwen35mm.engine.mtp_drafter import Unseen
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request, check_token_ids
@@ -34,12 +35,14 @@ class StepResult:
         token_id: the chosen token; None if the reply chooses it.
         logits: [1 + drafts, vocab], valid until the next step runs; None if it already does.
         drafts: the tokens behind the reply's last one in this step; row n + 1 is right if n of them are.
+        hidden: [1 + drafts, hidden], the states behind the logits, where the MTP layer drafts; valid as long.
     """
 
     reply: Reply
     token_id: int | None
     logits: torch.Tensor | None
     drafts: tuple[int, ...] = ()
+    hidden: torch.Tensor | None = None
 
 
 class Reply:
@@ -55,6 +58,7 @@ class Reply:
         ahead: see `schedule.Prompt`.
         table: its row in the sampler's tables; None while it isn't running.
         trust: in its drafts.
+        unseen: what the MTP layer hasn't seen of it, where that drafts.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Reply:
         self.ahead = 0.0
         self.table: int | None = None
         self.trust = Trust()
+        self.unseen = Unseen()
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._preempted: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
@@ -129,12 +134,9 @@ class Reply:
         return self._matcher is None and len(self.output.token_ids) < self.request.params.min_tokens
 
     def draft(self, most: int) -> Draft | None:
-        """Up to `most` tokens that may follow the newest one's successor: what a grammar or a repetition suggests."""
-        said = self.output.token_ids
-        self.trust.compare(said)
-        draft = self._new_draft(most) if most > 0 else None
-        self.trust.remember(draft)
-        return draft
+        """Up to `most` tokens that may follow the newest one: what a grammar or a repetition suggests."""
+        self.trust.compare(self.output.token_ids)
+        return self._new_draft(most) if most > 0 else None
 
     def _new_draft(self, most: int) -> Draft | None:
         said = self.output.token_ids
@@ -160,6 +162,8 @@ class Reply:
             accepted += 1
         if result.drafts:
             self.cache.accept(accepted)
+        if result.hidden is not None:
+            self.unseen.add(self.output.token_ids[-accepted - 1 :], result.hidden[: accepted + 1])
         self._num_drafted += len(result.drafts)
         self._num_accepted += accepted
         return deltas

@@ -36,8 +36,9 @@ class EngineSettings:
             one by one. The cache is exact either way: it never comes from decoding.
         prompts_first: whether running replies wait for prompts. Then more replies share each step, which reads the
             weights once. For work that nobody watches: a reply pauses whenever a prompt comes.
-        speculate: how a step may compute several tokens of a reply: see `speculation`. `auto` does where that gives
-            the same bits, `ngram` everywhere, `off` nowhere.
+        speculate: how a step may compute several tokens of a reply: see `speculation`. `auto` takes repetitions and
+            grammars for drafts where that gives the same bits, `ngram` everywhere; `mtp` also asks the checkpoint's
+            layer for drafts, which must be loaded (`load(mtp=True)`).
     """
 
     context_length: int | None = None
@@ -96,6 +97,11 @@ class EngineSettings:
                 )
             )
         return context_length
+
+    @property
+    def wants_mtp(self) -> bool:
+        """Whether the checkpoint's MTP layer should be loaded."""
+        return self.speculate == "mtp"
 
     def num_drafts_on(self, device: torch.device) -> int:
         """Most drafted rows of a step on a device; 0 without speculation."""

@@ -16,7 +16,7 @@ import torch
 
 from qwen35mm_kernels.cpu.native.library import find_library
 
-Speculate = Literal["auto", "off", "ngram"]
+Speculate = Literal["auto", "off", "mtp", "ngram"]
 SPECULATE: tuple[str, ...] = get_args(Speculate)
 
 # Drafted rows of a step, of all replies together. Each needs a place for its states.
@@ -29,6 +29,8 @@ _ID_BITS = 21
 _KEPT = 0.95
 # What one more row costs until it was measured, as a share of a step.
 _ROW_SHARE = 0.2
+# Drafts that no step asks for are tried again after some thirty steps.
+_FORGOTTEN = 0.03
 # A step with drafts must promise this much more.
 _LEAST_GAIN = 1.03
 # Steps after which a measured time says nothing about now: the context has grown.
@@ -50,6 +52,7 @@ class Origin(Enum):
 
     GRAMMAR = (9.0, 10.0)
     LONG_MATCH = (3.0, 4.0)
+    MTP = (7.0, 10.0)
     SHORT_MATCH = (1.0, 2.0)
 
 
@@ -77,6 +80,13 @@ class Trust:
         """That the next token of a draft is right, if those before it are."""
         right, tried = self._counts[origin]
         return right / tried
+
+    def forget(self, origin: Origin) -> None:
+        """Moves towards the trust at the start, where nothing is drafted and so nothing can be learned."""
+        self._counts[origin] = tuple(
+            known + _FORGOTTEN * (first - known)
+            for known, first in zip(self._counts[origin], origin.value, strict=True)
+        )
 
     def remember(self, draft: Draft | None) -> None:
         """Remembers a draft until its reply has gone on."""
@@ -186,23 +196,39 @@ class StepTimes:
         return seconds if self._num_steps - at <= _STALE_STEPS else None
 
 
-def chosen_lengths(chances: Sequence[tuple[float, int]], times: StepTimes, most: int) -> list[int]:
-    """How many tokens of each reply's draft one step should verify: those that give the most tokens a second.
+@dataclass(frozen=True)
+class Offer:
+    """What may be drafted for a reply.
+
+    Attributes:
+        chance: that a drafted token is right, if those before it are.
+        most: drafted tokens.
+        token_s: seconds that drafting one takes.
+    """
+
+    chance: float = 0.0
+    most: int = 0
+    token_s: float = 0.0
+
+
+def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list[int]:
+    """How many drafted tokens of each reply one step should verify: those that give the most tokens a second.
 
     Args:
-        chances: of each reply, the chance of a drafted token and how many are drafted.
+        offers: of each reply.
         most: drafted tokens of all replies together.
     """
-    best, lengths = len(chances) / times.expected(len(chances)) * _LEAST_GAIN, [0] * len(chances)
-    chosen, tokens = [0] * len(chances), float(len(chances))
+    best, lengths = len(offers) / times.expected(len(offers)) * _LEAST_GAIN, [0] * len(offers)
+    chosen, tokens, drafting_s = [0] * len(offers), float(len(offers)), 0.0
     for _ in range(most):
-        left = [index for index, (_, drafted) in enumerate(chances) if chosen[index] < drafted]
+        left = [index for index, offer in enumerate(offers) if chosen[index] < offer.most]
         if not left:
             break
-        likeliest = max(left, key=lambda index: chances[index][0] ** (chosen[index] + 1))
+        likeliest = max(left, key=lambda index: offers[index].chance ** (chosen[index] + 1))
         chosen[likeliest] += 1
-        tokens += chances[likeliest][0] ** chosen[likeliest]
-        speed = tokens / times.expected(len(chances) + sum(chosen))
+        tokens += offers[likeliest].chance ** chosen[likeliest]
+        drafting_s += offers[likeliest].token_s
+        speed = tokens / (times.expected(len(offers) + sum(chosen)) + drafting_s)
         if speed > best:
             best, lengths = speed, [*chosen]
     return lengths

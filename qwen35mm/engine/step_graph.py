@@ -43,9 +43,11 @@ class StepGraph:
         memory: a graph pool that several steps share; None if nothing is captured.
 
     Attributes:
+        hidden: [size, hidden], of the last step, after the final norm.
         logits: [size, vocab], of the last step, in the head's dtype; sampling reads them as float32.
     """
 
+    hidden: torch.Tensor
     logits: torch.Tensor
 
     def __init__(
@@ -99,7 +101,8 @@ class StepGraph:
         """Computes logits and token ids of the inputs; unused rows touch nothing."""
         model, inputs = self._model, self._inputs
         embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
-        self.logits = model.logits(model(inputs.batch(self._pools, embeds, has_drafts=self._has_drafts)))
+        self.hidden = model(inputs.batch(self._pools, embeds, has_drafts=self._has_drafts))
+        self.logits = model.logits(self.hidden)
         tables, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
         self._token_ids = self._sampler.sample(self.logits, tables, steps)
 

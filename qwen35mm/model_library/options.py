@@ -33,7 +33,6 @@ class BackendOptions:
     device: str = "auto"
     weights: str = "auto"
     rope_scaling: str | None = None
-    mtp: bool = False
     budget: MediaBudget | None = None
     limits: MediaLimits | None = None
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -44,6 +43,11 @@ class BackendOptions:
     max_memory: int | None = None
     fixed_slots: bool = False
     kv_directory: Path | None = None
+
+    @property
+    def mtp(self) -> bool:
+        """Whether the checkpoint's MTP layer is loaded."""
+        return self.settings.wants_mtp
 
     def load(self, source: str | Path, *, name: str | None = None) -> LocalBackend:
         """Loads a checkpoint and starts its engine; `name` overrides the model's name.

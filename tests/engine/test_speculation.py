@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.reply import Reply
 from qwen35mm.engine.speculation import (
     MAX_DRAFTS,
     Draft,
+    Offer,
     Origin,
     Repeats,
     StepTimes,
@@ -25,6 +27,7 @@ from qwen35mm.engine.speculation import (
     num_drafts,
 )
 from qwen35mm.errors import ConfigError
+from qwen35mm.model import load
 from tests.engine.exact import (
     GREEDY,
     MODELS,
@@ -107,10 +110,10 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     return known
 
 
-def _as_many_as_there_are(chances: Sequence[tuple[float, int]], times: StepTimes, most: int) -> list[int]:
+def _as_many_as_there_are(offers: Sequence[Offer], times: StepTimes, most: int) -> list[int]:
     lengths = []
-    for _, drafted in chances:
-        lengths.append(min(drafted, most))
+    for offer in offers:
+        lengths.append(min(offer.most, most))
         most -= lengths[-1]
     return lengths
 
@@ -211,10 +214,23 @@ def test_a_grammars_only_continuation_is_a_draft(chat: Chat) -> None:
     assert found.result.num_accepted_tokens > 2
 
 
+def test_the_models_own_layer_drafts_most_of_its_answer() -> None:
+    loaded = load(demo_model_path(), device="cpu", mtp=True)
+    chat = Chat(loaded)
+    params = [replace(GREEDY, max_tokens=40), SamplingParams(temperature=1.0, seed=4, max_tokens=40, logprobs=2)]
+    requests = [chat.request([user(Image(picture(5)), "What do you see?")], params=each) for each in params]
+    expected = serve(engine_of(loaded, "off"), *requests)
+    answers = serve(engine_of(loaded, "mtp"), *requests)
+    for found, wanted in zip(answers, expected, strict=True):
+        assert_same(found, wanted)
+        assert found.result.logprobs == wanted.result.logprobs
+    assert sum(found.result.num_accepted_tokens for found in answers) > 5
+
+
 def test_nothing_is_drafted_where_a_row_depends_on_its_company() -> None:
     card = torch.device("cuda")
     assert [num_drafts(each, card) for each in ("auto", "ngram", "off")] == [0, MAX_DRAFTS, 0]
-    with pytest.raises(ConfigError, match="speculate must be one of auto, off, ngram; got 'yes'"):
+    with pytest.raises(ConfigError, match="speculate must be one of auto, off, mtp, ngram; got 'yes'"):
         EngineSettings(speculate="yes")
 
 
@@ -252,12 +268,12 @@ def test_a_step_verifies_the_drafts_that_give_the_most_tokens_a_second() -> None
     times = StepTimes()
     for rows, seconds in ((1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (5, 1.8), (6, 2.0)):
         times.add(rows, seconds)
-    assert chosen_lengths([(0.95, 4)], times, 4) == [4]
-    assert chosen_lengths([(0.5, 4)], times, 4) == [1]
-    assert chosen_lengths([(0.1, 4)], times, 4) == [0]
-    assert chosen_lengths([(0.9, 2), (0.95, 4)], times, 4) == [1, 3]
-    assert chosen_lengths([(0.9, 0), (0.1, 4)], times, 4) == [0, 0]
+    assert chosen_lengths([Offer(0.95, 4)], times, 4) == [4]
+    assert chosen_lengths([Offer(0.5, 4)], times, 4) == [1]
+    assert chosen_lengths([Offer(0.1, 4)], times, 4) == [0]
+    assert chosen_lengths([Offer(0.9, 2), Offer(0.95, 4)], times, 4) == [1, 3]
+    assert chosen_lengths([Offer(0.9, 0), Offer(0.1, 4)], times, 4) == [0, 0]
     dear = StepTimes()
     for rows in range(1, 7):
         dear.add(rows, float(rows))
-    assert chosen_lengths([(0.99, 4)], dear, 4) == [0]
+    assert chosen_lengths([Offer(0.99, 4)], dear, 4) == [0]

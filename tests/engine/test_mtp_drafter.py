@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def chat(loaded: LoadedModel) -> Chat:
     return Chat(loaded)
 
 
-def engine(loaded: LoadedModel, **options: object) -> Engine:
+def engine(loaded: LoadedModel, **options: Any) -> Engine:
     return Engine(loaded, SETTINGS, cache_settings(loaded, **options))
 
 
@@ -117,7 +118,10 @@ class Replies:
         """With room for the drafts."""
         for work, count in zip(self.works, counts, strict=True):
             work.cache.prepare(count + 1)
-        return [Wanted(work.cache, *of) for work, *of in zip(self.works, self.unseen, counts, strict=True)]
+        return [
+            Wanted(work.cache, unseen, count)
+            for work, unseen, count in zip(self.works, self.unseen, counts, strict=True)
+        ]
 
     def step(self) -> None:
         inputs = StepInputs.unused(len(self.works), self.runtime.pools.kv.blocks_for(CONTEXT))

@@ -87,8 +87,9 @@ class Oracle:
         k, v = (self._linear(y, f"{layer}{name}").view(len(y), -1, text.head_dim) for name in ("k_proj", "v_proj"))
         q, k = (self._turn(self._norm(z, f"{layer}{name}"), positions) for z, name in ((q, "q_norm"), (k, "k_norm")))
         k, v = (z.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for z in (k, v))
-        seen = F.scaled_dot_product_attention(*(z.transpose(0, 1)[None] for z in (q, k, v)), is_causal=True)
-        mixed = seen[0].transpose(0, 1) * torch.sigmoid(gate)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * text.head_dim**-0.5
+        scores = scores.masked_fill(torch.ones(len(y), len(y), dtype=torch.bool).triu(1), -torch.inf)
+        mixed = torch.einsum("hij,jhd->ihd", scores.softmax(dim=-1), v) * torch.sigmoid(gate)
         x = x + self._linear(mixed.flatten(1), f"{layer}o_proj")
         y = self._norm(x, "layers.0.post_attention_layernorm")
         inner = F.silu(self._linear(y, "layers.0.mlp.gate_proj")) * self._linear(y, "layers.0.mlp.up_proj")
@@ -147,8 +148,8 @@ def test_it_computes_what_plain_torch_does() -> None:
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 def test_the_formats_agree(weights: str) -> None:
-    exact, loaded = (load(demo_model_path(), device="cpu", mtp=True, **how) for how in (
-        {"dtype": "float32"}, {"weights": weights}))  # fmt: skip
+    exact = load(demo_model_path(), device="cpu", mtp=True, dtype="float32")
+    loaded = load(demo_model_path(), device="cpu", mtp=True, weights=weights)
     embeds = exact.model.embed_tokens(torch.arange(80) * 7 % 1200)
     hidden = torch.randn(80, embeds.shape[1])
     expected = last_outputs(exact, embeds, hidden, [70, 80])
@@ -192,7 +193,9 @@ def tiny_mtp(spec: TinySpec, source: Path, *, split: bool = False) -> Tensors:
     tensors = load_file(source / "model.safetensors")
     like = f"model.language_model.layers.{spec.interval - 1}."
     hidden = len(tensors["model.language_model.norm.weight"])
-    shapes = {name.replace(like, "mtp.layers.0."): x.shape for name, x in tensors.items() if name.startswith(like)}
+    shapes: dict[str, tuple[int, ...]] = {
+        name.replace(like, "mtp.layers.0."): x.shape for name, x in tensors.items() if name.startswith(like)
+    }
     shapes |= {f"mtp.{name}.weight": (hidden,) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
     shapes["mtp.fc.weight"] = hidden, 2 * hidden
     made = {name: torch.randn(shape) / 8 for name, shape in shapes.items()}

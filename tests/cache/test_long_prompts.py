@@ -28,7 +28,7 @@ class Identity:
     """In place of a model: gives back what it gets."""
 
     device = torch.device("cpu")
-    layers = (None,)
+    mtp, num_parts = None, 1
 
     def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 1)

@@ -3,14 +3,24 @@
 A prompt needs floating point operations; a decoded token needs bytes from memory. Counts products with weights,
 attention over previous tokens, the recurrence as its formula says, states, keys and values. Norms, activations and
 sampling don't count. So a share of the machine's rate is a share of what is possible.
+
+Float products are PyTorch's. Integer products are those of a loop in registers, one for each instruction set.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +30,7 @@ from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, VISION_PREFIX,
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
 from qwen35mm.model.weights import bytes_read_per_token
+from qwen35mm_kernels.cpu.native.library import NEEDS, find_library, processor_flags
 
 # Rows of a measured product. More rows aren't faster, and with emulated bfloat16 each shape takes a second.
 MAX_TOKENS = 512
@@ -28,6 +39,16 @@ READ_BYTES = 1 << 30
 _MAX_RUNS, _RUNS_S = 5, 0.2
 # Operations for each number of a recurrent state and token: 1 for the decay, 2 each for S^T k, the update and S^T q.
 _RECURRENCE_FLOPS = 7
+
+# The instruction sets of integer_peaks.cpp, and the processor flags that each needs.
+_INTEGER_SETS = {
+    "amx": NEEDS["amx"],
+    "avx512_bf16": NEEDS["avx512_bf16"],
+    "avx_vnni": ("avx2", "avx_vnni"),
+    "avx512": NEEDS["avx512"],
+    "avx2": NEEDS["avx2"],
+}
+_PEAK_ROUNDS = 1_000_000
 
 Shapes = Counter[tuple[int, int]]
 
@@ -79,6 +100,49 @@ def _text_targets(config: ModelConfig) -> list[Target]:
     return [target for target in targets if not target.name.startswith(VISION_PREFIX)]
 
 
+def integer_rate(name: str) -> str:
+    """The title of an instruction set's rate."""
+    return f"{name} integers, GOP/s"
+
+
+def integer_peaks(num_threads: int) -> dict[str, float]:
+    """Multiplications and additions of 8-bit integers a second by instruction set, in registers of all threads.
+
+    Only this processor's sets. Empty without a compiler of C++.
+    """
+    functions = _peak_functions()
+    rates: dict[str, float] = {}
+    with ThreadPoolExecutor(num_threads) as pool:
+        for name, function in functions.items():
+            runs: list[float] = []
+            for _ in range(3):
+                started_s = time.perf_counter()
+                operations = sum(pool.map(function, [_PEAK_ROUNDS] * num_threads))
+                runs.append(operations / (time.perf_counter() - started_s))
+            rates[name] = max(runs)
+    return rates
+
+
+@functools.cache
+def _peak_functions() -> dict[str, Callable[[int], float]]:
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    names = [name for name, flags in _INTEGER_SETS.items() if processor_flags().issuperset(flags)]
+    if compiler is None or not names:
+        return {}
+    find_library()  # asks the system for AMX's tiles
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "peaks.so"
+        source = Path(__file__).with_name("integer_peaks.cpp")
+        subprocess.run([compiler, "-std=c++17", "-O2", "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+        library = ctypes.CDLL(str(path))
+    functions: dict[str, Callable[[int], float]] = {}
+    for name in names:
+        function = library[f"peak_{name}"]
+        function.argtypes, function.restype = [ctypes.c_long], ctypes.c_double
+        functions[name] = function
+    return functions
+
+
 class Limits:
     """Measures the machine, in turns with the engines."""
 
@@ -94,6 +158,8 @@ class Limits:
         # The fastest two of twenty ways to read. Which of them is faster depends on the processor.
         seconds = min(self._best_s(values.sum) for values in (self._data, self._data.view(torch.int64)))
         rates = {f"{name}, GFLOP/s": self._products(min(length, MAX_TOKENS), DTYPES[name]) / 1e9 for name in DTYPES}
+        integers = integer_peaks(torch.get_num_threads()) if self._device.type == "cpu" else {}
+        rates |= {integer_rate(name): rate / 1e9 for name, rate in integers.items()}
         return {**rates, "reads, GB/s": READ_BYTES / seconds / 1e9}
 
     def _products(self, num_tokens: int, dtype: torch.dtype) -> float:

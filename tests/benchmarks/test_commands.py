@@ -60,6 +60,7 @@ def tiny_gguf(tmp_path: Path) -> Path:
 def test_prefill_decode(on_demo: RunHere, llama_bench: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "_RUNS_S", 0.0)
+    monkeypatch.setattr(limits, "_PEAK_ROUNDS", 1000)
     llama = ["--peer", "llama.cpp", "--llama-bench", str(llama_bench), "--gguf", str(tiny_gguf)]
     options = ["--lengths", "8,20", "--decode-tokens", "2", "--repeats", "1", "--slots", "2"]
     data = on_demo("prefill_decode", *TRANSFORMERS, *llama, *options)
@@ -70,16 +71,17 @@ def test_prefill_decode(on_demo: RunHere, llama_bench: Path, tiny_gguf: Path, mo
     ]
     for row in prompts:
         at = next(each for each in machine if each["prompt"] == row["prompt"])
-        prefill, decode, products = (
-            row["prefill, tok/s"],
-            row["decode, tok/s"],
-            max(at[f"{name}, GFLOP/s"]["high"] for name in ("bfloat16", "float32")),
-        )
+        prefill, decode = row["prefill, tok/s"], row["decode, tok/s"]
+        limit = next(rate["high"] for name, rate in at.items() if name.startswith(f"{row['limit']}, G"))
         assert 0 < prefill["low"] <= prefill["median"] <= prefill["high"]
         assert prefill["count"] == decode["count"] == 1
-        assert row["of products, %"] == pytest.approx(100 * prefill["median"] * at["GFLOP a token"] / products)
+        assert row["of limit, %"] == pytest.approx(100 * prefill["median"] * at["GFLOP a token"] / limit)
         needed = decode["median"] * row["read a token, MB"] / 1e3
         assert row["of reads, %"] == pytest.approx(100 * needed / at["reads, GB/s"]["high"])
+    floats = max(("bfloat16", "float32"), key=lambda name: machine[1][f"{name}, GFLOP/s"]["high"])
+    limits_of = [row["limit"] for row in prompts[3:]]
+    assert limits_of[:2] == [floats, floats]
+    assert limits_of[2].endswith(" integers") or not limits.integer_peaks(1)
     llama_row = prompts[2]
     assert (llama_row["prefill, tok/s"]["median"], llama_row["decode, tok/s"]["median"]) == (250, 20)
     assert llama_row["load, s"] is None

@@ -15,6 +15,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.tensor_names import MTP_PREFIX
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
+from qwen35mm_kernels.cpu.native.library import processor_flags
 
 # As llama-bench counts the parameters of its GGUF of 0.8B.
 NUM_PARAMETERS = 752_393_024
@@ -86,3 +87,12 @@ def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rates[f"{name}, GFLOP/s"] * 1e9 for name in DTYPES] == pytest.approx([flops / shapes.total()] * len(DTYPES))
     assert rates["reads, GB/s"] * 1e9 == 1 << 20
     assert machine.measure(16)["float32, GFLOP/s"] == pytest.approx(rates["float32, GFLOP/s"] * 16 / 512)
+
+
+def test_integer_peaks_are_this_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_PEAK_ROUNDS", 1000)
+    peaks = limits.integer_peaks(2)
+    if not peaks:
+        pytest.skip("needs a compiler of C++ and x86")
+    assert peaks.keys() == {n for n, flags in limits._INTEGER_SETS.items() if processor_flags().issuperset(flags)}
+    assert all(rate > 0 for rate in peaks.values())

@@ -175,6 +175,7 @@ def read_text(section: Section, *, is_moe: bool, rope_scaling: str | None = None
         intermediate_size=None if is_moe else section.integer("intermediate_size"),
         moe=moe,
         num_mtp_layers=0 if section.data.get(_MTP) is None else section.integer(_MTP, minimum=0),
+        runs_mtp=False,
     )
 
 

@@ -83,10 +83,9 @@ class Trust:
 
     def forget(self, origin: Origin) -> None:
         """Moves towards the trust at the start, where nothing is drafted and so nothing can be learned."""
-        self._counts[origin] = tuple(
-            known + _FORGOTTEN * (first - known)
-            for known, first in zip(self._counts[origin], origin.value, strict=True)
-        )
+        (right, tried), (first_right, first_tried) = self._counts[origin], origin.value
+        kept = 1 - _FORGOTTEN
+        self._counts[origin] = kept * right + _FORGOTTEN * first_right, kept * tried + _FORGOTTEN * first_tried
 
     def remember(self, draft: Draft | None) -> None:
         """Remembers a draft until its reply has gone on."""

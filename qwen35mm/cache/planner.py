@@ -113,8 +113,10 @@ class MemoryPlan:
         kv_bytes: KV of those tokens in all full-attention layers.
         kv_token_bytes: KV of one token.
         num_slots: running sequences.
-        slot_bytes: running states: one for each slot, one for history commits and one for each drafted token.
-        state_bytes: budget for cached checkpoints' states, in host memory.
+        slot_bytes: running states, one for each slot and one for history commits.
+        state_bytes: budget for cached checkpoints' states, in host memory; on a CPU with those of drafted tokens.
+        num_drafts: drafted tokens of a step, each with states of its own.
+        draft_bytes: their part of `state_bytes`.
         vision_bytes: budget for cached vision embeddings, in host memory.
         device_state_bytes: budget for cached states that also stay on a GPU.
         host_kv_bytes: budget for KV evicted from a GPU to host memory.
@@ -138,6 +140,8 @@ class MemoryPlan:
     work_bytes: int = 0
     runtime_bytes: int = 0
     device_state_bytes: int = 0
+    num_drafts: int = 0
+    draft_bytes: int = 0
     kv_directory: str | None = None
 
     @property
@@ -201,7 +205,8 @@ def plan_memory(
         dtype: the model's; of conv states, and of K and V by default. Recurrent states are float32.
         device: of all layers, or of each. Of several devices, the one with the least room for its layers decides.
         num_slots: running sequences.
-        num_drafts: drafted tokens of a step, each with states of its own.
+        num_drafts: most drafted tokens of a step. On a CPU their states take up to half of the budget for kept ones, so
+            that a model fits with speculation if it fits without.
         context_length: most tokens of one sequence, including the reply.
         block_size: tokens of one KV block.
         available_bytes: memory for all layers: all of a CPU's, or a GPU's free memory. None asks the system.
@@ -233,7 +238,8 @@ def plan_memory(
     block_bytes = block_size * token_bytes
     context_bytes = -(-context_length // block_size) * block_bytes
     one_state = config.state_bytes(dtype)
-    slot_bytes = (num_slots + 1 + num_drafts) * one_state
+    shares_states = on_cpu and settings.reuse
+    slot_bytes = (num_slots + 1 + (0 if shares_states else num_drafts)) * one_state
 
     most_bytes = available_bytes if limit_bytes is None else limit_bytes
     running_bytes = slot_bytes + work_bytes + (weights_bytes + runtime_bytes if on_cpu else 0)
@@ -285,6 +291,8 @@ def plan_memory(
             kv_bytes -= open_kv - open_kv * left // wanted if wanted else 0
             state_bytes -= open_states - open_states * left // wanted if wanted else 0
             vision_bytes -= open_vision - open_vision * left // wanted if wanted else 0
+    if shares_states:
+        num_drafts = min(num_drafts, state_bytes // (2 * one_state))
     num_kv_tokens = kv_bytes // block_bytes * block_size
     kv_bytes = num_kv_tokens * token_bytes
     kept_bytes = state_bytes + vision_bytes
@@ -322,6 +330,8 @@ def plan_memory(
         work_bytes=work_bytes,
         runtime_bytes=runtime_bytes,
         device_state_bytes=device_state_bytes,
+        num_drafts=num_drafts,
+        draft_bytes=num_drafts * one_state if shares_states else 0,
         kv_directory=None if settings.kv_directory is None else str(settings.kv_directory),
     )
 

@@ -89,7 +89,7 @@ class Decoder:
         num_rows = self._pools.states.num_slots
         self.sampler = Sampler(num_rows, vocab_size, banned_ids, self._model.head_device)
         self._free_rows = list(range(num_rows))
-        self._num_drafts = runtime.num_drafts
+        self._num_drafts = runtime.plan.num_drafts
         self._times = StepTimes()
         self._mtp: MTPDrafter | None = None
         if self._num_drafts and self._model.mtp is not None:

@@ -63,7 +63,6 @@ class Runtime:
         reuse: whether the cache keeps anything after a request.
         cache_settings: among others, the types of cached keys, values and states.
         slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
-        num_drafts: most drafted rows of a step.
 
     Raises:
         ConfigError: the context is longer than the model's positions, memory can't hold one sequence, or the cache's
@@ -85,7 +84,6 @@ class Runtime:
         self.context_length = settings.context_length_of(config.text)
         self.chunk_tokens = settings.chunk_tokens_on(model.device)
         self.slots = settings.slots
-        self.num_drafts = settings.num_drafts_on(model.device)
         self.reuse, self.cache_settings = cache.reuse, cache
         self.reader = reader
         self.plan = plan = plan_engine(
@@ -102,7 +100,7 @@ class Runtime:
         self.pools = CachePools(
             config,
             num_slots=settings.slots + 1,
-            num_spare=self.num_drafts,
+            num_spare=plan.num_drafts,
             num_tokens=plan.num_kv_tokens,
             dtype=model.dtype,
             device=model.layer_devices,
@@ -127,7 +125,7 @@ class Runtime:
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
             self.pools,
-            state_bytes=plan.state_bytes,
+            state_bytes=plan.state_bytes - plan.draft_bytes,
             device_state_bytes=plan.device_state_bytes,
             host_kv_bytes=plan.host_kv_bytes,
             disk=self.disk,
@@ -173,7 +171,7 @@ class Runtime:
             "kv_bytes": (kv.allocator.num_blocks - kv.allocator.num_free) * kv.block_bytes,
             "kv_budget_bytes": self.plan.kv_bytes,
             "states_bytes": self.prefixes.states.num_bytes,
-            "states_budget_bytes": self.plan.state_bytes,
+            "states_budget_bytes": self.plan.state_bytes - self.plan.draft_bytes,
             "vision_bytes": self.vision.num_bytes,
             "vision_budget_bytes": self.plan.vision_bytes,
         }

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from qwen35mm.captioning import run as run_module
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.job import Job
-from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.run import Run
 from tests.captioning.fake_model import Asked, FakeModel
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("media_in_process")
 async def test_the_first_caption_comes_before_the_scan_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries, answered = Job.entries, Event()
 
-    def slow(job: Job, manifest: Manifest | None = None) -> Iterator[Item | Unreadable]:
-        for number, entry in enumerate(entries(job, manifest)):
+    def slow(job: Job, *how: Any) -> Iterator[Item | Unreadable]:
+        for number, entry in enumerate(entries(job, *how)):
             assert number < 4 or answered.wait(10)
             yield entry
 

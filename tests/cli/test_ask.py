@@ -39,9 +39,8 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     numbers = "num_prompt_tokens num_generated_tokens ttft_s decode_tokens_per_s seed"
-    names = (
-        f"text reasoning finish_reason token_ids prompt_token_ids {numbers} media cache tool_calls stopped_by logprobs"
-    )
+    names = f"text reasoning finish_reason token_ids prompt_token_ids {numbers} media cache tool_calls"
+    names += " stopped_by logprobs num_drafted_tokens num_accepted_tokens"
     assert list(result) == names.split()
     assert result["text"] == PICTURE["answer"]
     assert (result["reasoning"], result["finish_reason"], result["seed"]) == (None, "stop", None)

@@ -50,9 +50,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-def make_engine(demo: LoadedModel, ran: list[str], *, prompts_first: bool = False) -> Engine:
+def make_engine(demo: LoadedModel, ran: list[str], **options: Any) -> Engine:
     """By a clock on which a layer takes one second and a token two."""
-    settings = EngineSettings(context_length=CONTEXT, chunk_tokens=CHUNK, slots=4, prompts_first=prompts_first)
+    settings = EngineSettings(context_length=CONTEXT, chunk_tokens=CHUNK, slots=4, **options)
     cache = cache_settings(demo, num_tokens=2 * CONTEXT)
     return Engine(demo, settings, cache, clock=lambda: LAYER_S * ran.count("l") + TOKEN_S * ran.count("t"))
 
@@ -93,7 +93,7 @@ def test_a_reply_keeps_a_quarter_of_the_time(demo: LoadedModel, ran: list[str]) 
 
 
 def test_with_prompts_first_replies_wait_and_then_share_each_step(demo: LoadedModel, ran: list[str]) -> None:
-    engine = make_engine(demo, ran, prompts_first=True)
+    engine = make_engine(demo, ran, prompts_first=True, speculate="off")
     requests = [ask(demo, 20, max_tokens=10), ask(demo, 4000, max_tokens=10), ask(demo, 300, max_tokens=10)]
     engine.add(requests[0])
     while ran.count("t") < 2:

@@ -249,25 +249,26 @@ async def test_a_dataset_folders_rows_are_edited_in_both_of_their_files(folder: 
     shutil.copy(asset_path("samples") / "moves-right.mp4", folder / "clip.mp4")
     one = job(folder, outputs=[f"dataset:{target}"])
     await run(one, FakeModel())
-    picture(9).resize((24, 16)).save(target / "0.png")
+    picture(9).resize((24, 16)).save(target / "images" / "0.png")
     with closing(RecordsFile(target / "metadata.jsonl", near=[folder])) as reviewed:
         items = look(reviewed)
         assert (reviewed.title, items["clip.mp4"]["file"], items["clip.mp4"]["kind"]) == ("set", "set", "video")
-        assert reviewed.medium(items["0.png"]["number"])[1] == target / "0.png", "as somebody has cropped it"
+        assert reviewed.medium(items["0.png"]["number"])[1] == target / "images" / "0.png", "as somebody has cropped it"
         for name in ("0.png", "clip.mp4"):
             reviewed.save(items[name]["number"], f"Mine: {name}.", items[name]["digest"], "")
     outcome = await run(one, FakeModel())
     assert (outcome.counts.num_kept, outcome.counts.num_captioned) == (2, 0)
     for file, number in (("metadata.jsonl", 7), ("images.jsonl", 6), ("videos.jsonl", 1)):
-        rows = {row["file_name"]: row for row in listed(target / file)}
+        rows = {Path(row["file_name"]).name: row for row in listed(target / file)}
         assert len(rows) == len(listed(target / file)) == number
         for name in {"0.png", "clip.mp4"} & set(rows):
             assert (rows[name]["text"], rows[name]["flags"]) == (f"Mine: {name}.", '["edited"]')
     # A medium that was taken out of the folder is put there again, with the person's words.
-    (target / "0.png").unlink()
+    (target / "images" / "0.png").unlink()
     await run(one, FakeModel())
-    assert (target / "0.png").read_bytes() == (folder / "0.png").read_bytes()
-    assert {row["file_name"]: row["text"] for row in listed(target / "metadata.jsonl")}["0.png"] == "Mine: 0.png."
+    assert (target / "images" / "0.png").read_bytes() == (folder / "0.png").read_bytes()
+    texts = {row["file_name"]: row["text"] for row in listed(target / "metadata.jsonl")}
+    assert texts["images/0.png"] == "Mine: 0.png."
 
 
 async def test_media_in_a_tar_have_captions_to_edit_and_cant_be_shown(folder: Path, path: Path) -> None:

@@ -123,8 +123,8 @@ class ModelOptions:
         str | None,
         _model(
             metavar="auto|off|mtp|ngram",
-            help="Compute several tokens of an answer at once where they can be guessed; the answer stays the same. "
-            "auto, the default, guesses on a processor; mtp also loads the model's own layer for guesses.",
+            help="Compute several tokens of an answer at once where they can be guessed. auto, the default, does where "
+            "the answer stays the same: on a processor. mtp also loads the model's own layer for guesses.",
         ),
     ] = None
 

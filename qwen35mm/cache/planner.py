@@ -205,8 +205,8 @@ def plan_memory(
         dtype: the model's; of conv states, and of K and V by default. Recurrent states are float32.
         device: of all layers, or of each. Of several devices, the one with the least room for its layers decides.
         num_slots: running sequences.
-        num_drafts: most drafted tokens of a step. On a CPU their states take up to half of the budget for kept ones, so
-            that a model fits with speculation if it fits without.
+        num_drafts: most drafted tokens of a step. On a CPU their states take up to a quarter of the budget for kept
+            ones, so that a model fits with speculation if it fits without.
         context_length: most tokens of one sequence, including the reply.
         block_size: tokens of one KV block.
         available_bytes: memory for all layers: all of a CPU's, or a GPU's free memory. None asks the system.
@@ -292,7 +292,7 @@ def plan_memory(
             state_bytes -= open_states - open_states * left // wanted if wanted else 0
             vision_bytes -= open_vision - open_vision * left // wanted if wanted else 0
     if shares_states:
-        num_drafts = min(num_drafts, state_bytes // (2 * one_state))
+        num_drafts = min(num_drafts, state_bytes // (4 * one_state))
     num_kv_tokens = kv_bytes // block_bytes * block_size
     kv_bytes = num_kv_tokens * token_bytes
     kept_bytes = state_bytes + vision_bytes

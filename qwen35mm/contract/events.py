@@ -130,7 +130,7 @@ class Result:
     first; None if there were none. `seed` is the one that the reply was sampled with. `stopped_by` is the stop string
     or the id of `stop_token_ids` that ended the reply; None if the model or a limit did. `logprobs`, if requested, has
     one for each of `token_ids`. Of `num_drafted_tokens`, which were computed together with a token before them,
-    `num_accepted_tokens` were right.
+    `num_accepted_tokens` saved a step.
     """
 
     text: str

@@ -21,17 +21,15 @@ from qwen35mm.engine.mtp_drafter import MTPDrafter, Wanted
 from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.speculation import Draft, Offer, Origin, StepTimes, chosen_lengths
+from qwen35mm.engine.speculation import Draft, DraftTime, Offer, Origin, StepTimes, chosen_lengths
 from qwen35mm.engine.step_graph import StepGraph, can_capture
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a reply that the MTP layer may still have to see while it drafts nothing.
+# Tokens of a reply that the MTP layer may have to see later, while others draft.
 _MOST_UNSEEN = 64
-# Seconds of a drafted token before any was measured.
-_TINY = 1e-9
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -90,17 +88,18 @@ class Decoder:
         self.sampler = Sampler(num_rows, vocab_size, banned_ids, self._model.head_device)
         self._free_rows = list(range(num_rows))
         self._num_drafts = runtime.plan.num_drafts
-        self._times = StepTimes()
         self._mtp: MTPDrafter | None = None
         if self._num_drafts and self._model.mtp is not None:
             sizes = {"num_sequences": runtime.slots, "context_length": runtime.context_length}
             self._mtp = MTPDrafter(self._model, self._pools, **sizes)
-        # Seconds of the MTP layer for one token; measured.
-        self._draft_s = 0.0
+        self._draft_time = DraftTime()
+        # The last step's rows, seconds and replies; counted once these have drawn.
+        self._timed: tuple[int, float, Sequence[Reply]] | None = None
         self.running: list[Reply] = []
         self.preempted: list[Reply] = []
         most_rows = runtime.slots + self._num_drafts
         self._sizes = step_sizes(most_rows, self._model.device, batch_invariant=batch_invariant)
+        self._times = StepTimes(self._sizes)
         self._runs_ahead = runs_ahead(self._model.device) and not self._num_drafts
         self._graphs: dict[tuple[int, bool], StepGraph] = {}
         captures = can_capture(self._model)
@@ -204,6 +203,7 @@ class Decoder:
             # These first: the next step's input tokens are among them.
             known, self._known = self._known, []
             return known
+        self._count_time()
         before, self._launched = self._launched, None
         flying = set() if before is None else {reply for reply, _ in before.replies}
         able = [reply for reply in self.running if self._goes_on(reply, reply in flying)]
@@ -225,9 +225,9 @@ class Decoder:
     def _admit(self, reply: Reply) -> int:
         """Enters a reply in the sampler's tables: its row there."""
         row, prompt = self._free_rows.pop(), reply.request.prompt.token_ids
-        self.sampler.admit(row, reply.request.params, reply.seed, prompt, reply.output.token_ids)
-        self.running.append(reply)
         reply.table = row
+        self.running.append(reply)
+        self.sampler.admit(row, reply.request.params, reply.seed, prompt, reply.output.token_ids)
         return row
 
     def _leave(self, reply: Reply) -> None:
@@ -256,12 +256,11 @@ class Decoder:
         if not self._num_drafts:
             return [()] * len(replies)
         drafts = [reply.draft(self._most_drafts(reply)) for reply in replies]
-        offers = [self._offer(*each) for each in zip(replies, drafts, strict=True)]
+        offers = [self._offer(*each, len(replies)) for each in zip(replies, drafts, strict=True)]
         most = min(self._num_drafts, self._sizes[-1] - len(replies))
         lengths = chosen_lengths(offers, self._times, most)
         lengths = [self._room_for(*each) for each in zip(replies, lengths, strict=True)]
-        by_layer = [index for index, offer in enumerate(offers) if offer.token_s]
-        for index, draft in zip(by_layer, self._by_layer(replies, lengths, by_layer), strict=True):
+        for index, draft in self._by_layer(replies, offers, lengths).items():
             drafts[index] = draft
         for reply, draft in zip(replies, drafts, strict=True):
             reply.trust.remember(draft)
@@ -269,26 +268,38 @@ class Decoder:
             () if draft is None else draft.token_ids[:length] for draft, length in zip(drafts, lengths, strict=True)
         ]
 
-    def _offer(self, reply: Reply, draft: Draft | None) -> Offer:
+    def _offer(self, reply: Reply, draft: Draft | None, num_replies: int) -> Offer:
         """What may be drafted for a reply: by its grammar, by a repetition, or by the MTP layer if that is better."""
         offer = Offer() if draft is None else Offer(reply.trust.chance(draft.origin), len(draft.token_ids))
-        chance = 0.0 if self._mtp is None else reply.trust.chance(Origin.MTP)
-        return Offer(chance, self._most_drafts(reply), self._draft_s or _TINY) if chance > offer.chance else offer
+        if self._mtp is None:
+            return offer
+        by_layer = Offer(reply.trust.chance(Origin.MTP), self._most_drafts(reply), self._draft_time.seconds)
+        row_s = max(self._times.expected(num_replies + 1) - self._times.expected(num_replies), 0.0)
+        return max(offer, by_layer, key=lambda each: each.worth(row_s) if each.most else 0.0)
 
-    def _by_layer(self, replies: Sequence[Reply], lengths: Sequence[int], which: Sequence[int]) -> list[Draft | None]:
-        """The MTP layer's drafts of some replies; None for those that it should draft nothing for."""
-        drafts: dict[int, Draft] = {}
-        asked = [index for index in which if lengths[index]]
-        if self._mtp is not None and asked:
-            before_s = time.monotonic()
-            found = self._mtp.draft([Wanted(replies[i].cache, replies[i].unseen, lengths[i]) for i in asked])
-            token_s = (time.monotonic() - before_s) / sum(lengths[index] for index in asked)
-            self._draft_s += (token_s - self._draft_s) * (0.1 if self._draft_s else 1.0)
-            for index, token_ids in zip(asked, found, strict=True):
-                drafts[index] = Draft(tuple(token_ids), Origin.MTP, len(replies[index].output.token_ids))
-        for index in set(which).difference(asked):
-            replies[index].trust.forget(Origin.MTP)
-        return [drafts.get(index) for index in which]
+    def _by_layer(self, replies: Sequence[Reply], offers: Sequence[Offer], lengths: Sequence[int]) -> dict[int, Draft]:
+        """The MTP layer's drafts of the replies that it should draft for."""
+        if self._mtp is None:
+            return {}
+        asked = [index for index, offer in enumerate(offers) if offer.token_s and lengths[index]]
+        for index in set(range(len(replies))).difference(asked):
+            reply = replies[index]
+            if offers[index].token_s:
+                reply.trust.forget(Origin.MTP)
+                self._draft_time.forget()
+            if len(reply.unseen.token_ids) > _MOST_UNSEEN:
+                self._mtp.catch_up(reply.cache, reply.unseen)
+        if not asked:
+            return {}
+        before_s, num_passes = time.monotonic(), self._mtp.num_passes
+        found = self._mtp.draft([Wanted(replies[i].cache, replies[i].unseen, lengths[i]) for i in asked])
+        # A pass's first run also records or compiles it.
+        if self._mtp.num_passes == num_passes:
+            self._draft_time.add((time.monotonic() - before_s) / sum(lengths[index] for index in asked))
+        return {
+            index: Draft(tuple(token_ids), Origin.MTP, len(replies[index].output.token_ids))
+            for index, token_ids in zip(asked, found, strict=True)
+        }
 
     def _most_drafts(self, reply: Reply) -> int:
         """How many tokens a reply may say after its next one."""
@@ -304,8 +315,6 @@ class Decoder:
             except OutOfBlocksError:
                 return 0
             reply.cache.borrow(length)
-        if self._mtp is not None and not length and len(reply.unseen.token_ids) > _MOST_UNSEEN:
-            self._mtp.catch_up(reply.cache, reply.unseen)
         return length
 
     def _launch(self, replies: Sequence[Reply], drafts: Sequence[tuple[int, ...]], flying: set[Reply]) -> _Launched:
@@ -341,8 +350,16 @@ class Decoder:
         launched, self._launched = self._launched, None
         results = self._collect(launched, None if launched is None else launched.graph.logits)
         if self._num_drafts and launched is not None and launched.began_s is not None:
-            self._times.add(len(launched.graph.logits), time.monotonic() - launched.began_s)
+            replies = [reply for reply, drafted in launched.replies if drafted]
+            self._timed = len(launched.graph.logits), time.monotonic() - launched.began_s, replies
         return results
+
+    def _count_time(self) -> None:
+        """Counts the last step's time. A drafted step's draws belong to it: a plain one's are in its graph."""
+        timed, self._timed = self._timed, None
+        if timed is not None:
+            num_rows, seconds, replies = timed
+            self._times.add(num_rows, seconds + sum(reply.drawn_s for reply in replies))
 
     def _collect(self, launched: _Launched | None, logits: torch.Tensor | None = None) -> list[StepResult]:
         """A step's results; `logits` are None if another step has overwritten them."""

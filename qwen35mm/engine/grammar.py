@@ -332,9 +332,15 @@ class Matcher:
         self._check()
 
     def forced(self) -> list[int]:
-        """The ids with which the answer probably goes on, since the grammar allows one text only; may be none."""
-        with _failures_in_words():
-            return list(self._state.compute_ff_tokens())
+        """The ids with which the answer probably goes on, since the grammar allows one text only; may be none.
+
+        None after a failure, too: `allowed` tells of it.
+        """
+        try:
+            with _failures_in_words():
+                return list(self._state.compute_ff_tokens())
+        except RequestError:
+            return []
 
     def _check(self) -> None:
         if self._state.is_error():

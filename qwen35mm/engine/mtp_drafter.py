@@ -15,8 +15,8 @@ from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch, Qwen35Model
 from qwen35mm_kernels.cpu.native.recording import record
 
-# More unseen tokens of a sequence than these are written apart, in passes that aren't recorded.
-_MOST_UNSEEN = 8
+# Older unseen tokens of a sequence are written first, in a pass that isn't recorded.
+_NEWEST = 8
 
 
 @dataclass(eq=False)
@@ -81,6 +81,11 @@ class MTPDrafter:
         self._drafts = torch.zeros(num_sequences, dtype=torch.int64, device=model.head_device)
         self._passes: dict[tuple[int, int, bool], _Pass] = {}
 
+    @property
+    def num_passes(self) -> int:
+        """Kinds of passes that have run."""
+        return len(self._passes)
+
     @torch.inference_mode()
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """The drafts of each, in order; the layer's own choice, whatever the sampling parameters are."""
@@ -88,7 +93,7 @@ class MTPDrafter:
         order = sorted(range(len(wanted)), key=lambda index: -wanted[index].count)
         longest_first = [wanted[index] for index in order]
         for each in longest_first:
-            self._catch_up(each, _MOST_UNSEEN)
+            self._catch_up(each, _NEWEST)
         self._enter_tables([each.cache for each in longest_first])
         self._run_first(longest_first)
         rounds = [self._drafts.tolist()]

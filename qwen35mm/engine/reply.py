@@ -59,6 +59,7 @@ class Reply:
         table: its row in the sampler's tables; None while it isn't running.
         trust: in its drafts.
         unseen: what the MTP layer hasn't seen of it, where that drafts.
+        drawn_s: seconds of the last step's draws from drafted rows.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Reply:
         self.table: int | None = None
         self.trust = Trust()
         self.unseen = Unseen()
+        self.drawn_s = 0.0
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._preempted: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
@@ -87,7 +89,7 @@ class Reply:
         self._last_token_s: float | None = None
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
         self._repeats: Repeats | None = None
-        self._num_drafted = self._num_accepted = 0
+        self._num_searched = self._num_drafted = self._num_accepted = 0
 
     @property
     def cache(self) -> SequenceCache:
@@ -144,16 +146,16 @@ class Reply:
             forced = self._matcher.forced()
             if forced:
                 return Draft(tuple(forced[:most]), Origin.GRAMMAR, len(said))
-        prompt = self.request.prompt.token_ids
         if self._repeats is None:
-            self._repeats = Repeats(prompt)
-        self._repeats.extend(said[len(self._repeats) - len(prompt) :])
+            self._repeats = Repeats(self.request.prompt.token_ids)
+        self._repeats.extend(said[self._num_searched :])
+        self._num_searched = len(said)
         found = self._repeats.following(most)
         return None if found is None else Draft(tuple(found[0]), found[1], len(said))
 
     def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
         """Takes or chooses the next token, and further ones while drafts are right; returns the text they complete."""
-        deltas, accepted = [], 0
+        deltas, accepted, before_s = [], 0, time.monotonic()
         for row, draft in enumerate((*result.drafts, None)):
             logits = None if result.logits is None else result.logits[row]
             deltas += self._take_one(result.token_id, logits, sampler, context_length)
@@ -164,6 +166,7 @@ class Reply:
             self.cache.accept(accepted)
         if result.hidden is not None:
             self.unseen.add(self.output.token_ids[-accepted - 1 :], result.hidden[: accepted + 1])
+        self.drawn_s = time.monotonic() - before_s if result.drafts else 0.0
         self._num_drafted += len(result.drafts)
         self._num_accepted += accepted
         return deltas

@@ -23,6 +23,8 @@ SPECULATE: tuple[str, ...] = get_args(Speculate)
 MAX_DRAFTS = 4
 # Tokens that must repeat before what followed them is a draft; the longer match is tried first.
 _SHORT, _LONG = 3, 6
+# The last tokens of a prompt that are searched: an entry takes 300 bytes.
+_MOST_SEARCHED = 1 << 15
 # Bits of a token's id in a key: three ids fill 63 bits.
 _ID_BITS = 21
 # Old drafts count less: one of twenty drafts ago a third.
@@ -33,6 +35,8 @@ _ROW_SHARE = 0.2
 _FORGOTTEN = 0.03
 # A step with drafts must promise this much more.
 _LEAST_GAIN = 1.03
+# Seconds of a drafted token before any was measured.
+_TINY = 1e-9
 # Steps after which a measured time says nothing about now: the context has grown.
 _STALE_STEPS = 512
 
@@ -108,15 +112,13 @@ class Repeats:
     """Finds what followed the last occurrence of a text's end. Takes constant time a token."""
 
     def __init__(self, token_ids: np.ndarray) -> None:
-        """token_ids: [T] int64, the prompt's."""
+        """token_ids: [T] int64, the prompt's, of which the last ones are searched."""
+        token_ids = token_ids[-_MOST_SEARCHED:]
         self._token_ids: list[int] = token_ids.tolist()
         short = _keys(token_ids)
         # The text's end itself isn't found: nothing follows it yet.
         self._short = dict(zip(short[:-1].tolist(), range(_SHORT, len(token_ids)), strict=True))
         self._long = dict(zip(_joined(short)[:-1].tolist(), range(_LONG, len(token_ids)), strict=True))
-
-    def __len__(self) -> int:
-        return len(self._token_ids)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens."""
@@ -164,23 +166,50 @@ def _joined(keys: np.ndarray) -> np.ndarray:
         return keys[:-_SHORT] * np.int64(0x9E3779B97F4A7C15 - 2**64) + keys[_SHORT:]
 
 
-class StepTimes:
-    """Seconds of a decode step by its rows."""
+class DraftTime:
+    """Seconds that the MTP layer takes for one token."""
 
     def __init__(self) -> None:
+        self.seconds = _TINY
+
+    def add(self, seconds: float) -> None:
+        """Counts a measurement; one that was interrupted says little."""
+        is_first = self.seconds == _TINY
+        self.seconds = seconds if is_first else 0.8 * self.seconds + 0.2 * min(seconds, 2 * self.seconds)
+
+    def forget(self) -> None:
+        """Becomes a little cheaper where nothing is drafted, so that it is measured again one day."""
+        self.seconds = max(self.seconds * (1 - _FORGOTTEN), _TINY)
+
+
+class StepTimes:
+    """Seconds of a decode step by its rows.
+
+    Args:
+        sizes: the numbers of rows that steps have, ascending: a step of fewer rows is padded. Empty for any number.
+    """
+
+    def __init__(self, sizes: Sequence[int] = ()) -> None:
+        self._sizes = sizes
         self._seconds: dict[int, tuple[float, int]] = {}
         self._num_steps = 0
 
     def add(self, num_rows: int, seconds: float) -> None:
         """Counts a step."""
+        num_rows = self._padded(num_rows)
         self._num_steps += 1
         known = self._of(num_rows)
         # A step that was interrupted says little about the next one.
         value = seconds if known is None else known + 0.2 * (min(seconds, 2 * known) - known)
         self._seconds[num_rows] = value, self._num_steps
 
+    def knows(self, num_rows: int) -> bool:
+        """Whether such a step was measured lately."""
+        return self._of(self._padded(num_rows)) is not None
+
     def expected(self, num_rows: int) -> float:
         """Of a step of `num_rows`; any number if none was measured, in proportion to the others' numbers."""
+        num_rows = self._padded(num_rows)
         known = self._of(num_rows)
         if known is not None:
             return known
@@ -189,6 +218,9 @@ class StepTimes:
             return 1 + _ROW_SHARE * (num_rows - 1)
         nearest = min(measured, key=lambda rows: abs(rows - num_rows))
         return self._seconds[nearest][0] * (1 + _ROW_SHARE * (num_rows - 1)) / (1 + _ROW_SHARE * (nearest - 1))
+
+    def _padded(self, num_rows: int) -> int:
+        return next((size for size in self._sizes if size >= num_rows), num_rows)
 
     def _of(self, num_rows: int) -> float | None:
         seconds, at = self._seconds.get(num_rows, (0.0, -_STALE_STEPS - 1))
@@ -209,6 +241,10 @@ class Offer:
     most: int = 0
     token_s: float = 0.0
 
+    def worth(self, row_s: float) -> float:
+        """Right tokens a second of its first one, if a row more takes `row_s`."""
+        return self.chance / (row_s + self.token_s)
+
 
 def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list[int]:
     """How many drafted tokens of each reply one step should verify: those that give the most tokens a second.
@@ -217,6 +253,9 @@ def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list
         offers: of each reply.
         most: drafted tokens of all replies together.
     """
+    if not times.knows(len(offers)):
+        # Without the time of a plain step, nobody knows what pays.
+        return [0] * len(offers)
     best, lengths = len(offers) / times.expected(len(offers)) * _LEAST_GAIN, [0] * len(offers)
     chosen, tokens, drafting_s = [0] * len(offers), float(len(offers)), 0.0
     for _ in range(most):

@@ -105,7 +105,10 @@ def watched_engine(loaded: LoadedModel, directory: Path, *, num_states: int, dis
     settings = cache_settings(
         loaded, state_bytes=state_bytes, vision_bytes=vision_bytes, directory=directory, disk_bytes=disk_bytes
     )
-    return Watch(Engine(loaded, SETTINGS, settings), directory, state_bytes, vision_bytes, disk_bytes)
+    # Drafts' states would take a part of the budget.
+    return Watch(
+        Engine(loaded, replace(SETTINGS, speculate="off"), settings), directory, state_bytes, vision_bytes, disk_bytes
+    )
 
 
 def run(engine: Engine, request: Request) -> list[StepOutput]:

@@ -240,7 +240,7 @@ def test_repeats_are_those_of_a_search_through_the_text(seed: int) -> None:
     text = rng.integers(0, 3, 80).tolist()
     repeats = Repeats(np.array(text[:seed], dtype=np.int64))
     for end in range(seed, len(text)):
-        repeats.extend(text[len(repeats) : end])
+        repeats.extend(text[end - 1 : end] if end > seed else [])
         assert repeats.following(4) == _searched(text[:end], 4)
 
 

@@ -274,6 +274,7 @@ class Decoder:
         if self._mtp is None:
             return offer
         by_layer = Offer(reply.trust.chance(Origin.MTP), self._most_drafts(reply), self._draft_time.seconds)
+        # Measured times may say that a row more takes less.
         row_s = max(self._times.expected(num_replies + 1) - self._times.expected(num_replies), 0.0)
         return max(offer, by_layer, key=lambda each: each.worth(row_s) if each.most else 0.0)
 

@@ -243,7 +243,7 @@ class Offer:
 
     def worth(self, row_s: float) -> float:
         """Right tokens a second of its first one, if a row more takes `row_s`."""
-        return self.chance / (row_s + self.token_s)
+        return self.chance / max(row_s + self.token_s, _TINY)
 
 
 def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list[int]:

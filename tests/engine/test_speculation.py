@@ -273,6 +273,8 @@ def test_a_step_verifies_the_drafts_that_give_the_most_tokens_a_second() -> None
     assert chosen_lengths([Offer(0.1, 4)], times, 4) == [0]
     assert chosen_lengths([Offer(0.9, 2), Offer(0.95, 4)], times, 4) == [1, 3]
     assert chosen_lengths([Offer(0.9, 0), Offer(0.1, 4)], times, 4) == [0, 0]
+    # A row more that seems to take no time.
+    assert Offer(0.9, 4).worth(0.0) > Offer(0.95, 4, token_s=0.1).worth(0.0) > 0
     dear = StepTimes()
     for rows in range(1, 7):
         dear.add(rows, float(rows))

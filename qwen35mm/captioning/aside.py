@@ -144,8 +144,9 @@ class Aside:
 
     @property
     def media(self) -> set[Path]:
-        """Where the media were, as absolute paths."""
-        return {group.files[0][0] for group in self._groups}
+        """Where media were that are set aside now, as absolute paths."""
+        first = (group.files[0] for group in self._groups)
+        return {path for path, to in first if os.path.lexists(to) and not os.path.lexists(path)}
 
     def set_aside(
         self, broken: Iterable[Broken], folder: Path, *, suffixes: Collection[str], texts: Path | None = None
@@ -190,10 +191,15 @@ class Aside:
     def take_back(self) -> TakenBack:
         """Moves everything back, the latest first. A file stays where something else has its old name."""
         done, left = TakenBack(), []
+        # An empty folder may be where a disk is mounted.
+        absent = {folder for folder in self.folders if not _has_files(folder)}
         for group in reversed(self._groups):
             kept: list[tuple[Path, Path]] = []
             for number, (path, to) in enumerate(group.files):
                 if not os.path.lexists(to):
+                    if group.folder in absent and not os.path.lexists(path):
+                        kept.append((path, to))
+                        done.kept.append((to, "its folder isn't there: is its disk mounted?"))
                     continue
                 try:
                     _make_folder(path.parent)
@@ -207,7 +213,8 @@ class Aside:
                     done.kept.append((to, _reason(error)))
             if kept:
                 left.append(_Group(group.broken, group.folder, kept))
-            _remove_empty({to.parent for _, to in group.files}, group.folder)
+            if group.folder not in absent:
+                _remove_empty({to.parent for _, to in group.files}, group.folder)
         self._groups = left[::-1]
         self._rewrite()
         return done
@@ -227,19 +234,26 @@ class Aside:
                 groups.append(pending)
                 pending = None
                 continue
-            is_whole &= pending is None
-            pending = self._group(line)
-            is_whole &= pending is not None
+            group = self._group(line)
+            is_whole &= group is not None and pending is None
+            # A line that a kill tore may be a group's last one.
+            pending = group or pending
         return groups, pending, is_whole and pending is None
 
     def _end(self, group: _Group) -> None:
         """Ends what a kill left of a move, unless the medium has changed since."""
         medium, to = group.files[0]
-        if os.path.lexists(to) and (not os.path.lexists(medium) or _state(to) == group.broken.state):
-            for path, new in group.files:
-                with contextlib.suppress(OSError, OutputError):
-                    if os.path.lexists(path):
-                        move_file(path, new)
+        if not (os.path.lexists(to) or os.path.lexists(medium)):
+            # Its disk may not be mounted.
+            self._groups.append(group)
+        elif os.path.lexists(to) and (not os.path.lexists(medium) or _state(to) == group.broken.state):
+            if _is_another(medium, to):
+                group = _without_texts_there(group)
+            else:
+                for path, new in group.files:
+                    with contextlib.suppress(OSError, OutputError):
+                        if os.path.lexists(path):
+                            move_file(path, new)
             self._groups.append(group)
         elif _state(medium) == group.broken.state:
             with contextlib.suppress(OSError, OutputError):
@@ -407,6 +421,24 @@ def _state(path: Path) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
+def _is_another(path: Path, other: Path) -> bool:
+    """Whether something else than a file or its copy is at a path."""
+    try:
+        return os.path.lexists(path) and not is_same(path, other)
+    except OSError:
+        return True
+
+
+def _without_texts_there(group: _Group) -> _Group:
+    """The group without the texts that are still at their old paths: they belong to the medium that is there now."""
+    for path, to in group.files[1:]:
+        with contextlib.suppress(OSError):
+            if os.path.lexists(path) and os.path.lexists(to) and is_same(path, to):
+                to.unlink()
+    files = [each for each in group.files if each == group.files[0] or not os.path.lexists(each[0])]
+    return _Group(group.broken, group.folder, files)
+
+
 def _paths(files: Sequence[Path], folder: Path, name: str) -> list[tuple[Path, Path]]:
     """Old and new paths: with one number for all where a name is taken, so that they still belong together."""
     stem = files[0].stem
@@ -446,6 +478,14 @@ def _make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in new:
         sync_folder(each.parent)
+
+
+def _has_files(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as found:
+            return any(found)
+    except OSError:
+        return False
 
 
 def _remove_empty(folders: Collection[Path], root: Path) -> None:

@@ -216,7 +216,8 @@ def _take_back(jobs: list[Job]) -> int:
     kept = [each for one in done for each in one.kept]
     if kept:
         path, reason = kept[0]
-        typer.echo(f"{len(kept):,} files stay set aside, such as {printable(str(path))}: {reason}.", err=True)
+        number, end = amount(len(kept), "file"), "" if reason.endswith("?") else "."
+        typer.echo(f"Still set aside: {number}, such as {printable(str(path))}: {reason}{end}", err=True)
     return 3 if kept else 0
 
 

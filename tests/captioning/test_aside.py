@@ -454,3 +454,73 @@ async def test_clips_that_are_set_aside_are_not_cut_out_again(tmp_path: Path, to
         assert len(texts(clips)) == 2
     take_back(one)
     assert (second.stat().st_size, len(texts(clips))) == (300, 3)
+
+
+async def _set_one_aside(folder: Path, to: Path) -> tuple[Job, Path]:
+    damage(folder / "bad.png", "bad.txt")
+    one = aside(folder, to)
+    assert (await run(one, FakeModel())).exit_code == 0
+    return one, folder / ".qwen35mm" / JOURNAL
+
+
+@pytest.mark.parametrize("has_mount_point", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_media_on_a_disk_that_is_not_mounted_are_not_forgotten(
+    folder: Path, to: Path, has_mount_point: bool, is_killed: bool
+) -> None:
+    one, journal = await _set_one_aside(folder, to)
+    if is_killed:
+        journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    away = to.rename(to.with_name("away"))
+    if has_mount_point:
+        to.mkdir()
+    back = take_back(one)
+    assert (back.num, [path.name for path, _ in back.kept]) == (0, ["bad.png", "bad.txt"])
+    assert {reason for _, reason in back.kept} == {"its folder isn't there: is its disk mounted?"}
+    assert to.exists() == has_mount_point
+    if has_mount_point:
+        to.rmdir()
+    away.rename(to)
+    back = take_back(one)
+    assert (back.num, back.kept, (folder / "bad.txt").exists(), journal.exists()) == (1, [], True, False)
+
+
+async def test_what_a_person_deleted_from_the_folder_is_forgotten(folder: Path, to: Path) -> None:
+    one, journal = await _set_one_aside(folder, to)
+    (to / "bad.png").unlink()
+    back = take_back(one)
+    assert (back.num, back.kept, (folder / "bad.txt").exists(), journal.exists()) == (0, [], True, False)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+async def test_texts_stay_with_a_medium_that_came_after_a_kill(folder: Path, to: Path, is_copied: bool) -> None:
+    """The kill came between the medium and its text, or between the copy of the text and its removal."""
+    one, journal = await _set_one_aside(folder, to)
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    (shutil.copy2 if is_copied else shutil.move)(to / "bad.txt", folder / "bad.txt")
+    picture(91).save(folder / "bad.png")
+    outcome = await run(one, FakeModel())
+    assert (outcome.exit_code, (folder / "bad.txt").read_text(), sorted(files(to))) == (0, "bad.txt, mine", ["bad.png"])
+    assert [path.name for path, _ in take_back(one).kept] == ["bad.png"]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 15])
+async def test_a_torn_end_of_a_move_loses_nothing(folder: Path, to: Path, num_bytes: int) -> None:
+    one, journal = await _set_one_aside(folder, to)
+    line, end = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(line + end[:num_bytes])
+    back = take_back(one)
+    assert (back.num, (folder / "bad.txt").exists(), to.exists()) == (1, True, False)
+
+
+async def test_a_clip_that_was_deleted_from_the_folder_is_cut_out_again(tmp_path: Path, to: Path) -> None:
+    media, clips = tmp_path / "media", tmp_path / "clips"
+    make_video(media / "long.mp4", (1, 2, 3))
+    one = aside(media, to, split=parse_split("scenes"), clips=clips)
+    await run(one, FakeModel())
+    second = clips / "long.0002.mp4"
+    second.write_bytes(second.read_bytes()[:300])
+    await run(one, FakeModel())
+    (to / second.name).unlink()
+    await run(one, FakeModel())
+    assert second.stat().st_size > 300

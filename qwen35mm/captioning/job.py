@@ -306,6 +306,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             workers,
             listings=listings,
             retry_failed=retry,
+            retry_broken=job.aside is not None,
             max_distance=None if job.run.skips_similar else distance,
             judge_below=job.run.judge_below,
         )

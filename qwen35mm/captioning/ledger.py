@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qwen35mm.captioning.aside import Broken, broken_medium
-from qwen35mm.captioning.items import Failed, Item, Unreadable
+from qwen35mm.captioning.items import BROKEN, Failed, Item, Unreadable
 from qwen35mm.captioning.judge import flagged
 from qwen35mm.captioning.manifest.listings import Listings
 from qwen35mm.captioning.manifest.manifest import Manifest, is_settled
@@ -44,6 +44,8 @@ class Ledger:
         workers: read media whose digest or plan isn't known.
         wants_all: whether there are further outputs, not opened, that want every caption.
         retry_failed: whether to ignore lasting failures.
+        retry_broken: whether to ignore those of media that nobody may be able to read: earlier versions gave other
+            failures the same kinds.
         max_distance: the most bits by which near-duplicates differ that share a caption; None shares no captions.
         judge_below: sentences with a lower score are doubted; None judges no captions.
 
@@ -61,6 +63,7 @@ class Ledger:
         listings: Listings | None = None,
         wants_all: bool = False,
         retry_failed: bool = False,
+        retry_broken: bool = False,
         max_distance: int | None = None,
         judge_below: float | None = None,
     ) -> None:
@@ -71,6 +74,7 @@ class Ledger:
         self._listings = listings
         self._wants_all = wants_all
         self._retry_failed = retry_failed
+        self._passing = _PASSING | (BROKEN if retry_broken else frozenset())
         self._max_distance = max_distance
         self.judge_below = judge_below
         self.broken: dict[Path, Broken] = {}
@@ -197,7 +201,7 @@ class Ledger:
 
         def read() -> Caption | Failed | None:
             failed = self.manifest.failure(key)
-            if failed is not None and (failed.kind in _PASSING or self._retry_failed):
+            if failed is not None and (failed.kind in self._passing or self._retry_failed):
                 failed = None
             caption = self.manifest.caption(key)
             if caption is None and request.styles:

@@ -36,6 +36,8 @@ _MAX_FAILURES_IN_A_ROW = 10
 # An item on which the program died so often is captioned last and alone; after the second number, not at all.
 _NUM_SUSPICIOUS = 3
 _NUM_DEADLY = 6
+# A decoder's death. The kernel may have ended it for the memory that all of them took.
+_CRASH = "crash"
 # The most entries of one scan batch, unless the scan is slow or the entries hold their media's bytes. Then the most
 # bytes of packed entries in the queue: a file in a folder takes about 100 bytes.
 _SCAN_BATCH = 256
@@ -116,7 +118,10 @@ class Run:
         self._free: asyncio.Queue[float] = asyncio.Queue()
         # The requests that wait for each key. The first one's medium is captioned.
         self._at_work: dict[bytes, list[CaptionRequest]] = {}
+        # Captioned last and alone: what the program or its decoder died on.
         self._suspicious: list[Item] = []
+        # For videos, by name: those parts, or the video's own name if it couldn't be split.
+        self._suspicious_parts: dict[str, tuple[Item, set[str]]] = {}
         # Packed videos, which get a caption after their parts.
         self._wholes: list[bytes] = []
         # Parts of these videos that a filter leaves out: the whole caption says nothing of them.
@@ -223,6 +228,9 @@ class Run:
                 self._wholes.append(pickle.dumps(video, pickle.HIGHEST_PROTOCOL))
             async with contextlib.aclosing(splitter.of(video)) as found:
                 async for part in found:
+                    if isinstance(part, Unreadable) and part.kind == _CRASH:
+                        self._suspicious_parts.setdefault(video.name, (video, set()))[1].add(part.name)
+                        continue
                     parts.append(part)
                     if self.stopped is not None:
                         break
@@ -264,6 +272,20 @@ class Run:
                 await self._take_up(item, alone=True)
             else:
                 self.counts.num_left += 1
+        for video, names in self._suspicious_parts.values():
+            assert self._splitter is not None, "it was split"
+            async with contextlib.aclosing(self._splitter.of(video)) as found:
+                async for part in found:
+                    if names.isdisjoint((video.name, part.name)):
+                        continue
+                    self.counts.num_found += 1
+                    self.missing.discard(part.name)
+                    if self.stopped is not None:
+                        self.counts.num_left += 1
+                    elif isinstance(part, Unreadable):
+                        await self._fail(part, None, Failed(part.kind, part.message))
+                    else:
+                        await self._take_up(part, alone=True)
 
     async def _caption_wholes(self) -> None:
         """Captions whole videos from the captions of their parts, as many at a time as there are slots."""
@@ -319,11 +341,11 @@ class Run:
     async def _take_up(self, item: Item, *, alone: bool = False) -> None:
         needs = await self._ledger.needs(item)
         if isinstance(needs, Failed):
-            await self._fail(item, None, needs)
+            await self._fail_alone(item, needs, alone=alone)
         elif isinstance(needs, Wants):
             checks = needs is Wants.KEPT and self._settings.checks_kept
             if checks and (broken := await self._ledger.broken_as(item)) is not None:
-                await self._fail(item, None, broken)
+                await self._fail_alone(item, broken, alone=alone)
                 return
             await self._ledger.settle(item, needs)
             self.counts.num_kept += needs is Wants.KEPT
@@ -336,6 +358,13 @@ class Run:
             # Claimed before the first await: later items with the same work join it.
             self._at_work[needs.key] = [needs]
             await self._begin(needs, alone=alone)
+
+    async def _fail_alone(self, item: Item, failed: Failed, *, alone: bool) -> None:
+        """Records a failure; but a medium whose decoder died is read once more, last and alone."""
+        if failed.kind == _CRASH and not alone:
+            self._suspicious.append(item)
+        else:
+            await self._fail(item, None, failed)
 
     async def _begin(self, request: CaptionRequest, *, alone: bool) -> None:
         """Begins new work, unless it is finished, failed before, or crashed the program before."""
@@ -357,13 +386,14 @@ class Run:
             self.stop("limit")
         else:
             self._num_begun += 1
-            await self._prepare(request, known)
+            await self._prepare(request, known, alone=alone)
 
-    async def _prepare(self, request: CaptionRequest, known: Caption | None) -> None:
+    async def _prepare(self, request: CaptionRequest, known: Caption | None, *, alone: bool) -> None:
         """Prepares a medium for its slot, or finds its near-duplicate.
 
         Args:
             known: its caption, if only the judgement is missing.
+            alone: whether nothing else is decoded at this time.
         """
         form, shares = self._captioner.form, self._settings.max_distance is not None and known is None
         with_measures = self._filter is not None and self._filter.needs_pixels
@@ -376,6 +406,10 @@ class Run:
                 with_similarity=shares or (self._filter is not None and self._filter.needs_similarity),
                 with_measures=with_measures,
             )
+            if isinstance(prepared, Failed) and prepared.kind == _CRASH and not alone:
+                self._num_begun -= 1
+                self._suspicious += [waiting.item for waiting in self._at_work.pop(request.key)]
+                return
             if isinstance(prepared, Failed):
                 await self._fail_work(request.key, prepared)
                 return

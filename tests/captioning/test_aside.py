@@ -7,13 +7,16 @@ import errno
 import os
 import shutil
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen35mm.captioning.aside import SetAside
+from qwen35mm.captioning.items import Failed, Item
 from qwen35mm.captioning.job import Job, carry_out, take_back
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.media.splits import parse_split
 from qwen35mm.captioning.outputs import OutputSettings
@@ -524,3 +527,59 @@ async def test_a_clip_that_was_deleted_from_the_folder_is_cut_out_again(tmp_path
     (to / second.name).unlink()
     await run(one, FakeModel())
     assert second.stat().st_size > 300
+
+
+@pytest.mark.parametrize("kind", ["crash", "unsupported"])
+async def test_failures_that_an_earlier_version_called_so_move_nothing(folder: Path, to: Path, kind: str) -> None:
+    """It gave these kinds to media on which the program died, and to those too large for a budget, too."""
+    await run(job(folder), FakeModel(lambda asked: ""), "old")
+    outcome = await run(job(folder), FakeModel(lambda asked: ""))
+    assert outcome.counts.num_failed > 0
+    with closing(Manifest.open(folder / ".qwen35mm" / "captions.sqlite")) as manifest:
+        manifest.change("UPDATE failures SET kind = ?", kind)
+    outcome = await run(aside(folder, to), FakeModel())
+    assert (outcome.exit_code, outcome.counts.num_failed_before, to.exists()) == (0, 0, False)
+    assert len(texts(folder)) == 6
+
+
+@pytest.mark.parametrize("function", ["inspect", "prepare", "find_parts", "cut_out"])
+@pytest.mark.parametrize("is_lasting", [False, True])
+async def test_a_medium_whose_decoder_died_is_decoded_once_more_and_alone(
+    tmp_path: Path, to: Path, monkeypatch: pytest.MonkeyPatch, function: str, is_lasting: bool
+) -> None:
+    """The kernel may have ended the decoder, for the memory that all of them took."""
+    media, clips = tmp_path / "media", tmp_path / "clips"
+    make_video(media / "long.mp4", (1, 2, 3))
+    for number in range(3):
+        picture(number).save(media / f"{number}.png")
+    whole = getattr(workers.MediaWorkers, function)
+    num_at_work = 0
+    deaths: dict[tuple[str, object], list[int]] = {}
+
+    async def dying(self: Any, item: Item, *arguments: Any, **options: Any) -> Any:
+        nonlocal num_at_work
+        num_at_work += 1
+        try:
+            await asyncio.sleep(0)
+            of = deaths.setdefault((item.name, arguments[0] if function == "cut_out" else None), [])
+            if item.name.startswith(("long.mp4", "0.png")) and (is_lasting or not of):
+                of.append(num_at_work)
+                return Failed("crash", "The decoder broke down.")
+            return await whole(self, item, *arguments, **options)
+        finally:
+            num_at_work -= 1
+
+    monkeypatch.setattr(workers.MediaWorkers, function, dying)
+    split = parse_split("scenes")
+    outcome = await run(aside(media, to, split=split, clips=clips if function == "cut_out" else None), FakeModel())
+    assert outcome.exit_code == 0
+    assert (files(to) != {}) == is_lasting
+    assert outcome.counts.num_found == outcome.counts.num_over
+    numbers = [each for each in deaths.values() if each]
+    assert numbers
+    if is_lasting:
+        assert all(len(each) == 2 for each in numbers)
+        if function != "cut_out":
+            assert {each[1] for each in numbers} == {1}
+    else:
+        assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (6, 0)

@@ -149,9 +149,10 @@ class Job:
         return CaptionSettings(params.with_overrides(**self.sampling, json_schema=schema), self.style, self.thinking)
 
     def entries(self, manifest: Manifest | None = None, without: Sequence[Path] = ()) -> Iterator[Item | Unreadable]:
-        """The sources' items, without the copies and rows that the outputs wrote below a source.
+        """The sources' items, without what a run wrote or moved below a source.
 
         Args:
+            manifest: of the run; None leaves media that were set aside in.
             without: further folders in a source whose content is left out.
 
         Raises:
@@ -160,6 +161,8 @@ class Job:
         made = [folder for spec in self.outputs if (folder := spec.media_folder) is not None]
         made += [] if self.clips is None else [self.clips]
         made += [] if self.aside is None else [self.aside]
+        if manifest is not None:
+            without = [*without, *self.aside_folders(manifest)]
         made += [folder for folder in without if not is_one_of(folder, [Path(each) for each in self.sources])]
         only_files = self.scan.only_files or self.aside is not None
         options = replace(self.scan, without=(*self.scan.without, *made), only_files=only_files)
@@ -213,6 +216,16 @@ class Job:
     def aside_path(self) -> Path:
         """The journal of what was set aside."""
         return self.state_folder / f"set-aside{self._shard}.jsonl"
+
+    def aside_paths(self) -> list[Path]:
+        """The journals that are there: also those of other shards, unless this is one."""
+        found = sorted(self.state_folder.glob("set-aside*.jsonl"))
+        return [path for path in found if self.scan.shard is None or path == self.aside_path]
+
+    def aside_folders(self, manifest: Manifest) -> list[Path]:
+        """Where media were set aside, by any shard."""
+        paths = sorted(self.state_folder.glob("set-aside*.jsonl"))
+        return list(dict.fromkeys(folder for path in paths for folder in Aside(manifest, path).folders))
 
     @property
     def _shard(self) -> str:
@@ -287,7 +300,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             job.output_settings,
             judged=judged,
             parts=parts,
-            has_both=partial(_has_both, job, aside.folders),
+            has_both=partial(_has_both, job, job.aside_folders(manifest)),
             styles=job.prompts.styles,
         )
         outputs = open_outputs(job.outputs, manifest, output_settings)
@@ -323,7 +336,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         similar = distance if job.run.skips_similar else None
         kept = None if job.where is None and similar is None else Filter(job.where, similar, ledger, workers)
         how = replace(job.run, checks_kept=job.aside is not None)
-        run = Run(job.entries(manifest, aside.folders), ledger, captioner, workers, how, splitter, kept)
+        run = Run(job.entries(manifest), ledger, captioner, workers, how, splitter, kept)
         if begun is not None:
             await begun(run)
         counts = await run.go()
@@ -353,21 +366,27 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
 
 
 def take_back(job: Job) -> TakenBack:
-    """Moves back what runs of this job set aside.
+    """Moves back what runs of this job set aside; if it isn't a shard, what all shards set aside.
 
     Raises:
         CaptioningError: there is nothing, or a run works there.
         OutputError: the disk is full, read-only or fails.
     """
-    if not job.aside_path.exists():
+    if not (journals := job.aside_paths()):
         raise CaptioningError(
             f"There is nothing to take back: no run with its state in '{printable(str(job.state_folder))}' set media "
             "aside. Give the same sources, --output-dir and --state-dir as then."
         )
-    with closing(Manifest.open(job.manifest_path)) as manifest:
-        aside = Aside(manifest, job.aside_path)
-        aside.end()
-        return aside.take_back()
+    done = TakenBack()
+    for journal in journals:
+        shard = journal.stem.removeprefix("set-aside")
+        with closing(Manifest.open(job.state_folder / f"captions{shard}.sqlite")) as manifest:
+            aside = Aside(manifest, journal)
+            aside.end()
+            one = aside.take_back()
+        done.num += one.num
+        done.kept += one.kept
+    return done
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:
@@ -400,7 +419,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         )
         try:
             splitter = None if job.split is None else Splitter(job.split, ledger, workers)
-            entries = job.entries(manifest, Aside(manifest, job.aside_path).folders)
+            entries = job.entries(manifest)
             return await estimate(
                 entries, ledger, captioner, workers, limit=job.run.limit, splitter=splitter, where=job.where
             )

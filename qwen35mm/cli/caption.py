@@ -55,6 +55,10 @@ def caption(
     local = not options.backend and options.ray is None
     if options.take_back and options.dry_run:
         raise typer.BadParameter("--take-back moves files and --dry-run changes nothing: give one of them.")
+    if options.take_back and options.preview is not None:
+        raise typer.BadParameter("--take-back moves files and --preview captions a few: give one of them.")
+    if options.preview is None and not options.open:
+        raise typer.BadParameter("--no-open is for --preview: give --preview N, or leave it out.")
     if local and not options.dry_run and not options.take_back:
         begin_digest(model.source, cache_folder(model))
     with quick_imports() if local else contextlib.nullcontext():
@@ -141,7 +145,9 @@ async def open_captioner(
         load = partial(model.load, prompts_first=for_many, more_slots=for_many)
         # In a thread, so that the review page stays responsive.
         with contextlib.closing(await asyncio.to_thread(load)) as backend:
-            memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
+            # Neither a dry run nor a preview writes into the sources.
+            folder = cache_folder(model) or (None if options.preview is not None else job.state_folder)
+            memo = None if options.dry_run or folder is None else folder / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
     from qwen35mm.backends.remote.backend import RemoteBackend

@@ -20,6 +20,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.media.splits import parse_split
 from qwen35mm.captioning.outputs import OutputSettings
+from qwen35mm.captioning.preview import Preview
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.sources.scan import ScanOptions
@@ -583,3 +584,27 @@ async def test_a_medium_whose_decoder_died_is_decoded_once_more_and_alone(
             assert {each[1] for each in numbers} == {1}
     else:
         assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (6, 0)
+
+
+async def test_shards_leave_out_and_take_back_what_others_set_aside(folder: Path) -> None:
+    for number in range(4):
+        damage(folder / f"bad{number}.png", f"bad{number}.txt", num_bytes=DAMAGED + number)
+    before = files(folder)
+    inside = folder / "broken"
+    for number in (1, 2):
+        assert (await run(aside(folder, inside, scan=ScanOptions(shard=(number, 2))), FakeModel())).exit_code == 0
+    state = folder / ".qwen35mm"
+    journals = [state / f"set-aside-{number}-of-2.jsonl" for number in (1, 2)]
+    assert all(journal.exists() for journal in journals)
+    assert len(files(inside)) == 8
+    outcome = await run(job(folder), FakeModel())
+    assert (outcome.exit_code, outcome.counts.num_found) == (0, 6)
+    preview = Preview(job(folder), 6)
+    preview.look()
+    preview.close()
+    assert (preview.sample.num.total(), preview.sample.num_unreadable) == (6, 0)
+    first = take_back(aside(folder, inside, scan=ScanOptions(shard=(1, 2))))
+    assert [journal.exists() for journal in journals] == [False, True]
+    rest = take_back(job(folder))
+    assert (first.num + rest.num, rest.kept, inside.exists()) == (4, [], False)
+    assert {name: data for name, data in files(folder).items() if name in before} == before

@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 
 from qwen35mm.assets import asset_path
+from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.checkpoints import weights_digest
 from qwen35mm.cli.caption import open_captioner
 from qwen35mm.cli.caption_options import CaptionOptions
@@ -211,6 +212,22 @@ def test_such_media_are_set_aside_and_come_back(caption: Caption, folder: Path) 
     assert (done.returncode, clip.read_text(), "Something else has its name" in done.stderr) == (3, "mine", True), (
         done.stderr
     )
+
+
+def test_a_preview_without_a_cache_writes_nothing_into_the_source(
+    caption: Caption, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memos: list[object] = []
+    local = Captioner.local
+
+    def noted(backend: Any, memo: Any) -> Captioner:
+        memos.append(memo)
+        return local(backend, memo)
+
+    monkeypatch.setattr(Captioner, "local", noted)
+    before = sorted(folder.rglob("*"))
+    done = caption(folder, "--preset", "plain", "--preview", "1", "--no-open", "--no-disk-cache")
+    assert (done.returncode, memos, sorted(folder.rglob("*"))) == (0, [None], before), done.stderr
 
 
 def test_another_server_captions_with_bounded_requests_and_its_failures(caption: Caption, folder: Path) -> None:

@@ -131,6 +131,8 @@ def test_what_cant_be_previewed_is_refused_in_words(qwen35mm: Run, folder: Path,
         (folder, ["--preview", "1", "--folder-prompts"], 1, "leave one of them out"),
         (folder, ["--preview", "1", "--preset", "tags,none"], 1, "There is no preset"),
         (jobs, ["--preview", "1"], 1, "not a file of jobs"),
+        (folder, ["--preview", "1", "--take-back"], 2, "give one of them"),
+        (folder, [], 2, "--no-open is for --preview"),
     ):
         done = qwen35mm("caption", source, "--no-open", *options)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr

@@ -39,8 +39,6 @@ DATASET_METADATA = "metadata.jsonl"
 # A record may lack these, but a column needs a value in every row.
 _ALWAYS = {"data": "", "judged": "", "shared_from": ""}
 _CLIPS = suffixes_of("video")
-# In the manifest's JSON of a video's caption.
-_OF_CLIP = '"kind": "video"'
 # Linux's request for a copy that takes no space until either file changes (linux/fs.h).
 _FICLONE = 0x40049409
 
@@ -171,14 +169,13 @@ class DatasetFolder(JsonLines):
     def _claimed(self) -> Iterator[tuple[str, MediaKind]]:
         """The names in the folder with their kinds; by their suffixes where a kill left no line."""
         query = (
-            "SELECT claims.place, instr(caption, ?) FROM claims "
+            "SELECT claims.place, json_extract(caption, '$.kind') FROM claims "
             "LEFT JOIN entries ON entries.output = ? AND entries.owner = claims.owner "
             "LEFT JOIN results ON results.key = entries.key WHERE claims.output = ?"
         )
-        for place, is_video in self._manifest.rows(query, _OF_CLIP, self._output, self._claims.output):
+        for place, kind in self._manifest.rows(query, self._output, self._claims.output):
             name = os.fsdecode(place)
-            is_video = PurePosixPath(name).suffix in _CLIPS if is_video is None else is_video
-            yield name, "video" if is_video else "image"
+            yield name, kind or ("video" if PurePosixPath(name).suffix in _CLIPS else "image")
 
     def _put_medium(self, record: Record, path: Path) -> None:
         """Puts the medium at its place, complete and checked, unless a person changed the one that is there."""

@@ -93,7 +93,7 @@ class AiToolkitObject(JsonObject):
     """ai-toolkit's `dataset_path`: by the absolute path, the caption, and the one that is named `short` beside it.
 
     Raises:
-        CaptioningError: none of several captions is named so, or the name doesn't end in .json.
+        CaptioningError: none of several captions is named so, there are over two, or the name doesn't end in .json.
     """
 
     _prefix = b"ai-toolkit:"
@@ -101,10 +101,10 @@ class AiToolkitObject(JsonObject):
     def __init__(self, manifest: Manifest, path: Path, settings: OutputSettings) -> None:
         if path.suffix != ".json":
             raise CaptioningError(f"ai-toolkit reads a JSON file: expected a name that ends in .json, got {path.name}.")
-        if settings.styles and _SHORT not in settings.styles:
+        if settings.styles and (_SHORT not in settings.styles or len(settings.styles) > 2):
             raise CaptioningError(
-                f"ai-toolkit reads a second caption only as its short one: name one of {', '.join(settings.styles)} "
-                f"{_SHORT!r}, or ask one prompt."
+                "ai-toolkit reads a caption and, as a second one, its short one: ask two prompts and name one of them "
+                f"{_SHORT!r}, or ask one prompt; got {', '.join(settings.styles)}."
             )
         self._styles = settings.styles
         super().__init__(manifest, path, settings)

@@ -190,3 +190,11 @@ def test_a_folder_of_an_earlier_version_goes_on_as_it_is(
     assert run(tmp_path, [*both, *new], f"dataset:{out}") == [Wants.DONE] * 4 + [Wants.CAPTION] * 2
     assert names(out) == ["a.png", "videos/b.png", "c.png", "videos/d.png", "e.png", "f.png"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_caption_that_is_named_kind_makes_no_picture_a_video(tmp_path: Path, out: Path) -> None:
+    media = tmp_path / "media"
+    first = record(put(media, "a.png", 1), "a")
+    run(tmp_path, [replace(first, caption=replace(first.caption, others={"kind": "video"}))], f"dataset:{out}")
+    run(tmp_path, [clip(media, "c.mp4", 7)], f"dataset:{out}")
+    assert names(out) == ["a.png", "videos/c.png"]

@@ -77,8 +77,9 @@ def test_ai_toolkit_has_a_short_caption_beside_the_other(tmp_path: Path) -> None
         output.finish()
         output.close()
         assert ai_toolkit(path) == {str(tmp_path / "a.jpg"): ("long", "short")}
-    with pytest.raises(CaptioningError, match="name one of tags, long 'short'"):
-        open_outputs([parse_output(f"ai-toolkit:{path}")], manifest, OutputSettings(styles=("tags", "long")))
+    for styles in (("tags", "long"), ("tags", "long", "short")):
+        with pytest.raises(CaptioningError, match=rf"name one of them 'short', .* got {', '.join(styles)}\."):
+            open_outputs([parse_output(f"ai-toolkit:{path}")], manifest, OutputSettings(styles=styles))
     with pytest.raises(CaptioningError, match=r"ends in \.json, got"):
         open_outputs([parse_output("ai-toolkit:a.jsonl")], manifest, OutputSettings())
     manifest.close()

@@ -36,6 +36,8 @@ from qwen35mm.errors import OutputError
 
 # Suffixes of texts beside a medium, besides those of the run's own text files.
 _TEXT_SUFFIXES = frozenset({".txt", ".caption", ".json"})
+# Why a medium stays.
+CHANGED = "It has changed since it was read"
 _MOVED = b'{"moved": true}\n'
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -105,17 +107,20 @@ class SetAside:
     Attributes:
         moved: the media.
         refused: media that stay, each with the reason.
+        num_texts: text files that were moved with the media.
     """
 
     moved: list[Broken] = field(default_factory=list)
     refused: list[tuple[Broken, str]] = field(default_factory=list)
+    num_texts: int = 0
 
 
 @dataclass
 class TakenBack:
-    """What was taken back: how many media, and the files that stay set aside, each with the reason."""
+    """What was taken back: how many media and text files, and the files that stay, each with the reason."""
 
     num: int = 0
+    num_texts: int = 0
     kept: list[tuple[Path, str]] = field(default_factory=list)
 
 
@@ -164,7 +169,7 @@ class Aside:
         beside = _Texts(self._manifest, [each.path for each in media], suffixes)
         for each in media:
             if _state(each.path) != each.state:
-                done.refused.append((each, "It has changed since it was read"))
+                done.refused.append((each, CHANGED))
                 continue
             path, (*parents, name) = absolute(each.path), parts_inside(each.name)
             found = beside.of(path, None if texts is None else absolute(texts).joinpath(*parents))
@@ -185,6 +190,7 @@ class Aside:
             self._append(_MOVED)
             self._groups.append(group)
             done.moved.append(each)
+            done.num_texts += len(files) - 1
             beside.moved(files)
         return done
 
@@ -205,6 +211,7 @@ class Aside:
                     _make_folder(path.parent)
                     move_file(to, path)
                     done.num += number == 0
+                    done.num_texts += number > 0
                 except (OSError, OutputError) as error:
                     if error.errno in _FULL:
                         with disk_errors(path.name):

@@ -100,6 +100,11 @@ class Job:
             return
         made = [spec.path for spec in self.outputs if not spec.is_beside]
         made += [each for each in (self.clips, self.output_settings.folder, self.state_folder) if each is not None]
+        if is_one_of(self.aside, [Path(source) for source in self.sources]):
+            raise CaptioningError(
+                f"--set-aside moves media out of their folder: '{printable(str(self.aside))}' is a source. "
+                "Name another one."
+            )
         if is_one_of(self.aside, made):
             raise CaptioningError(
                 f"--set-aside needs a folder of its own, and the run writes to '{printable(str(self.aside))}'. Name "
@@ -385,6 +390,7 @@ def take_back(job: Job) -> TakenBack:
             aside.end()
             one = aside.take_back()
         done.num += one.num
+        done.num_texts += one.num_texts
         done.kept += one.kept
     return done
 

@@ -218,13 +218,22 @@ def _take_back(jobs: list[Job]) -> int:
 
     # Jobs of one file share a journal.
     done = [take_back(job) for job in {job.aside_path: job for job in jobs}.values()]
-    typer.echo(f"{sum(each.num for each in done):,} media are back, with their text files.", err=True)
+    num, num_texts = sum(each.num for each in done), sum(each.num_texts for each in done)
+    typer.echo(f"Back in their folders: {_media(num)}{_texts(num_texts)}.", err=True)
     kept = [each for one in done for each in one.kept]
     if kept:
         path, reason = kept[0]
         number, end = amount(len(kept), "file"), "" if reason.endswith("?") else "."
         typer.echo(f"Still set aside: {number}, such as {printable(str(path))}: {reason}{end}", err=True)
     return 3 if kept else 0
+
+
+def _media(number: int) -> str:
+    return "1 medium" if number == 1 else f"{number:,} media"
+
+
+def _texts(number: int) -> str:
+    return f" with {amount(number, 'text file')}" if number else ""
 
 
 @contextlib.contextmanager
@@ -322,20 +331,26 @@ def _report(outcome: Outcome, job: Job) -> None:
 
 
 def _report_broken(outcome: Outcome, job: Job) -> None:
+    from qwen35mm.captioning.aside import CHANGED
     from qwen35mm.captioning.records import printable
 
     done = outcome.set_aside
     if done is not None and done.moved:
         typer.echo(
-            f"{len(done.moved):,} media that can't be read were set aside in {job.aside}, with their text files; "
-            f"{job.aside_path} says why. The same command with --take-back moves them back.",
+            f"Set aside in {printable(str(job.aside))}: {_media(len(done.moved))} that can't be read"
+            f"{_texts(done.num_texts)}; {printable(str(job.aside_path))} says why. The same command with --take-back "
+            "undoes that.",
             err=True,
         )
     if done is not None and done.refused:
         broken, reason = done.refused[0]
         typer.echo(
-            f"{len(done.refused):,} can't be set aside, such as {printable(broken.name)}: {reason}. Make its folder "
-            "writable, or move them out yourself.",
+            f"Can't be set aside: {_media(len(done.refused))}, such as {printable(broken.name)}: {reason}. "
+            + (
+                "The next run reads it again."
+                if reason == CHANGED
+                else "Make its folder writable, or move it yourself."
+            ),
             err=True,
         )
     elif outcome.broken:

@@ -198,11 +198,13 @@ def test_such_media_are_set_aside_and_come_back(caption: Caption, folder: Path) 
     assert clip.exists()
     done = caption(*how)
     assert (done.returncode, clip.exists()) == (0, False), done.stderr
-    assert f"1 media that can't be read were set aside in {broken}, with their text files" in done.stderr
+    assert f"Set aside in {broken}: 1 medium that can't be read; " in done.stderr
     assert (broken / "moves-right.mp4").read_bytes() == data
     assert (caption(*how).returncode, caption(*how, "--take-back", "--dry-run").returncode) == (0, 2)
     done = caption(*how, "--take-back")
-    assert (done.returncode, clip.read_bytes(), "1 media are back" in done.stderr) == (0, data, True), done.stderr
+    assert (done.returncode, clip.read_bytes(), "Back in their folders: 1 medium." in done.stderr) == (0, data, True), (
+        done.stderr
+    )
     done = caption(*how, "--take-back")
     assert (done.returncode, "nothing to take back" in done.stderr) == (1, True), done.stderr
     # What has the old name meanwhile stays.

@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.frame import Rows, Spread, numbers, parse, parser, report
-from qwen35mm.assets import demo_model_path
+from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.contract import Result
@@ -119,7 +119,7 @@ def stories(batch: int, num_tokens: int) -> Ask:
 def pictures(batch: int) -> Ask:
     from PIL import Image as PILImage
 
-    samples = sorted(path for path in Path("samples").iterdir() if path.suffix in (".png", ".jpg"))
+    samples = sorted(path for path in asset_path("samples").iterdir() if path.suffix in (".png", ".jpg"))
     questions = [[PILImage.open(samples[number % len(samples)]), "Describe the picture."] for number in range(batch)]
     return together(questions, {"temperature": 0.0, "max_tokens": 120})
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.engine.step_graph import run_and_record
 from qwen35mm.model import Batch, Qwen35Model
-from qwen35mm_kernels.cpu.native.recording import record
 
 # Older unseen tokens of a sequence are written first, in a pass that isn't recorded.
 _NEWEST = 8
@@ -238,9 +238,4 @@ class _Pass:
 
     def _record(self) -> None:
         """Runs the pass for the first time; on a CPU also records it."""
-        recording = None
-        if all(device.type == "cpu" for device in self._model.devices):
-            recording = record(self.compute)
-        else:
-            self.compute()
-        self._replay = self.compute if recording is None else recording.run
+        self._replay = run_and_record(self._model, self.compute)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from qwen35mm_kernels.cpu.native.library import find_library
 
-Speculate = Literal["auto", "off", "mtp", "ngram"]
-SPECULATE: tuple[str, ...] = get_args(Speculate)
+SPECULATE = ("auto", "off", "mtp", "ngram")
 
 # Drafted rows of a step, of all replies together. Each needs a place for its states.
 MAX_DRAFTS = 4

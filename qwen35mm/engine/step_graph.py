@@ -108,12 +108,7 @@ class StepGraph:
 
     def _record(self) -> None:
         """Runs the first step if nothing is captured; on a CPU also records it."""
-        recording = None
-        if all(device.type == "cpu" for device in self._model.devices):
-            recording = record(self.compute)
-        else:
-            self.compute()
-        self._replay = self.compute if recording is None else recording.run
+        self._replay = run_and_record(self._model, self.compute)
 
     def _capture(self, memory: Any) -> Callable[[], None]:
         device = self._model.device
@@ -137,6 +132,16 @@ class StepGraph:
                 # A failed capture doesn't leave its stream.
                 torch.cuda.set_stream(current)
         return graph.replay
+
+
+def run_and_record(model: Qwen35Model, compute: Callable[[], None]) -> Callable[[], None]:
+    """Runs a step that depends only on tensors: what to call from then on, on a CPU its recording if possible."""
+    recording = None
+    if all(device.type == "cpu" for device in model.devices):
+        recording = record(compute)
+    else:
+        compute()
+    return compute if recording is None else recording.run
 
 
 @functools.cache

@@ -226,7 +226,7 @@ def test_a_recorded_pass_is_the_computed_one(loaded: LoadedModel, chat: Chat, mo
     found = []
     for is_recorded in (True, False):
         if not is_recorded:
-            monkeypatch.setattr("qwen35mm.engine.mtp_drafter.record", lambda compute: compute())
+            monkeypatch.setattr("qwen35mm.engine.step_graph.record", lambda compute: compute())
         replies = Replies(loaded, texts(chat)[:2])
         found.append([])
         for _ in range(5):

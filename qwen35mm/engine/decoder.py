@@ -270,24 +270,25 @@ class Decoder:
 
     def _offer(self, reply: Reply, draft: Draft | None, num_replies: int) -> Offer:
         """What may be drafted for a reply: by its grammar, by a repetition, or by the MTP layer if that is better."""
-        offer = Offer() if draft is None else Offer(reply.trust.chance(draft.origin), len(draft.token_ids))
+        offer = Offer() if draft is None else Offer(reply.trust.chances(draft.origin)[: len(draft.token_ids)])
         if self._mtp is None:
             return offer
-        by_layer = Offer(reply.trust.chance(Origin.MTP), self._most_drafts(reply), self._draft_time.seconds)
+        chances = reply.trust.chances(Origin.MTP)[: self._most_drafts(reply)]
+        by_layer = Offer(chances, self._draft_time.seconds)
         # Measured times may say that a row more takes less.
         row_s = max(self._times.expected(num_replies + 1) - self._times.expected(num_replies), 0.0)
-        return max(offer, by_layer, key=lambda each: each.worth(row_s) if each.most else 0.0)
+        return max(offer, by_layer, key=lambda each: each.worth(row_s))
 
     def _by_layer(self, replies: Sequence[Reply], offers: Sequence[Offer], lengths: Sequence[int]) -> dict[int, Draft]:
         """The MTP layer's drafts of the replies that it should draft for."""
         if self._mtp is None:
             return {}
         asked = [index for index, offer in enumerate(offers) if offer.token_s and lengths[index]]
+        for index, offer in enumerate(offers):
+            if offer.token_s and replies[index].trust.rest(lengths[index], len(offer.chances)):
+                self._draft_time.forget()
         for index in set(range(len(replies))).difference(asked):
             reply = replies[index]
-            if offers[index].token_s:
-                reply.trust.forget(Origin.MTP)
-                self._draft_time.forget()
             if len(reply.unseen.token_ids) > _MOST_UNSEEN:
                 self._mtp.catch_up(reply.cache, reply.unseen)
         if not asked:

@@ -20,7 +20,8 @@ from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request, check_token_ids
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.speculation import Draft, Origin, Repeats, Trust
+from qwen35mm.engine.speculation import Draft, Origin, Repeats
+from qwen35mm.engine.trust import Experience, Trust
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt.calls import OPEN
 from qwen35mm.tokenizer import Tokenizer
@@ -51,13 +52,13 @@ class Reply:
     Args:
         matcher: for the answer's grammar; None if unconstrained.
         tokenizer: gives tokens' texts.
+        trust: in its drafts.
 
     Attributes:
         seed: for its draws.
         last_token_id: the newest token; not in the cache yet.
         ahead: see `schedule.Prompt`.
         table: its row in the sampler's tables; None while it isn't running.
-        trust: in its drafts.
         unseen: what the MTP layer hasn't seen of it, where that drafts.
         drawn_s: seconds of the last step's draws from drafted rows.
     """
@@ -70,6 +71,7 @@ class Reply:
         output: OutputProcessor,
         matcher: Matcher | None,
         tokenizer: Tokenizer,
+        trust: Trust,
     ) -> None:
         self.request = request
         self.prefill = prefill
@@ -78,7 +80,7 @@ class Reply:
         self.last_token_id: int | None = None
         self.ahead = 0.0
         self.table: int | None = None
-        self.trust = Trust()
+        self.trust = trust
         self.unseen = Unseen()
         self.drawn_s = 0.0
         self._matcher = matcher
@@ -301,6 +303,7 @@ class ReplyFactory:
         self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
         self._vocab_size = loaded.config.text.vocab_size
         self._grammars = Grammars(loaded.vocabulary, vocab_size=loaded.config.text.vocab_size)
+        self._experience = Experience()
 
     def prepared(self, request: Request) -> Request:
         """The request with its matcher. Any thread may call it.
@@ -328,7 +331,7 @@ class ReplyFactory:
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
         # A copy, because a requeued reply starts its grammar again.
         matcher = None if request.matcher is None else request.matcher.copy()
-        return Reply(request, prefill, seed, output, matcher, self._tokenizer)
+        return Reply(request, prefill, seed, output, matcher, self._tokenizer, Trust(self._experience))
 
     def _matcher(self, request: Request) -> Matcher | None:
         params, so_far = request.params, request.prompt.reply_text

@@ -6,11 +6,17 @@ keeps what it draws. So a wrong draft costs time, never a letter.
 
 from __future__ import annotations
 
+import itertools
+import operator
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from qwen35mm_kernels.cpu.native.library import find_library
@@ -25,16 +31,15 @@ _SHORT, _LONG = 3, 6
 _MOST_SEARCHED = 1 << 15
 # Bits of a token's id in a key: three ids fill 63 bits.
 _ID_BITS = 21
-# Old drafts count less: one of twenty drafts ago a third.
-_KEPT = 0.95
+_KEY_MASK = (1 << 3 * _ID_BITS) - 1
+_MIX = 0x1E3779B97F4A7C15
 # What one more row costs until it was measured, as a share of a step.
 _ROW_SHARE = 0.2
-# Drafts that no step asks for are tried again after some thirty steps.
-_FORGOTTEN = 0.03
 # A step with drafts must promise this much more.
 _LEAST_GAIN = 1.03
 # Seconds of a drafted token before any was measured.
 _TINY = 1e-9
+_DRAFT_TIMES = 5
 # Steps after which a measured time says nothing about now: the context has grown.
 _STALE_STEPS = 512
 
@@ -49,13 +54,17 @@ def num_drafts(speculate: str, device: torch.device) -> int:
     return MAX_DRAFTS
 
 
-class Origin(Enum):
-    """Where a draft comes from, with what its first token is trusted at the start: right ones of how many."""
+Keys = TypeVar("Keys", int, npt.NDArray[np.int64])
 
-    GRAMMAR = (9.0, 10.0)
-    LONG_MATCH = (3.0, 4.0)
-    MTP = (7.0, 10.0)
-    SHORT_MATCH = (1.0, 2.0)
+
+class Origin(Enum):
+    """Where a draft comes from, with the chance of its tokens before any was compared: each if those before it are
+    right."""
+
+    GRAMMAR = 0.9
+    LONG_MATCH = 0.75
+    MTP = 0.7
+    SHORT_MATCH = 0.5
 
 
 @dataclass(frozen=True)
@@ -71,41 +80,6 @@ class Draft:
     place: int
 
 
-class Trust:
-    """How often a reply's drafts were right, by origin. Also learns from drafts that no step ran."""
-
-    def __init__(self) -> None:
-        self._counts = {origin: origin.value for origin in Origin}
-        self._last: Draft | None = None
-
-    def chance(self, origin: Origin) -> float:
-        """That the next token of a draft is right, if those before it are."""
-        right, tried = self._counts[origin]
-        return right / tried
-
-    def forget(self, origin: Origin) -> None:
-        """Moves towards the trust at the start, where nothing is drafted and so nothing can be learned."""
-        (right, tried), (first_right, first_tried) = self._counts[origin], origin.value
-        kept = 1 - _FORGOTTEN
-        self._counts[origin] = kept * right + _FORGOTTEN * first_right, kept * tried + _FORGOTTEN * first_tried
-
-    def remember(self, draft: Draft | None) -> None:
-        """Remembers a draft until its reply has gone on."""
-        self._last = draft
-
-    def compare(self, token_ids: Sequence[int]) -> None:
-        """Compares the remembered draft with the reply's tokens."""
-        draft, self._last = self._last, None
-        if draft is None:
-            return
-        right, tried = self._counts[draft.origin]
-        for drafted, said in zip(draft.token_ids, token_ids[draft.place :], strict=False):
-            right, tried = right * _KEPT + (drafted == said), tried * _KEPT + 1
-            if drafted != said:
-                break
-        self._counts[draft.origin] = right, tried
-
-
 class Repeats:
     """Finds what followed the last occurrence of a text's end. Takes constant time a token."""
 
@@ -114,24 +88,33 @@ class Repeats:
         token_ids = token_ids[-_MOST_SEARCHED:]
         self._token_ids: list[int] = token_ids.tolist()
         short = _keys(token_ids)
+        long = _joined(short[:-_SHORT], short[_SHORT:])
         # The text's end itself isn't found: nothing follows it yet.
         self._short = dict(zip(short[:-1].tolist(), range(_SHORT, len(token_ids)), strict=True))
-        self._long = dict(zip(_joined(short)[:-1].tolist(), range(_LONG, len(token_ids)), strict=True))
+        self._long = dict(zip(long[:-1].tolist(), range(_LONG, len(token_ids)), strict=True))
+        # Keys of the last three tokens, and of three before each.
+        self._ends: list[int] = short[-_SHORT - 1 :].tolist()
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens."""
         for token_id in token_ids:
-            short, long = self._ends()
+            short, long = self._last_keys()
             place = len(self._token_ids)
             if short is not None:
                 self._short[short] = place
             if long is not None:
                 self._long[long] = place
             self._token_ids.append(token_id)
+            # Not by `_keys`: for one token numpy takes ten times as long.
+            if short is not None:
+                self._ends.append(short << _ID_BITS & _KEY_MASK | token_id)
+                del self._ends[: -_SHORT - 1]
+            elif len(self._token_ids) == _SHORT:
+                self._ends = _keys(np.array(self._token_ids, dtype=np.int64)).tolist()
 
     def following(self, most: int) -> tuple[list[int], Origin] | None:
         """Up to `most` tokens that followed the same end before, and the kind of match."""
-        short, long = self._ends()
+        short, long = self._last_keys()
         for keys, key, origin in ((self._long, long, Origin.LONG_MATCH), (self._short, short, Origin.SHORT_MATCH)):
             place = None if key is None else keys.get(key)
             if place is not None:
@@ -142,15 +125,14 @@ class Repeats:
                 return found, origin
         return None
 
-    def _ends(self) -> tuple[int | None, int | None]:
-        end = self._token_ids[-_LONG:]
-        if len(end) < _SHORT:
+    def _last_keys(self) -> tuple[int | None, int | None]:
+        """Of the last three tokens and of the last six."""
+        if not self._ends:
             return None, None
-        short = _keys(np.array(end, dtype=np.int64))
-        return int(short[-1]), int(_joined(short)[-1]) if len(end) == _LONG else None
+        return self._ends[-1], _joined(self._ends[0], self._ends[-1]) if len(self._ends) > _SHORT else None
 
 
-def _keys(token_ids: np.ndarray) -> np.ndarray:
+def _keys(token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """[T - 2] int64, one for each three tokens in a row."""
     if len(token_ids) < _SHORT:
         return np.zeros(0, dtype=np.int64)
@@ -158,26 +140,29 @@ def _keys(token_ids: np.ndarray) -> np.ndarray:
     return (one << 2 * _ID_BITS) | (two << _ID_BITS) | three
 
 
-def _joined(keys: np.ndarray) -> np.ndarray:
-    """One for each six tokens in a row. Two texts may share one: a wrong draft does no harm."""
-    with np.errstate(over="ignore"):
-        return keys[:-_SHORT] * np.int64(0x9E3779B97F4A7C15 - 2**64) + keys[_SHORT:]
+def _joined(before: Keys, after: Keys) -> Keys:
+    """The key of six tokens in a row, by those of three each. Two texts may share one: a wrong draft does no harm."""
+    return (before * _MIX + after) & _KEY_MASK
 
 
 class DraftTime:
-    """Seconds that the MTP layer takes for one token."""
+    """Seconds that the MTP layer takes for one token: the median of the last times, as some were interrupted."""
 
     def __init__(self) -> None:
-        self.seconds = _TINY
+        self._last: deque[float] = deque(maxlen=_DRAFT_TIMES)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self._last) if self._last else _TINY
 
     def add(self, seconds: float) -> None:
-        """Counts a measurement; one that was interrupted says little."""
-        is_first = self.seconds == _TINY
-        self.seconds = seconds if is_first else 0.8 * self.seconds + 0.2 * min(seconds, 2 * self.seconds)
+        """Counts a measurement."""
+        self._last.append(seconds)
 
     def forget(self) -> None:
-        """Becomes a little cheaper where nothing is drafted, so that it is measured again one day."""
-        self.seconds = max(self.seconds * (1 - _FORGOTTEN), _TINY)
+        """Drops the oldest one, where the layer is about to be tried again."""
+        if self._last:
+            self._last.popleft()
 
 
 class StepTimes:
@@ -230,18 +215,16 @@ class Offer:
     """What may be drafted for a reply.
 
     Attributes:
-        chance: that a drafted token is right, if those before it are.
-        most: drafted tokens.
+        chances: for each token that may be drafted, that it is right if those before it are.
         token_s: seconds that drafting one takes.
     """
 
-    chance: float = 0.0
-    most: int = 0
+    chances: tuple[float, ...] = ()
     token_s: float = 0.0
 
     def worth(self, row_s: float) -> float:
         """Right tokens a second of its first one, if a row more takes `row_s`."""
-        return self.chance / max(row_s + self.token_s, _TINY)
+        return self.chances[0] / max(row_s + self.token_s, _TINY) if self.chances else 0.0
 
 
 def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list[int]:
@@ -251,18 +234,20 @@ def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list
         offers: of each reply.
         most: drafted tokens of all replies together.
     """
-    if not times.knows(len(offers)):
+    if not any(offer.chances for offer in offers) or not times.knows(len(offers)):
         # Without the time of a plain step, nobody knows what pays.
         return [0] * len(offers)
+    # The chance of each token that all up to it are right.
+    reached = [list(itertools.accumulate(offer.chances, operator.mul)) for offer in offers]
     best, lengths = len(offers) / times.expected(len(offers)) * _LEAST_GAIN, [0] * len(offers)
     chosen, tokens, drafting_s = [0] * len(offers), float(len(offers)), 0.0
     for _ in range(most):
-        left = [index for index, offer in enumerate(offers) if chosen[index] < offer.most]
+        left = [index for index, chances in enumerate(reached) if chosen[index] < len(chances)]
         if not left:
             break
-        likeliest = max(left, key=lambda index: offers[index].chance ** (chosen[index] + 1))
+        likeliest = max(left, key=lambda index: reached[index][chosen[index]])
+        tokens += reached[likeliest][chosen[likeliest]]
         chosen[likeliest] += 1
-        tokens += offers[likeliest].chance ** chosen[likeliest]
         drafting_s += offers[likeliest].token_s
         speed = tokens / (times.expected(len(offers) + sum(chosen)) + drafting_s)
         if speed > best:

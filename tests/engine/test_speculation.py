@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,10 +23,10 @@ from qwen35mm.engine.speculation import (
     Origin,
     Repeats,
     StepTimes,
-    Trust,
     chosen_lengths,
     num_drafts,
 )
+from qwen35mm.engine.trust import Experience, Trust
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import load
 from tests.engine.exact import (
@@ -113,7 +114,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
 def _as_many_as_there_are(offers: Sequence[Offer], times: StepTimes, most: int) -> list[int]:
     lengths = []
     for offer in offers:
-        lengths.append(min(offer.most, most))
+        lengths.append(min(len(offer.chances), most))
         most -= lengths[-1]
     return lengths
 
@@ -255,27 +256,77 @@ def _searched(text: list[int], most: int) -> tuple[list[int], Origin] | None:
     return None
 
 
+def told(trust: Trust, num_right: int, count: int, *, length: int = 4, origin: Origin = Origin.MTP) -> None:
+    """Compares drafts, the first `num_right` tokens of each right."""
+    for _ in range(count):
+        trust.remember(Draft((1,) * length, origin, 0))
+        trust.compare([1] * num_right + [2])
+
+
 def test_wrong_drafts_lose_trust_and_right_ones_gain_it_even_if_no_step_ran_them() -> None:
-    trust = Trust()
-    for chance_is, said in ((0.9, (5, 6, 7)), (0.1, (1, 6, 7))):
-        for _ in range(60):
-            trust.remember(Draft((5, 6, 7), Origin.SHORT_MATCH, 0))
-            trust.compare(said)
-        assert (trust.chance(Origin.SHORT_MATCH) > chance_is) == (chance_is > 0.5)
+    trust = Trust(Experience())
+    for num_right, is_trusted in ((2, True), (0, False)):
+        told(trust, num_right, 60, length=2, origin=Origin.SHORT_MATCH)
+        assert all((chance > 0.9) == is_trusted for chance in trust.chances(Origin.SHORT_MATCH)[: num_right or 1])
+
+
+def test_each_token_of_a_draft_has_its_own_chance() -> None:
+    trust = Trust(Experience())
+    for _ in range(40):
+        told(trust, 2, 1)
+        told(trust, 1, 1)
+    first, second, third, fourth = trust.chances(Origin.MTP)
+    assert first > 0.9
+    assert 0.4 < second < 0.6
+    assert third < 0.1
+    assert fourth == Origin.MTP.value, "no draft was right so far"
+    times = StepTimes()
+    for rows in range(1, 6):
+        times.add(rows, 1 + 0.3 * (rows - 1))
+    assert chosen_lengths([Offer(trust.chances(Origin.MTP))], times, 4) == [2]
+
+
+def test_a_new_reply_starts_with_what_others_learned() -> None:
+    experience = Experience()
+    told(Trust(experience), 0, 100)
+    later = Trust(experience)
+    assert later.chances(Origin.MTP)[0] < 0.2
+    assert later.chances(Origin.LONG_MATCH)[0] == Origin.LONG_MATCH.value
+    told(later, 1, 4)
+    assert later.chances(Origin.MTP)[0] > 0.5, "its own drafts soon count more"
+
+
+def test_the_layer_is_tried_again_ever_more_rarely_while_it_fails() -> None:
+    trust, tries = Trust(Experience()), []
+    told(trust, 0, 60)
+    for step in range(4000):
+        length = int(trust.chances(Origin.MTP)[0] > 0.4)
+        trust.rest(length, 4)
+        if length:
+            tries.append(step)
+            told(trust, 0, 1, length=1)
+    waits = [after - before for before, after in itertools.pairwise([0, *tries])]
+    assert waits == sorted(waits)
+    assert waits[0] < 100
+    assert 1000 < waits[-1] < 1100
+    told(trust, 1, 1, length=1)
+    assert not trust.rest(1, 4)
+    assert [trust.rest(0, 1) for _ in range(64)].index(True) == 63, "a right draft shortens the rests again"
 
 
 def test_a_step_verifies_the_drafts_that_give_the_most_tokens_a_second() -> None:
     times = StepTimes()
     for rows, seconds in ((1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (5, 1.8), (6, 2.0)):
         times.add(rows, seconds)
-    assert chosen_lengths([Offer(0.95, 4)], times, 4) == [4]
-    assert chosen_lengths([Offer(0.5, 4)], times, 4) == [1]
-    assert chosen_lengths([Offer(0.1, 4)], times, 4) == [0]
-    assert chosen_lengths([Offer(0.9, 2), Offer(0.95, 4)], times, 4) == [1, 3]
-    assert chosen_lengths([Offer(0.9, 0), Offer(0.1, 4)], times, 4) == [0, 0]
+    assert chosen_lengths([Offer((0.95,) * 4)], times, 4) == [4]
+    assert chosen_lengths([Offer((0.5,) * 4)], times, 4) == [1]
+    assert chosen_lengths([Offer((0.1,) * 4)], times, 4) == [0]
+    assert chosen_lengths([Offer((0.9, 0.2, 0.9))], times, 4) == [1]
+    assert chosen_lengths([Offer((0.9, 0.9)), Offer((0.95,) * 4)], times, 4) == [1, 3]
+    assert chosen_lengths([Offer(), Offer((0.1,) * 4)], times, 4) == [0, 0]
     # A row more that seems to take no time.
-    assert Offer(0.9, 4).worth(0.0) > Offer(0.95, 4, token_s=0.1).worth(0.0) > 0
+    assert Offer((0.9,)).worth(0.0) > Offer((0.95,), token_s=0.1).worth(0.0) > Offer().worth(0.0)
     dear = StepTimes()
     for rows in range(1, 7):
         dear.add(rows, float(rows))
-    assert chosen_lengths([Offer(0.99, 4)], dear, 4) == [0]
+    assert chosen_lengths([Offer((0.99,) * 4)], dear, 4) == [0]

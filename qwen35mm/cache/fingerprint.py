@@ -30,8 +30,23 @@ _COMPUTING = ("cache", "checkpoints", "config", "engine", "model", "prompt")
 _SOURCES = (".py", ".cpp", ".h", ".json")
 # The pip packages that multiply matrices on a GPU; conda and the system name them differently.
 _MATRIX_WHEELS = tuple(f"nvidia-{name}{cuda}" for name in ("cublas", "cudnn") for cuda in ("", "-cu12", "-cu13"))
-# Environment variables of the libraries below torch.
-_ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
+# Environment variables of the libraries below torch, and those by which torch chooses among them: for cards its cuBLAS
+# library, workspace and kernels found by timing (TunableOp), for processors the sizes from which oneDNN multiplies.
+_ENVIRONMENT = (
+    *("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OMP_DYNAMIC", "TORCH_MKLDNN_", "TORCH_LINEAR_"),
+    *("CUBLAS_", "CUBLASLT_", "CUDNN_", "NVIDIA_TF32_", "TORCH_BLAS_", "TORCH_CUBLASLT_", "TORCH_CUDNN_"),
+    *("TORCH_ALLOW_TF32_", "DISABLE_ADDMM_CUDA_LT", "PYTORCH_TUNABLEOP_"),
+)
+# Settings of torch's products on cards; older releases lack some.
+_PRODUCTS = (
+    "allow_tf32",
+    "fp32_precision",
+    "allow_fp16_accumulation",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction_split_k",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction_split_k",
+)
 
 
 def fingerprint(parts: Mapping[str, Any]) -> bytes:
@@ -101,7 +116,7 @@ def _device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return described
     properties = torch.cuda.get_device_properties(device)
-    matmul = torch.backends.cuda.matmul
+    cuda = torch.backends.cuda
     return described | {
         "name": properties.name,
         "compute_capability": [properties.major, properties.minor],
@@ -110,9 +125,19 @@ def _device(device: torch.device) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         # Wheels may be newer than those that torch was built with.
         "wheels": {name: _version(name) for name in _MATRIX_WHEELS},
-        "tf32": [matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
-        "reduced_precision": [
-            matmul.allow_fp16_reduced_precision_reduction,
-            matmul.allow_bf16_reduced_precision_reduction,
-        ],
+        "products": {name: getattr(cuda.matmul, name, None) for name in _PRODUCTS},
+        "blas": [str(cuda.preferred_blas_library()), *_workspaces()],
+        "convolutions_in_tf32": torch.backends.cudnn.allow_tf32,
+        # Vision attention takes the first that can compute it.
+        "attention": {
+            "cudnn": cuda.cudnn_sdp_enabled(),
+            "flash": cuda.flash_sdp_enabled(),
+            "mem_efficient": cuda.mem_efficient_sdp_enabled(),
+        },
     }
+
+
+def _workspaces() -> list[int]:
+    """Bytes of cuBLAS's and cuBLASLt's workspaces where this torch can set them besides by environment variables."""
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    return [getattr(torch._C, name)() for name in names if hasattr(torch._C, name)]

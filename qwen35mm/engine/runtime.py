@@ -32,6 +32,7 @@ from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel
+from qwen35mm.model.devices import keep_sums_exact
 from qwen35mm.model.weights import loaded_bytes
 from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess import MediaBudget
@@ -80,6 +81,7 @@ class Runtime:
         budget: MediaBudget,
     ) -> None:
         config, model = loaded.config, loaded.model
+        keep_sums_exact(model.layer_devices)
         self.loaded, self.model = loaded, model
         self.context_length = settings.context_length_of(config.text)
         self.chunk_tokens = settings.chunk_tokens_on(model.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +155,20 @@ def _spread(
         if set(found.values()) <= set(limits):
             return _as_map(found, num_layers, tied="lm_head" not in parts._modules)
     raise ConfigError(_too_large(name, num_bytes, devices))
+
+
+def keep_sums_exact(devices: Sequence[torch.device]) -> None:
+    """On cards, adds the parts of a split bfloat16 product in float32, for all of the process.
+
+    cuBLAS splits a sum over more programs for some numbers of rows than for others. By default torch lets it round each
+    part to bfloat16, so a row's bits depend on that split by whole roundings, and so does its error.
+    """
+    if all(device.type == "cpu" for device in devices):
+        return
+    matmul = torch.backends.cuda.matmul
+    # From torch 2.10 on, a lone bool would also allow splits that someone has forbidden.
+    allows_splits = getattr(matmul, "allow_bf16_reduced_precision_reduction_split_k", None)
+    matmul.allow_bf16_reduced_precision_reduction = False if allows_splits is None else (False, allows_splits)
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:

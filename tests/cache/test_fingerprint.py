@@ -70,6 +70,13 @@ def test_libraries_their_state_and_the_machine_count(changed, monkeypatch, targe
         ("MKL_CBWR", True),
         ("ONEDNN_MAX_CPU_ISA", True),
         ("ONEDNN_DEFAULT_FPMATH_MODE", True),
+        ("TORCH_MKLDNN_MATMUL_MIN_DIM", True),
+        ("CUBLAS_WORKSPACE_CONFIG", True),
+        ("CUBLASLT_WORKSPACE_SIZE", True),
+        ("TORCH_BLAS_PREFER_CUBLASLT", True),
+        ("TORCH_CUBLASLT_UNIFIED_WORKSPACE", True),
+        ("PYTORCH_TUNABLEOP_ENABLED", True),
+        ("TORCH_SHOW_CPP_STACKTRACES", False),
         ("HOME_OF_SOMETHING", False),
     ],
 )
@@ -112,6 +119,46 @@ def test_another_wheel_of_what_multiplies_is_other_arithmetic(wheel, monkeypatch
     versions[wheel] = "99.1"
     assert fingerprint(arithmetic([torch.device("cuda", 0)], BF16)) != before
     assert fingerprint(arithmetic([CPU], BF16)) == on_cpu
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allow_bf16_reduced_precision_reduction", False),
+        ("allow_bf16_reduced_precision_reduction", (True, False)),
+        ("allow_fp16_reduced_precision_reduction", False),
+        ("allow_fp16_accumulation", True),
+        ("allow_tf32", True),
+    ],
+)
+def test_how_torch_multiplies_on_a_card_counts(name, value):
+    """A pair's second half, whether sums may be split, came with torch 2.10."""
+    matmul = torch.backends.cuda.matmul
+    if isinstance(value, tuple) and not hasattr(matmul, f"{name}_split_k"):
+        pytest.skip("this torch has no such setting")
+    before, own = fingerprint(arithmetic([torch.device("cuda", 0)], BF16)), getattr(matmul, name)
+    try:
+        setattr(matmul, name, value)
+        assert fingerprint(arithmetic([torch.device("cuda", 0)], BF16)) != before
+    finally:
+        setattr(matmul, name, own)
+    assert fingerprint(arithmetic([torch.device("cuda", 0)], BF16)) == before
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        ("torch.backends.cuda.preferred_blas_library", lambda: "_BlasBackend.Cublaslt"),
+        ("torch.backends.cuda.flash_sdp_enabled", lambda: False),
+        ("torch._C._cuda_getCublasLtWorkspaceSize", lambda: 1024),
+    ],
+)
+def test_which_library_multiplies_on_a_card_counts(target, value, monkeypatch):
+    before = fingerprint(arithmetic([torch.device("cuda", 0)], BF16))
+    monkeypatch.setattr(target, value, raising=False)
+    assert fingerprint(arithmetic([torch.device("cuda", 0)], BF16)) != before
 
 
 @pytest.mark.usefixtures("gpu")

@@ -111,6 +111,13 @@ def test_warm_from_memory_equals_cold(loaded: LoadedModel, chat: Chat) -> None:
     assert all(report.num_prefilled_tokens < 100 for report in reports[4:])
 
 
+def test_an_engine_makes_sums_exact_where_its_layers_lie(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = MagicMock()
+    monkeypatch.setattr("qwen35mm.engine.runtime.keep_sums_exact", asked)
+    Engine(loaded, SETTINGS, cache_settings(loaded))
+    asked.assert_called_once_with(loaded.model.layer_devices)
+
+
 def test_pieces_that_shrink_with_their_depth_equal_cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engine.exact._cold", {})  # what others have computed, and may use, is of other pieces
     monkeypatch.setattr("qwen35mm.engine.settings.CPU_DEEP_TOKENS", 128)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.devices import DeviceMap, DeviceRequest, place, shortage
+from qwen35mm.model.devices import DeviceMap, DeviceRequest, keep_sums_exact, place, shortage
 from qwen35mm_kernels import cpu
 from tests.model.layouts import our_prefill_of, our_step
 from tests.tiny import DEEP, SHALLOW, TinyCheckpoints
@@ -36,6 +36,38 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         torch.cuda, "mem_get_info", lambda device: (int(free_gib[torch.device(device).index] * GIB), 24 * GIB)
     )
     return free_gib
+
+
+@pytest.fixture
+def reductions() -> Iterator[Callable[[], tuple[bool, bool | None]]]:
+    """Whether parts of a bfloat16 sum may be rounded, and whether it may be split; restored after the test."""
+    matmul, name = torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"
+
+    def settings() -> tuple[bool, bool | None]:
+        return getattr(matmul, name), getattr(matmul, f"{name}_split_k", None)
+
+    rounds, splits = settings()
+    yield settings
+    setattr(matmul, name, rounds if splits is None else (rounds, splits))
+
+
+def test_parts_of_a_sum_are_not_rounded_on_cards(reductions: Callable[[], tuple[bool, bool | None]]) -> None:
+    rounds, splits = reductions()
+    assert rounds, "torch's default"
+    keep_sums_exact([CPU])
+    assert reductions() == (rounds, splits), "a processor has no such sums"
+    keep_sums_exact([CPU, CARDS[0]])
+    assert reductions() == (False, splits)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction_split_k"),
+    reason="only torch 2.10 and later can forbid splits",
+)
+def test_a_forbidden_split_stays_forbidden(reductions: Callable[[], tuple[bool, bool | None]]) -> None:
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (True, False)
+    keep_sums_exact(CARDS)
+    assert reductions() == (False, False)
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,10 @@ def _scan_config(v: torch.Tensor, k_dim: int) -> Config:
         default = Config({"BLOCK_V": min(widest, 64)}, num_warps=8, num_stages=3)
     else:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=3)
-    return config_for("gdn_scan", v.device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{v.dtype.itemsize * 8}", default)
+    config = config_for("gdn_scan", v.device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{v.dtype.itemsize * 8}", default)
+    # One stage prefetches nothing: see `gated_delta_prefill`.
+    assert v.dtype == torch.float32 or config.num_stages >= 2, f"gdn_scan needs two stages at least, got {config}"
+    return config
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -126,10 +126,9 @@ def test_another_wheel_of_what_multiplies_is_other_arithmetic(wheel, monkeypatch
     ("name", "value"),
     [
         ("allow_bf16_reduced_precision_reduction", False),
-        ("allow_bf16_reduced_precision_reduction", (True, False)),
+        ("allow_bf16_reduced_precision_reduction", (False, False)),
         ("allow_fp16_reduced_precision_reduction", False),
         ("allow_fp16_accumulation", True),
-        ("allow_tf32", True),
     ],
 )
 def test_how_torch_multiplies_on_a_card_counts(name, value):

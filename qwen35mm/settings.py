@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.checkpoints.lora_choices import read_choices
 from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
@@ -110,6 +111,14 @@ class ModelOptions:
     ] = None
     slots: Annotated[
         int | None, _model(help="Most replies at one time; by default 4, for captions up to 16.", min=1)
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        _model(
+            metavar="FOLDER[=SCALE]",
+            help="An adapter (LoRA) that PEFT saved, for this model; may be repeated: their changes are added up. =0.5 "
+            "takes half of its change.",
+        ),
     ] = None
     batch_invariant: Annotated[
         bool | None,
@@ -239,6 +248,8 @@ class ModelOptions:
             changes["model"] = str(Path(self.model).absolute())
         if self.cache_dir is not None:
             changes["cache_dir"] = self.cache_dir.absolute()
+        if self.lora:
+            changes["lora"] = [str(each.absolute()) for each in read_choices(self.lora)]
         return replace(self, **changes)
 
     def backend_options(self, default_cache_dir: Path | None = None) -> BackendOptions:
@@ -275,6 +286,7 @@ class ModelOptions:
             max_memory=self.max_memory,
             fixed_slots=self.slots is not None,
             kv_directory=self._kv_directory(default_cache_dir),
+            lora=read_choices(self.lora),
         )
 
     def _kv_directory(self, default_directory: Path | None) -> Path | None:

@@ -21,6 +21,7 @@ from qwen35mm.server.app import create_app
 from qwen35mm.web import serve
 from tests.chat.fake_backend import FakeBackend
 from tests.server.conftest import serving
+from tests.small_adapters import write_adapter
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,6 +29,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BY_SECTION = {"README.md", "python.md"}
 ADDRESS = "http://127.0.0.1:8000"
 PAGE = "http://127.0.0.1:7860/t/my-long-token/"
+ADAPTERS = ("my-adapter", "another")
 FILES = {"photo.jpg": "wide.jpg", "a.jpg": "two-shapes.jpg", "b.jpg": "wide.jpg", "clip.mp4": "moves-right.mp4"}
 
 
@@ -54,6 +56,8 @@ def model(demo: LoadedModel) -> Iterator[LocalBackend]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, sample in FILES.items():
         shutil.copy(asset_path("samples") / sample, tmp_path / name)
+    for name in ADAPTERS:
+        write_adapter(tmp_path / name)
     monkeypatch.chdir(tmp_path)
 
 

@@ -16,6 +16,7 @@ from qwen35mm.backends.history import ended_by
 from qwen35mm.backends.local_texts import LocalTexts
 from qwen35mm.backends.model_backend import ModelBackend
 from qwen35mm.cache import CacheSettings
+from qwen35mm.checkpoints.lora_choices import Loras
 from qwen35mm.contract import Event, Finished, GenerationRequest, SamplingParams, TextDelta
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Request
 from qwen35mm.errors import EngineError
@@ -65,6 +66,7 @@ class LocalBackend(ModelBackend, LocalTexts):
         device: str = "auto",
         weights: str = "auto",
         rope_scaling: str | None = None,
+        lora: Loras = None,
         budget: MediaBudget | None = None,
         limits: MediaLimits | None = None,
         settings: EngineSettings | None = None,
@@ -86,6 +88,7 @@ class LocalBackend(ModelBackend, LocalTexts):
             weights=weights,
             weights_cache=weights_cache(cache),
             rope_scaling=rope_scaling,
+            lora=lora,
             mtp=settings is not None and settings.wants_mtp,
         )
         return cls(

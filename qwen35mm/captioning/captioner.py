@@ -93,6 +93,8 @@ class Captioner:
         identity: dict[str, Any] = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
         if loaded.model.integers is not None:
             identity["integers"] = loaded.model.integers
+        if loaded.adapters:
+            identity["adapters"] = [each.digest for each in loaded.adapters]
         if backend.template_options:
             identity["template_options"] = dict(backend.template_options)
         return cls(

@@ -40,8 +40,8 @@ def check_folder(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
             say(
-                "{name} holds an adapter (LoRA) alone, which is a change to another model. Merge it into that one, "
-                "with peft's merge_and_unload and save_pretrained, and name the folder of the result.",
+                "{name} holds an adapter (LoRA) alone, which is a change to another model. Name that model as the "
+                "model, and this folder with --lora.",
                 name=folder.name,
             )
         )

@@ -42,7 +42,7 @@ def weights_digest(folder: Path, memo: Path | None) -> str:
     try:
         for path in (*find_shards(folder), folder / "config.json"):
             if memo is None:
-                digest = _hash_file(path)
+                digest = hash_file(path)
             else:
                 with _remembering:
                     digest = _remembered(path, memo)
@@ -65,7 +65,7 @@ def _remembered(path: Path, memo: Path) -> str:
             return found[1]
     except (OSError, ValueError):
         pass
-    digest = _hash_file(path)
+    digest = hash_file(path)
     if look == _look(path) and time.time() - path.stat().st_mtime > _SETTLED_S:
         try:
             memo.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _look(path: Path) -> str:
     return f"{info.st_size} {info.st_mtime_ns} {info.st_ino} {SLICE_BYTES}"
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
     started_s, num_bytes = time.monotonic(), path.stat().st_size
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         slices = threads.map(lambda start: _hash_slice(path, start), range(0, max(num_bytes, 1), SLICE_BYTES))

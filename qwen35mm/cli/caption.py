@@ -21,7 +21,7 @@ from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.cli.sampling_options import SamplingChoices
-from qwen35mm.errors import CaptioningError
+from qwen35mm.errors import CaptioningError, ConfigError
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
@@ -150,6 +150,8 @@ async def open_captioner(
             memo = None if options.dry_run or folder is None else folder / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
+    if model.lora:
+        raise ConfigError("--lora changes a model on this machine; the server of --backend has its own adapters.")
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.backends.remote.pool import MAX_ATTEMPTS, RemotePool
     from qwen35mm.contract import GenerationRequest, SamplingParams

@@ -186,6 +186,7 @@ def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: 
     return fingerprint(
         {
             "weights": weights_digest(loaded.path, cache.directory / "weights"),
+            "adapters": [each.digest for each in loaded.adapters],
             "weights_format": loaded.weights,
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from qwen35mm.checkpoints.gguf_folder import gguf_folder
+from qwen35mm.checkpoints.lora_choices import Loras, read_choices
+from qwen35mm.checkpoints.peft_folders import Adapter, read_adapter
 from qwen35mm.checkpoints.shards import check_folder, gguf_file, model_name
 from qwen35mm.config import MEDIA_TOKENS, ModelConfig
 from qwen35mm.contract import SamplingParams
@@ -43,6 +45,7 @@ class LoadedModel:
         eos_ids: ids that end a reply.
         vocabulary: for constrained decoding.
         generation: the checkpoint's sampling defaults.
+        adapters: merged into its weights.
     """
 
     name: str
@@ -57,6 +60,7 @@ class LoadedModel:
     generation: SamplingParams
     eos_ids: frozenset[int]
     vocabulary: GrammarVocabulary
+    adapters: tuple[Adapter, ...] = ()
 
 
 def load(
@@ -68,6 +72,7 @@ def load(
     weights_cache: WeightsCache | None = None,
     rope_scaling: str | None = None,
     mtp: bool = False,
+    lora: Loras = None,
 ) -> LoadedModel:
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
@@ -84,6 +89,8 @@ def load(
         weights_cache: keeps quantised weights for the processor on disk for the next start.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
         mtp: loads the checkpoint's layer that drafts tokens, if it has one.
+        lora: adapters that PEFT saved: a folder, "FOLDER=0.5" for half of its change, or several, whose changes are
+            added up. They are merged into the weights before these are rounded.
 
     Raises:
         CheckpointError: files or tensors are missing, damaged or foreign.
@@ -94,6 +101,7 @@ def load(
     DeviceRequest.parse(device)  # before anything is downloaded
     torch_dtype = choose_dtype(dtype)
     integers = choose_integers(weights, torch_dtype)
+    adapters = tuple(map(read_adapter, read_choices(lora)))
     folder = find_checkpoint(path_or_hub_id)
     config = read_config(folder, rope_scaling=rope_scaling, mtp=mtp)
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -109,7 +117,8 @@ def load(
     }
     vocabulary = GrammarVocabulary(tokenizer, eos_ids)
     vocabulary.begin()
-    model = load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache)
+    how = {"dtype": torch_dtype, "device": device, "integers": integers}
+    model = load_model(folder, config, **how, cache=weights_cache, adapters=adapters)
     if model.mtp is not None and (count := num_draft_ids(config.text.vocab_size)) is not None:
         model.mtp.cut_head(model.head, torch.tensor(tokenizer.frequent_ids(count)), model.integers)
     return LoadedModel(
@@ -125,6 +134,7 @@ def load(
         generation=SamplingParams.from_generation_config(generation),
         eos_ids=frozenset(eos_ids),
         vocabulary=vocabulary,
+        adapters=adapters,
     )
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from qwen35mm.checkpoints.adapters import with_adapters
+from qwen35mm.checkpoints.peft_folders import Adapter
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import new_buffer
 from qwen35mm.checkpoints.shards import some
@@ -64,6 +66,7 @@ def load_model(
     device: torch.device | str = "cpu",
     integers: str | None = None,
     cache: WeightsCache | None = None,
+    adapters: Sequence[Adapter] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Qwen35Model:
     """Makes the model that `config` describes and fills it from the safetensors files in `folder`.
@@ -73,6 +76,7 @@ def load_model(
         device: as in `DeviceRequest.parse`.
         integers: `int8` or `int4` for matrices, or `AS_STORED` where possible; see `Qwen35Model`.
         cache: keeps a processor's integers for the next start; bfloat16 isn't kept.
+        adapters: merged into the tensors before they are rounded to their format.
         progress: called with (bytes read, total bytes) after each tensor.
 
     Raises:
@@ -90,6 +94,11 @@ def load_model(
     if config.text.runs_mtp:
         targets += mtp_targets(config.text, split_experts=has_split_experts(stored, MTP_PREFIX))
     _check(targets, stored)
+    if adapters:
+        stored = with_adapters(stored, adapters)
+        if LM_HEAD in stored and not separate_head:
+            separate_head = True
+            targets.append(Target(LM_HEAD, stored[LM_HEAD].shape, "lm_head.weight"))
     request = DeviceRequest.parse(device)
     check_integers(integers, request.devices)
     if integers == AS_STORED:
@@ -106,7 +115,8 @@ def load_model(
     is_kept = integers in INTEGER_FORMATS and not _on_cards(request.devices)
     kept = None
     if integers and is_kept and cache is not None:
-        kept = cache.find(Path(folder), integers, dtype, with_mtp=config.text.runs_mtp)
+        digests = tuple(each.digest for each in adapters)
+        kept = cache.find(Path(folder), integers, dtype, with_mtp=config.text.runs_mtp, adapters=digests)
     if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
         return model
     model = make(device=places)

@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +61,19 @@ class WeightsCache:
     directory: Path
     max_bytes: int
 
-    def find(self, folder: Path, integers: str, dtype: torch.dtype, with_mtp: bool = False) -> PackedFile | None:
+    def find(
+        self,
+        folder: Path,
+        integers: str,
+        dtype: torch.dtype,
+        with_mtp: bool = False,
+        adapters: Sequence[str] = (),
+    ) -> PackedFile | None:
         """The file for a checkpoint in a format, whether it exists or not; None where weights aren't packed.
 
         Args:
             with_mtp: whether it has the layer of multi-token prediction.
+            adapters: digests of those that are merged into it.
 
         Raises:
             CheckpointError: the checkpoint's files can't be read.
@@ -73,7 +81,7 @@ class WeightsCache:
         library = find_library()
         if library is None:
             return None
-        parts = [_FORMAT, weights_digest(folder, self.directory / "weights"), integers, str(dtype), with_mtp]
+        parts = [_FORMAT, weights_digest(folder, self.directory / "weights"), integers, str(dtype), with_mtp, *adapters]
         key = hashlib.sha256(json.dumps([*parts, library.digest, _packing_digest()]).encode()).hexdigest()
         return PackedFile(self.directory / "packed" / f"{key}.safetensors", self.max_bytes)
 

@@ -13,6 +13,8 @@ import torch
 
 from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.checkpoints.adapters import with_adapters
+from qwen35mm.checkpoints.peft_folders import read_adapter
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.checkpoints.tensor_names import Target
@@ -88,7 +90,8 @@ def read_shapes(folder: Path, options: BackendOptions) -> tuple[ModelConfig, dic
         CheckpointError, ConfigError: its files or a setting can't be used.
     """
     config = read_config(folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
-    return config, read_checkpoint(folder, config.quantization, with_mtp=config.text.runs_mtp)
+    stored = read_checkpoint(folder, config.quantization, with_mtp=config.text.runs_mtp)
+    return config, with_adapters(stored, [read_adapter(each) for each in options.lora])
 
 
 def fit_tensors(

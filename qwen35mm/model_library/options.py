@@ -12,6 +12,7 @@ import torch
 
 from qwen35mm.backends.local import LocalBackend, weights_cache
 from qwen35mm.cache import CacheSettings
+from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.decoding import Decoders
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel, load
@@ -43,6 +44,7 @@ class BackendOptions:
     max_memory: int | None = None
     fixed_slots: bool = False
     kv_directory: Path | None = None
+    lora: tuple[LoraChoice, ...] = ()
 
     @property
     def mtp(self) -> bool:
@@ -67,6 +69,7 @@ class BackendOptions:
             weights_cache=weights_cache(self.cache),
             rope_scaling=self.rope_scaling,
             mtp=self.mtp,
+            lora=self.lora,
         )
         return loaded if name is None else replace(loaded, name=name)
 

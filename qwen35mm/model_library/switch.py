@@ -82,6 +82,8 @@ class BackendSwitch:
             plain = "bf16" if asked == "bf16" else "auto"
             self._fitted = replace(self._options, weights=integers if integers in INTEGER_FORMATS else plain)
         self._changes = Changes()
+        # Adapters change the model that they were named with, and no other.
+        self._adapted = backend.loaded.path if isinstance(backend, LocalBackend) else None
         self._closed = False
         self._take(backend)
 
@@ -151,7 +153,8 @@ class BackendSwitch:
             EngineError: `source` is None and the current model is a server's.
         """
         source = self.loaded.path if source is None else source
-        return forecast(source, self._changed(**changes), room_bytes=self.room().after_bytes)
+        options = self._with_adapters_of(self._changed(**changes), Path(source))
+        return forecast(source, options, room_bytes=self.room().after_bytes)
 
     def room(self) -> Room:
         """The memory for a successor. Measure once for several models: it takes a while."""
@@ -269,6 +272,9 @@ class BackendSwitch:
         options = self._options.with_context(context_length)
         options = options if weights is None else replace(options, weights=weights)
         return options if kv_dtype is None else replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
+
+    def _with_adapters_of(self, options: BackendOptions, folder: Path) -> BackendOptions:
+        return options if folder == self._adapted else replace(options, lora=())
 
     async def connect(self, server: RemoteBackend, *, on_progress: OnProgress | None = None) -> None:
         """Answers with a server's model; frees the memory of a model in this process.
@@ -394,7 +400,7 @@ class BackendSwitch:
         where = {"devices": devices, "memory_bytes": room.after_bytes}
         config = read_config(model.folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
         need = memory_need(model.name, config, 0, options, dtype=choose_dtype(options.dtype), **where)
-        fitted = replace(options, weights=self._fitted.weights, cache=need.settings)
+        fitted = replace(options, weights=self._fitted.weights, lora=self._fitted.lora, cache=need.settings)
         return fitted, need, need.total_bytes <= room.beside_bytes
 
     def _check_fit(
@@ -402,7 +408,7 @@ class BackendSwitch:
     ) -> tuple[BackendOptions, MemoryNeed, bool]:
         """`_check` for other weights than the current ones."""
         how = {"devices": self._devices, "memory_bytes": room.after_bytes}
-        fitted, need = fit(options, model.folder, model.name, **how)
+        fitted, need = fit(self._with_adapters_of(options, model.folder), model.folder, model.name, **how)
         return fitted, need, need.total_bytes <= room.beside_bytes
 
 

@@ -11,14 +11,14 @@ from qwen35mm.model import LoadedModel
 
 
 @functools.lru_cache(maxsize=32)
-def _fingerprint(name: str, weights: str) -> str:
-    digest = hashlib.sha256(f"{__version__}\n{name}\n{weights}".encode()).hexdigest()
+def _fingerprint(*parts: str) -> str:
+    digest = hashlib.sha256("\n".join((__version__, *parts)).encode()).hexdigest()
     return f"fp_{digest[:10]}"
 
 
 def system_fingerprint(loaded: LoadedModel) -> str:
-    """Changes with the program's version, the model and the format of its weights."""
-    return _fingerprint(loaded.name, loaded.weights)
+    """Changes with the program's version, the model, its adapters and the format of its weights."""
+    return _fingerprint(loaded.name, loaded.weights, *(each.digest for each in loaded.adapters))
 
 
 def request_id_header(path: str) -> tuple[str, str]:

@@ -88,7 +88,7 @@ def test_folders_that_are_taken_for_a_checkpoints_are_told(tmp_path: Path) -> No
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").touch()
-    with pytest.raises(CheckpointError, match=r"adapter holds an adapter \(LoRA\) alone.*merge_and_unload"):
+    with pytest.raises(CheckpointError, match=r"adapter holds an adapter \(LoRA\) alone.*--lora"):
         check_folder(adapter)
     (adapter / "config.json").touch()
     check_folder(adapter)

@@ -54,8 +54,8 @@ def remembered(folder, memo, hashed) -> str:
 def hashed(monkeypatch) -> list[str]:
     """Names of the files that are hashed during the test, one for each time."""
     names: list[str] = []
-    original = module._hash_file
-    monkeypatch.setattr(module, "_hash_file", lambda path: names.append(path.name) or original(path))
+    original = module.hash_file
+    monkeypatch.setattr(module, "hash_file", lambda path: names.append(path.name) or original(path))
     return names
 
 
@@ -167,16 +167,16 @@ def test_a_fresh_file_is_not_remembered(folder, memo, hashed):
 
 
 def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(folder, memo, hashed, monkeypatch):
-    original = module._hash_file
+    original = module.hash_file
 
     def hash_and_change(path):
         result = original(path)
         os.utime(folder / "a.safetensors", (LONG_AGO_S, LONG_AGO_S + 1))
         return result
 
-    monkeypatch.setattr(module, "_hash_file", hash_and_change)
+    monkeypatch.setattr(module, "hash_file", hash_and_change)
     weights_digest(folder, memo)
-    monkeypatch.setattr(module, "_hash_file", original)
+    monkeypatch.setattr(module, "hash_file", original)
     hashed.clear()
     weights_digest(folder, memo)
     assert hashed == ["a.safetensors"]
@@ -242,7 +242,7 @@ def test_a_file_that_changes_has_one_note(folder, memo):
 
 
 def test_who_asks_while_another_thread_hashes_waits_for_it(folder: Path, memo: Path, monkeypatch) -> None:
-    begun, ends, names, original = threading.Event(), threading.Event(), [], module._hash_file
+    begun, ends, names, original = threading.Event(), threading.Event(), [], module.hash_file
 
     def hash_file(path: Path) -> str:
         names.append(path.name)
@@ -250,7 +250,7 @@ def test_who_asks_while_another_thread_hashes_waits_for_it(folder: Path, memo: P
         assert ends.wait(60)
         return original(path)
 
-    monkeypatch.setattr(module, "_hash_file", hash_file)
+    monkeypatch.setattr(module, "hash_file", hash_file)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(weights_digest, folder, memo)
         assert begun.wait(60)

@@ -82,7 +82,7 @@ def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(
     assert "2 done" in done.stderr
     assert (folder / "one-shape.txt").read_text() == "A big yellow square on the right.\n"
     assert (folder / "moves-right.txt").read_text() == "A red star moves to the right.\n"
-    monkeypatch.setattr(weights_digest, "_hash_file", lambda path: pytest.fail(f"{path.name} is hashed again"))
+    monkeypatch.setattr(weights_digest, "hash_file", lambda path: pytest.fail(f"{path.name} is hashed again"))
     again = qwen35mm("caption", folder, "--preset", "plain")
     assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
     # Nor for another output.

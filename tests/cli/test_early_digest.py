@@ -25,12 +25,12 @@ def begin(source: str | Path, cache_folder: Path | None) -> None:
 def test_whoever_asks_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(demo_model_path(), tmp_path)
     expected = weights_digest(demo_model_path(), None)
-    monkeypatch.setattr(module, "_hash_file", lambda path: pytest.fail(f"{path.name} is hashed again"))
+    monkeypatch.setattr(module, "hash_file", lambda path: pytest.fail(f"{path.name} is hashed again"))
     assert weights_digest(demo_model_path(), tmp_path / "weights") == expected
 
 
 def test_it_does_nothing_where_nobody_would_ask_or_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_hash_file", lambda path: pytest.fail(f"{path.name} is hashed"))
+    monkeypatch.setattr(module, "hash_file", lambda path: pytest.fail(f"{path.name} is hashed"))
     begin_digest(demo_model_path(), None)
     begin_digest("Qwen/Qwen3.5-0.8B", tmp_path)
     monkeypatch.setattr(early_digest, "_MAX_BYTES", 1000)

@@ -114,6 +114,7 @@ MODEL: dict[str, Any] = {
         "max_memory": 9,
         "slots": 9,
         "template_option": ["a=1"],
+        "lora": ["adapter=0.5"],
         "batch_invariant": True,
         "speculate": "off",
         "no_disk_cache": True,

@@ -19,12 +19,14 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
+from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.contract import Event, Finished, GenerationRequest, Message, PromptRead, SamplingParams, Text, TextDelta
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
 from qwen35mm_preprocess import MediaBudget
 from tests.backends.events import collect, result_of
+from tests.small_adapters import write_adapter
 
 QUESTION = [Message("user", (Text("What is in the picture?"),))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -148,6 +150,17 @@ async def test_the_old_weights_are_gone_before_the_new_ones_come(
     monkeypatch.setattr(BackendOptions, "load", watch)
     await switch.switch(other)
     assert held == [None]
+
+
+async def test_an_adapter_stays_with_its_model(make: Make, other: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter")
+    switch = make(options=replace(OPTIONS, lora=(LoraChoice(adapter),)))
+    named = []
+    for source in (demo_model_path(), other, demo_model_path()):
+        await switch.switch(source, context_length=512)
+        switch.forecast()
+        named.append([each.name for each in switch.loaded.adapters])
+    assert named == [["adapter"], [], ["adapter"]]
 
 
 async def test_another_context_keeps_the_weights(make: Make) -> None:

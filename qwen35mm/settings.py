@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache.planner import CacheSettings
     from qwen35mm.http.settings import HttpSettings
+    from qwen35mm.model.weights import OnRead
     from qwen35mm.model_library import BackendOptions
     from qwen35mm_preprocess import MediaBudget, MediaLimits
 
@@ -193,7 +194,11 @@ class ModelOptions:
         Path | None, _folder(rich_help_panel="Cache", help="Folder of the disk cache, which outlives the program.")
     ] = None
     no_disk_cache: Annotated[
-        bool, _cache("--no-disk-cache", help="Don't use a disk cache, even if a folder is named.")
+        bool,
+        _cache(
+            "--no-disk-cache",
+            help="Keep nothing on disk, even if a folder is named; also no int8 and int4 weights for the next start.",
+        ),
     ] = False
     cache_size: Annotated[
         int | None, _size(rich_help_panel="Cache", help="Largest size of the disk cache; by default 8GiB.")
@@ -223,10 +228,13 @@ class ModelOptions:
             )
         )
 
-    def load(self, *, prompts_first: bool = False, more_slots: bool = False) -> LocalBackend:
+    def load(
+        self, *, prompts_first: bool = False, more_slots: bool = False, progress: OnRead | None = None
+    ) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine; the disk cache needs a named folder.
 
         Args:
+            progress: called with the bytes of weights that were read, and all of them.
             prompts_first: see `EngineSettings`.
             more_slots: whether requests always wait, so that more slots help; see `with_slots_for_many`.
 
@@ -235,7 +243,7 @@ class ModelOptions:
         """
         from qwen35mm.model_library import fit_source, with_slots_for_many
 
-        options, folder = fit_source(self.backend_options(), self.source, self.name)
+        options, folder = fit_source(replace(self.backend_options(), progress=progress), self.source, self.name)
         if more_slots:
             options = with_slots_for_many(options, folder, self.name)
         options = replace(options, settings=replace(options.settings, prompts_first=prompts_first))
@@ -299,12 +307,13 @@ class ModelOptions:
         from qwen35mm.cache import CacheSettings, DiskStore
 
         directory = None if self.no_disk_cache else self.cache_dir or default_directory
-        if directory is None and self.cache_size is not None:
+        if self.no_disk_cache and self.cache_size is not None:
             raise typer.BadParameter("--cache-size limits the disk cache, and there is none.")
         kv_dtype = self.kv_dtype or "auto"
         chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
         kept_states = self.kept_states or "float32"
-        cache = CacheSettings(directory=directory, kv_dtype=kv_dtype, kept_states=kept_states, **chosen)
+        chosen |= {"kv_dtype": kv_dtype, "kept_states": kept_states, "keep_weights": not self.no_disk_cache}
+        cache = CacheSettings(directory=directory, **chosen)
         if directory is None:
             return cache
         try:

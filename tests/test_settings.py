@@ -228,8 +228,8 @@ def test_what_is_given_reaches_the_engine_and_the_rest_keeps_its_default() -> No
     [
         (ModelOptions(), CacheSettings(directory=Path("default"))),
         (ModelOptions(cache_dir=Path("c")), CacheSettings(directory=Path("c"))),
-        (ModelOptions(no_disk_cache=True), CacheSettings()),
-        (ModelOptions(no_disk_cache=True, cache_dir=Path("c")), CacheSettings()),
+        (ModelOptions(no_disk_cache=True), CacheSettings(keep_weights=False)),
+        (ModelOptions(no_disk_cache=True, cache_dir=Path("c")), CacheSettings(keep_weights=False)),
         (
             ModelOptions(cache_size=7, state_memory=0),
             CacheSettings(state_bytes=0, directory=Path("default"), disk_bytes=7),
@@ -244,10 +244,10 @@ def test_where_the_disk_cache_is(options: ModelOptions, expected: CacheSettings)
     assert {path.name for path in Path().rglob("*")} <= {str(expected.directory), "v2", "lock"}
 
 
-@pytest.mark.parametrize("options", [ModelOptions(cache_size=7), ModelOptions(cache_size=7, no_disk_cache=True)])
-def test_the_size_of_no_disk_cache_is_a_mistake(options: ModelOptions) -> None:
+def test_the_size_of_no_disk_cache_is_a_mistake() -> None:
     with pytest.raises(typer.BadParameter, match="there is none"):
-        options.backend_options()
+        ModelOptions(cache_size=7, no_disk_cache=True).backend_options()
+    assert ModelOptions(cache_size=7).backend_options().cache == CacheSettings(disk_bytes=7), "of kept weights"
 
 
 def test_an_unusable_default_folder_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

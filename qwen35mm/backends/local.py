@@ -20,7 +20,9 @@ from qwen35mm.checkpoints.lora_choices import Loras
 from qwen35mm.contract import Event, Finished, GenerationRequest, SamplingParams, TextDelta
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Request
 from qwen35mm.errors import EngineError
+from qwen35mm.folders import user_folder
 from qwen35mm.model import load
+from qwen35mm.model.weights import OnRead
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
 from qwen35mm.prompt.replies import is_cut
@@ -74,8 +76,12 @@ class LocalBackend(ModelBackend, LocalTexts):
         commit_history: bool = True,
         template_options: Mapping[str, Any] | None = None,
         min_segment: int = DEFAULT_MIN_SEGMENT,
+        progress: OnRead | None = None,
     ) -> LocalBackend:
         """Loads a checkpoint as `load` does and starts its engine. From `budget` on, options are the constructor's.
+
+        Args:
+            progress: called with the bytes of weights that were read, and all of them.
 
         Raises:
             CheckpointError, ConfigError: the checkpoint or a setting can't be used.
@@ -90,6 +96,7 @@ class LocalBackend(ModelBackend, LocalTexts):
             rope_scaling=rope_scaling,
             lora=lora,
             mtp=settings is not None and settings.wants_mtp,
+            progress=progress,
         )
         return cls(
             loaded,
@@ -183,8 +190,9 @@ class LocalBackend(ModelBackend, LocalTexts):
 
 
 def weights_cache(cache: CacheSettings) -> WeightsCache | None:
-    """Where quantised weights are cached: beside the disk cache, with the same limit; None without a disk cache."""
-    return WeightsCache(cache.directory, cache.disk_bytes) if cache.directory is not None and cache.reuse else None
+    """Where quantised weights are kept: beside the disk cache, else in the user's cache folder, with the same limit."""
+    folder = (cache.directory or user_folder("cache")) if cache.keep_weights and cache.reuse else None
+    return None if folder is None else WeightsCache(folder, cache.disk_bytes)
 
 
 def _left(deadline: float | None) -> float | None:

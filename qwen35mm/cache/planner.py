@@ -48,6 +48,8 @@ class CacheSettings:
         kept_states: dtype of checkpoints' recurrent states: float32, or bf16, which takes half the memory. It decides
             bits, too: computation continues after a cut from the rounded state.
         reuse: whether the cache keeps anything after a request.
+        keep_weights: whether quantised weights for the processor are kept on disk for the next start: in the
+            directory, else in the user's cache folder; at most `disk_bytes` of them.
         kv_directory: the folder of a file that holds KV instead of memory; one context without `kv_bytes`. For a CPU,
             and one reply at a time. The file is unnamed and disappears with the process.
     """
@@ -59,6 +61,7 @@ class CacheSettings:
     directory: Path | None = None
     disk_bytes: int = DEFAULT_DISK_BYTES
     reuse: bool = True
+    keep_weights: bool = True
     kv_dtype: str = AUTO
     kept_states: str = "float32"
     kv_directory: Path | None = None
@@ -68,8 +71,9 @@ class CacheSettings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise ConfigError(f"{name} must be a number of bytes, 0 or more; got {value!r}.")
-        if not isinstance(self.reuse, bool):
-            raise ConfigError(f"reuse must be True or False; got {self.reuse!r}.")
+        for name in ("reuse", "keep_weights"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False; got {value!r}.")
         for name in ("directory", "kv_directory"):
             folder = getattr(self, name)
             if isinstance(folder, str) and folder:

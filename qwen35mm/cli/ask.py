@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qwen35mm.cli.early_digest import begin_digest
+from qwen35mm.cli.folders import cache_folder
+from qwen35mm.cli.loading import shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.option_values import with_options
@@ -49,6 +52,9 @@ def ask(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Ask one question, with or without images and videos."""
+    if options.weights in ("int8", "int4"):
+        # The key of weights that are kept.
+        begin_digest(options.source, cache_folder(options))
     with quick_imports():
         import qwen35mm.backends.local
         import qwen35mm.model_library  # noqa: F401
@@ -61,7 +67,8 @@ def ask(
     messages = [Message("system", (Text(system),))] if system else []
     messages.append(Message("user", (*media, Text(text))))
 
-    backend = options.load()
+    with shown_loading() as progress:
+        backend = options.load(progress=progress)
     if backend.is_demo and not as_json:
         typer.echo(DEMO_NOTE, err=True)
     params = backend.loaded.generation.with_overrides(

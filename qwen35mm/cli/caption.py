@@ -19,6 +19,7 @@ from qwen35mm.cli.caption_jobs import is_job_file, read_jobs
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder
+from qwen35mm.cli.loading import shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.cli.sampling_options import SamplingChoices
 from qwen35mm.errors import CaptioningError, ConfigError
@@ -144,7 +145,9 @@ async def open_captioner(
     if not options.backend:
         load = partial(model.load, prompts_first=for_many, more_slots=for_many)
         # In a thread, so that the review page stays responsive.
-        with contextlib.closing(await asyncio.to_thread(load)) as backend:
+        with shown_loading() as progress:
+            loaded = await asyncio.to_thread(load, progress=progress)
+        with contextlib.closing(loaded) as backend:
             # Neither a dry run nor a preview writes into the sources.
             folder = cache_folder(model) or (None if options.preview is not None else job.state_folder)
             memo = None if options.dry_run or folder is None else folder / "weights"

@@ -17,6 +17,7 @@ import typer
 
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
+from qwen35mm.cli.loading import shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError
 from qwen35mm.option_values import with_options
@@ -133,7 +134,8 @@ def open_page(
             config = ModelConfig.from_pretrained(source, rope_scaling=options.rope_scaling)
             options = options.with_context(min(_STRANGERS_CONTEXT, config.text.max_position_embeddings))
         fitted, folder = fit_source(options, source, model.name)
-        loaded = fitted.load_model(folder, name=model.name)
+        with shown_loading() as progress:
+            loaded = replace(fitted, progress=progress).load_model(folder, name=model.name)
         if gpu is not None:
             backend = ZeroGpuBackend(
                 loaded,

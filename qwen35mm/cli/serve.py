@@ -15,6 +15,7 @@ import typer
 
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
+from qwen35mm.cli.loading import shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError, MissingExtraError
 from qwen35mm.option_values import Names, parse_folder, parse_names, with_options
@@ -152,7 +153,8 @@ def _load(
     options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
     # Decodes clients' media in separate processes.
     options = replace(options, decoders=stack.enter_context(contextlib.closing(Decoders(options.limits))))
-    backend = options.load(folder, name=model.name)
+    with shown_loading() as progress:
+        backend = replace(options, progress=progress).load(folder, name=model.name)
     stack.callback(backend.close)
     fetch = fetch_media(backend.media.limits) if server.allow_urls else None
     return create_app(

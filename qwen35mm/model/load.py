@@ -21,7 +21,7 @@ from qwen35mm.model.devices import DeviceRequest
 from qwen35mm.model.mtp import num_draft_ids
 from qwen35mm.model.vocabulary import GrammarVocabulary
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
-from qwen35mm.model.weights import find_mtp, load_model
+from qwen35mm.model.weights import OnRead, find_mtp, load_model
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
 from qwen35mm.tokenizer import Tokenizer
@@ -73,6 +73,7 @@ def load(
     rope_scaling: str | None = None,
     mtp: bool = False,
     lora: Loras = None,
+    progress: OnRead | None = None,
 ) -> LoadedModel:
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
@@ -91,6 +92,7 @@ def load(
         mtp: loads the checkpoint's layer that drafts tokens, if it has one.
         lora: adapters that PEFT saved: a folder, "FOLDER=0.5" for half of its change, or several, whose changes are
             added up. They are merged into the weights before these are rounded.
+        progress: called with the bytes of weights that were read, and all of them.
 
     Raises:
         CheckpointError: files or tensors are missing, damaged or foreign.
@@ -118,7 +120,7 @@ def load(
     vocabulary = GrammarVocabulary(tokenizer, eos_ids)
     vocabulary.begin()
     how = {"dtype": torch_dtype, "device": device, "integers": integers}
-    model = load_model(folder, config, **how, cache=weights_cache, adapters=adapters)
+    model = load_model(folder, config, **how, cache=weights_cache, adapters=adapters, progress=progress)
     if model.mtp is not None and (count := num_draft_ids(config.text.vocab_size)) is not None:
         model.mtp.cut_head(model.head, torch.tensor(tokenizer.frequent_ids(count)), model.integers)
     return LoadedModel(

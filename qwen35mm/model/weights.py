@@ -52,6 +52,8 @@ from qwen35mm_kernels.reference.fp8 import Blocks
 
 logger = logging.getLogger(__name__)
 
+# Gets the bytes of a checkpoint that were read, and all of them.
+OnRead = Callable[[int, int], None]
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 _FLOAT_DTYPES = ("F32", "BF16", "F16")
 # Computed values that some programs save. Any other surplus tensor may be part of the model's arithmetic.
@@ -67,7 +69,7 @@ def load_model(
     integers: str | None = None,
     cache: WeightsCache | None = None,
     adapters: Sequence[Adapter] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnRead | None = None,
 ) -> Qwen35Model:
     """Makes the model that `config` describes and fills it from the safetensors files in `folder`.
 
@@ -77,7 +79,7 @@ def load_model(
         integers: `int8` or `int4` for matrices, or `AS_STORED` where possible; see `Qwen35Model`.
         cache: keeps a processor's integers for the next start; bfloat16 isn't kept.
         adapters: merged into the tensors before they are rounded to their format.
-        progress: called with (bytes read, total bytes) after each tensor.
+        progress: called after each tensor; not at all where the weights come from `cache`.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of an unsupported dtype, a file is truncated, or
@@ -331,7 +333,7 @@ def _fill(
     model: Qwen35Model,
     targets: list[Target],
     stored: dict[str, Source],
-    progress: Callable[[int, int], None] | None,
+    progress: OnRead | None,
 ) -> None:
     matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}
     parameters = {name: parameter.detach().view(-1) for name, parameter in model.named_parameters()}

@@ -16,6 +16,7 @@ from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.decoding import Decoders
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel, load
+from qwen35mm.model.weights import OnRead
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 
@@ -28,6 +29,7 @@ class BackendOptions:
         fixed_slots: whether the user chose `settings.slots`, so that they stay.
         kv_directory: folder for a file of keys and values, for a context that memory doesn't hold, on a processor; None
             refuses such a context.
+        progress: called with the bytes of weights that were read, and all of them.
     """
 
     dtype: str = "auto"
@@ -45,6 +47,7 @@ class BackendOptions:
     fixed_slots: bool = False
     kv_directory: Path | None = None
     lora: tuple[LoraChoice, ...] = ()
+    progress: OnRead | None = None
 
     @property
     def mtp(self) -> bool:
@@ -70,6 +73,7 @@ class BackendOptions:
             rope_scaling=self.rope_scaling,
             mtp=self.mtp,
             lora=self.lora,
+            progress=self.progress,
         )
         return loaded if name is None else replace(loaded, name=name)
 

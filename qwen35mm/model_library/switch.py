@@ -17,6 +17,7 @@ from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype, read_config
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weights import OnRead
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.changes import Changes
 from qwen35mm.model_library.fit import fit
@@ -239,6 +240,7 @@ class BackendSwitch:
         weights: str | None = None,
         kv_dtype: str | None = None,
         on_progress: OnProgress | None = None,
+        on_read: OnRead | None = None,
     ) -> Answering:
         """Answers with another model, or with the same one with other settings.
 
@@ -252,6 +254,7 @@ class BackendSwitch:
                 the current model's weights as they are.
             kv_dtype: see `CacheSettings`; None as for `weights`.
             on_progress: called in the event loop as each phase begins.
+            on_read: called in a thread with the bytes of weights that were read, and all of them.
 
         Raises:
             CheckpointError, ConfigError: the model or the context can't be used; the message says why. The old backend
@@ -260,7 +263,7 @@ class BackendSwitch:
             EngineError: neither the new model nor the old one could be loaded.
         """
         self._check_open()
-        options = self._changed(context_length, weights, kv_dtype)
+        options = replace(self._changed(context_length, weights, kv_dtype), progress=on_read)
         keeps = weights is None or (self._last is not None and weights == self._last.weights)
         report = on_progress or (lambda phase: None)
         await self._changes.make(lambda: self._change(source, options, keeps, report))

@@ -133,7 +133,7 @@ def test_a_schema_that_cannot_be_used_is_told_before_a_model_is_loaded(
         (("--weights", "int3", "hi"), 1, "weights must be auto, bf16, int8 or int4"),
         (("--temperature", "-1", "hi"), 1, "temperature must be"),
         (("--kv-memory", "1k", "hi"), 1, "KV"),
-        (("--cache-size", "1GiB", "hi"), 2, "there is none"),
+        (("--cache-size", "1GiB", "--no-disk-cache", "hi"), 2, "there is none"),
         (("--cache-dir", __file__, "hi"), 1, Path(__file__).name),
         (("--context-length", "10", "hello there, who are you?"), 1, "context holds 10"),
     ],

@@ -6,17 +6,21 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qwen35mm.assets import demo_model_path
+from qwen35mm.cache import CacheSettings
 from qwen35mm.config import ModelConfig
 from qwen35mm.model import weights, weights_cache
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.weights import load_model
 from qwen35mm.model.weights_cache import WeightsCache
+from qwen35mm.model_library import BackendOptions
 from qwen35mm_kernels.cpu.native.library import find_library
 from tests.model.layouts import ONE_IMAGE, make_prompt, new_cache, our_prefill
 from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
@@ -130,6 +134,24 @@ def test_other_sources_or_another_library_pack_anew(
     monkeypatch.setattr(weights_cache, "_packing_digest", lambda: "another")
     load(folder, tmp_path)
     assert made == ["int4"] * 3
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_weights_are_kept_without_a_disk_cache(
+    named: bool, tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the user's cache folder, unless the settings forbid it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = CacheSettings(directory=tmp_path / "named" if named else None)
+    read: list[int] = []
+    options = BackendOptions(device="cpu", weights="int4", cache=cache, progress=lambda done, total: read.append(done))
+    for _ in range(2):
+        options.load_model(demo_model_path())
+    assert made == ["int4"]
+    assert len(read) == len(set(read)) > 10, "what is mapped needs no progress"
+    assert len(files(tmp_path / "named" if named else tmp_path / "qwen35mm")) == 1
+    replace(options, cache=replace(cache, keep_weights=False)).load_model(demo_model_path())
+    assert made == ["int4"] * 2
 
 
 def flip_a_bit(data: bytearray) -> None:

@@ -126,8 +126,12 @@ async def test_another_model_takes_its_place(make: Make, other: Path, available:
     """Where memory is plenty, the old one goes last."""
     switch = make(available)
     old, expected, seen = weakref.ref(switch.current), await answer(switch), []
-    new = await switch.switch(other, context_length=512, on_progress=seen.append)
+    read: list[tuple[int, int]] = []
+    how = {"on_progress": seen.append, "on_read": lambda done, total: read.append((done, total))}
+    new = await switch.switch(other, context_length=512, **how)
     assert seen == phases
+    assert read == sorted(set(read)), "more with each tensor"
+    assert read[-1][0] == read[-1][1]
     assert switch.current is new
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("other", False, 512)
     assert await answer(switch) == expected

@@ -290,7 +290,7 @@ class Models:
             self._state = _told(say("Waiting for the answer in progress"), busy=True)
             await self._switch.until_idle()
         await self._rest()
-        await self._switch.switch(source, **settings, on_progress=self._phase)
+        await self._switch.switch(source, **settings, on_progress=self._phase, on_read=self._read)
         self._server = None
 
     async def _connect(self, server: Server) -> None:
@@ -301,6 +301,10 @@ class Models:
 
     def _phase(self, phase: str) -> None:
         self._state = _told(_PHASES[phase], busy=True)
+
+    def _read(self, done: int, total: int) -> None:
+        """Called in a thread while the weights are read."""
+        self._state = _told(_PHASES["load"], busy=True) | {"share": done / total}
 
     async def _change(self, change: Coroutine[Any, Any, None]) -> None:
         error = None

@@ -1,6 +1,6 @@
 // Packs matrices into blocks and back; see weight.h for the layout.
+#include "quantise.h"
 #include "threads.h"
-#include "weight.h"
 
 #include <algorithm>
 
@@ -13,70 +13,6 @@ TeamRunner run_team = nullptr;
 
 namespace {
 
-// Rounds up, so that no value exceeds the integers' range.
-bf16 scale_not_below(float x) {
-    bf16 rounded = to_bf16(x);
-    return bf16_to_float(rounded) < x ? bf16(rounded + 1) : rounded;
-}
-
-// Groups below this become zeros: the inverses of their scales might be infinite.
-constexpr float TINY = 1e-30f;
-
-// The value farthest from zero; NaN if any isn't finite, so that the group's scale shows it.
-float find_farthest(const float *values) {
-    float farthest = 0, strange = 0;
-    for (long i = 0; i < GROUP; i++) {
-        strange += values[i] * 0.0f;
-        if (std::fabs(values[i]) > std::fabs(farthest)) farthest = values[i];
-    }
-    return farthest + strange;
-}
-
-// Quantises 32 values to symmetric integers from -127 to 127.
-bf16 quantise_int8(const float *values, int8_t *integers) {
-    const float largest = std::fabs(find_farthest(values));
-    const bf16 scale = largest < TINY ? bf16(0) : scale_not_below(largest / 127.0f);
-    const float inverse = scale ? 1.0f / bf16_to_float(scale) : 0.0f;
-    for (long i = 0; i < GROUP; i++)
-        integers[i] = int8_t(std::max(-127.0f, std::min(127.0f, std::nearbyintf(values[i] * inverse))));
-    return scale;
-}
-
-// Score of integers from -8 to 7 for the values, with their best scale `scale`: a larger score means a smaller sum of
-// squared errors. (Values are around 1, so that their squares are floats, too.)
-float score_int4(const float *values, float inverse, float *scale) {
-    vf products = {}, squares = {};
-    for (long i = 0; i < GROUP; i += LANES) {
-        vf value = load(values + i), scaled = value * inverse;
-        // Rounds to nearest: adding 1.5 * 2^23 drops the bits below one.
-        vf rounded = round(scaled);
-        rounded = min(max(rounded, splat(-8)), splat(7));
-        products = fma(rounded, value, products), squares = fma(rounded, rounded, squares);
-    }
-    const float product = sum(products), square = sum(squares);
-    *scale = square > 0 ? product / square : 0;
-    return square > 0 ? product * product / square : 0;
-}
-
-// Quantises 32 values to integers from -8 to 7. Takes the scale of the least squared error among those that put the
-// value farthest from zero near -8.
-bf16 quantise_int4(const float *values, int8_t *integers) {
-    const float farthest = find_farthest(values);
-    float best = 0, best_score = -1, shares[GROUP];
-    for (long i = 0; i < GROUP; i++) shares[i] = values[i] / farthest;
-    if (std::fabs(farthest) >= TINY)
-        for (int step = -12; step <= 12; step++) {
-            float scale;
-            const float score = score_int4(shares, -8.0f + 0.1f * float(step), &scale);
-            if (score > best_score) best_score = score, best = scale;
-        }
-    const bf16 scale = to_bf16(std::isnan(farthest) ? farthest : best * farthest);
-    const float inverse = (scale & 0x7fff) ? 1.0f / bf16_to_float(scale) : 0.0f;
-    for (long i = 0; i < GROUP; i++)
-        integers[i] = int8_t(std::max(-8.0f, std::min(7.0f, std::nearbyintf(values[i] * inverse))));
-    return scale;
-}
-
 // Writes a group's 32 integers to a row's places.
 void put_int8(int8_t *bytes, long g, const int8_t *integers) {
     for (long i = 0; i < GROUP; i += 4) memcpy(bytes + (g * 8 + i / 4) * BLOCK * 4, integers + i, 4);
@@ -88,31 +24,38 @@ void put_int4(int8_t *bytes, long g, const int8_t *integers, int offset) {
             int8_t((integers[i] + offset) | ((integers[i + GROUP / 2] + offset) << 4));
 }
 
-// Writes group `g` of row `r` of block `b` from up to 32 values. Touches no other row's bytes.
+// Writes group `g` of row `r` of block `b` as floats from up to 32 values. Touches no other row's bytes.
 template <class T>
-void pack_group(const Weight &w, const T *values, long count, long b, long r, long g) {
+void pack_floats(const Weight &w, const T *values, long count, long b, long r, long g) {
     char *place = const_cast<char *>(block(w, b));
     if (w.format == FLOAT32) {
         float *floats = reinterpret_cast<float *>(place) + g * GROUP * BLOCK + r;
         for (long i = 0; i < count; i++) floats[i * BLOCK] = get(values + i);
-    } else if (w.format == BFLOAT16) {
-        bf16 *halves = reinterpret_cast<bf16 *>(place) + g * GROUP * BLOCK + r * 2;
-        long i = 0;
-        if constexpr (sizeof(T) == 2)
-            for (; i + 1 < count; i += 2) memcpy(halves + i * BLOCK, values + i, 4);
-        for (; i < count; i++) halves[i / 2 * BLOCK * 2 + i % 2] = to_bf16(values[i]);
-    } else {
-        int8_t *bytes = reinterpret_cast<int8_t *>(place) + r * 4;
-        bf16 *scale = const_cast<bf16 *>(block_scales(w, b)) + g * BLOCK + r;
-        float floats[GROUP] = {};
-        for (long i = 0; i < count; i++) floats[i] = get(values + i);
-        int8_t integers[GROUP];
-        *scale = w.format == INT8 ? quantise_int8(floats, integers) : quantise_int4(floats, integers);
-        if (w.format == INT8)
-            put_int8(bytes, g, integers);
-        else
-            put_int4(bytes, g, integers, 8);
+        return;
     }
+    bf16 *halves = reinterpret_cast<bf16 *>(place) + g * GROUP * BLOCK + r * 2;
+    long i = 0;
+    if constexpr (sizeof(T) == 2)
+        for (; i + 1 < count; i += 2) memcpy(halves + i * BLOCK, values + i, 4);
+    for (; i < count; i++) halves[i / 2 * BLOCK * 2 + i % 2] = to_bf16(values[i]);
+}
+
+// Writes group `g` of rows `first` to `last` of block `b` as integers. Touches no other row's bytes.
+void put_integers(const Weight &w, const BlockGroup &group, long b, long first, long last, long g) {
+    const long size = (last - first) * 4, num_words = w.format == INT8 ? 8 : 4;
+    char *place = const_cast<char *>(block(w, b)) + (g * num_words * BLOCK + first) * 4;
+    for (long word = 0; word < num_words; word++) {
+        uint32_t words[BLOCK] = {};
+        for (long i = 0; i < 4; i++)
+            for (long r = 0; r < BLOCK; r++) {
+                const int32_t *integers = &group.integers[word * 4 + i][r];
+                const int32_t byte = w.format == INT8 ? integers[0] & 255
+                                                      : (integers[0] + 8) | ((integers[GROUP / 2 * BLOCK] + 8) << 4);
+                words[r] |= uint32_t(byte) << (8 * i);
+            }
+        memcpy(place + word * BLOCK * 4, words + first, size);
+    }
+    memcpy(const_cast<bf16 *>(block_scales(w, b)) + g * BLOCK + first, group.scales + first, (last - first) * 2);
 }
 
 // Writes row `r` of block `b` from [in] integers with the scales and minima of its groups.
@@ -133,18 +76,33 @@ void pack_row(const Weight &w, const int8_t *row, const float *scales, const flo
     }
 }
 
+// Quantises rows `first` to `last` of block `b` from [last - first, in] values.
+template <class T>
+void pack_integers(const Weight &w, const T *rows, long b, long first, long last) {
+    BlockGroup group = {};
+    for (long k = 0; k < w.in; k += GROUP) {
+        const long count = std::min(GROUP, w.in - k);
+        if (count < GROUP) memset(group.values, 0, sizeof(group.values));
+        for (long r = first; r < last; r++)
+            for (long i = 0; i < count; i++) group.values[i][r] = get(rows + (r - first) * w.in + k + i);
+        w.format == INT8 ? quantise_int8(group) : quantise_int4(group);
+        put_integers(w, group, b, first, last, k / GROUP);
+    }
+}
+
 // Writes rows `first` to `last` of block `b` from [last - first, in] values, group by group for all rows, since their
 // bytes are neighbours.
 template <class T>
 void pack_block(const Weight &w, const T *rows, long b, long first, long last) {
+    if (w.format == INT8 || w.format == INT4) return pack_integers(w, rows, b, first, last);
     for (long k = 0; k < w.in; k += GROUP)
         for (long r = first; r < last; r++) {
             const T *values = rows + (r - first) * w.in + k;
             // A constant length lets the compiler turn the loops into copies.
             if (w.in - k >= GROUP)
-                pack_group(w, values, GROUP, b, r, k / GROUP);
+                pack_floats(w, values, GROUP, b, r, k / GROUP);
             else
-                pack_group(w, values, w.in - k, b, r, k / GROUP);
+                pack_floats(w, values, w.in - k, b, r, k / GROUP);
         }
 }
 

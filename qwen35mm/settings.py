@@ -134,7 +134,8 @@ class ModelOptions:
         _model(
             metavar="auto|off|mtp|ngram",
             help="Compute several tokens of an answer at once where they can be guessed. auto, the default, does where "
-            "the answer stays the same: on a processor. mtp also loads the model's own layer for guesses.",
+            "the answer stays the same: on a processor, with the model's own layer for guesses if memory allows. mtp "
+            "always loads that layer, ngram never.",
         ),
     ] = None
 
@@ -243,9 +244,12 @@ class ModelOptions:
         """
         from qwen35mm.model_library import fit_source, with_slots_for_many
 
-        options, folder = fit_source(replace(self.backend_options(), progress=progress), self.source, self.name)
+        asked = replace(self.backend_options(), progress=progress)
+        options, folder = fit_source(asked, self.source, self.name)
         if more_slots:
-            options = with_slots_for_many(options, folder, self.name)
+            # Captions are short and share the drafted rows: the layer would cost their prompts more than it gives.
+            settings = replace(options.settings, speculate=asked.settings.speculate)
+            options = with_slots_for_many(replace(options, settings=settings), folder, self.name)
         options = replace(options, settings=replace(options.settings, prompts_first=prompts_first))
         return options.load(folder, name=self.name)
 

@@ -38,7 +38,8 @@ class EngineSettings:
             weights once. For work that nobody watches: a reply pauses whenever a prompt comes.
         speculate: how a step may compute several tokens of a reply: see `speculation`. `auto` takes repetitions and
             grammars for drafts where that gives the same bits, `ngram` everywhere; `mtp` also asks the checkpoint's
-            layer for drafts, which must be loaded (`load(mtp=True)`).
+            layer for drafts, which must be loaded (`load(mtp=True)`). `model_library.fit` turns `auto` into `mtp`
+            where that pays.
     """
 
     context_length: int | None = None

@@ -52,6 +52,8 @@ _MOST_SLOTS = 16
 # Share of the memory left by weights for running states and media, and each slot's media (two of the three wait).
 _SLOTS_SHARE = 1 / 8
 _MEDIA_A_SLOT = 3
+# A step that reads less takes so little that the work around a draft is as much.
+_LEAST_STEP_BYTES = 128 << 20
 
 
 def fit(
@@ -80,7 +82,49 @@ def fit(
         plain, room = asked or weights_name(dtype), gib(memory_bytes)
         sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked, devices))
         logger.warning(text, name, fitted.weights, *sizes, plain, room, f"{need.plan.context_length:,} tokens")
-    return fitted, need
+    return _with_layer(fitted, need, config, stored, folder, name, **how)
+
+
+def _with_layer(
+    options: BackendOptions,
+    need: MemoryNeed,
+    config: ModelConfig,
+    stored: Mapping[str, Source | Target],
+    folder: Path,
+    name: str,
+    *,
+    devices: Sequence[torch.device],
+    memory_bytes: int,
+    runtime_bytes: int,
+) -> tuple[BackendOptions, MemoryNeed]:
+    """`auto` speculation with the checkpoint's layer of multi-token prediction, if nothing else shrinks for it.
+
+    Args:
+        options, need: as they fit without the layer.
+    """
+    settings = options.settings
+    if settings.speculate != "auto" or not settings.num_drafts_on(devices[0]) or config.text.num_mtp_layers != 1:
+        return options, need
+    dtype = choose_dtype(options.dtype)
+    step_bytes = bytes_read_per_token(config, stored, dtype, asked_format(options, stored, devices), devices)
+    if step_bytes < _LEAST_STEP_BYTES:
+        logger.info("%s drafts nothing by its own layer: a step is so short that it wouldn't pay", name)
+        return options, need
+    wanted = replace(options, settings=replace(settings, speculate="mtp"))
+    config, tensors = read_shapes(folder, wanted)
+    if not config.text.runs_mtp:
+        return options, need
+    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": runtime_bytes}
+    try:
+        fitted, with_layer = fit_tensors(wanted, config, tensors, name, **how)
+    except ConfigError as error:
+        logger.info("%s drafts nothing by its own layer, which doesn't fit beside the rest: %s", name, error)
+        return options, need
+    if fitted != wanted:
+        logger.info("%s drafts nothing by its own layer: less of earlier prompts could be kept beside it", name)
+        return options, need
+    logger.info("%s also drafts by its own layer; --speculate ngram leaves it out", name)
+    return fitted, with_layer
 
 
 def read_shapes(folder: Path, options: BackendOptions) -> tuple[ModelConfig, dict[str, Source]]:
@@ -302,6 +346,7 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
                 )
             )
         fitted, need = tried(smallest.with_context(length))
+    fitted, need = _with_layer(fitted, need, config, stored, folder, name, **how)
     weights = fitted.weights if fitted.weights != "auto" else weights_name(choose_dtype(options.dtype))
     plan = need.plan
     logger.warning(

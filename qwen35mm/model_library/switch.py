@@ -401,6 +401,8 @@ class BackendSwitch:
         devices = local.loaded.model.devices
         room = measure_room(local, devices, self._available, keep_weights=True)
         where = {"devices": devices, "memory_bytes": room.after_bytes}
+        # As the model was loaded: `fit` may have chosen its layer that drafts tokens.
+        options = replace(options, settings=replace(options.settings, speculate=self._fitted.settings.speculate))
         config = read_config(model.folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
         need = memory_need(model.name, config, 0, options, dtype=choose_dtype(options.dtype), **where)
         fitted = replace(options, weights=self._fitted.weights, lora=self._fitted.lora, cache=need.settings)

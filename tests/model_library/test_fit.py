@@ -55,6 +55,34 @@ def needed(weights: str) -> int:
     return fit_demo(1 << 40, replace(OPTIONS, weights=weights))[1].total_bytes
 
 
+@pytest.mark.skipif(find_library() is None, reason="auto speculates with the compiled operations")
+def test_the_layer_that_drafts_is_taken_where_nothing_shrinks_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "qwen35mm.model_library.fit")
+    assert fit_demo(1 << 40)[0] == OPTIONS, "the demo's steps are too short"
+    assert "a step is so short" in caplog.text
+    monkeypatch.setattr("qwen35mm.model_library.fit._LEAST_STEP_BYTES", 1)
+    options, with_layer = fit_demo(1 << 40)
+    assert options.settings.speculate == "mtp"
+    assert options == replace(OPTIONS, settings=options.settings)
+    assert fit_demo(with_layer.total_bytes) == (options, with_layer)
+    caplog.clear()
+    without, need = fit_demo(with_layer.total_bytes - 1)
+    assert without == OPTIONS
+    assert need.total_bytes < with_layer.total_bytes
+    assert "less of earlier prompts could be kept beside it" in caplog.text
+    caplog.clear()
+    fixed = replace(OPTIONS, cache=replace(OPTIONS.cache, state_bytes=0, vision_bytes=0))
+    fixed_bytes = fit_demo(1 << 40, fixed)[1].total_bytes
+    assert fit_demo(fixed_bytes - 1, fixed)[0].settings.speculate == "auto"
+    for speculate in ("off", "ngram"):
+        asked = replace(OPTIONS, settings=replace(OPTIONS.settings, speculate=speculate))
+        assert fit_demo(1 << 40, asked)[0] == asked
+    within = replace(OPTIONS, max_memory=64 << 30)
+    assert fit_source(within, demo_model_path(), "demo")[0].settings.speculate == "mtp"
+
+
 def test_the_first_format_that_fits_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
     sizes = {weights: needed(weights) for weights in ("bf16", "int8", "int4")}
     assert sizes["bf16"] > sizes["int8"] > sizes["int4"]

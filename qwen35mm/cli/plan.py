@@ -38,6 +38,9 @@ def plan(
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="As for chat.")] = "auto",
     rope_scaling: Annotated[str | None, typer.Option(metavar="yarn,factor=N", help="As for chat.")] = None,
+    speculate: Annotated[
+        str | None, typer.Option(metavar="auto|off|mtp|ngram", help="As for chat; the layer is only counted with mtp.")
+    ] = None,
     max_image_tokens: Annotated[int | None, typer.Option(help="Most tokens of one image.")] = None,
     max_video_tokens: Annotated[int | None, typer.Option(help="Most tokens of one video.")] = None,
     max_memory: Annotated[
@@ -57,6 +60,7 @@ def plan(
         rope_scaling=rope_scaling,
         slots=slots,
         kv_dtype=kv_dtype,
+        speculate=speculate,
         max_image_tokens=max_image_tokens,
         max_video_tokens=max_video_tokens,
         max_memory=max_memory,

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from benchmarks.make_random import ROOT, make_config
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CacheSettings
 from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.cli import app
 from qwen35mm.cli.plan import _show
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
@@ -245,6 +247,19 @@ def check_promise(plan: float, most: float, count: int, length: int) -> None:
     assert 0.85 * length < count <= length
     assert most <= plan, "more than was promised"
     assert plan - most <= 0.03 * plan, "so much less that the promise says little"
+
+
+def test_the_layer_that_drafts_is_counted_where_it_is_asked_for() -> None:
+    plans = []
+    for speculate in ("auto", "mtp"):
+        command = ["plan", str(demo_model_path()), "--json", "--max-memory", "8GiB", "--speculate", speculate]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads(done.stdout)["formats"][0]["needed"])
+    text = ModelConfig.from_pretrained(demo_model_path()).text
+    layers = len(text.attention_layers)
+    assert plans[1]["kv_token_bytes"] * layers == plans[0]["kv_token_bytes"] * (layers + 1)
+    assert plans[1]["weights_bytes"] > plans[0]["weights_bytes"]
 
 
 def test_the_keys_and_values_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.speculation import Draft, DraftTime, Offer, Origin, StepTimes, chosen_lengths
-from qwen35mm.engine.step_graph import StepGraph, can_capture
+from qwen35mm.engine.step_graph import StepGraph, can_capture, shared_memory
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.library import find_library
 
@@ -88,10 +88,11 @@ class Decoder:
         self.sampler = Sampler(num_rows, vocab_size, banned_ids, self._model.head_device)
         self._free_rows = list(range(num_rows))
         self._num_drafts = runtime.plan.num_drafts
+        self._graph_memory = shared_memory(self._model)
         self._mtp: MTPDrafter | None = None
         if self._num_drafts and self._model.mtp is not None:
             sizes = {"num_sequences": runtime.slots, "context_length": runtime.context_length}
-            self._mtp = MTPDrafter(self._model, self._pools, **sizes)
+            self._mtp = MTPDrafter(self._model, self._pools, self._graph_memory, **sizes)
         self._draft_time = DraftTime()
         # The last step's rows, seconds and replies; counted once these have drawn.
         self._timed: tuple[int, float, Sequence[Reply]] | None = None
@@ -103,7 +104,6 @@ class Decoder:
         self._runs_ahead = runs_ahead(self._model.device) and not self._num_drafts
         self._graphs: dict[tuple[int, bool], StepGraph] = {}
         captures = can_capture(self._model)
-        self._graph_memory = torch.cuda.graph_pool_handle() if captures else None
         # Sizes still to capture, commonest first: one reply, then all slots. Startup doesn't wait for them.
         self._to_capture = [self._sizes[0], *self._sizes[:0:-1]] if captures else []
         self._launched: _Launched | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -68,9 +69,11 @@ class MTPDrafter:
     On a CPU the operations of a pass are recorded once for each number of rows and sequences.
     """
 
-    def __init__(self, model: Qwen35Model, pools: CachePools, *, num_sequences: int, context_length: int) -> None:
-        """num_sequences: the most in one call."""
-        self._model, self._pools = model, pools
+    def __init__(
+        self, model: Qwen35Model, pools: CachePools, memory: Any, *, num_sequences: int, context_length: int
+    ) -> None:
+        """num_sequences: the most in one call; memory: see `StepGraph`."""
+        self._model, self._pools, self._memory = model, pools, memory
         max_blocks = pools.kv.blocks_for(context_length)
         mtp_device = model.layer_devices[-1]
         width = model.config.text.hidden_size
@@ -170,7 +173,8 @@ class MTPDrafter:
         if key not in self._passes:
             outputs = self._drafts[:num_sequences], self._states[:num_sequences]
             table = self._table[:num_sequences]
-            self._passes[key] = _Pass(self._model, self._pools, num_rows, table, *outputs, is_first=is_first)
+            given = self._model, self._pools, self._memory, num_rows, table
+            self._passes[key] = _Pass(*given, *outputs, is_first=is_first)
         return self._passes[key]
 
 
@@ -189,6 +193,7 @@ class _Pass:
         self,
         model: Qwen35Model,
         pools: CachePools,
+        memory: Any,
         num_rows: int,
         block_table: torch.Tensor,
         drafts: torch.Tensor,
@@ -196,7 +201,7 @@ class _Pass:
         *,
         is_first: bool,
     ) -> None:
-        self._model, self._pools, self._table = model, pools, block_table
+        self._model, self._pools, self._memory, self._table = model, pools, memory, block_table
         self._states, self._is_first = states, is_first
         self._drafts = drafts
         self.hidden = states.new_zeros(num_rows, states.shape[1]) if is_first else states
@@ -238,4 +243,4 @@ class _Pass:
 
     def _record(self) -> None:
         """Runs the pass for the first time; on a CPU also records it."""
-        self._replay = run_and_record(self._model, self.compute)
+        self._replay = run_and_record(self._model, self.compute, self._memory)

@@ -18,7 +18,7 @@ from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import Qwen35Model
 from qwen35mm_kernels.backend import runs_triton
-from qwen35mm_kernels.cpu.native.recording import record
+from qwen35mm_kernels.cpu.native.recording import Arena, record
 
 # Runs before a capture: they compile kernels and let libraries make their workspaces.
 _NUM_WARM_UPS = 2
@@ -40,7 +40,7 @@ class StepGraph:
     Args:
         max_blocks: most blocks of one sequence.
         has_drafts: whether a sequence may have several rows.
-        memory: a graph pool that several steps share; None if nothing is captured.
+        memory: what several steps share, of `shared_memory`; None for one step alone.
 
     Attributes:
         hidden: [size, hidden], of the last step, after the final norm.
@@ -73,6 +73,7 @@ class StepGraph:
         self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
         self._token_ids = self._answers[0]
         self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self._record
+        self._memory = memory
 
     def inputs(self, answer: int) -> StepInputs:
         """The buffer for the next step's inputs, all rows unused."""
@@ -108,7 +109,7 @@ class StepGraph:
 
     def _record(self) -> None:
         """Runs the first step if nothing is captured; on a CPU also records it."""
-        self._replay = run_and_record(self._model, self.compute)
+        self._replay = run_and_record(self._model, self.compute, self._memory)
 
     def _capture(self, memory: Any) -> Callable[[], None]:
         device = self._model.device
@@ -134,11 +135,16 @@ class StepGraph:
         return graph.replay
 
 
-def run_and_record(model: Qwen35Model, compute: Callable[[], None]) -> Callable[[], None]:
+def shared_memory(model: Qwen35Model) -> Any:
+    """Memory for all steps of an engine, of which one runs at a time: a graph pool, or a CPU's arena."""
+    return torch.cuda.graph_pool_handle() if can_capture(model) else Arena()
+
+
+def run_and_record(model: Qwen35Model, compute: Callable[[], None], memory: Any) -> Callable[[], None]:
     """Runs a step that depends only on tensors: what to call from then on, on a CPU its recording if possible."""
     recording = None
     if all(device.type == "cpu" for device in model.devices):
-        recording = record(compute)
+        recording = record(compute, memory)
     else:
         compute()
     return compute if recording is None else recording.run

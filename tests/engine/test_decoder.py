@@ -320,7 +320,7 @@ def test_a_recorded_step_chooses_what_a_computed_one_does(
     params = [SamplingParams(temperature=0.9, seed=seed, max_tokens=12 + 4 * seed) for seed in range(3)]
     requests, found = asked(chat, params), []
     with endless_replies(loaded):
-        for record in (step_graph.record, lambda function: function()):
+        for record in (step_graph.record, lambda function, memory: function()):
             monkeypatch.setattr(step_graph, "record", record)
             engine = engine_of(loaded, ahead=False)
             found.append([result.token_ids for result in results(engine, *requests).values()])

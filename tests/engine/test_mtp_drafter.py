@@ -18,6 +18,7 @@ from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.mtp_drafter import MTPDrafter, Unseen, Wanted
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.runtime import Runtime
+from qwen35mm.engine.step_graph import shared_memory
 from qwen35mm.model import LoadedModel, load
 from tests.engine.exact import Chat, assistant, cache_settings, picture, user
 
@@ -106,7 +107,8 @@ class Replies:
 
     def __init__(self, loaded: LoadedModel, requests: Sequence[Request]) -> None:
         self.loaded, self.runtime = loaded, engine(loaded, reuse=False).runtime
-        self.drafter = MTPDrafter(loaded.model, self.runtime.pools, num_sequences=len(requests), context_length=CONTEXT)
+        sizes = {"num_sequences": len(requests), "context_length": CONTEXT}
+        self.drafter = MTPDrafter(loaded.model, self.runtime.pools, shared_memory(loaded.model), **sizes)
         self.works = [prefilled(self.runtime, request) for request in requests]
         self.token_ids: list[list[int]] = [[] for _ in requests]
         self.unseen = [Unseen() for _ in requests]
@@ -226,7 +228,7 @@ def test_a_recorded_pass_is_the_computed_one(loaded: LoadedModel, chat: Chat, mo
     found = []
     for is_recorded in (True, False):
         if not is_recorded:
-            monkeypatch.setattr("qwen35mm.engine.step_graph.record", lambda compute: compute())
+            monkeypatch.setattr("qwen35mm.engine.step_graph.record", lambda compute, memory: compute())
         replies = Replies(loaded, texts(chat)[:2])
         found.append([])
         for _ in range(5):

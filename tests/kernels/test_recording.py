@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from qwen35mm_kernels.cpu import native
 from qwen35mm_kernels.cpu.native.library import Library
 from qwen35mm_kernels.cpu.native.products import PackedMatrix
-from qwen35mm_kernels.cpu.native.recording import record
+from qwen35mm_kernels.cpu.native.recording import Arena, record
 
 
 def test_new_inputs_are_computed_where_the_old_ones_lay(native_library: Library) -> None:
@@ -37,6 +38,27 @@ def test_new_inputs_are_computed_where_the_old_ones_lay(native_library: Library)
         function()
         assert torch.equal(found[0], results.pop())
         assert torch.equal(found[1], table)
+
+
+def test_recordings_that_run_by_turns_share_memory(native_library: Library) -> None:
+    matrix = PackedMatrix(native_library, "float32", 48, 32)
+    matrix.fill(0, torch.randn(48, 32))
+    arena, results = Arena(), {}
+    inputs = {num_rows: torch.randn(num_rows, 32) for num_rows in (1, 300, 2)}
+
+    def function(num_rows: int) -> None:
+        results[num_rows] = native.swiglu(matrix.linear(inputs[num_rows]))
+
+    recordings, sizes = {}, []
+    for num_rows in inputs:
+        recordings[num_rows] = record(functools.partial(function, num_rows), arena)
+        sizes.append(arena.num_bytes)
+    assert sizes[0] <= sizes[1] == sizes[2]
+    for num_rows in (2, 1, 300, 1, 2):
+        inputs[num_rows].normal_()
+        recordings[num_rows].run()
+        assert torch.equal(results[num_rows], native.swiglu(matrix.linear(inputs[num_rows])))
+        assert results[num_rows].data_ptr() % 64 == 0
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,41 @@ _GLUE = _COPIES | {"argmax", "cos", "embedding", "eq", "index", "lt", "mul", "si
 _IN_PLACE = {"copy_", "fill_", "index_put_"}
 
 
+# Bytes: of one piece of an arena, unless a tensor is larger, and of a tensor's alignment.
+_PIECE, _ALIGNED = 1 << 20, 64
+
+
+class Arena:
+    """Memory that several recordings share for what their operations write, if only one of them runs at a time.
+
+    A recording's results stay until another one runs.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[torch.Tensor] = []
+        self._index = self._used = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Allocated by now."""
+        return sum(map(len, self._pieces))
+
+    def begin(self) -> None:
+        """Begins another recording, from the start of the memory."""
+        self._index = self._used = 0
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """An uninitialised tensor."""
+        size = like.untyped_storage().nbytes()
+        while self._index < len(self._pieces) and self._used + size > len(self._pieces[self._index]):
+            self._index, self._used = self._index + 1, 0
+        if self._index == len(self._pieces):
+            self._pieces.append(torch.empty(max(size, _PIECE), dtype=torch.uint8))
+        taken = self._pieces[self._index][self._used : self._used + size]
+        self._used += -(-size // _ALIGNED) * _ALIGNED
+        return taken.view(like.dtype).as_strided(like.shape, like.stride(), taken.storage_offset() // like.itemsize)
+
+
 class Recording:
     """The calls in order, with the tensors that they read and write, which stay allocated.
 
@@ -38,14 +73,17 @@ class Recording:
 
 
 @torch.inference_mode()
-def record(function: Callable[[], object]) -> Recording | None:
+def record(function: Callable[[], object], arena: Arena | None = None) -> Recording | None:
     """Runs a function, which must depend only on tensors.
+
+    Args:
+        arena: shared with recordings that never run at the same time.
 
     Returns:
         The recording; None if an operation can't be recorded.
     """
     assert noted.calls is None, "a recording in a recording"
-    recorder = _Recorder()
+    recorder = _Recorder(arena or Arena())
     noted.calls = recorder.calls
     try:
         with recorder:
@@ -63,8 +101,10 @@ class _Recorder(TorchDispatchMode):
         strange: operations that can't be recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()
+        self._arena = arena
+        arena.begin()
         self.calls: list[Call] = []
         self.tensors: list[torch.Tensor] = []
         self.strange: set[str] = set()
@@ -83,6 +123,8 @@ class _Recorder(TorchDispatchMode):
             if not func.is_view:
                 self.strange.add(name)
         elif not any(isinstance(value, torch.Tensor) and _share(out, value) for value in args):
+            if name in _EMPTY:
+                out = self._arena.take(out)
             self.tensors.append(out)
             if name in _COPIES:
                 self.calls.append((out.copy_, args[:1]))

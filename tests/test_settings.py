@@ -11,10 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from qwen35mm import model_library
 from qwen35mm.cache.planner import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
+from qwen35mm.model_library import BackendOptions
 from qwen35mm.option_values import parse_json_options, parse_logins, parse_size, with_options
 from qwen35mm.settings import ModelOptions, PageOptions
 from qwen35mm_preprocess import MediaBudget
@@ -288,3 +290,17 @@ def test_keys_and_values_go_to_a_disk_for_a_context_that_was_asked_for_alone() -
     ):
         assert options.backend_options(cache).kv_directory == folder
     assert ModelOptions(context_length=4096).backend_options().kv_directory == user_folder("cache")
+
+
+def test_captions_leave_out_a_layer_that_only_auto_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def fitted(options: BackendOptions, *_: Any) -> tuple[BackendOptions, Path]:
+        return replace(options, settings=replace(options.settings, speculate="mtp")), Path("model")
+
+    monkeypatch.setattr(model_library, "fit_source", fitted)
+    monkeypatch.setattr(model_library, "with_slots_for_many", lambda options, *_: options)
+    monkeypatch.setattr(BackendOptions, "load", lambda self, *_, name: seen.append(self.settings.speculate))
+    for speculate, more_slots in ((None, False), (None, True), ("mtp", True)):
+        ModelOptions(device="cpu", speculate=speculate).load(more_slots=more_slots)
+    assert seen == ["mtp", "auto", "mtp"]

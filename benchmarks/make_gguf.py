@@ -24,11 +24,11 @@ VENDORED = Path("vendor", "llama.cpp")
 SPLITTING = "qwen35"
 
 
-def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *, is_tower: bool = False) -> None:
+def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *parts: str) -> None:
     """Runs the converter of llama.cpp's `folder` in this process.
 
     Args:
-        is_tower: convert the vision tower, which has its own file, instead of the text model.
+        parts: the converter's options about what of the model it converts.
     """
     sys.path[:0] = [str(folder), str(folder / "gguf-py")]
     text_model = importlib.import_module("conversion.base").TextModel
@@ -41,9 +41,7 @@ def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *, is_tower
             return SPLITTING
 
     text_model.get_vocab_base_pre = splitting
-    # Without the layer that drafts tokens, which most files leave out.
-    part = "--mmproj" if is_tower else "--no-mtp"
-    sys.argv = [CONVERTER, str(checkpoint), "--outfile", str(out), "--outtype", outtype, part]
+    sys.argv = [CONVERTER, str(checkpoint), "--outfile", str(out), "--outtype", outtype, *parts]
     runpy.run_path(str(folder / CONVERTER), run_name="__main__")
 
 
@@ -54,6 +52,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--outtype", choices=["bf16", "f16", "f32", "q8_0"], default="bf16")
     parser.add_argument("--mmproj", action="store_true", help="the vision tower in place of the text model")
+    parser.add_argument("--mtp", action="store_true", help="with the layer that drafts tokens, which most files omit")
     arguments = parser.parse_args()
     if not (arguments.checkpoint / "config.json").is_file():
         parser.error(f"{arguments.checkpoint} is no checkpoint: it has no config.json")
@@ -62,7 +61,8 @@ def main() -> None:
     if folder is None:
         parser.error(f"{arguments.source} has no {CONVERTER}, nor in {VENDORED}")
     where = arguments.checkpoint.resolve(), arguments.out.resolve()
-    convert(folder, *where, arguments.outtype, is_tower=arguments.mmproj)
+    without_layer = [] if arguments.mtp else ["--no-mtp"]
+    convert(folder, *where, arguments.outtype, *(["--mmproj"] if arguments.mmproj else without_layer))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ A random checkpoint says nothing that could be guessed, so it is told what is ri
 
 - "guessed": a known reply. Each token of the layer's drafts is replaced by a known one, right with the given chance if
   those before it are. Without a layer the known tokens themselves are the drafts, which cost nothing.
-- "nothing guessed": sampled text after a prompt of 512 tokens, where the engine's own drafts are wrong. Its time
-  includes the prompt's, whose tokens the layer sees, too.
+- "nothing guessed": sampled text after prompts of 512 tokens together, where the engine's own drafts are wrong. Its
+  time includes the prompts', whose tokens the layer sees, too.
 - "edit": begins to say a file of 200 lines again with every tenth line changed.
 - "JSON": a picture's caption in a schema.
 
@@ -259,11 +259,11 @@ def stories(batch: int, num_tokens: int) -> Ask:
 
 
 def nonsense(batch: int, num_tokens: int, tokenizer: Tokenizer) -> Ask:
-    """Sampled replies to long prompts of random words."""
+    """Sampled replies to long prompts of random words, which share a number of tokens."""
     how = {"temperature": 1.0, "max_tokens": num_tokens, "ignore_eos": True}
     rng, requests = random.Random(5), []
     for seed in range(batch):
-        token_ids = tokenizer.encode_plain(" ".join(rng.choices(_WORDS, k=_LONG_TOKENS)))[:_LONG_TOKENS]
+        token_ids = tokenizer.encode_plain(" ".join(rng.choices(_WORDS, k=_LONG_TOKENS)))[: _LONG_TOKENS // batch]
         requests.append(question(tokenizer.decode(token_ids), seed=seed, **how))
     return together(requests)
 

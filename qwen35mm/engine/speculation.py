@@ -35,8 +35,9 @@ _KEY_MASK = (1 << 3 * _ID_BITS) - 1
 _MIX = 0x1E3779B97F4A7C15
 # What one more row costs until it was measured, as a share of a step.
 _ROW_SHARE = 0.2
-# A step with drafts must promise this much more.
-_LEAST_GAIN = 1.03
+# A step with drafts must promise this much more. The times of steps of several replies vary more: they are bound by
+# arithmetic, and other programs take cores.
+_LEAST_GAIN, _LEAST_GAIN_TOGETHER = 1.03, 1.1
 # Seconds of a drafted token before any was measured.
 _TINY = 1e-9
 _DRAFT_TIMES = 5
@@ -239,7 +240,8 @@ def chosen_lengths(offers: Sequence[Offer], times: StepTimes, most: int) -> list
         return [0] * len(offers)
     # The chance of each token that all up to it are right.
     reached = [list(itertools.accumulate(offer.chances, operator.mul)) for offer in offers]
-    best, lengths = len(offers) / times.expected(len(offers)) * _LEAST_GAIN, [0] * len(offers)
+    least_gain = _LEAST_GAIN if len(offers) == 1 else _LEAST_GAIN_TOGETHER
+    best, lengths = len(offers) / times.expected(len(offers)) * least_gain, [0] * len(offers)
     chosen, tokens, drafting_s = [0] * len(offers), float(len(offers)), 0.0
     for _ in range(most):
         left = [index for index, chances in enumerate(reached) if chosen[index] < len(chances)]

@@ -324,6 +324,9 @@ def test_a_step_verifies_the_drafts_that_give_the_most_tokens_a_second() -> None
     assert chosen_lengths([Offer((0.9, 0.2, 0.9))], times, 4) == [1]
     assert chosen_lengths([Offer((0.9, 0.9)), Offer((0.95,) * 4)], times, 4) == [1, 3]
     assert chosen_lengths([Offer(), Offer((0.1,) * 4)], times, 4) == [0, 0]
+    # A gain of five percent is enough for one reply alone.
+    assert chosen_lengths([Offer((0.26,))], times, 4) == [1]
+    assert chosen_lengths([Offer((0.45,)), Offer()], times, 4) == [0, 0]
     # A row more that seems to take no time.
     assert Offer((0.9,)).worth(0.0) > Offer((0.95,), token_s=0.1).worth(0.0) > Offer().worth(0.0)
     dear = StepTimes()

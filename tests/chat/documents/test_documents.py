@@ -233,13 +233,18 @@ def test_a_damaged_pdf_is_an_error(file, content: bytes) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to its memory")
-def test_a_bomb_ends_with_its_process(file) -> None:
-    """Three GB of drawing commands in 3 MB, which can't be held in the memory the child has."""
+def test_a_bomb_ends_with_its_process(file, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GB of drawing commands in 1 MB, which can't be held in a quarter of the memory that the child has."""
+    worker = Path(pdf_worker.__file__).read_text("utf-8")
+    small = worker.replace("MEMORY_BYTES = 2**30", "MEMORY_BYTES = 2**28")
+    assert small != worker
+    monkeypatch.setattr(documents, "_WORKER", file(small.encode(), "worker.py"))
+    assert read_pdf_text(file(pages_pdf([words("x")])), max_pages=9)
     packer, chunk = zlib.compressobj(1), b"q Q\n" * 2**18
     # A member's end isn't marked by length, so one compressed chunk after a full flush can be repeated.
     begin = packer.compress(chunk) + packer.flush(zlib.Z_FULL_FLUSH)
     repeated = packer.compress(chunk) + packer.flush(zlib.Z_FULL_FLUSH)
-    path = file(pages_pdf([begin + repeated * 3000], stream_filter=b"/Filter/FlateDecode"))
+    path = file(pages_pdf([begin + repeated * 1000], stream_filter=b"/Filter/FlateDecode"))
     with pytest.raises(DamagedDocumentError, match="more memory or time"):
         read_pdf_text(path, max_pages=9)
 

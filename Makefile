@@ -6,8 +6,9 @@ ARGS ?=
 PORT ?= 7860
 # Files and folders of tests. pytest imports the conftest.py of each folder that it is given before it starts a worker.
 TESTS ?= tests
-# Processes that `make test` spreads the tests over: one a core of two. Each imports everything, 14 s of a core.
-WORKERS ?= 2
+# Processes that `make test` spreads the tests over: one a core of two, and one for while these wait for a page, a disk
+# or a clock. Each collects everything, 3 s of a core.
+WORKERS ?= 3
 # What `make test-quick` runs: parts that need neither a browser nor a model of real size.
 QUICK := tests/test_*.py tests/cache tests/captioning/texts tests/checkpoints tests/preprocess tests/prompt \
   tests/web/rendering

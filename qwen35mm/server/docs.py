@@ -21,6 +21,7 @@ DOCS = "/docs"
 _PACKAGE = "fastapi_offline"
 # Set here, since a system's own table of types may call scripts plain text.
 _TYPES = {
+    "docs.css": "text/css; charset=utf-8",
     "docs.html": "text/html; charset=utf-8",
     "docs.js": "text/javascript; charset=utf-8",
     "swagger-ui-bundle.js": "text/javascript; charset=utf-8",

@@ -40,7 +40,7 @@ def test_all_that_the_page_loads_is_this_servers(address: str) -> None:
     addresses = Addresses(page.text)
     assert addresses.inline == [], "the policy lets no such thing run"
     loaded = [each for each in addresses.found if each != "data:,"]
-    assert len(loaded) == 3
+    assert len(loaded) == 4
     for each in loaded:
         assert urljoin(f"{address}/docs", each).startswith(f"{address}/docs/")
         file = HTTP.get(urljoin(f"{address}/docs", each))

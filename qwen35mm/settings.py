@@ -181,6 +181,14 @@ class ModelOptions:
             "more than three times.",
         ),
     ] = "auto"
+    kv_keep: Annotated[
+        str,
+        _cache(
+            metavar="SHARE",
+            help="Share of keys and values that a finished part of a prompt keeps, above 0 and up to 1 (all), or one "
+            "for each kind of token: text=1,media=0.5. Less memory and faster long chats; details may be forgotten.",
+        ),
+    ] = "1"
     kept_states: Annotated[
         str,
         _cache(
@@ -316,8 +324,8 @@ class ModelOptions:
         kv_dtype = self.kv_dtype or "auto"
         chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
         kept_states = self.kept_states or "float32"
-        chosen |= {"kv_dtype": kv_dtype, "kept_states": kept_states, "keep_weights": not self.no_disk_cache}
-        cache = CacheSettings(directory=directory, **chosen)
+        chosen |= {"kv_dtype": kv_dtype, "kv_keep": self.kv_keep or "1", "kept_states": kept_states}
+        cache = CacheSettings(directory=directory, keep_weights=not self.no_disk_cache, **chosen)
         if directory is None:
             return cache
         try:

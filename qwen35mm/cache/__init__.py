@@ -3,6 +3,7 @@
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk import DiskStore
 from qwen35mm.cache.disk_tier import DiskTier, Loaded
+from qwen35mm.cache.eviction import EvictedRows
 from qwen35mm.cache.kv_pool import KVBlockPool, OutOfBlocksError
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, plan_memory
 from qwen35mm.cache.prefix_cache import PrefixCache, Start
@@ -16,6 +17,7 @@ __all__ = [
     "Chain",
     "DiskStore",
     "DiskTier",
+    "EvictedRows",
     "KVBlockPool",
     "Loaded",
     "MemoryPlan",

@@ -14,9 +14,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
+from qwen35mm.cache.kv_keep import OFF, KVKeep
 from qwen35mm.prompt import Prompt, Segment
 
 _SEGMENT = b"qwen35mm segment 1"
@@ -32,6 +34,7 @@ class Chain:
         salt, salt_from: see `segment_addresses`.
         addresses: 32 bytes for each segment; each also covers everything before it.
         rope_deltas: the rope_delta at each segment's end.
+        row_stops: the rows of K and V that the segments up to each one keep.
     """
 
     prompt: Prompt
@@ -40,14 +43,16 @@ class Chain:
     salt_from: int
     addresses: tuple[bytes, ...]
     rope_deltas: tuple[int, ...]
+    row_stops: tuple[int, ...]
 
     @classmethod
-    def of(cls, prompt: Prompt, root: bytes, *, salt: bytes = b"", salt_from: int = 0) -> Chain:
+    def of(cls, prompt: Prompt, root: bytes, *, salt: bytes = b"", salt_from: int = 0, keep: KVKeep = OFF) -> Chain:
         """The chain of a prompt; its media must have digests."""
         addresses = segment_addresses(prompt, root, salt=salt, salt_from=salt_from)
         highest = np.maximum.accumulate(prompt.positions.max(axis=0)) if prompt.segments else np.empty(0)
         rope_deltas = tuple(int(highest[segment.stop - 1]) + 1 - segment.stop for segment in prompt.segments)
-        return cls(prompt, root, salt, salt_from, addresses, rope_deltas)
+        row_stops = tuple(accumulate(keep.rows(prompt)))
+        return cls(prompt, root, salt, salt_from, addresses, rope_deltas, row_stops)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -60,7 +65,8 @@ class Chain:
         """The chain of the segments that end within the first `num_tokens` tokens."""
         num = bisect_right(self.segments, num_tokens, key=lambda segment: segment.stop)
         prompt = replace(self.prompt, segments=self.segments[:num])
-        return replace(self, prompt=prompt, addresses=self.addresses[:num], rope_deltas=self.rope_deltas[:num])
+        lists = {name: getattr(self, name)[:num] for name in ("addresses", "rope_deltas", "row_stops")}
+        return replace(self, prompt=prompt, **lists)
 
     def parent(self, index: int) -> bytes:
         """The address before segment `index`: the root for the first."""
@@ -78,6 +84,14 @@ class Chain:
     def stop(self, num_segments: int) -> int:
         """Number of tokens in the first `num_segments` segments."""
         return self.segments[num_segments - 1].stop if num_segments else 0
+
+    def row_stop(self, num_segments: int) -> int:
+        """Rows of K and V of the first `num_segments` segments."""
+        return self.row_stops[num_segments - 1] if num_segments else 0
+
+    def num_rows(self, index: int) -> int:
+        """Rows of K and V of one segment."""
+        return self.row_stops[index] - self.row_stop(index)
 
     def first_address(self, root: bytes) -> bytes:
         """The first segment's address under another root."""

@@ -166,7 +166,7 @@ class DiskTier:
             fits = self._pools.states.fits(tensors)
         else:
             ids, token_ids = chain.ids(index), tensors.pop("token_ids", torch.empty(0))
-            fits = np.array_equal(token_ids.numpy(), ids) and self._pools.kv.fits(tensors, len(ids))
+            fits = np.array_equal(token_ids.numpy(), ids) and self._pools.kv.fits(tensors, chain.num_rows(index))
         if fits:
             return tensors
         logger.warning("a %s entry on the disk is not what its address says; it is computed again", kind)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from qwen35mm.cache.eviction import EvictedRows, key_scores
 from qwen35mm.cache.kv_files import map_tensors
 from qwen35mm.cache.placement import Devices, layer_devices, mib, moved, stack, to_device
 from qwen35mm.config import ModelConfig
@@ -245,6 +246,17 @@ class KVBlockPool:
                 for index in layers:
                     for each, name in zip(pairs[index], ("k", "v"), strict=True):
                         each.index_copy_(0, part["rows"], part[f"{name}{index}"])
+
+    def keep(self, blocks: Sequence[int], start: int, stop: int, kept: EvictedRows) -> None:
+        """Moves the rows that each head keeps of places `start` to `stop` to the first of these places, in order."""
+        rows = self._rows(blocks, start, stop)
+        there = {device: moved(rows, device) for device in self._by_device}
+        for pair in self.layers.values():
+            places = there[pair[0].device]
+            k, v = (each.index_select(0, places) for each in pair)
+            chosen = kept.choose(key_scores(self.formats[0].dequantise(k, torch.float32)))[..., None]
+            for rows_of, each in zip(pair, (k, v), strict=True):
+                rows_of.index_copy_(0, places[: len(chosen)], each.gather(0, chosen.expand(-1, -1, each.shape[-1])))
 
     def _rows(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
         """The pool's rows (one per token) for places `start` to `stop` of these blocks."""

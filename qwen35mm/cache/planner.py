@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from qwen35mm.cache.kv_files import file_room
+from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.cache.kv_types import AUTO, check_kv_formats, kv_formats_of
 from qwen35mm.cache.placement import Devices, largest_share, layer_devices, mib
 from qwen35mm.cgroups import CGROUPS, OWN_CGROUP, control_groups, read_words
@@ -45,6 +46,8 @@ class CacheSettings:
         disk_bytes: most bytes in the directory.
         kv_dtype: type of keys and values: `auto` (the model's dtype), bf16, f16, float32, fp8, fp8_e5m2, int8, int4,
             int4r, tq4 or tq3, or one for each: `k=int8,v=int4`. It decides bits, so another value needs another cache.
+        kv_keep: share of keys and values that a finished segment keeps, above 0 and up to 1 (all), or one for each kind
+            of token: `text=1,media=0.5`. It decides bits, too.
         kept_states: dtype of checkpoints' recurrent states: float32, or bf16, which takes half the memory. It decides
             bits, too: computation continues after a cut from the rounded state.
         reuse: whether the cache keeps anything after a request.
@@ -63,6 +66,7 @@ class CacheSettings:
     reuse: bool = True
     keep_weights: bool = True
     kv_dtype: str = AUTO
+    kv_keep: str = "1"
     kept_states: str = "float32"
     kv_directory: Path | None = None
 
@@ -81,8 +85,14 @@ class CacheSettings:
             elif not isinstance(folder, Path | None):
                 raise ConfigError(f"{name} must be a folder, or None; got {folder!r}.")
         kv_formats_of(self.kv_dtype, torch.bfloat16)
+        KVKeep.of(self.kv_keep)
         if not (isinstance(self.kept_states, str) and self.kept_states in KEPT_STATES):
             raise ConfigError(f"States are kept as {' or '.join(KEPT_STATES)}; got {self.kept_states!r}.")
+
+    @property
+    def keep(self) -> KVKeep:
+        """The shares of `kv_keep`."""
+        return KVKeep.of(self.kv_keep)
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -113,7 +123,8 @@ class MemoryPlan:
 
     Attributes:
         context_length: most tokens of one sequence; at least one such sequence fits.
-        num_kv_tokens: tokens in the KV pool, a multiple of its block size.
+        context_rows: most rows of K and V of one sequence; fewer than its tokens where finished segments keep a share.
+        num_kv_tokens: rows in the KV pool, a multiple of its block size.
         kv_bytes: KV of those tokens in all full-attention layers.
         kv_token_bytes: KV of one token.
         num_slots: running sequences.
@@ -140,6 +151,7 @@ class MemoryPlan:
     vision_bytes: int
     host_kv_bytes: int
     device: str
+    context_rows: int
     weights_bytes: int = 0
     work_bytes: int = 0
     runtime_bytes: int = 0
@@ -173,9 +185,10 @@ class MemoryPlan:
         host = f", {mib(self.host_kv_bytes)} of KV in host memory" if self.host_kv_bytes else ""
         there = f" ({mib(self.device_state_bytes)} of them also there)" if self.device_state_bytes else ""
         file = f" in a file in {self.kv_directory}" if self.kv_directory is not None else ""
+        kept = "" if self.context_rows == self.context_length else f" with KV of {self.context_rows:,}"
         return (
             f"Cache on {self.device}: KV of {self.num_kv_tokens:,} tokens x {_kib(self.kv_token_bytes)} = "
-            f"{mib(self.kv_bytes)}{file} (one context: {self.context_length:,} tokens), running states of "
+            f"{mib(self.kv_bytes)}{file} (one context: {self.context_length:,} tokens{kept}), running states of "
             f"{self.num_slots} slots and one commit {mib(self.slot_bytes)}; kept at most: {mib(self.state_bytes)} of "
             f"states{there}, {mib(self.vision_bytes)} of vision embeddings{host}; with {mib(self.weights_bytes)} of "
             f"weights and {mib(self.work_bytes)} to compute with, {mib(self.total_bytes)} in all."
@@ -240,7 +253,8 @@ def plan_memory(
     check_kv_formats(formats, config.text, used)
     token_bytes = config.kv_bytes_per_token(*formats)
     block_bytes = block_size * token_bytes
-    context_bytes = -(-context_length // block_size) * block_bytes
+    context_rows = settings.keep.most_rows(context_length)
+    context_bytes = -(-context_rows // block_size) * block_bytes
     one_state = config.state_bytes(dtype)
     shares_states = on_cpu and settings.reuse
     slot_bytes = (num_slots + 1 + (0 if shares_states else num_drafts)) * one_state
@@ -259,7 +273,7 @@ def plan_memory(
         share = min(share, _MAX_CONTEXTS * context_bytes)
         kv_bytes = max(context_bytes, share if on_cpu else min(share, available_bytes - running_bytes))
     context = (
-        f"one sequence of {context_length:,} tokens needs {mib(context_bytes)} ({context_length:,} x "
+        f"one sequence of {context_length:,} tokens needs {mib(context_bytes)} ({context_rows:,} x "
         f"{_kib(token_bytes)} of KV a token, in blocks of {block_size})"
     )
     if kv_bytes < context_bytes:
@@ -321,6 +335,7 @@ def plan_memory(
         device_state_bytes = max(min(_DEVICE_STATES * one_state, available_bytes // 16, state_bytes, left), 0)
     return MemoryPlan(
         context_length=context_length,
+        context_rows=context_rows,
         num_kv_tokens=num_kv_tokens,
         kv_bytes=kv_bytes,
         kv_token_bytes=token_bytes,

@@ -127,6 +127,7 @@ class PrefixCache:
             there = self._pools.states.on_device(state)
             self._pools.states.load(sequence.slot, there)
             sequence.rope_delta = chain.rope_deltas[num_segments - 1]
+            sequence.num_evicted = chain.stop(num_segments) - chain.row_stop(num_segments)
             self._pin(chain, num_segments, start, is_new=False)
             self._index.touch(addresses)
             for each in (state, there):
@@ -153,7 +154,7 @@ class PrefixCache:
         Args:
             on_disk: whether both may be written to disk.
         """
-        assert sequence.length == chain.segments[index].stop, "a segment is published at its end"
+        assert sequence.length == chain.row_stops[index], "a segment is published at its end"
         if self._pin(chain, index + 1, start, is_new=on_disk) and keep_state:
             if chain.addresses[index] not in self.states:
                 self.states.make_room(self._pools.states.slot_bytes)
@@ -239,24 +240,22 @@ class PrefixCache:
         found = [self._index.get(chain, index) for index in range(num_segments)]
         shared: list[CachedSegment] = []
         # Copies, taken before anything is allocated: an allocation may evict the originals.
-        copies: list[tuple[Tier, Tensors]] = []
+        copies: list[Tensors] = []
+        tokens_from: Counter[Tier] = Counter()
         for index, segment in enumerate(found):
+            tier: Tier = "disk" if segment is None else "host" if segment.blocks is None else "device"
+            tokens_from[tier] += len(chain.ids(index))
             if segment is None:
-                copies.append(("disk", loaded[index]))
-            elif segment.blocks is None:
-                copies.append(("host", self._kv_of(segment)))
-            elif copies:
-                copies.append(("device", self._kv_of(segment)))
+                copies.append(loaded[index])
+            elif segment.blocks is None or copies:
+                copies.append(self._kv_of(segment))
             else:
                 shared.append(segment)
-        tokens_from: Counter[Tier] = Counter()
         if shared:
             sequence.adopt(_overlay(shared, self._pools.kv.block_size), shared[-1].stop)
-            tokens_from["device"] = shared[-1].stop
-        for tier, tensors in copies:
+        for tensors in copies:
             sequence.append(tensors)
-            tokens_from[tier] += tensors["k"].shape[1]
-        assert sequence.length == chain.stop(num_segments), "a sequence of another length"
+        assert sequence.length == chain.row_stop(num_segments), "a sequence of another length"
         return dict(tokens_from)
 
     def _pin(self, chain: Chain, num_segments: int, start: Start, *, is_new: bool) -> bool:
@@ -270,18 +269,19 @@ class PrefixCache:
             False if an address has other content. SHA-256 doesn't collide in practice, but we check.
         """
         for index in range(len(start.pinned), num_segments):
-            bounds, address = chain.segments[index], chain.addresses[index]
+            start_row, address = chain.row_stop(index), chain.addresses[index]
             segment = self._index.get(chain, index)
             if segment is None:
                 if self._index.find(address) is not None:
                     return False
                 ids = chain.ids(index).copy()
-                segment = CachedSegment(address, chain.parent(index), ids, bounds.start, chain.salt_of(index))
+                rows = start_row, chain.num_rows(index)
+                segment = CachedSegment(address, chain.parent(index), ids, *rows, chain.salt_of(index))
                 self._index.add(segment)
                 if self._disk is not None and is_new:
                     self._disk.mark("kv", address, self._kv_tensors)
             if segment.blocks is None:
-                segment.blocks = start.sequence.share(bounds.start, bounds.stop)
+                segment.blocks = start.sequence.share(start_row, chain.row_stops[index])
                 self._host_kv.pop(address)
             segment.pins += 1
             start.pinned.append(segment)
@@ -318,7 +318,7 @@ class PrefixCache:
     def _evict(self, segment: CachedSegment) -> None:
         """Moves a segment's KV to host memory if its budget allows, else removes the segment."""
         assert segment.blocks is not None
-        if len(segment.token_ids) * self._pools.kv.token_bytes > self._host_kv.max_bytes:
+        if segment.num_rows * self._pools.kv.token_bytes > self._host_kv.max_bytes:
             self._remove(segment)
             return
         self._host_kv.put(segment.address, self._kv_of(segment), is_new=False)
@@ -349,7 +349,7 @@ class PrefixCache:
             assert host_kv is not None, "a segment has lost its KV"
             return host_kv
         offset = segment.start % self._pools.kv.block_size
-        return self._pools.kv.export(segment.blocks, offset, offset + len(segment.token_ids))
+        return self._pools.kv.export(segment.blocks, offset, offset + segment.num_rows)
 
     def _kv_tensors(self, address: bytes) -> Tensors | None:
         segment = self._index.find(address)

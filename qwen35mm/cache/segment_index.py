@@ -22,7 +22,8 @@ class CachedSegment:
     Attributes:
         parent: the address before it; the root for a first segment.
         token_ids: int64, compared on a cache hit.
-        start: its first token's place in the sequence.
+        start: its first row's place in the sequence.
+        num_rows: rows of K and V; less than its tokens if some were evicted.
         salt: its tenant's; empty if all tenants share it.
         blocks: its blocks in the KV pool; it may share the first and last with its neighbours. None once its KV was
             evicted to host memory.
@@ -33,13 +34,14 @@ class CachedSegment:
     parent: bytes
     token_ids: np.ndarray
     start: int
+    num_rows: int
     salt: bytes = b""
     blocks: tuple[int, ...] | None = None
     pins: int = 0
 
     @property
     def stop(self) -> int:
-        return self.start + len(self.token_ids)
+        return self.start + self.num_rows
 
 
 class SegmentIndex:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from qwen35mm.cache.eviction import EvictedRows
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE, KVBlockPool
 from qwen35mm.cache.kv_types import kv_formats_of
 from qwen35mm.cache.placement import Devices
@@ -26,11 +27,12 @@ class SequenceCache:
     Attributes:
         rope_delta: next M-RoPE position minus next cache_position, after the prompt; it belongs to the cached tokens
             and moves with them.
+        num_evicted: tokens whose keys and values were evicted; moves with the cached tokens, too.
         table_key: a new object whenever `block_table` changes.
     """
 
     def __init__(self, pools: CachePools, *, slot: int) -> None:
-        self.rope_delta = 0
+        self.rope_delta = self.num_evicted = 0
         self._pools = pools
         self._slot: int | None = slot
         self._draft_slots: list[int] = []
@@ -44,13 +46,18 @@ class SequenceCache:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache; the cache_position of the next one."""
+        """Rows of keys and values; the place of the next token's."""
         return self._length
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens so far, also those without keys and values; the cache_position of the next one."""
+        return self._length + self.num_evicted
+
+    @property
     def next_position(self) -> int:
-        """The next text token's M-RoPE position (all three rows): length + rope_delta."""
-        return self._length + self.rope_delta
+        """The next text token's M-RoPE position (all three rows): cache_position + rope_delta."""
+        return self.num_tokens + self.rope_delta
 
     @property
     def slot(self) -> int:
@@ -79,7 +86,7 @@ class SequenceCache:
         return self._blocks[:]
 
     def row(self, place: int) -> int:
-        """The pool's row for a cache_position; there must be room for it."""
+        """The pool's row for a place of this sequence; there must be room for it."""
         return self._blocks[place // self.block_size] * self.block_size + place % self.block_size
 
     @property
@@ -112,6 +119,20 @@ class SequenceCache:
         """Counts `num_tokens` more as cached, after every layer has processed them."""
         assert self._length + num_tokens <= len(self._blocks) * self._pools.kv.block_size, "advance without prepare"
         self._length += num_tokens
+
+    def evict(self, rows: EvictedRows) -> None:
+        """Keeps some of the newest rows, those of a segment that has just ended, and frees the others' places."""
+        pool, start = self._pools.kv, self._length - rows.num_tokens
+        assert start >= self._shared, "rows that others share are evicted"
+        pool.keep(self._blocks, start, self._length, rows)
+        self._length = self._claimed = start + rows.num_kept
+        self.num_evicted += rows.num_tokens - rows.num_kept
+        unused = self._blocks[pool.blocks_for(self._length) :]
+        if unused:
+            pool.allocator.release(unused)
+            self._blocks, self.table_key = self._blocks[: -len(unused)], object()
+        if self._length % pool.block_size:
+            pool.filled[self._blocks[-1]] = self._length % pool.block_size
 
     def borrow(self, num_drafts: int) -> None:
         """Borrows slots for a step of one token and `num_drafts` drafted ones; there must be so many spare slots."""

@@ -133,11 +133,12 @@ async def _answer(
 def _describe_cache(num_prompt_tokens: int, cache: CacheReport) -> str:
     tiers = "".join(f", {count:,} from {tier}" for tier, count in cache.cached_from.items() if count)
     missed = f", no more because of {cache.miss}" if cache.miss else ""
+    evicted = f", without {cache.num_evicted_tokens:,} tokens' keys and values" if cache.num_evicted_tokens else ""
     return (
         f"{cache.num_cached_tokens:,} of {num_prompt_tokens:,} prompt tokens were in the cache{tiers}{missed}; "
         f"{cache.num_encoded_units} vision units encoded, {cache.num_cached_units} in the cache; "
         f"{cache.prefill_s:.2f} s for the prompt, {cache.decode_s:.2f} s for the reply, "
-        f"{cache.cache_bytes / 2**20:,.1f} MiB held"
+        f"{cache.cache_bytes / 2**20:,.1f} MiB held{evicted}"
     )
 
 

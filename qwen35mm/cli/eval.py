@@ -24,7 +24,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Formats with commas between: bf16, float32, int8, int4; auto is as a quantised checkpoint has them. "
-            "Without it int8,int4, or none beside --kv-dtype.",
+            "Without it int8,int4, or none beside --kv-dtype and --kv-keep.",
             metavar="FORMATS",
         ),
     ] = None,
@@ -33,6 +33,13 @@ def evaluate(
         typer.Option(
             help="A type of keys and values, as for chat, beside the reference's weights; may be repeated.",
             metavar="TYPE",
+        ),
+    ] = None,
+    kv_keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A share of keys and values to keep, as for chat, beside the reference's weights; may be repeated.",
+            metavar="SHARE",
         ),
     ] = None,
     model: Annotated[
@@ -63,7 +70,7 @@ def evaluate(
 ) -> None:
     """Measure what formats of weights and KV cost, in KL divergence, perplexity and right answers."""
     if weights is None:
-        weights = "" if kv_dtype else "int8,int4"
+        weights = "" if kv_dtype or kv_keep else "int8,int4"
     words = None if text is None else _read(text)
     with quick_imports():
         from rich.console import Console
@@ -81,6 +88,7 @@ def evaluate(
             [name.strip() for name in weights.split(",") if name.strip()],
             reference=reference,
             kv_dtypes=kv_dtype or (),
+            kv_keeps=kv_keep or (),
             text=words,
             max_tokens=tokens if context is None else max(tokens, context),
             context=context,
@@ -115,6 +123,8 @@ def _read(path: Path) -> str:
 def _divergences(results: list[Result]) -> Table:
     from rich.table import Table
 
+    from qwen35mm.evaluation.compare import ALL
+
     table = Table(title=f"{results[0].divergence.num_tokens:,} tokens, against {results[0].weights}; KL in nats")
     for name in ("weights", "KV", "MiB", "KL mean", "KL 99%", "KL max", "same first, %", "perplexity"):
         table.add_column(name, justify="left" if name in ("weights", "KV") else "right")
@@ -122,9 +132,9 @@ def _divergences(results: list[Result]) -> Table:
         found = result.divergence
         kl = (f"{number:.5f}" for number in (found.kl_mean, found.kl_p99, found.kl_max))
         first = f"{found.top1_percent:.2f}"
-        table.add_row(
-            result.weights, result.kv_dtype, f"{result.num_bytes / 2**20:,.1f}", *kl, first, f"{found.perplexity:.4f}"
-        )
+        kv = result.kv_dtype if result.kv_keep == ALL else result.kv_keep
+        size, perplexity = f"{result.num_bytes / 2**20:,.1f}", f"{found.perplexity:.4f}"
+        table.add_row(result.weights, kv, size, *kl, first, perplexity)
     return table
 
 
@@ -158,7 +168,9 @@ def _skills(results: list[Result]) -> Table:
 
 
 def _name(result: Result) -> str:
-    return result.weights if result.kv_dtype == "auto" else f"KV {result.kv_dtype}"
+    from qwen35mm.evaluation.compare import result_name
+
+    return result_name(result.weights, result.kv_dtype, result.kv_keep)
 
 
 def _accuracy(result: Result, skill: str, is_reference: bool) -> str:

@@ -17,6 +17,7 @@ class CacheReport:
     Attributes:
         num_cached_tokens: prompt tokens that weren't computed; `cached_from` counts them by tier.
         num_prefilled_tokens: prompt tokens that were computed.
+        num_evicted_tokens: prompt tokens whose keys and values are not kept any more (`CacheSettings.kv_keep`).
         miss: why no more was found; None if only the prompt's tail, which is never addressed, was computed.
         num_encoded_units, num_cached_units: vision units (an image, or some temporal patches of a video) that the
             vision tower encoded, and those whose embeddings were cached; units inside cached tokens count in neither.
@@ -29,6 +30,7 @@ class CacheReport:
     num_cached_tokens: int = 0
     cached_from: Mapping[Tier, int] = field(default_factory=dict)
     num_prefilled_tokens: int = 0
+    num_evicted_tokens: int = 0
     miss: MissReason | None = None
     num_encoded_units: int = 0
     num_cached_units: int = 0

@@ -82,7 +82,8 @@ class Decoder:
 
     def __init__(self, runtime: Runtime, banned_ids: Iterable[int], *, batch_invariant: bool) -> None:
         self._model, self._pools = runtime.model, runtime.pools
-        self._context_length = runtime.context_length
+        # Both end a sequence: so many tokens, and so many rows of keys and values.
+        self._context_length, self._context_rows = runtime.context_length, runtime.plan.context_rows
         vocab_size = runtime.loaded.config.text.vocab_size
         num_rows = self._pools.states.num_slots
         self.sampler = Sampler(num_rows, vocab_size, banned_ids, self._model.head_device)
@@ -91,7 +92,7 @@ class Decoder:
         self._graph_memory = shared_memory(self._model)
         self._mtp: MTPDrafter | None = None
         if self._num_drafts and self._model.mtp is not None:
-            sizes = {"num_sequences": runtime.slots, "context_length": runtime.context_length}
+            sizes = {"num_sequences": runtime.slots, "context_rows": runtime.plan.context_rows}
             self._mtp = MTPDrafter(self._model, self._pools, self._graph_memory, **sizes)
         self._draft_time = DraftTime()
         # The last step's rows, seconds and replies; counted once these have drawn.
@@ -177,7 +178,7 @@ class Decoder:
             Whether there is room. False if a single reply finds none: then a prompt must give way.
         """
         for reply in list(self.running):
-            while reply in self.running and reply.cache.length < self._context_length:
+            while reply in self.running and self._room_after(reply) > 0:
                 try:
                     reply.cache.prepare(1)
                     break
@@ -249,7 +250,12 @@ class Decoder:
         """Whether a reply may need another token after the one in flight."""
         limit = reply.request.params.max_tokens
         num_tokens = len(reply.output.token_ids) + flying
-        return reply.cache.length < self._context_length and (limit is None or num_tokens < limit)
+        return self._room_after(reply) > 0 and (limit is None or num_tokens < limit)
+
+    def _room_after(self, reply: Reply) -> int:
+        """How many more of a reply's tokens its context holds."""
+        cache = reply.cache
+        return min(self._context_length - cache.num_tokens, self._context_rows - cache.length)
 
     def _drafts(self, replies: Sequence[Reply]) -> list[tuple[int, ...]]:
         """Each reply's drafted tokens of the next step, with room for them; none where they wouldn't pay."""
@@ -306,7 +312,7 @@ class Decoder:
     def _most_drafts(self, reply: Reply) -> int:
         """How many tokens a reply may say after its next one."""
         limit, num_tokens = reply.request.params.max_tokens, len(reply.output.token_ids)
-        left = self._context_length - reply.cache.length - 1
+        left = self._room_after(reply) - 1
         return max(min(self._num_drafts, left if limit is None else min(left, limit - num_tokens - 1)), 0)
 
     def _room_for(self, reply: Reply, length: int) -> int:
@@ -342,7 +348,7 @@ class Decoder:
     def _graph(self, size: int, *, has_drafts: bool) -> StepGraph:
         key = size, has_drafts
         if key not in self._graphs:
-            max_blocks = self._pools.kv.blocks_for(self._context_length)
+            max_blocks = self._pools.kv.blocks_for(self._context_rows)
             arguments = self._model, self._pools, self.sampler, size, max_blocks
             self._graphs[key] = StepGraph(*arguments, has_drafts=has_drafts, memory=self._graph_memory)
         return self._graphs[key]

@@ -233,8 +233,8 @@ class Engine:
         if not self._waiting or self._decoder.preempted or len(self._running) >= self.runtime.slots:
             return None
         request = next(iter(self._waiting.values()))
-        prompts = [each.prompt.token_ids for each in (*(reply.request for reply in self._prefilling), request)]
-        if self._running and not self._decoder.has_room(*map(len, prompts)):
+        prompts = [each.prompt for each in (*(reply.request for reply in self._prefilling), request)]
+        if self._running and not self._decoder.has_room(*map(self.runtime.kv_keep.all_rows, prompts)):
             return None
         return request
 
@@ -375,7 +375,7 @@ class Engine:
         try:
             if result.logits is not None:
                 self.runtime.check_numbers(result.logits)
-            deltas = reply.take(result, self._decoder.sampler, self.context_length)
+            deltas = reply.take(result, self._decoder.sampler, self.context_length, self.runtime.plan.context_rows)
         except Exception as error:
             return self._fail(error, reply)
         outputs = [StepOutput(request_id, delta) for delta in deltas]

@@ -16,7 +16,9 @@ from qwen35mm.model.activations import (
     prefill_bytes,
     vision_bytes,
 )
+from qwen35mm.prompt.segments import MAX_RUN, MAX_UNCUT_SPAN
 from qwen35mm_kernels.cpu.native.attention_prefill import uses_tiles
+from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess import MediaBudget
 
 # Without a budget, a medium's limit in transformers' processors: 16.7 million pixels.
@@ -30,6 +32,8 @@ PROMPT_TOKEN_BYTES = 704
 _INPUT_TOKEN_BYTES = 4 * 8
 # Bytes of torch's masks for a block of 256 queries per token of context. Measured.
 _MASK_TOKEN_BYTES = 256 * 7
+# Of keys in float32 at a time, while they are scored.
+_SCORED_COPIES = 3
 # glibc keeps freed blocks of up to 32 MiB: two of them were measured.
 _KEPT_BYTES = 2 * 32 * 2**20
 
@@ -70,7 +74,8 @@ def plan_engine(
         available_bytes=available_bytes,
         limit_bytes=limit_bytes,
         weights_bytes=weights_bytes,
-        work_bytes=work_bytes(config, dtype, settings, budget, first, context_length),
+        work_bytes=work_bytes(config, dtype, settings, budget, first, context_length)
+        + (eviction_bytes(config, cache.kv_formats(dtype)) if cache.keep.evicts else 0),
         runtime_bytes=runtime_bytes + context_length * PROMPT_TOKEN_BYTES,
     )
 
@@ -99,6 +104,14 @@ def work_bytes(
     running, paused = media_bytes(config, dtype, budget), media_bytes(config, dtype, budget, is_paused=True)
     others = rows * (paused_prefill_bytes(config, dtype, chunk_tokens) + context_length * _INPUT_TOKEN_BYTES)
     return max(chunk + paused, running) + others + logits_bytes(config, rows + drafts, dtype) + tables
+
+
+def eviction_bytes(config: ModelConfig, formats: KVFormats) -> int:
+    """Bytes that choosing and moving the longest segment's kept rows takes, one layer at a time."""
+    text = config.text
+    rows = 2 * sum(format.row_bytes(text.head_dim) for format in formats)
+    floats = _SCORED_COPIES * text.head_dim * torch.float32.itemsize
+    return (MAX_RUN + MAX_UNCUT_SPAN) * text.num_key_value_heads * (rows + floats)
 
 
 def _tiles_bytes(config: ModelConfig, dtype: torch.dtype, context_length: int) -> int:

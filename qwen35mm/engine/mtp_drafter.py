@@ -70,11 +70,11 @@ class MTPDrafter:
     """
 
     def __init__(
-        self, model: Qwen35Model, pools: CachePools, memory: Any, *, num_sequences: int, context_length: int
+        self, model: Qwen35Model, pools: CachePools, memory: Any, *, num_sequences: int, context_rows: int
     ) -> None:
         """num_sequences: the most in one call; memory: see `StepGraph`."""
         self._model, self._pools, self._memory = model, pools, memory
-        max_blocks = pools.kv.blocks_for(context_length)
+        max_blocks = pools.kv.blocks_for(context_rows)
         mtp_device = model.layer_devices[-1]
         width = model.config.text.hidden_size
         self._table = torch.zeros(num_sequences, max_blocks, dtype=torch.int32, device=mtp_device)
@@ -121,7 +121,7 @@ class MTPDrafter:
             return
         places = self._places(each)[:count]
         token_ids = torch.tensor(unseen.token_ids[:count], device=self._model.device)
-        positions = torch.tensor([place + each.cache.rope_delta for place in places], device=self._model.device)
+        positions = torch.tensor([_position(each.cache, place) for place in places], device=self._model.device)
         rows = torch.tensor([each.cache.row(place) for place in places], device=self._model.device)
         batch = Batch(
             self._model.embed_tokens(token_ids),
@@ -139,7 +139,7 @@ class MTPDrafter:
 
     @staticmethod
     def _places(each: Wanted) -> range:
-        """The cache positions of the unseen tokens."""
+        """The places of the unseen tokens' keys and values."""
         stop = each.cache.length + 1
         return range(stop - len(each.unseen.token_ids), stop)
 
@@ -155,7 +155,7 @@ class MTPDrafter:
         numbers, last = [], []
         for each in wanted:
             for place, token_id in zip(self._places(each), each.unseen.token_ids, strict=True):
-                numbers.append((token_id, place + each.cache.rope_delta, each.cache.row(place)))
+                numbers.append((token_id, _position(each.cache, place), each.cache.row(place)))
             last.append(len(numbers) - 1)
         made = self._pass(len(numbers), len(wanted), is_first=True)
         made.hidden.copy_(torch.stack([state for each in wanted for state in each.unseen.hidden]))
@@ -165,7 +165,8 @@ class MTPDrafter:
         """Runs the last drafts, `step` places behind the newest tokens."""
         made = self._pass(len(caches), len(caches), is_first=False)
         places = [cache.length + step for cache in caches]
-        numbers = [(0, place + cache.rope_delta, cache.row(place)) for place, cache in zip(places, caches, strict=True)]
+        pairs = zip(places, caches, strict=True)
+        numbers = [(0, _position(cache, place), cache.row(place)) for place, cache in pairs]
         made.run(numbers, [place + 1 for place in places], range(len(caches)))
 
     def _pass(self, num_rows: int, num_sequences: int, *, is_first: bool) -> _Pass:
@@ -176,6 +177,11 @@ class MTPDrafter:
             given = self._model, self._pools, self._memory, num_rows, table
             self._passes[key] = _Pass(*given, *outputs, is_first=is_first)
         return self._passes[key]
+
+
+def _position(cache: SequenceCache, place: int) -> int:
+    """The M-RoPE position of a token whose keys and values are at a place of the sequence, after the prompt."""
+    return place + cache.num_evicted + cache.rope_delta
 
 
 class _Pass:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from qwen35mm.cache import Chain, OutOfBlocksError, SequenceCache, Start
+from qwen35mm.cache import Chain, EvictedRows, OutOfBlocksError, SequenceCache, Start
 from qwen35mm.cache.placement import moved
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.contract import CacheReport, Progress, PromptRead
@@ -65,7 +65,8 @@ class Prefill:
         self.last_hidden: torch.Tensor | None = None
         self._runtime = runtime
         self._prompt = source.prompt
-        self._chain = Chain.of(source.prompt, runtime.root, salt=source.salt, salt_from=source.salt_from)
+        salt = {"salt": source.salt, "salt_from": source.salt_from}
+        self._chain = Chain.of(source.prompt, runtime.root, **salt, keep=runtime.kv_keep)
         self._stop = len(source.prompt.token_ids) if with_tail else source.prompt.tail_start
         self._reader: PromptReader | None = None
         if reading is not None:
@@ -183,6 +184,7 @@ class Prefill:
             num_cached_tokens=num_cached,
             cached_from=dict(self.start.tokens_from),
             num_prefilled_tokens=len(self._prompt.token_ids) - num_cached,
+            num_evicted_tokens=self.start.sequence.num_evicted,
             miss=self.start.miss,
             num_encoded_units=self._num_encoded_units,
             num_cached_units=self._num_cached_units,
@@ -332,7 +334,9 @@ class Prefill:
             cache.advance(stop - begin)
             if segment_index is not None:
                 self._runtime.pools.states.round_to_kept(cache.slot)
-            if segment_index is not None:
+                rows = EvictedRows.of(prompt, segment_index, self._runtime.kv_keep)
+                if rows is not None:
+                    cache.evict(rows)
                 if self._keeps:
                     self._publish(start, segment_index, num_seen)
                 self._segment_index = segment_index + 1

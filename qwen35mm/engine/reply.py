@@ -155,12 +155,17 @@ class Reply:
         found = self._repeats.following(most)
         return None if found is None else Draft(tuple(found[0]), found[1], len(said))
 
-    def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
-        """Takes or chooses the next token, and further ones while drafts are right; returns the text they complete."""
+    def take(self, result: StepResult, sampler: Sampler, context_length: int, context_rows: int) -> list[TextDelta]:
+        """Takes or chooses the next token, and further ones while drafts are right; returns the text they complete.
+
+        Args:
+            context_length, context_rows: most tokens of a sequence, and most rows of its keys and values.
+        """
+        room = min(context_length, context_rows + self.cache.num_evicted) - len(self.request.prompt.token_ids)
         deltas, accepted, before_s = [], 0, time.monotonic()
         for row, draft in enumerate((*result.drafts, None)):
             logits = None if result.logits is None else result.logits[row]
-            deltas += self._take_one(result.token_id, logits, sampler, context_length)
+            deltas += self._take_one(result.token_id, logits, sampler, room)
             if self.last_token_id != draft or self.output.finish_reason is not None:
                 break
             accepted += 1
@@ -174,7 +179,7 @@ class Reply:
         return deltas
 
     def _take_one(
-        self, token_id: int | None, logits: torch.Tensor | None, sampler: Sampler, context_length: int
+        self, token_id: int | None, logits: torch.Tensor | None, sampler: Sampler, room: int
     ) -> list[TextDelta]:
         output = self.output
         self.last_token_id = self._choose(logits, sampler) if token_id is None else token_id
@@ -183,7 +188,7 @@ class Reply:
         logprob = None if logits is None else self._logprob(logits, self.last_token_id)
         deltas = output.push(self.last_token_id, self._last_token_s, logprob)
         # The new token needs room in the cache before another can follow.
-        if len(self.request.prompt.token_ids) + len(output.token_ids) > context_length:
+        if len(output.token_ids) > room:
             deltas += output.close("length")
         return deltas
 
@@ -244,7 +249,7 @@ class Reply:
             cache.free()
             raise
         pools.states.load(cache.slot, states)
-        cache.rope_delta = self.cache.rope_delta
+        cache.rope_delta, cache.num_evicted = self.cache.rope_delta, self.cache.num_evicted
         self._resumed, self._preempted = cache, None
 
     def prefilled(self) -> Prefilled:

@@ -63,6 +63,7 @@ class Runtime:
         root: the fingerprint from which all addresses are derived.
         reuse: whether the cache keeps anything after a request.
         cache_settings: among others, the types of cached keys, values and states.
+        kv_keep: how many keys and values a finished segment keeps.
         slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
 
     Raises:
@@ -86,7 +87,7 @@ class Runtime:
         self.context_length = settings.context_length_of(config.text)
         self.chunk_tokens = settings.chunk_tokens_on(model.device)
         self.slots = settings.slots
-        self.reuse, self.cache_settings = cache.reuse, cache
+        self.reuse, self.cache_settings, self.kv_keep = cache.reuse, cache, cache.keep
         self.reader = reader
         self.plan = plan = plan_engine(
             config,
@@ -192,6 +193,7 @@ def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: 
             "block_size": DEFAULT_BLOCK_SIZE,
             "chunk_tokens": chunk_tokens,
             "kv": [format.name for format in kv_formats],
+            "kv_keep": str(cache.keep),
             "kept_states": cache.kept_states,
             "mtp": loaded.config.text.runs_mtp,
             "rope": asdict(loaded.config.text.rope),

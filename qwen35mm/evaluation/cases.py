@@ -61,10 +61,11 @@ def make_cases(skill: str, count: int, split: Split, seed: int = EVAL_SEED) -> l
             Case(skill, _with_files(rng, typed.messages()), typed.good, typed.is_right, plain_answer=False)
             for typed in chosen
         ]
-    return [_case(rng, skill, SKILLS[skill].sample(rng, split)) for _ in range(count)]
+    return [sample_case(rng, skill, SKILLS[skill].sample(rng, split)) for _ in range(count)]
 
 
-def _case(rng: random.Random, skill: str, sample: Sample) -> Case:
+def sample_case(rng: random.Random, skill: str, sample: Sample) -> Case:
+    """The case of a drawn conversation; its scenes become files."""
     last = sample.messages[-1]
     grade, expected = GRADERS[sample.grade], answer_text(last)
     return Case(

@@ -24,6 +24,8 @@ REFERENCES = ("bf16", "float32")
 # `auto` keeps the format of a quantised checkpoint.
 FORMATS = (*REFERENCES, *INTEGER_FORMATS, "auto")
 DEFAULT_TEXT = "evaluation.txt"
+# Of keys and values.
+ALL = "1"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Result:
     """The result of one format.
 
     Attributes:
-        kv_dtype: the type of keys and values (see CacheSettings).
+        kv_dtype, kv_keep: the type of keys and values, and the share that is kept (see CacheSettings).
         num_bytes: size of the weights.
         kv_token_bytes: size of one token's K and V.
         divergence: from the reference; the reference's own has only a perplexity.
@@ -41,6 +43,7 @@ class Result:
 
     weights: str
     kv_dtype: str
+    kv_keep: str
     num_bytes: int
     kv_token_bytes: int
     divergence: Divergence
@@ -70,6 +73,7 @@ def compare(
     *,
     reference: str = "bf16",
     kv_dtypes: Sequence[str] = (),
+    kv_keeps: Sequence[str] = (),
     text: str | None = None,
     max_tokens: int = 8192,
     context: int | None = None,
@@ -78,11 +82,11 @@ def compare(
     rope_scaling: str | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """Evaluates the reference, each format of weights, and the reference's weights with each KV type, in this order.
+    """Evaluates the reference, formats of weights, and the reference's weights with KV types and kept shares, in order.
 
     Args:
         source: a checkpoint's folder or Hub id.
-        kv_dtypes: values of CacheSettings. Formats of weights use their own KV type.
+        kv_dtypes, kv_keeps: values of CacheSettings. Formats of weights use their own KV type and keep everything.
         text: to predict; None predicts the right answers if there are questions, else a bundled text.
         max_tokens: limit for the text.
         context: tokens of a window, computed on its own; None is 2,048.
@@ -96,18 +100,20 @@ def compare(
     if reference not in REFERENCES:
         raise ConfigError(f"The reference must be {' or '.join(REFERENCES)}; got '{reference}'.")
     unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not (formats or kv_dtypes):
+    if unknown or not (formats or kv_dtypes or kv_keeps):
         got = f"'{unknown[0]}'" if unknown else "none"
         raise ConfigError(f"weights must be some of {', '.join(FORMATS)}, with commas between; got {got}.")
     for kv_dtype in kv_dtypes:
         CacheSettings(kv_dtype=kv_dtype)
+    for kv_keep in kv_keeps:
+        CacheSettings(kv_keep=kv_keep)
     test = SkillTest(num_questions) if num_questions else None
     if text is None and test is None:
         text = asset_path(DEFAULT_TEXT).read_text("utf-8")
     passages: list[Passage] = []
 
-    def run(weights: str, kv_dtype: str = AUTO) -> _Run:
-        name = weights if kv_dtype == AUTO else f"KV {kv_dtype}"
+    def run(weights: str, kv_dtype: str = AUTO, kv_keep: str = ALL) -> _Run:
+        name = result_name(weights, kv_dtype, kv_keep)
         told(f"{name}: loading")
         dtype = "float32" if weights == "float32" else "bfloat16"
         taken = "auto" if weights == "float32" else weights
@@ -118,28 +124,36 @@ def compare(
             elif test is not None:
                 passages.extend(test.passages(loaded))
         told(f"{name}: reading")
-        hidden = list(hidden_states(loaded, passages, kv_dtype))
+        hidden = list(hidden_states(loaded, passages, kv_dtype, kv_keep))
         right = []
         if test is not None:
             told(f"{name}: answering {len(test.skills):,} questions")
-            right = test.run(loaded, kv_dtype)
+            right = test.run(loaded, kv_dtype, kv_keep)
         formats = kv_formats_of(kv_dtype, loaded.model.dtype)
         token_bytes = loaded.config.kv_bytes_per_token(*formats)
         return _Run(loaded_bytes(loaded.model), token_bytes, loaded.model.head, hidden, right)
 
-    def result(weights: str, run: _Run, kv_dtype: str = AUTO) -> Result:
+    def result(weights: str, run: _Run, kv_dtype: str = AUTO, kv_keep: str = ALL) -> Result:
         divergence = diverge(passages, (kept.head, kept.hidden), (run.head, run.hidden))
+        about = weights, kv_dtype, kv_keep, run.num_bytes, run.kv_token_bytes, divergence
         if test is None:
-            return Result(weights, kv_dtype, run.num_bytes, run.kv_token_bytes, divergence, None, {})
+            return Result(*about, None, {})
         answers: dict[str, tuple[list[bool], list[bool]]] = {}
         for skill, *pair in zip(test.skills, run.right, kept.right, strict=True):
             for answered, is_right in zip(answers.setdefault(skill, ([], [])), pair, strict=True):
                 answered.append(is_right)
         skills = {skill: Accuracy.of(*pair) for skill, pair in answers.items()}
-        sizes = run.num_bytes, run.kv_token_bytes
-        return Result(weights, kv_dtype, *sizes, divergence, Accuracy.of(run.right, kept.right), skills)
+        return Result(*about, Accuracy.of(run.right, kept.right), skills)
 
     kept = run(reference)
     # Each model is freed before the next is loaded.
     results = [result(reference, kept), *(result(name, run(name)) for name in formats if name != reference)]
-    return results + [result(reference, run(reference, kv_dtype), kv_dtype) for kv_dtype in kv_dtypes]
+    others = [(kv_dtype, ALL) for kv_dtype in kv_dtypes] + [(AUTO, kv_keep) for kv_keep in kv_keeps]
+    return results + [result(reference, run(reference, *other), *other) for other in others]
+
+
+def result_name(weights: str, kv_dtype: str, kv_keep: str) -> str:
+    """What makes a result another than the reference's."""
+    if kv_keep != ALL:
+        return f"keeps {kv_keep}"
+    return weights if kv_dtype == AUTO else f"KV {kv_dtype}"

@@ -181,7 +181,7 @@ def plan_model(
 
 def running_alone(cache: CacheSettings, plan: MemoryPlan) -> CacheSettings:
     """Budgets that keep nothing except what the user fixed: KV for one context, and no states."""
-    one_context = -(-plan.context_length // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * plan.kv_token_bytes
+    one_context = -(-plan.context_rows // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * plan.kv_token_bytes
     given = cache.kv_bytes if cache.kv_bytes is not None else one_context
     return replace(cache, kv_bytes=given, state_bytes=cache.state_bytes or 0, vision_bytes=cache.vision_bytes or 0)
 

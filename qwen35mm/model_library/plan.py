@@ -289,7 +289,8 @@ def _media(
         return ()
     own = folder if folder is not None and any(folder.glob("*processor_config.json")) else None
     processing = family_processing() if own is None else read_processing(own)
-    token_bytes = config.kv_bytes_per_token(*options.cache.kv_formats(dtype))
+    # Once the medium's segment has ended.
+    token_bytes = int(config.kv_bytes_per_token(*options.cache.kv_formats(dtype)) * options.cache.keep.media)
     processor = MediaProcessor(*processing, budget=options.media_budget(device), cache_bytes_per_token=token_bytes)
     plans = []
     for height, width in PICTURES:

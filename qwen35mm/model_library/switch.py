@@ -239,6 +239,7 @@ class BackendSwitch:
         context_length: int | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
+        kv_keep: str | None = None,
         on_progress: OnProgress | None = None,
         on_read: OnRead | None = None,
     ) -> Answering:
@@ -252,7 +253,7 @@ class BackendSwitch:
             context_length: most tokens of a conversation; None leaves it to the model.
             weights: auto, bf16, int8 or int4, for this model and later ones; None keeps the previous choice and leaves
                 the current model's weights as they are.
-            kv_dtype: see `CacheSettings`; None as for `weights`.
+            kv_dtype, kv_keep: see `CacheSettings`; None as for `weights`.
             on_progress: called in the event loop as each phase begins.
             on_read: called in a thread with the bytes of weights that were read, and all of them.
 
@@ -263,18 +264,23 @@ class BackendSwitch:
             EngineError: neither the new model nor the old one could be loaded.
         """
         self._check_open()
-        options = replace(self._changed(context_length, weights, kv_dtype), progress=on_read)
+        options = replace(self._changed(context_length, weights, kv_dtype, kv_keep), progress=on_read)
         keeps = weights is None or (self._last is not None and weights == self._last.weights)
         report = on_progress or (lambda phase: None)
         await self._changes.make(lambda: self._change(source, options, keeps, report))
         return self.current
 
     def _changed(
-        self, context_length: int | None = None, weights: str | None = None, kv_dtype: str | None = None
+        self,
+        context_length: int | None = None,
+        weights: str | None = None,
+        kv_dtype: str | None = None,
+        kv_keep: str | None = None,
     ) -> BackendOptions:
         options = self._options.with_context(context_length)
         options = options if weights is None else replace(options, weights=weights)
-        return options if kv_dtype is None else replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
+        kept = {name: value for name, value in (("kv_dtype", kv_dtype), ("kv_keep", kv_keep)) if value is not None}
+        return replace(options, cache=replace(options.cache, **kept))
 
     def _with_adapters_of(self, options: BackendOptions, folder: Path) -> BackendOptions:
         return options if folder == self._adapted else replace(options, lora=())
@@ -332,7 +338,8 @@ class BackendSwitch:
         model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
         same = self._local is not None and model.folder == self.folder and keeps_weights
         fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
-        is_kv_same = options.cache.kv_dtype == self._options.cache.kv_dtype
+        kept = [(each.cache.kv_dtype, each.cache.keep) for each in (options, self._options)]
+        is_kv_same = kept[0] == kept[1]
         if same and is_kv_same and need.plan.context_length == self._context_length:
             return
 

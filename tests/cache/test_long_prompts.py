@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.make_random import make_config
 from qwen35mm.cache import CachePools, PrefixCache
+from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import CachedPrompt
 from qwen35mm.engine.prefill import Prefill
@@ -61,6 +62,7 @@ class Conversation:
         parts: dict[str, Any] = {
             **{"root": b"0" * 32, "reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
             **{"model": Identity(), "chunk_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
+            "kv_keep": KVKeep(),
         }
         runtime: Any = SimpleNamespace(**parts)
         work = Prefill(runtime, CachedPrompt(prompt))

@@ -234,6 +234,23 @@ def test_a_smaller_type_of_keys_and_values_holds_more_tokens() -> None:
         assert (found.kv_token_bytes, found.num_kv_tokens) == (token_bytes, budget // (64 * token_bytes) * 64)
 
 
+def test_a_context_of_which_a_share_is_kept_takes_less() -> None:
+    """What a prompt's finished segments keep, and 8,192 rows for the newest tokens."""
+    whole, half, media = (
+        plan(context_length=65_536, available_bytes=2 * GIB, settings=CacheSettings(kv_keep=kv_keep))
+        for kv_keep in ("1", "0.5", "text=1,media=0.5")
+    )
+    rows = (65_536 - 8_192) // 2 + 2 * (65_536 - 8_192) // 128 + 8_192
+    assert (whole.context_rows, half.context_rows, media.context_rows) == (65_536, rows, 65_536)
+    assert whole.kv_bytes == 65_536 * 12 * KIB
+    assert half.kv_bytes == -(-rows // 64) * 64 * 12 * KIB
+    assert f"one context: 65,536 tokens with KV of {rows:,}" in half.describe()
+    budget = CacheSettings(kv_keep="0.5", kv_bytes=half.kv_bytes)
+    assert plan(context_length=65_536, settings=budget).num_kv_tokens == half.num_kv_tokens
+    with pytest.raises(ConfigError, match=rf"65,536 tokens needs .* \({rows:,} x 12 KiB"):
+        plan(context_length=65_536, settings=replace(budget, kv_bytes=half.kv_bytes - 1))
+
+
 @pytest.mark.parametrize("text", ["int3", "", "k=int8", "k=int8,v=int4,k=int8", "int8,int4", "v=int8,v=int8", None])
 def test_a_type_of_keys_and_values_that_there_is_not_is_told(text: Any) -> None:
     with pytest.raises(

@@ -52,7 +52,7 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     assert set(medium) == {"kind", "digest", "grid_thw", "num_tokens", "frame_timestamps"}
     cache = result["cache"]
     counts = "num_cached_tokens cached_from num_prefilled_tokens miss num_encoded_units num_cached_units"
-    assert set(cache) == {*counts.split(), "prefill_s", "decode_s", "cache_bytes"}
+    assert set(cache) == {*counts.split(), "num_evicted_tokens", "prefill_s", "decode_s", "cache_bytes"}
     assert (cache["num_cached_tokens"], cache["num_prefilled_tokens"]) == (0, result["num_prompt_tokens"])
     assert (cache["num_encoded_units"], cache["num_cached_units"]) == (1, 0)
     assert cache["cache_bytes"] > 0

@@ -45,7 +45,7 @@ def test_json_has_every_format(qwen35mm: Run, tiny: TinyCheckpoints, spec: TinyS
     assert [each["weights"] for each in found["formats"]] == ["float32", "bf16", "int8", "int4"]
     assert (reference["kl_mean"], reference["kl_max"], reference["top1_percent"]) == (0, 0, 100)
     divergence = "num_tokens kl_mean kl_p99 kl_max top1_percent perplexity depths"
-    sizes = "weights num_bytes kv_dtype kv_token_bytes"
+    sizes = "weights num_bytes kv_dtype kv_keep kv_token_bytes"
     assert set(reference) == {*divergence.split(), *sizes.split(), "accuracy", "skills"}
     assert {each["num_tokens"] for each in found["formats"]} == {299}
     means = [each["kl_mean"] for each in others]
@@ -69,11 +69,11 @@ def test_a_text_of_ones_own(qwen35mm: Run, tmp_path: Path) -> None:
 
 def test_the_bundled_models_skills(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.evaluation.skill_test.NAMES", ("color", "motion"))
-    done = qwen35mm("eval", "--weights", "int8", "--questions", "2")
+    done = qwen35mm("eval", "--weights", "int8", "--kv-keep", "media=0.3,text=1", "--questions", "2")
     assert done.returncode == 0, done.stderr
     assert "2 questions a skill, 4 in all" in " ".join(done.stdout.split())
     rows = [line.strip("│ \n").split("│")[0].strip() for line in done.stdout.splitlines() if "│" in line]
-    known = ["bf16", "int8", "color", "motion", "all"]
+    known = ["bf16", "int8", "bf16", "color", "motion", "all"]
     assert [row for row in rows if row in known] == known
 
 
@@ -106,6 +106,7 @@ def test_the_projects_text_is_what_most_models_read() -> None:
         (("--weights", "int3"), 1, "bf16, float32, int8, int4, auto, with commas between; got 'int3'"),
         (("--weights", ","), 1, "got none"),
         (("--kv-dtype", "int3"), 1, "got 'int3'"),
+        (("--kv-keep", "1.5"), 1, "got '1.5'"),
         (("--reference", "int8"), 1, "The reference must be bf16 or float32"),
         (("--text", "nowhere.txt"), 2, "can't be read"),
         (("--text", str(demo_model_path() / "model.safetensors")), 2, "is no text in UTF-8"),

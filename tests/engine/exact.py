@@ -311,7 +311,7 @@ def cold(
     Args:
         like: what keys, values and states are kept as.
     """
-    kept = {"kv_dtype": like.kv_dtype, "kept_states": like.kept_states}
+    kept = {"kv_dtype": like.kv_dtype, "kv_keep": like.kv_keep, "kept_states": like.kept_states}
     prompt = request.prompt
     digests = tuple((span.digest, span.grid_thw, span.start) for span in prompt.spans)
     key = (id(loaded), settings, *kept.values(), prompt.token_ids.tobytes(), digests, prompt.segments, request.params)

@@ -298,31 +298,37 @@ def test_a_start_inside_a_video_equals_cold(
 
 
 @pytest.mark.parametrize(
-    ("model", "kv_dtype", "kept_states"),
+    ("model", "kv_dtype", "kv_keep", "kept_states"),
     [
-        ((DENSE, "float32"), "int8", "float32"),
-        ((DENSE, "bfloat16"), "int4", "bf16"),
-        (MODELS[1], "fp8", "float32"),
-        ((DENSE, "bfloat16"), "k=f16,v=fp8_e5m2", "float32"),
-        ((DENSE, "float32"), "k=bf16,v=int4r", "float32"),
-        (MODELS[1], "k=tq3,v=tq4", "float32"),
-        ((DENSE, "float32"), "auto", "bf16"),
+        ((DENSE, "float32"), "int8", "1", "float32"),
+        ((DENSE, "bfloat16"), "int4", "1", "bf16"),
+        (MODELS[1], "fp8", "1", "float32"),
+        ((DENSE, "bfloat16"), "k=f16,v=fp8_e5m2", "1", "float32"),
+        ((DENSE, "float32"), "k=bf16,v=int4r", "1", "float32"),
+        (MODELS[1], "k=tq3,v=tq4", "0.6", "float32"),
+        ((DENSE, "float32"), "auto", "1", "bf16"),
+        ((DENSE, "float32"), "auto", "text=0.5,media=0.3", "float32"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value[0].name}-{value[1]}",
 )
 def test_every_type_that_is_kept_equals_cold(
-    model: tuple[TinySpec, str], kv_dtype: str, kept_states: str, tmp_path: Path
+    model: tuple[TinySpec, str], kv_dtype: str, kv_keep: str, kept_states: str, tmp_path: Path
 ) -> None:
     """From memory, after an eviction, on a branch, and from the disk after a restart."""
     loaded = chat_model(*model)
     chat = Chat(loaded)
-    settings = cache_settings(loaded, directory=tmp_path, kv_dtype=kv_dtype, kept_states=kept_states)
-    messages = turns(six_turns(images=False, video=False))[2]
+    kept = {"kv_dtype": kv_dtype, "kv_keep": kv_keep, "kept_states": kept_states}
+    settings = cache_settings(loaded, directory=tmp_path, **kept)
+    messages = turns(six_turns(images=kv_keep != "1", video=False))[2]
     engine = Engine(loaded, SETTINGS, settings)
     first, *_, last = converse(engine, chat, messages)
     assert last.result.cache.num_cached_tokens > 0
     if kv_dtype != "auto":
         assert not torch.equal(first.logits, cold(loaded, chat.request(turns(messages)[0])).logits)
+    if kv_keep != "1":
+        whole = cold(loaded, chat.request(messages), like=replace(settings, kv_keep="1"))
+        assert not torch.equal(last.logits, whole.logits)
+        assert 0 < last.result.cache.num_evicted_tokens < last.result.cache.num_cached_tokens
     if kept_states != "float32":
         unrounded = cold(loaded, chat.request(messages), like=replace(settings, kept_states="float32"))
         assert not torch.equal(last.logits, unrounded.logits)
@@ -338,7 +344,7 @@ def test_every_type_that_is_kept_equals_cold(
     again = Engine(loaded, SETTINGS, settings)
     assert set(ask(again, chat, branch).result.cache.cached_from) == {"disk"}
     # In another type the same tokens have another cache.
-    other = Engine(loaded, SETTINGS, replace(settings, kv_dtype="auto", kept_states="float32"))
+    other = Engine(loaded, SETTINGS, replace(settings, kv_dtype="auto", kv_keep="1", kept_states="float32"))
     (answer,) = serve(other, chat.request(branch))
     assert answer.result.cache.miss == "other model"
 

@@ -107,7 +107,7 @@ class Replies:
 
     def __init__(self, loaded: LoadedModel, requests: Sequence[Request]) -> None:
         self.loaded, self.runtime = loaded, engine(loaded, reuse=False).runtime
-        sizes = {"num_sequences": len(requests), "context_length": CONTEXT}
+        sizes = {"num_sequences": len(requests), "context_rows": CONTEXT}
         self.drafter = MTPDrafter(loaded.model, self.runtime.pools, shared_memory(loaded.model), **sizes)
         self.works = [prefilled(self.runtime, request) for request in requests]
         self.token_ids: list[list[int]] = [[] for _ in requests]

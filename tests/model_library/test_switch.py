@@ -324,6 +324,12 @@ async def test_what_was_picked_for_the_memory_stays(make: Make, monkeypatch: pyt
         await switch.switch(context_length=512, kv_dtype="auto")
         assert switch.current is not before
         assert (switch.options.cache.kv_dtype, switch.loaded.weights) == ("auto", "bf16")
+        before = switch.current
+        await switch.switch(context_length=512, kv_keep="1.0")
+        assert switch.current is before
+        await switch.switch(context_length=512, kv_keep="0.5")
+        assert switch.current is not before
+        assert (switch.options.cache.kv_dtype, switch.options.cache.kv_keep) == ("auto", "0.5")
     finally:
         switch.close()
 

@@ -79,6 +79,7 @@ export interface PlanFound {
   /** None of a setting that can't be chosen. */
   weights: Choice[];
   kv_types: Choice[];
+  kv_keeps: Choice[];
   /** What would fit. */
   suggestion: { label: Said; context_length: number; weights: string; kv_dtype: string } | null;
 }
@@ -88,6 +89,7 @@ export interface ModelChange {
   context_length?: number;
   weights?: string;
   kv_dtype?: string;
+  kv_keep?: string;
   is_new?: boolean;
   server?: string;
 }

@@ -119,7 +119,7 @@ export function askSettings(requests, change, { title, words, label }) {
     plan.look(wanted);
   });
 
-  const choice = (/** @type {"weights" | "kv_dtype"} */ name, /** @type {string} */ label) => {
+  const choice = (/** @type {"weights" | "kv_dtype" | "kv_keep"} */ name, /** @type {string} */ label) => {
     /** The value at first, which isn't sent. @type {string | undefined} */
     let first;
     const take = (/** @type {string} */ value) => {
@@ -141,11 +141,12 @@ export function askSettings(requests, change, { title, words, label }) {
   };
   const weights = choice("weights", t("Weights"));
   const kvTypes = choice("kv_dtype", t("KV cache"));
+  const kvKeeps = choice("kv_keep", t("Kept of earlier turns"));
   const hint = h("small", t("Fewer bits take less memory, and answers become slightly less accurate."));
   const context = h("label.number", h("span", t("Context length in tokens")), length);
   const body = h("div", words, plan.element);
   plan.details.open = !change.source;
-  plan.parts.before(h("div.model-settings", context, weights.element, kvTypes.element, hint));
+  plan.parts.before(h("div.model-settings", context, weights.element, kvTypes.element, kvKeeps.element, hint));
   const asked = ask(title, body, [cancel(), { label, kind: "strong", value: () => wanted }]);
 
   function onPlan(/** @type {PlanFound | null} */ found) {
@@ -155,6 +156,7 @@ export function askSettings(requests, change, { title, words, label }) {
     length.placeholder = number(found.context_length);
     weights.draw(found.weights);
     kvTypes.draw(found.kv_types);
+    kvKeeps.draw(found.kv_keeps);
     hint.hidden = weights.element.hidden && kvTypes.element.hidden;
   }
 

@@ -95,6 +95,7 @@ def _cache_stats(cache: CacheReport) -> Mapping[str, Any]:
     return {
         "num_cached_tokens": cache.num_cached_tokens,
         "cached_from": dict(cache.cached_from),
+        "num_evicted_tokens": cache.num_evicted_tokens,
         "miss": cache.miss,
         "num_encoded_units": cache.num_encoded_units,
         "num_cached_units": cache.num_cached_units,

@@ -175,7 +175,7 @@ def sample_with(rng: random.Random, split: Split, num_facts: int, told: bool, be
     turn = Turn((fact if told else _untold(rng, all_facts)).question(rng), answer)
     if not between:
         return conversation(rng, [*before, turn])
-    parts = [conversation(rng, before), *_others(rng, split, between), conversation(rng, [turn])]
+    parts = [conversation(rng, before), *other_turns(rng, split, between), conversation(rng, [turn])]
     return Sample([message for part in parts for message in part.messages])
 
 
@@ -188,11 +188,11 @@ def _untold(rng: random.Random, told: list[Fact]) -> Fact:
     return rng.choice(near) if near and rng.random() < 0.5 else others[0]
 
 
-def _others(rng: random.Random, split: Split, tokens: int) -> list[Sample]:
+def other_turns(rng: random.Random, split: Split, tokens: int, *, pictures: bool = True) -> list[Sample]:
     """Conversations about other things, at most `tokens` tokens together, and not much less."""
     found = []
     while tokens > 0:
-        if rng.random() < 0.5:
+        if pictures and rng.random() < 0.5:
             picture = scenes.random_picture(rng, scenes.random_size(rng, largest=320), rng.randint(1, 3), split)
             asked = (describing.caption_turn, describing.place_turn, describing.color_turn)
             turns = [rng.choice(asked)(rng, picture) for _ in range(rng.randint(1, 2))]

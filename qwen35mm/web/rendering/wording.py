@@ -124,6 +124,8 @@ def _describe(stats: Mapping[str, Any]) -> list[tuple[Said, Said]]:
     computed = say("{tokens}, {n} of them computed", tokens=tokens(num_prompt), n=num_prompt - num_cached)
     rows.append((say("Prompt"), computed))
     rows.append((say("From the cache"), _cached(num_cached, stats["cached_from"], _MISSED.get(stats["miss"] or ""))))
+    if num_evicted := operator.index(stats.get("num_evicted_tokens") or 0):
+        rows.append((say("Evicted"), say("keys and values of {tokens}", tokens=tokens(num_evicted))))
     if counts["num_encoded_units"] or counts["num_cached_units"]:
         words = say("{a} encoded, {b} from the cache", a=counts["num_encoded_units"], b=counts["num_cached_units"])
         rows.append((say("Pictures and clips"), words))

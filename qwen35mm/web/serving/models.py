@@ -12,6 +12,7 @@ from pydantic import Field
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.chat.replies.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
@@ -35,6 +36,12 @@ logger = logging.getLogger(__name__)
 # Most names of a server's models in a list.
 MAX_NAMES = 1_000
 Length = Annotated[int, Field(gt=0)]
+# Shares of keys and values to choose from.
+_KEEPS = {
+    "1": say("all"),
+    "text=1,media=0.5": say("all text, half of pictures and videos"),
+    "0.5": say("half"),
+}
 _PHASES = {
     "check": say("Checking the model"),
     "connect": say("Contacting the server"),
@@ -103,12 +110,13 @@ class Models:
         context_length: Length | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
+        kv_keep: str | None = None,
     ) -> Any:
         """The memory that `change_model` with these arguments needs, and settings that fit if these don't.
 
         Loads nothing; fetches config.json of a model that is neither installed nor in the catalogue.
         """
-        settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
+        settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype, "kv_keep": kv_keep}
         found = self._switch.forecast(source, **settings)
         taken, options = found.taken, self._switch.options
         suggestion = None
@@ -126,6 +134,7 @@ class Models:
             "kept": taken.most.total_bytes - needed.total_bytes if on_cpu and taken.most is not None else 0,
         }
         asked, kv_asked = weights or options.weights, kv_dtype or options.cache.kv_dtype
+        keep = str(KVKeep.of(kv_keep or options.cache.kv_keep))
         own = kv_formats_of(AUTO, dtype := choose_dtype(options.dtype))[0].name
         kv_types = {AUTO: say("Automatic: {name}", name=own), **{x: x for x in (*SMALLER_KV, kv_asked) if x != AUTO}}
         return {
@@ -139,6 +148,7 @@ class Models:
             "num_positions": found.num_positions,
             "weights": _choices(_weights(found, asked), asked),
             "kv_types": _choices(kv_types, kv_asked),
+            "kv_keeps": _choices(_KEEPS | {keep: _KEEPS.get(keep, keep)}, keep),
             "suggestion": suggestion and _suggested(suggestion, dtype),
         }
 
@@ -150,6 +160,7 @@ class Models:
         context_length: Length | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
+        kv_keep: str | None = None,
         is_new: bool = False,
         server: str | None = None,
     ) -> Any:
@@ -160,7 +171,7 @@ class Models:
         Args:
             source: a model's folder or Hub id; None keeps the model.
             weights: auto, bf16, int8 or int4; None keeps the current choice.
-            kv_dtype: format of the KV cache; None keeps the current choice.
+            kv_dtype, kv_keep: format of the KV cache, and the share that is kept; None keeps the current choice.
             is_new: whether to download the model first.
             server: id of a server whose model is used instead; the other arguments are ignored then.
 
@@ -176,7 +187,7 @@ class Models:
         if found is not None:
             change = self._connect(found)
         else:
-            settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
+            settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype, "kv_keep": kv_keep}
             change = self._load(source, is_new, **settings)
         self._cancelled = False
         self._state = _told(_PHASES["check"], busy=True)

@@ -80,7 +80,7 @@ def test_what_an_answer_cost() -> None:
     assert rows["Answer"] == "2 tokens"
     assert rows["Speed"] == "40.0 tokens per second, 0.1 s"
     assert rows["First token after"] == "0.25 s"
-    assert "Tokens a step" not in rows
+    assert not {"Tokens a step", "Evicted"} & set(rows)
     assert rows["Prompt"] == "1,000 tokens, 100 of them computed"
     assert rows["From the cache"] == "900 tokens (600 in memory, 300 on disk); the rest is new"
     assert rows["Pictures and clips"] == "1 encoded, 2 from the cache"
@@ -90,6 +90,11 @@ def test_what_an_answer_cost() -> None:
 def test_how_many_tokens_a_step_gave() -> None:
     stats = stats_of(make_result("so")) | {"num_generated_tokens": 21, "num_accepted_tokens": 11}
     assert read_stats(stats)["Tokens a step"] == "2.1"
+
+
+def test_how_many_keys_and_values_were_evicted() -> None:
+    rows = read_stats(stats_of(make_result("so", num_evicted_tokens=1_200)))
+    assert rows["Evicted"] == "keys and values of 1,200 tokens"
 
 
 def test_what_a_first_answer_cost() -> None:

@@ -134,6 +134,8 @@ def test_keys_and_values_are_changed_with_the_context(ask: Any, switch: BackendS
     now = ask("plan", context_length=512)
     assert now["parts"]["kv"] == before * 17 // 32
     assert [each["value"] for each in now["kv_types"] if each["chosen"]] == ["int8"]
+    keeps = ask("plan", context_length=512, kv_keep="0.70")["kv_keeps"]
+    assert [(each["value"], each["chosen"]) for each in keeps][2:] == [("0.5", False), ("0.7", True)]
     assert changed(ask, context_length=512, kv_dtype="auto") is None
     assert "KV cache: float32; 512 tokens of context; 2 replies" in english(ask("start")["app"]["taken"])
 

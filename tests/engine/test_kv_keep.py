@@ -1,0 +1,117 @@
+"""Keys and values that finished segments keep: against transformers with the evicted ones masked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
+
+from qwen35mm.cache.kv_keep import NUM_SINKS, WHOLE_ROWS, KVKeep
+from qwen35mm.contract import Image, SamplingParams
+from qwen35mm.engine import Engine
+from qwen35mm.errors import ConfigError
+from qwen35mm.prompt import Prompt
+from tests.engine.exact import (
+    SETTINGS,
+    Chat,
+    cache_settings,
+    chat_checkpoint,
+    chat_model,
+    dialog,
+    picture,
+    serve,
+    user,
+    words,
+)
+from tests.tiny import TinySpec
+
+TWO_LAYERS = TinySpec("chat-evicting", num_layers=4, interval=2, value_heads=4, seed=14)
+
+
+def evicted(prompt: Prompt, keys: np.ndarray, text: float, media: float) -> set[tuple[int, int]]:
+    """(segment's end, place) of each token that a head evicts; keys: [T, D]."""
+    is_media = [any(span.start <= place < span.stop for span in prompt.spans) for place in range(len(keys))]
+    found = set()
+    for segment in prompt.segments:
+        here = keys[segment.start : segment.stop]
+        far, long = (np.linalg.norm(each, axis=1) for each in (here - here.mean(0), here))
+        scores = sum((each - each.mean()) / each.std() for each in (far, long))
+        scores[: max(NUM_SINKS - segment.start, 0)] = math.inf
+        for kind, share in ((False, text), (True, media)):
+            places = [place for place in range(segment.start, segment.stop) if is_media[place] is kind]
+            best_first = sorted(places, key=lambda place: -scores[place - segment.start])
+            found |= {(segment.stop, place) for place in best_first[math.ceil(round(share * len(places), 6)) :]}
+    return found
+
+
+def masked_attention(prompt: Prompt, text: float, media: float) -> Callable[..., Any]:
+    """transformers' attention, in which tokens behind a segment don't see what that has evicted."""
+    plain = theirs.eager_attention_forward
+
+    def attention(module: Any, q: Any, k: Any, v: Any, attention_mask: Any, **options: Any) -> Any:
+        if not isinstance(module, theirs.Qwen3_5Attention):
+            return plain(module, q, k, v, attention_mask, **options)
+        (heads, num_tokens), per_head = k.shape[1:3], q.shape[1] // k.shape[1]
+        hidden = torch.ones(num_tokens, num_tokens).triu(1).bool().repeat(heads, 1, 1)
+        for head in range(heads):
+            for stop, place in evicted(prompt, k[0, head].double().numpy(), text, media):
+                hidden[head, stop:, place] = True
+        mask = torch.zeros(hidden.shape).masked_fill(hidden, -math.inf).repeat_interleave(per_head, 0)[None]
+        return plain(module, q, k, v, mask, **options)
+
+    return attention
+
+
+@torch.no_grad()
+def test_logits_are_those_of_attention_that_masks_what_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = chat_model(TWO_LAYERS)
+    chat = Chat(loaded)
+    questions = [user(words("first", count=40)), user(Image(picture(0)), words("second", count=30)), user("third")]
+    request = chat.request(
+        dialog(questions, system=words("system", count=40)), params=SamplingParams(temperature=0.0, max_tokens=3)
+    )
+    prompt = request.prompt
+    assert len(prompt.segments) >= 3
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, kv_keep="text=0.6,media=0.4"))
+    (answer,) = serve(engine, request)
+    num_rows = KVKeep(0.6, 0.4).all_rows(prompt)
+    assert answer.result.cache.num_evicted_tokens == len(prompt.token_ids) - num_rows > 0
+
+    oracle: Any = Qwen3_5ForConditionalGeneration.from_pretrained(
+        chat_checkpoint(TWO_LAYERS), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    monkeypatch.setattr(theirs, "eager_attention_forward", masked_attention(prompt, 0.6, 0.4))
+    ids = torch.tensor([*prompt.token_ids, *answer.result.token_ids[:-1]])[None]
+    (medium,) = request.media
+    pixels = torch.from_numpy(medium.pixel_values)  # pyright: ignore[reportAttributeAccessIssue] - it was prepared
+    expected = oracle(
+        input_ids=ids,
+        pixel_values=pixels,
+        image_grid_thw=torch.tensor([tuple(medium.plan.grid_thw)]),
+        mm_token_type_ids=(ids == oracle.config.image_token_id).int(),
+    ).logits[0, len(prompt.token_ids) - 1 :]
+    assert torch.allclose(answer.logits, expected, atol=1e-4)
+
+
+def test_shares_are_read_and_told() -> None:
+    assert KVKeep.of("0.5") == KVKeep(0.5, 0.5)
+    assert KVKeep.of(" text=1, media=0.25 ") == KVKeep(1.0, 0.25)
+    assert [str(KVKeep.of(text)) for text in ("1", "1.0", "media=0.3,text=0.7")] == ["1", "1", "text=0.7,media=0.3"]
+    assert KVKeep(0.1, 0.7).kept(30, 10) == (3, 7)
+    assert KVKeep(0.5, 1.0).kept(3, 0) == (2, 0)
+    for wrong in ("0", "1.5", "nan", "-0.5", "half", "", "text=0.5", "text=1,media=0", "0.5,0.5", "text=1,media=1,x=1"):
+        with pytest.raises(ConfigError, match=r"above 0 and up to 1 .* text=1,media=0.5; got"):
+            KVKeep.of(wrong)
+
+
+def test_a_context_has_rows_for_every_prompt() -> None:
+    half = KVKeep(0.5, 0.25)
+    assert KVKeep(1.0, 0.1).most_rows(100_000) == 100_000
+    assert half.most_rows(WHOLE_ROWS) == WHOLE_ROWS
+    assert half.most_rows(WHOLE_ROWS + 128_000) == WHOLE_ROWS + 64_000 + 2 * 1_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,13 +44,18 @@ def scene(seed: int) -> np.ndarray:
 
 def make_video(path: Path, seeds: Sequence[int], *, key_every: int = 5, container: str = "mp4") -> Path:
     """A video of one scene of 2 s for each seed; frames get lighter, so that each looks different."""
-    frames = [(scene(seed) * (0.8 + t / 100)).astype(np.uint8) for seed in seeds for t in range(SCENE)]
-    options = {"g": str(key_every), "keyint_min": str(key_every), "sc_threshold": "0", "crf": "10"}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encode_video(frames, fps=FPS, options=options, container=container))
+    path.write_bytes(_encoded(tuple(seeds), key_every, container))
     # A file that just changed is read again.
     os.utime(path, (1e9, 1e9))
     return path
+
+
+@functools.cache
+def _encoded(seeds: tuple[int, ...], key_every: int, container: str) -> bytes:
+    frames = [(scene(seed) * (0.8 + t / 100)).astype(np.uint8) for seed in seeds for t in range(SCENE)]
+    options = {"g": str(key_every), "keyint_min": str(key_every), "sc_threshold": "0", "crf": "10"}
+    return encode_video(frames, fps=FPS, options=options, container=container)
 
 
 def split(folder: Path, text: str, *, outputs: Sequence[str] = ("sidecar",), **options: Any) -> Job:

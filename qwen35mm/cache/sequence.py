@@ -56,8 +56,12 @@ class SequenceCache:
 
     @property
     def next_position(self) -> int:
-        """The next text token's M-RoPE position (all three rows): cache_position + rope_delta."""
-        return self.num_tokens + self.rope_delta
+        """The next text token's M-RoPE position (all three rows)."""
+        return self.position(self._length)
+
+    def position(self, place: int) -> int:
+        """The M-RoPE position of a token after the prompt, by its row's place: cache_position + rope_delta."""
+        return place + self.num_evicted + self.rope_delta
 
     @property
     def slot(self) -> int:

@@ -121,7 +121,7 @@ class MTPDrafter:
             return
         places = self._places(each)[:count]
         token_ids = torch.tensor(unseen.token_ids[:count], device=self._model.device)
-        positions = torch.tensor([_position(each.cache, place) for place in places], device=self._model.device)
+        positions = torch.tensor([each.cache.position(place) for place in places], device=self._model.device)
         rows = torch.tensor([each.cache.row(place) for place in places], device=self._model.device)
         batch = Batch(
             self._model.embed_tokens(token_ids),
@@ -155,7 +155,7 @@ class MTPDrafter:
         numbers, last = [], []
         for each in wanted:
             for place, token_id in zip(self._places(each), each.unseen.token_ids, strict=True):
-                numbers.append((token_id, _position(each.cache, place), each.cache.row(place)))
+                numbers.append((token_id, each.cache.position(place), each.cache.row(place)))
             last.append(len(numbers) - 1)
         made = self._pass(len(numbers), len(wanted), is_first=True)
         made.hidden.copy_(torch.stack([state for each in wanted for state in each.unseen.hidden]))
@@ -166,7 +166,7 @@ class MTPDrafter:
         made = self._pass(len(caches), len(caches), is_first=False)
         places = [cache.length + step for cache in caches]
         pairs = zip(places, caches, strict=True)
-        numbers = [(0, _position(cache, place), cache.row(place)) for place, cache in pairs]
+        numbers = [(0, cache.position(place), cache.row(place)) for place, cache in pairs]
         made.run(numbers, [place + 1 for place in places], range(len(caches)))
 
     def _pass(self, num_rows: int, num_sequences: int, *, is_first: bool) -> _Pass:
@@ -177,11 +177,6 @@ class MTPDrafter:
             given = self._model, self._pools, self._memory, num_rows, table
             self._passes[key] = _Pass(*given, *outputs, is_first=is_first)
         return self._passes[key]
-
-
-def _position(cache: SequenceCache, place: int) -> int:
-    """The M-RoPE position of a token whose keys and values are at a place of the sequence, after the prompt."""
-    return place + cache.num_evicted + cache.rope_delta
 
 
 class _Pass:

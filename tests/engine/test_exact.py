@@ -317,7 +317,7 @@ def test_every_type_that_is_kept_equals_cold(
     """From memory, after an eviction, on a branch, and from the disk after a restart."""
     loaded = chat_model(*model)
     chat = Chat(loaded)
-    kept = {"kv_dtype": kv_dtype, "kv_keep": kv_keep, "kept_states": kept_states}
+    kept: dict[str, Any] = {"kv_dtype": kv_dtype, "kv_keep": kv_keep, "kept_states": kept_states}
     settings = cache_settings(loaded, directory=tmp_path, **kept)
     messages = turns(six_turns(images=kv_keep != "1", video=False))[2]
     engine = Engine(loaded, SETTINGS, settings)

@@ -41,7 +41,7 @@ def evicted(prompt: Prompt, keys: np.ndarray, text: float, media: float) -> set[
     for segment in prompt.segments:
         here = keys[segment.start : segment.stop]
         far, long = (np.linalg.norm(each, axis=1) for each in (here - here.mean(0), here))
-        scores = sum((each - each.mean()) / each.std() for each in (far, long))
+        scores = (far - far.mean()) / far.std() + (long - long.mean()) / long.std()
         scores[: max(NUM_SINKS - segment.start, 0)] = math.inf
         for kind, share in ((False, text), (True, media)):
             places = [place for place in range(segment.start, segment.stop) if is_media[place] is kind]

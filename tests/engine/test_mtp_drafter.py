@@ -65,21 +65,25 @@ def questions(chat: Chat) -> tuple[Request, Request]:
     return first, chat.request([QUESTION, assistant("A red circle."), user("And where is it, please?")])
 
 
-def test_a_cache_hit_has_the_bits_of_a_cold_prompt(loaded: LoadedModel, chat: Chat, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_keep", ["1", "0.5"])
+def test_a_cache_hit_has_the_bits_of_a_cold_prompt(
+    loaded: LoadedModel, chat: Chat, kv_keep: str, tmp_path: Path
+) -> None:
     first, second = questions(chat)
-    num_cold, cold = exported(engine(loaded, reuse=False).runtime, second)
+    num_cold, cold = exported(engine(loaded, reuse=False, kv_keep=kv_keep).runtime, second)
     assert num_cold == 0
     assert len(cold["k"]) == len(loaded.config.text.attention_layers) == 3
     assert cold["k"][-1].abs().amax() > 0, "the layer's own"
+    assert (cold["k"].shape[1] < len(second.prompt.token_ids)) == (kv_keep != "1")
 
-    warm = engine(loaded, directory=tmp_path)
+    warm = engine(loaded, directory=tmp_path, kv_keep=kv_keep)
     exported(warm.runtime, first)
     num_cached, found = exported(warm.runtime, second)
     assert num_cached > 0
     assert all(torch.equal(found[name], cold[name]) for name in cold)
 
     warm.flush()
-    num_cached, found = exported(engine(loaded, directory=tmp_path).runtime, second)
+    num_cached, found = exported(engine(loaded, directory=tmp_path, kv_keep=kv_keep).runtime, second)
     assert num_cached > 0
     assert all(torch.equal(found[name], cold[name]) for name in cold)
 

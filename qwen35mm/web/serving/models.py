@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_NAMES = 1_000
 Length = Annotated[int, Field(gt=0)]
 # Shares of keys and values to choose from.
-_KEEPS = {
+_KEEPS: dict[str, Said] = {
     "1": say("all"),
     "text=1,media=0.5": say("all text, half of pictures and videos"),
     "0.5": say("half"),

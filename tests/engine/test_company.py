@@ -85,7 +85,7 @@ def ask(chat: Chat, *parts: Any, max_tokens: int = 20, **options: Any) -> Any:
 
 def assert_all_cold(engine: Engine, chat: Chat, *requests: Any, settings: EngineSettings = SETTINGS) -> None:
     for request, answer in zip(requests, serve(engine, *requests), strict=True):
-        assert_same(answer, cold(chat.loaded, request, settings))
+        assert_same(answer, cold(chat.loaded, request, settings, like=engine.runtime.cache_settings))
 
 
 @BOTH
@@ -105,9 +105,12 @@ def test_replies_in_company_equal_replies_alone(loaded: LoadedModel, chat: Chat)
 
 
 @MIXTURE
-def test_replies_that_made_room_for_others_equal_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
+@pytest.mark.parametrize("kv_keep", ["1", "0.5"])
+def test_replies_that_made_room_for_others_equal_cold(
+    loaded: LoadedModel, chat: Chat, happened: Counter[str], kv_keep: str
+) -> None:
     """The pool holds one full context; three replies grow to more than half of it each."""
-    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT, kv_keep=kv_keep))
     requests = [ask(chat, words(name, count=8), Image(picture(seed)), max_tokens=50) for seed, name in enumerate("abc")]
     assert_all_cold(engine, chat, *requests)
     assert happened["_preempt"] >= 2

@@ -10,7 +10,8 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dic
             "mkldnn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,  # pyright: ignore[reportAttributeAccessIssue]
         },
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)},
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
+        "fp32_precision": _fp32_precisions(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "devices": kinds,
         "layers": [kinds.index(found[device]) for device in layer_devices] if len(kinds) > 1 else 0,
@@ -125,9 +127,9 @@ def _device(device: torch.device) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         # Wheels may be newer than those that torch was built with.
         "wheels": {name: _version(name) for name in _MATRIX_WHEELS},
-        "products": {name: getattr(cuda.matmul, name, None) for name in _PRODUCTS},
+        "products": {name: _read(partial(getattr, cuda.matmul, name, None)) for name in _PRODUCTS},
         "blas": [str(cuda.preferred_blas_library()), *_workspaces()],
-        "convolutions_in_tf32": torch.backends.cudnn.allow_tf32,
+        "convolutions_in_tf32": _read(lambda: torch.backends.cudnn.allow_tf32),
         # Vision attention takes the first that can compute it.
         "attention": {
             "cudnn": cuda.cudnn_sdp_enabled(),
@@ -135,6 +137,26 @@ def _device(device: torch.device) -> dict[str, Any]:
             "mem_efficient": cuda.mem_efficient_sdp_enabled(),
         },
     }
+
+
+def _read(setting: Callable[[], Any]) -> Any:
+    """A setting of torch; None where torch refuses an old name because a new one was used."""
+    try:
+        return setting()
+    except RuntimeError:
+        return None
+
+
+def _fp32_precisions() -> dict[str, str | None]:
+    """The settings that torch 2.9 has in place of the older ones, also of processors."""
+    names = ("", "mkldnn.matmul.", "mkldnn.conv.", "cuda.matmul.", "cudnn.conv.")
+    found: dict[str, str | None] = {}
+    for name in names:
+        holder: Any = torch.backends
+        for part in name.split(".")[:-1]:
+            holder = getattr(holder, part, None)
+        found[name] = getattr(holder, "fp32_precision", None)
+    return found
 
 
 def _workspaces() -> list[int]:

@@ -25,6 +25,7 @@ from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
     MemoryNeed,
+    NoRoomError,
     Room,
     available_within,
     largest_context,
@@ -337,7 +338,14 @@ class BackendSwitch:
         report("check")
         model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
         same = self._local is not None and model.folder == self.folder and keeps_weights
-        fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
+        try:
+            fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
+        except NoRoomError:
+            if not same or self._fitted.settings.speculate == options.settings.speculate:
+                raise
+            # The layer that only `auto` took leaves too little room: the model is loaded again without it.
+            same, again = False, replace(options, weights=self._fitted.weights)
+            fitted, need, fits_beside = await asyncio.to_thread(self._check, model, again, keep_weights=False)
         kept = [(each.cache.kv_dtype, each.cache.keep) for each in (options, self._options)]
         is_kv_same = kept[0] == kept[1]
         if same and is_kv_same and need.plan.context_length == self._context_length:
@@ -360,7 +368,8 @@ class BackendSwitch:
             raise
         if fits_beside:
             await self._close_old(report)
-        self._options, self._fitted = options, fitted
+        # What was called with this change's progress isn't for later ones.
+        self._options, self._fitted = (replace(each, progress=None) for each in (options, fitted))
         self._take(new)
 
     async def _close_old(self, report: OnProgress) -> None:

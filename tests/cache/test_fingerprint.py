@@ -121,6 +121,18 @@ def test_another_wheel_of_what_multiplies_is_other_arithmetic(wheel, monkeypatch
     assert fingerprint(arithmetic([CPU], BF16)) == on_cpu
 
 
+def test_torchs_newer_precision_settings_count_too():
+    """torch refuses to read the older ones, once one of these was set."""
+    before, matmul = fingerprint(arithmetic([CPU], BF16)), torch.backends.mkldnn.matmul
+    own = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "bf16"
+        assert fingerprint(arithmetic([CPU], BF16)) != before
+    finally:
+        matmul.fp32_precision = own
+    assert fingerprint(arithmetic([CPU], BF16)) == before
+
+
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("name", "value"),

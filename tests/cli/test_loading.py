@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 
 import pytest
 from rich.console import Console
@@ -23,6 +24,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
 
 
 def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loading, "_SILENT_S", math.inf)
     assert shown(monkeypatch, terminal=True) == "", "it was quick"
     monkeypatch.setattr(loading, "_SILENT_S", -1.0)
     written = shown(monkeypatch, terminal=True)
@@ -33,6 +35,7 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 def test_a_log_gets_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loading, "LOG_S", math.inf)
     assert shown(monkeypatch, terminal=False) == ""
     assert not caplog.records, "it was quick"
     monkeypatch.setattr(loading, "LOG_S", -1.0)

@@ -24,6 +24,7 @@ from qwen35mm.contract import Event, Finished, GenerationRequest, Message, Promp
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
+from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_preprocess import MediaBudget
 from tests.backends.events import collect, result_of
 from tests.small_adapters import write_adapter
@@ -176,6 +177,28 @@ async def test_another_context_keeps_the_weights(make: Make) -> None:
     assert switch.current is not old
     assert switch.loaded.model is model
     assert await answer(switch) == expected
+
+
+@pytest.mark.skipif(find_library() is None, reason="auto speculates with the compiled operations")
+async def test_a_context_without_room_for_the_layer_that_auto_took_comes_without_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.fit._LEAST_STEP_BYTES", 1)
+    switch = make()
+    await switch.switch(weights="int8", context_length=1024)
+    assert switch.loaded.model.mtp is not None
+    free_of_others = memory.memory_need
+
+    def need(*args: Any, **how: Any) -> memory.MemoryNeed:
+        if args[3].settings.speculate == "mtp":
+            raise memory.NoRoomError("no room")
+        return free_of_others(*args, **how)
+
+    for user in ("switch", "fit"):
+        monkeypatch.setattr(f"qwen35mm.model_library.{user}.memory_need", need)
+    await switch.switch(context_length=2048)
+    assert (switch.context_length, switch.loaded.model.mtp) == (2048, None)
+    assert switch.loaded.weights == "int8"
 
 
 async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, other: Path, tmp_path: Path) -> None:

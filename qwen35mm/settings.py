@@ -116,9 +116,10 @@ class ModelOptions:
     lora: Annotated[
         list[str] | None,
         _model(
-            metavar="FOLDER[=SCALE]",
+            metavar="[NAME=]FOLDER[=SCALE]",
             help="An adapter (LoRA) that PEFT saved, for this model; may be repeated: their changes are added up. =0.5 "
-            "takes half of its change.",
+            "takes half of its change. With a name it stays apart, and requests choose it: `serve` offers it as a "
+            "model, the page in a menu.",
         ),
     ] = None
     batch_invariant: Annotated[
@@ -252,6 +253,11 @@ class ModelOptions:
         """
         from qwen35mm.model_library import fit_source, with_slots_for_many
 
+        if named := [str(each) for each in read_choices(self.lora) if each.name is not None]:
+            raise ConfigError(
+                f"--lora {named[0]}: only `serve` and `chat` choose among adapters by name. Give the folder without "
+                "its name, and it becomes a part of the model."
+            )
         asked = replace(self.backend_options(), progress=progress)
         options, folder = fit_source(asked, self.source, self.name)
         if more_slots:

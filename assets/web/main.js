@@ -29,6 +29,7 @@ import { Composer, takeDrops } from "./compose/composer.js";
 import { TEMPORARY } from "./compose/drafts.js";
 import { holdingAfter } from "./compose/once.js";
 import { Player } from "./media/player.js";
+import { AdapterMenu } from "./model/adapters.js";
 import { Models } from "./model/models.js";
 import { Switcher } from "./model/switcher.js";
 
@@ -124,7 +125,7 @@ class Page {
       speak: (words) => this.speak(words),
     };
     const presets = new Presets(requests, start.presets, () => {
-      this.composer.quick.draw();
+      this.drawChoices();
       this.panel.drawPresets();
     });
     this.context = new ContextGauge(app, requests);
@@ -141,6 +142,7 @@ class Page {
       onCost: (cost) => this.context.drawCost(cost),
     });
     this.models = new Models(app, requests, say, state);
+    this.adapters = new AdapterMenu(app, state, (values) => this.changeSettings(values));
     this.comparison = new Comparison(messageDesk, this.models, presets);
     this.panel = new SettingsPanel({
       ...{ app, preferences: state.preferences, models: this.models, presets, archives: this.sidebar.archives },
@@ -172,6 +174,7 @@ class Page {
           this.title,
           h("span.temporary-mark.row.quiet", { title: temporaryWords() }, icon("hourglass"), t("Temporary")),
           new Switcher(app, requests, this.models).element,
+          this.adapters.element,
           this.context.element,
           this.settingsButton,
         ),
@@ -239,7 +242,7 @@ class Page {
     this.composer.draft.taken = holdingAfter(this.composer.draft.taken, chat.messages);
     this.composer.draft.measureSoon();
     this.sidebar.mark(chat.id);
-    this.composer.quick.draw();
+    this.drawChoices();
     this.context.drawChat(chat);
     this.context.look();
     for (const message of chat.messages) if (message.role === "assistant") this.lookCloser(message);
@@ -294,7 +297,7 @@ class Page {
 
   settingsChanged() {
     this.panel.values = this.state.settings;
-    this.composer.quick.draw();
+    this.drawChoices();
     this.composer.draft.measureSoon();
   }
 
@@ -375,6 +378,12 @@ class Page {
   async remove(/** @type {Message} */ message) {
     const words = t("The messages after it on this branch are deleted too.");
     if (await askToDelete(t("Delete this message?"), words)) this.state.deleteMessage(message);
+  }
+
+  /** What is chosen beside the settings. */
+  drawChoices() {
+    this.composer.quick.draw();
+    this.adapters.draw();
   }
 
   changeSettings(/** @type {Settings} */ values) {

@@ -28,6 +28,7 @@ class LocalTexts(TextModel, PlainPrompts):
                 retain=template.retain,
                 tenant=template.tenant,
                 timeout_s=timeout_s,
+                adapter=template.adapter,
             )
 
         return (await self._last(Finished, begin, template.timeout_s)).result

@@ -116,6 +116,7 @@ class ModelBackend(PlainPrompts):
             weights=loaded.weights,
             thinking=template.switches_thinking,
             template_options={name: template.values_of(name) for name in sorted(template.switches)},
+            adapters=tuple(loaded.named_adapters),
         )
         self.template_options = _checked_options(template_options, template)
         media = MediaProcessor(
@@ -161,6 +162,7 @@ class ModelBackend(PlainPrompts):
         """
         arrival_s = time.monotonic()
         check_conversation(request.messages)
+        self.loaded.adapter_number(request.adapter)
         request = self._with_options(request)
         params = request.params or self.loaded.generation
         check_token_ids(params, self.loaded.config.text.vocab_size)
@@ -199,6 +201,7 @@ class ModelBackend(PlainPrompts):
             request.conversation,
             salt=_salt(request.tenant),
             salt_from=prompt.system_stop,
+            adapter=request.adapter,
             params=params,
             arrival_s=arrival_s,
             deadline_s=None if request.timeout_s is None else arrival_s + request.timeout_s,
@@ -282,6 +285,7 @@ class ModelBackend(PlainPrompts):
             conversation=request.conversation,
             salt=_salt(request.tenant),
             salt_from=prompt.system_stop,
+            adapter=request.adapter,
         )
 
     def find(self, part: Image | Video) -> DeferredMedia | None:

@@ -80,6 +80,7 @@ class PlainPrompts(ABC):
         retain: Retain = "conversation",
         tenant: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Continues a text or token ids.
 
@@ -93,7 +94,7 @@ class PlainPrompts(ABC):
                 of so many of the likeliest tokens at its place. Computes the whole prompt, without cache hits.
             finds_thinking: whether thinking is separated from the answer; else both are text, with the control tokens
                 between them.
-            retain, tenant, timeout_s: as `stream`'s.
+            retain, tenant, timeout_s, adapter: as `stream`'s.
 
         Yields:
             Progress, TextDelta, and finally Finished. Leaving the iterator cancels the work within one step.
@@ -104,6 +105,7 @@ class PlainPrompts(ABC):
         arrival_s = time.monotonic()
         check_params(params)
         check_limits(retain, timeout_s, tenant)
+        self.loaded.adapter_number(adapter)
         params = params or self.loaded.generation
         if params.is_constrained:
             await GRAMMARS.run_for(tenant, check_constraint, params)
@@ -111,7 +113,7 @@ class PlainPrompts(ABC):
         if prompt_logprobs is not None:
             reading = Reading("logprobs", 1, _checked_count(prompt_logprobs, "prompt_logprobs"))
         source = await PROMPTS.run(self._plain, None, prompt, control_tokens)
-        request = self._request(source, reading, arrival_s, retain, tenant, timeout_s, params)
+        request = self._request(source, reading, arrival_s, retain, tenant, timeout_s, adapter, params)
         request = replace(request, finds_thinking=finds_thinking)
         async with contextlib.aclosing(self._answer(request, None)) as events:
             async for event in events:
@@ -130,6 +132,7 @@ class PlainPrompts(ABC):
         retain: Retain = "shared",
         tenant: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Scores how likely a text is; arguments as in `score`.
 
@@ -141,6 +144,7 @@ class PlainPrompts(ABC):
         """
         arrival_s = time.monotonic()
         check_limits(retain, timeout_s, tenant)
+        self.loaded.adapter_number(adapter)
         num_top = _checked_count(num_top, "num_top")
         if given is None or is_plain(given):
             source = await PROMPTS.run(self._plain, given, text, control_tokens)
@@ -152,7 +156,9 @@ class PlainPrompts(ABC):
         if source.start >= len(source.prompt.token_ids):
             raise PromptError("There is nothing to score: no token of the text has another before it.")
         reading = Reading("logprobs", source.start, num_top)
-        async with contextlib.aclosing(self._read(source, reading, arrival_s, retain, tenant, timeout_s)) as events:
+        async with contextlib.aclosing(
+            self._read(source, reading, arrival_s, retain, tenant, timeout_s, adapter)
+        ) as events:
             async for event in events:
                 yield event
 
@@ -167,6 +173,7 @@ class PlainPrompts(ABC):
         retain: Retain = "shared",
         tenant: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Reads a final hidden state; arguments as in `embed`, for one input.
 
@@ -178,6 +185,7 @@ class PlainPrompts(ABC):
         """
         arrival_s = time.monotonic()
         check_limits(retain, timeout_s, tenant)
+        self.loaded.adapter_number(adapter)
         if pooling not in ("last", "mean"):
             raise RequestError(f"pooling must be 'last' or 'mean'; got {pooling!r}.")
         if is_plain(given):
@@ -185,7 +193,9 @@ class PlainPrompts(ABC):
         else:
             source = await self._rendered(given, enable_thinking=enable_thinking, template_options=template_options)
         reading = Reading(pooling)
-        async with contextlib.aclosing(self._read(source, reading, arrival_s, retain, tenant, timeout_s)) as events:
+        async with contextlib.aclosing(
+            self._read(source, reading, arrival_s, retain, tenant, timeout_s, adapter)
+        ) as events:
             async for event in events:
                 yield event
 
@@ -197,9 +207,10 @@ class PlainPrompts(ABC):
         retain: Retain,
         tenant: str | None,
         timeout_s: float | None,
+        adapter: str | None,
     ) -> AsyncGenerator[Event, None]:
         """Reads a prompt, in the engine's queue."""
-        request = self._request(source, reading, arrival_s, retain, tenant, timeout_s)
+        request = self._request(source, reading, arrival_s, retain, tenant, timeout_s, adapter)
         return self._answer(request, GenerationRequest(source.messages) if source.messages else None)
 
     def _request(
@@ -210,6 +221,7 @@ class PlainPrompts(ABC):
         retain: Retain,
         tenant: str | None,
         timeout_s: float | None,
+        adapter: str | None,
         params: SamplingParams | None = None,
     ) -> Request:
         """A request for a reply; without `params`, for none."""
@@ -220,6 +232,7 @@ class PlainPrompts(ABC):
             retain,
             salt=(tenant or "").encode(),
             salt_from=source.prompt.system_stop,
+            adapter=adapter,
             # Without a reply, these cost the least.
             params=params or SamplingParams(max_tokens=1),
             arrival_s=arrival_s,

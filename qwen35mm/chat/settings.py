@@ -76,7 +76,8 @@ SWITCHES = {
     "reasoning_effort": Switch(say("Thinking effort"), say("How much the model is asked to think.")),
     "add_vision_id": Switch(say("Numbered pictures"), say("The model sees a number before each picture and video.")),
 }
-NAMES = frozenset({*NUMBERS, *SWITCHES, "system", "thinking"})
+NAMES = frozenset({*NUMBERS, *SWITCHES, "system", "thinking", "adapter"})
+_MAX_ADAPTER_CHARS = 200
 _EFFORT_NAMES = {
     "minimal": say("Minimal"),
     "low": say("Low"),
@@ -150,6 +151,11 @@ class Settings:
         """The switches that are set and that the model's template has."""
         return {name: value for name, value in self.switches.items() if name in model.template_options}
 
+    def adapter(self, model: ModelInfo) -> str | None:
+        """The chosen adapter, if the model has it."""
+        name = self.values.get("adapter")
+        return name if name in model.adapters else None
+
     def budget(self, default: MediaBudget) -> MediaBudget:
         """The budget of media, with the machine's defaults for what isn't set."""
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
@@ -167,7 +173,7 @@ def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     values["thinking"] = settings.enable_thinking(model)
     values |= settings.template_options(model)
     values["system"] = settings.system[:_SHOWN_SYSTEM_CHARS] or None
-    values["weights"] = model.weights
+    values["weights"], values["adapter"] = model.weights, settings.adapter(model)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -205,7 +211,8 @@ def describe_settings(backend: Backend) -> dict[str, Any]:
         if (values := backend.info.template_options.get(name))
     }
     thinking = backend.info.thinking is not False
-    return {"fields": fields, "switches": switches, "thinking": thinking, "defaults": shown}
+    adapters = list(backend.info.adapters)
+    return {"fields": fields, "switches": switches, "thinking": thinking, "adapters": adapters, "defaults": shown}
 
 
 def _choices(values: Sequence[bool | str]) -> list[dict[str, Any]]:
@@ -219,6 +226,10 @@ def _check(name: str, value: Any) -> Any:
             raise ConfigError(
                 say("The system prompt must be a text of at most {most} characters.", most=MAX_SYSTEM_CHARS)
             )
+        return value
+    if name == "adapter":
+        if not isinstance(value, str) or len(value) > _MAX_ADAPTER_CHARS:
+            raise ConfigError(say("There is no adapter {name}.", name=_short(value)))
         return value
     if name in SWITCHES:
         effort = name == "reasoning_effort"

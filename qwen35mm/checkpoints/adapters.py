@@ -1,5 +1,7 @@
 """Adapters merged into a checkpoint's tensors while they are read: in float32, before anything is rounded.
 
+Only a quantised tensor that keeps its integers is read as it is: `model/attach.py` puts the changes beside it.
+
 An adapter's share is a share of the change that it makes: W + scale * (W_adapted - W), also for DoRA and for whole
 tensors. Several adapters' changes are added up, each taken of the original tensor.
 """
@@ -20,6 +22,8 @@ from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD
 from qwen35mm.errors import CheckpointError
+from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
+from qwen35mm_kernels.reference.fp8 import Blocks
 
 _VALUES_AT_ONCE = 1 << 20
 # The two parameters of a stack of experts; where each has tensors of its own, one of them is two.
@@ -101,6 +105,15 @@ class AdaptedSource(Source):
     def kind(self) -> str:
         return self.base.kind
 
+    @property
+    def groups(self) -> Groups | Blocks | None:
+        """Of the tensor without low-rank changes, which may stay beside it; a whole tensor in its place is floats."""
+        return self.base.groups if all(change.whole is None for change in self.changes) else None
+
+    def grouped_rows(self) -> Iterator[GroupedRows]:
+        """Its rows without the changes."""
+        yield from self.base.grouped_rows()
+
     def rows(self, width: int, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
         first = 0
         wholes = [
@@ -140,12 +153,10 @@ def with_adapters(stored: Mapping[str, Source], adapters: Sequence[Adapter]) -> 
     Raises:
         CheckpointError: an adapter changes what the model doesn't have, or has tensors of another shape.
     """
-    found = dict(stored)
-    if LM_HEAD not in found and EMBEDDING in found and any(map(_unties, adapters)):
-        found[LM_HEAD] = replace(found[EMBEDDING], name=LM_HEAD)
+    found = untied(stored, adapters)
     changes: dict[str, list[Change]] = defaultdict(list)
     for adapter in adapters:
-        for name, change in _changes(adapter, found):
+        for name, change in changes_of(adapter, found):
             if change.whole is not None and (other := _whole_of(changes[name])) is not None:
                 what = f"{name} is a whole tensor in it and in {other.name}; only one can take the model's place."
                 raise adapter.error(what, "Use one of the two.")
@@ -158,6 +169,14 @@ def with_adapters(stored: Mapping[str, Source], adapters: Sequence[Adapter]) -> 
     return found
 
 
+def untied(stored: Mapping[str, Source], adapters: Sequence[Adapter]) -> dict[str, Source]:
+    """The tensors, with a head of its own where an adapter unties it."""
+    found = dict(stored)
+    if LM_HEAD not in found and EMBEDDING in found and any(map(_unties, adapters)):
+        found[LM_HEAD] = replace(found[EMBEDDING], name=LM_HEAD)
+    return found
+
+
 def _unties(adapter: Adapter) -> bool:
     names = {f"{module}.weight" for module in adapter.low_rank} | adapter.whole.keys()
     return not adapter.keeps_ties and bool(names & {EMBEDDING, LM_HEAD})
@@ -167,7 +186,7 @@ def _whole_of(changes: Sequence[Change]) -> Adapter | None:
     return next((each.adapter for each in changes if each.whole is not None), None)
 
 
-def _changes(adapter: Adapter, stored: Mapping[str, Source]) -> Iterator[tuple[str, Change]]:
+def changes_of(adapter: Adapter, stored: Mapping[str, Source]) -> Iterator[tuple[str, Change]]:
     """An adapter's changes by tensor, each checked. Raises CheckpointError."""
     for name, whole in adapter.whole.items():
         if name == LM_HEAD and name not in stored and adapter.keeps_ties:

@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwen35mm.errors import ConfigError
 
 _MAX_SCALE = 1e6
+# A name is a model's for clients: visible, and short enough to be told.
+_NAME = re.compile(r"[^\s=/][^\s=]{0,199}")
 
 
 @dataclass(frozen=True)
 class LoraChoice:
-    """An adapter's folder, and its share: 1 as it was trained, 0 as if it weren't there."""
+    """An adapter's folder.
+
+    Attributes:
+        scale: its share: 1 as it was trained, 0 as if it weren't there.
+        name: by which requests choose it; None for a part of the model.
+    """
 
     folder: Path
     scale: float = 1.0
+    name: str | None = None
 
     def absolute(self) -> LoraChoice:
         return replace(self, folder=self.folder.absolute())
 
     def __str__(self) -> str:
-        return f"{self.folder}" if self.scale == 1 else f"{self.folder}={self.scale:g}"
+        name = "" if self.name is None else f"{self.name}="
+        return f"{name}{self.folder}" if self.scale == 1 else f"{name}{self.folder}={self.scale:g}"
 
 
-Loras = str | Path | LoraChoice | Iterable[str | Path | LoraChoice] | None
+_One = str | Path | LoraChoice
+Loras = _One | Iterable[_One] | Mapping[str, _One] | None
 
 
 def read_choices(given: Loras) -> tuple[LoraChoice, ...]:
-    """The adapters of `--lora` or of `load`'s `lora`: FOLDER or FOLDER=SCALE, one or several.
+    """The adapters of `--lora` or of `load`'s `lora`: FOLDER or NAME=FOLDER, each with or without =SCALE; one, several,
+    or folders by name.
 
     Raises:
-        ConfigError: one has no folder, or no number for its scale.
+        ConfigError: one can't be read, or two have the same name.
     """
     if given is None:
         return ()
-    several = [given] if isinstance(given, str | Path | LoraChoice) else list(given)
-    return tuple(_read_choice(each) for each in several)
+    if isinstance(given, Mapping):
+        found = [_named(str(name), _read_choice(each)) for name, each in given.items()]
+    else:
+        found = [_read_choice(each) for each in ([given] if isinstance(given, str | Path | LoraChoice) else given)]
+    names = [each.name for each in found if each.name is not None]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"Two adapters have the name '{twice[0]}': give each another one, as in NAME=FOLDER.")
+    return tuple(found)
 
 
 def _read_choice(given: object) -> LoraChoice:
@@ -47,17 +65,42 @@ def _read_choice(given: object) -> LoraChoice:
     if isinstance(given, Path):
         return LoraChoice(given.expanduser())
     if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"An adapter is a folder, or FOLDER=SCALE such as my-adapter=0.5; got {given!r}.")
-    folder, mark, scale = given.strip().rpartition("=")
+        raise _error(given)
+    text, scale = given.strip(), 1.0
     # A folder may have the mark in its name.
-    if not mark or Path(given).expanduser().is_dir():
-        return LoraChoice(Path(given.strip()).expanduser())
+    if "=" in text and not _is_folder(text):
+        rest, _, last = text.rpartition("=")
+        if (number := _number(last)) is not None:
+            if not rest or not abs(number) <= _MAX_SCALE:
+                raise _error(given)
+            text, scale = rest, number
+    if "=" not in text or _is_folder(text):
+        return LoraChoice(Path(text).expanduser(), scale)
+    name, _, folder = text.partition("=")
+    if not folder:
+        raise _error(given)
+    return _named(name, LoraChoice(Path(folder).expanduser(), scale))
+
+
+def _named(name: str, choice: LoraChoice) -> LoraChoice:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"An adapter's name has up to 200 letters, digits and signs, no spaces; got {name!r}.")
+    return replace(choice, name=name)
+
+
+def _is_folder(text: str) -> bool:
+    return Path(text).expanduser().is_dir()
+
+
+def _number(text: str) -> float | None:
     try:
-        number = float(scale)
+        number = float(text)
     except ValueError:
-        number = math.nan
-    if not folder or not abs(number) <= _MAX_SCALE:
-        raise ConfigError(
-            f"An adapter is a folder, or FOLDER=SCALE with a number, such as my-adapter=0.5; got '{given}'."
-        )
-    return LoraChoice(Path(folder).expanduser(), number)
+        return None
+    return math.inf if math.isnan(number) else number
+
+
+def _error(given: object) -> ConfigError:
+    return ConfigError(
+        f"An adapter is FOLDER or NAME=FOLDER, and may end with a scale, as in my-adapter=0.5; got {given!r}."
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from qwen35mm.checkpoints.lora_choices import read_choices
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
 from qwen35mm.cli.loading import shown_loading
@@ -119,6 +120,9 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
         except ModuleNotFoundError as error:
             raise MissingExtraError("Serving other programs", "serve") from error
 
+    own = {model.name, *(server.served_model_name or ())}
+    if taken := [each.name for each in read_choices(model.lora) if each.name in own]:
+        raise ConfigError(f"--lora {taken[0]}=...: {taken[0]} is a name of the model: give the adapter another one.")
     keys = None if server.api_key_file is None else Keys.read(server.api_key_file)
     if server.media_root is not None and not server.media_root.is_dir():
         raise ConfigError(f"--media-root: there is no folder {server.media_root}.")

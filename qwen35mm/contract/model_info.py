@@ -30,6 +30,7 @@ class ModelInfo:
         template_options: the further variables that its chat template reads, and the values of each if they are known,
             else none. Empty if its template is unknown.
         unsupported: fields of SamplingParams that it lacks; a request with one raises an error.
+        adapters: names of the adapters that a request may choose.
     """
 
     name: str
@@ -46,3 +47,4 @@ class ModelInfo:
     exact_counts: bool = True
     template_options: Mapping[str, tuple[bool | str, ...]] = field(default_factory=dict)
     unsupported: frozenset[str] = field(default=frozenset())
+    adapters: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ class GenerationRequest:
         tenant: whose request this is. Nothing after the system prompt is shared with another tenant.
         timeout_s: seconds after which the request ends with a RequestTimeoutError, waiting and media included.
         continue_reply: whether the last message is the beginning of the reply; the answer is the rest of its text.
+        adapter: the name of the adapter that answers, one of `ModelInfo.adapters`; None is the model itself.
 
     Raises:
         PromptError: `messages` holds something else than messages.
@@ -67,6 +68,7 @@ class GenerationRequest:
     tenant: str | None = None
     timeout_s: float | None = None
     continue_reply: bool = False
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         check_messages(self.messages)
@@ -81,8 +83,9 @@ class GenerationRequest:
             raise RequestError(f"enable_thinking must be True, False or None; got {self.enable_thinking!r}.")
         if not isinstance(self.tool_choice, str):
             raise RequestError(f"tool_choice must be a string; got {self.tool_choice!r:.100}.")
-        if not isinstance(self.conversation, str | None):
-            raise RequestError(f"conversation must be a string, or None; got {self.conversation!r}.")
+        for name in ("conversation", "adapter"):
+            if not isinstance(getattr(self, name), str | None):
+                raise RequestError(f"{name} must be a string, or None; got {getattr(self, name)!r}.")
         tools = () if self.tools is None else self.tools
         is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
         if not (is_list and all(isinstance(tool, Mapping) for tool in tools)):

@@ -10,6 +10,7 @@ import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch
+from qwen35mm.model.adapters import Groups
 
 # Rows of a step's numbers; every column is a sequence. So each row is dense.
 _TOKEN, _POSITION, _SLOT, _SOURCE, _PLACE, _LENGTH, _STEP, _TABLE = range(8)
@@ -27,12 +28,13 @@ def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.Tensor) -> Batch:
+def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.Tensor, adapters: Groups = ()) -> Batch:
     """A sequence's next tokens; it must have room for them (`SequenceCache.prepare`).
 
     Args:
         embeds: [T, hidden]; the model overwrites it.
         positions: [3, T] int64.
+        adapters: the sequence's.
     """
     size, stop, device = cache.block_size, cache.length + len(embeds), embeds.device
     blocks, places = np.array(cache.block_table, dtype=np.int32), np.arange(cache.length, stop)
@@ -47,6 +49,7 @@ def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.T
         pools=cache.layers,
         block_size=size,
         kv_formats=cache.kv_formats,
+        adapters=adapters,
     )
 
 
@@ -129,11 +132,14 @@ class StepInputs:
         """[B] int64 each: rows of the sampler's tables, -1 where the host chooses, and the tokens' numbers."""
         return self.numbers[_TABLE], self.numbers[_STEP]
 
-    def batch(self, pools: CachePools, embeds: torch.Tensor, *, has_drafts: bool = False) -> Batch:
+    def batch(
+        self, pools: CachePools, embeds: torch.Tensor, *, has_drafts: bool = False, adapters: Groups = ()
+    ) -> Batch:
         """The model's batch for the tokens' embeddings [B, hidden].
 
         Args:
             has_drafts: whether a sequence may have several rows.
+            adapters: of the rows.
         """
         return Batch(
             embeds,
@@ -146,4 +152,5 @@ class StepInputs:
             block_size=pools.kv.block_size,
             kv_formats=pools.kv.formats,
             sources=self.numbers[_SOURCE] if has_drafts else None,
+            adapters=adapters,
         )

@@ -28,6 +28,8 @@ from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
 
+# Steps of rows with adapters that stay recorded: there are many combinations of rows and adapters.
+_MOST_ADAPTED = 8
 # Tokens of a reply that the MTP layer may have to see later, while others draft.
 _MOST_UNSEEN = 64
 
@@ -84,6 +86,7 @@ class Decoder:
         self._model, self._pools = runtime.model, runtime.pools
         # Both end a sequence: so many tokens, and so many rows of keys and values.
         self._context_length, self._context_rows = runtime.context_length, runtime.plan.context_rows
+        self._loaded = runtime.loaded
         vocab_size = runtime.loaded.config.text.vocab_size
         num_rows = self._pools.states.num_slots
         self.sampler = Sampler(num_rows, vocab_size, banned_ids, self._model.head_device)
@@ -103,7 +106,7 @@ class Decoder:
         self._sizes = step_sizes(most_rows, self._model.device, batch_invariant=batch_invariant)
         self._times = StepTimes(self._sizes)
         self._runs_ahead = runs_ahead(self._model.device) and not self._num_drafts
-        self._graphs: dict[tuple[int, bool], StepGraph] = {}
+        self._graphs: dict[tuple[int, bool, tuple[int, ...] | None], StepGraph] = {}
         captures = can_capture(self._model)
         # Sizes still to capture, commonest first: one reply, then all slots. Startup doesn't wait for them.
         self._to_capture = [self._sizes[0], *self._sizes[:0:-1]] if captures else []
@@ -126,7 +129,7 @@ class Decoder:
         """Captures a step of one size while the engine is idle. If that fails, the first use tries again."""
         size = self._to_capture.pop(0)
         try:
-            self._graph(size, has_drafts=False)
+            self._graph(size, has_drafts=False, adapters=None)
         except Exception:
             logger.warning("a step of %d replies couldn't be captured ahead", size, exc_info=True)
 
@@ -208,8 +211,8 @@ class Decoder:
         before, self._launched = self._launched, None
         flying = set() if before is None else {reply for reply, _ in before.replies}
         able = [reply for reply in self.running if self._goes_on(reply, reply in flying)]
-        # On a CPU the states of neighbouring slots are one view.
-        able.sort(key=lambda reply: reply.cache.slot)
+        # On a CPU the states of neighbouring slots are one view. Rows with one adapter are one product.
+        able.sort(key=lambda reply: (self._adapter(reply), reply.cache.slot))
         found: list[StepResult] = []
         for start in range(0, len(able), self._sizes[-1]):
             found += self._drain()
@@ -328,9 +331,13 @@ class Decoder:
     def _launch(self, replies: Sequence[Reply], drafts: Sequence[tuple[int, ...]], flying: set[Reply]) -> _Launched:
         num_rows = len(replies) + sum(map(len, drafts))
         size = min(size for size in self._sizes if size >= num_rows)
-        num_graphs = len(self._graphs)
-        graph, answer = self._graph(size, has_drafts=any(drafts)), self._turn
-        began_s = time.monotonic() if len(self._graphs) == num_graphs else None
+        numbers = [self._adapter(reply) for reply, drafted in zip(replies, drafts, strict=True) for _ in (0, *drafted)]
+        has_any = not self._model.routes.numbers.isdisjoint(numbers)
+        # Nobody reads what the last, unused rows are.
+        adapters = (*numbers, *[numbers[-1]] * (size - num_rows)) if has_any else None
+        is_new = (size, any(drafts), adapters) not in self._graphs
+        graph, answer = self._graph(size, has_drafts=any(drafts), adapters=adapters), self._turn
+        began_s = None if is_new else time.monotonic()
         self._turn = 1 - self._turn
         inputs, row = graph.inputs(answer), 0
         for reply, drafted in zip(replies, drafts, strict=True):
@@ -345,13 +352,25 @@ class Decoder:
             reply.cache.advance(1)
         return _Launched([*zip(replies, drafts, strict=True)], graph, answer, began_s)
 
-    def _graph(self, size: int, *, has_drafts: bool) -> StepGraph:
-        key = size, has_drafts
+    def _graph(self, size: int, *, has_drafts: bool, adapters: tuple[int, ...] | None) -> StepGraph:
+        key = size, has_drafts, adapters
+        if adapters is not None:
+            # The newest last: the oldest make room.
+            known = self._graphs.pop(key, None)
+            others = [each for each in self._graphs if each[2] is not None]
+            for old in others[: max(len(others) + 1 - _MOST_ADAPTED, 0)]:
+                del self._graphs[old]
+            if known is not None:
+                self._graphs[key] = known
         if key not in self._graphs:
             max_blocks = self._pools.kv.blocks_for(self._context_rows)
             arguments = self._model, self._pools, self.sampler, size, max_blocks
-            self._graphs[key] = StepGraph(*arguments, has_drafts=has_drafts, memory=self._graph_memory)
+            how = {"has_drafts": has_drafts, "adapters": adapters, "memory": self._graph_memory}
+            self._graphs[key] = StepGraph(*arguments, **how)
         return self._graphs[key]
+
+    def _adapter(self, reply: Reply) -> int:
+        return self._loaded.adapter_number(reply.request.adapter)
 
     def _drain(self) -> list[StepResult]:
         """Waits for the step in flight and returns its results."""

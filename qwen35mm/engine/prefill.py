@@ -65,8 +65,9 @@ class Prefill:
         self.last_hidden: torch.Tensor | None = None
         self._runtime = runtime
         self._prompt = source.prompt
+        self._root, self._adapters = runtime.root_of(source.adapter), runtime.groups_of(source.adapter)
         salt = {"salt": source.salt, "salt_from": source.salt_from}
-        self._chain = Chain.of(source.prompt, runtime.root, **salt, keep=runtime.kv_keep)
+        self._chain = Chain.of(source.prompt, self._root, **salt, keep=runtime.kv_keep)
         self._stop = len(source.prompt.token_ids) if with_tail else source.prompt.tail_start
         self._reader: PromptReader | None = None
         if reading is not None:
@@ -198,7 +199,7 @@ class Prefill:
         keeps_shared = self._keeps and self.source.retain == "shared"
         num_seen = self._runtime.prefixes.sight(self._chain) if keeps_shared else 0
         plans = [medium.plan for medium in self.source.media]
-        first, root, salt = self._chain.stop(start.num_segments), self._runtime.root, self.source.salt
+        first, root, salt = self._chain.stop(start.num_segments), self._root, self.source.salt
         units = needed_units(self._prompt, plans, first, self._stop, root=root, salt=salt)
         features = yield from self._find_features(list(units.values()))
         missing = [unit for unit in units.values() if unit.address not in features]
@@ -280,7 +281,7 @@ class Prefill:
             tower = runtime.model.tower
             if medium is None:
                 medium = yield from self._read(unit.media_index, indices)
-            encoding, num_run, self.in_tower = encode(tower, unit, medium), 0, True
+            encoding, num_run, self.in_tower = encode(runtime.model, unit, medium, self._adapters), 0, True
             if unit.media_index not in [following.media_index for following in units[index + 1 : index + 2]]:
                 medium = None  # keep one medium's pixels at a time
             for num_layers, features in encoding:
@@ -328,7 +329,7 @@ class Prefill:
             place(prompt, units, features, embeds, begin)
             for address in [each for each in features if used_until[each] <= stop]:
                 del features[address]
-            batch = prefill_batch(cache, embeds, positions[:, begin:stop])
+            batch = prefill_batch(cache, embeds, positions[:, begin:stop], self._adapters)
             hidden = yield from self._run_layers(batch, begin, stop, before)
             before = hidden[-1:].clone() if segment_index is None else None
             cache.advance(stop - begin)

@@ -53,6 +53,7 @@ class CachedPrompt:
     Attributes:
         conversation: a newer prompt of a conversation drops its pending history commit.
         salt: a tenant's secret: two salts share nothing but the tokens before `salt_from`.
+        adapter: the name of the adapter that it is computed with; nothing is shared with others.
     """
 
     prompt: Prompt
@@ -61,6 +62,7 @@ class CachedPrompt:
     conversation: str | None = None
     salt: bytes = b""
     salt_from: int = 0
+    adapter: str | None = None
 
     def without_pixels(self: P) -> P:
         """The same with only its media's plans, for a prompt that is in the cache."""

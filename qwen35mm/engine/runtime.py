@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import math
 import secrets
@@ -32,6 +33,7 @@ from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel
+from qwen35mm.model.adapters import Groups
 from qwen35mm.model.devices import keep_sums_exact
 from qwen35mm.model.weights import loaded_bytes
 from qwen35mm_kernels.kv_formats import KVFormats
@@ -139,6 +141,16 @@ class Runtime:
     def needs_offload(self) -> bool:
         """Whether new cache entries exist on the device only."""
         return self.vision.needs_offload or self.prefixes.states.needs_offload
+
+    def root_of(self, adapter: str | None) -> bytes:
+        """The root for requests with an adapter."""
+        if adapter is None:
+            return self.root
+        return hashlib.sha256(self.root + bytes.fromhex(self.loaded.named_adapters[adapter].digest)).digest()
+
+    def groups_of(self, adapter: str | None) -> Groups:
+        """The rows of a pass that is one request's."""
+        return self.model.routes.groups_of([self.loaded.adapter_number(adapter)])
 
     def relieve(self) -> bool:
         """After a GPU ran out of memory: moves its cached states to the host; False if there are none."""

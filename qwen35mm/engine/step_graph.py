@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,11 +35,13 @@ class StepGraph:
     Inputs and answers have two buffers each, used in turn: the host can read one answer and write the next inputs while
     a step runs. At most two steps may be in flight.
 
-    If the model is on several devices, or torch computes, the step's operations are launched one by one.
+    If the model is on several devices, torch computes, or rows on a card have different adapters, the step's operations
+    are launched one by one.
 
     Args:
         max_blocks: most blocks of one sequence.
         has_drafts: whether a sequence may have several rows.
+        adapters: each row's, by number; None if no row has any.
         memory: what several steps share, of `shared_memory`; None for one step alone.
 
     Attributes:
@@ -59,9 +61,11 @@ class StepGraph:
         max_blocks: int,
         *,
         has_drafts: bool = False,
+        adapters: Sequence[int] | None = None,
         memory: Any = None,
     ) -> None:
         self._has_drafts = has_drafts
+        self._groups = () if adapters is None else model.routes.groups_of(adapters, model.device)
         self._model, self._pools, self._sampler = model, pools, sampler
         device, self._head_device = model.device, model.head_device
         pinned = [each.type == "cuda" for each in (device, self._head_device)]
@@ -72,7 +76,8 @@ class StepGraph:
         self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned[1]) for _ in range(2)]
         self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
         self._token_ids = self._answers[0]
-        self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self._record
+        captures = can_capture(model) and len(self._groups) <= 1
+        self._replay: Callable[[], None] = self._capture(memory) if captures else self._record
         self._memory = memory
 
     def inputs(self, answer: int) -> StepInputs:
@@ -102,7 +107,7 @@ class StepGraph:
         """Computes logits and token ids of the inputs; unused rows touch nothing."""
         model, inputs = self._model, self._inputs
         embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
-        self.hidden = model(inputs.batch(self._pools, embeds, has_drafts=self._has_drafts))
+        self.hidden = model(inputs.batch(self._pools, embeds, has_drafts=self._has_drafts, adapters=self._groups))
         self.logits = model.logits(self.hidden)
         tables, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
         self._token_ids = self._sampler.sample(self.logits, tables, steps)

@@ -15,7 +15,8 @@ import torch
 
 from qwen35mm.cache.chain import vision_address
 from qwen35mm.engine.batches import upload
-from qwen35mm.model.vision import VisionTower
+from qwen35mm.model import Qwen35Model
+from qwen35mm.model.adapters import Groups
 from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import GridTHW, MediaPlan, Patches, PreparedMedia
 
@@ -71,22 +72,27 @@ def needed_units(
     return units
 
 
-def encode(tower: VisionTower, unit: VisionUnit, medium: PreparedMedia) -> Iterator[tuple[int, torch.Tensor | None]]:
+def encode(
+    model: Qwen35Model, unit: VisionUnit, medium: PreparedMedia, adapters: Groups = ()
+) -> Iterator[tuple[int, torch.Tensor | None]]:
     """Runs a unit through the tower, one step's layers at a time.
 
     Yields:
         The number of layers run so far, and the features [tokens, hidden] after the last one.
     """
-    patches_per_frame = unit.grid_thw.h * unit.grid_thw.w
+    tower, patches_per_frame = model.tower, unit.grid_thw.h * unit.grid_thw.w
     patches = medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
     layers_per_step = max(1, patch_layers_per_step(tower.device) // len(patches))
-    x, rope = tower.embed(pixel_values(patches, tower.device), unit.grid_thw)
+    with model.routes.using(adapters):
+        x, rope = tower.embed(pixel_values(patches, tower.device), unit.grid_thw)
     del medium, patches
     for number, block in enumerate(tower.blocks):
         if number and number % layers_per_step == 0:
             yield number, None
-        x = block(x, rope, unit.grid_thw.t)
-    features = tower.merger(x)
+        with model.routes.using(adapters):
+            x = block(x, rope, unit.grid_thw.t)
+    with model.routes.using(adapters):
+        features = tower.merger(x)
     del x
     yield len(tower.blocks), features
 

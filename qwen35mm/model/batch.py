@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from qwen35mm.model.adapters import Groups
 from qwen35mm_kernels.kv_formats import KVFormats
 
 
@@ -30,6 +31,7 @@ class Batch:
         block_size: tokens in a block.
         kv_formats: formats of K and V; None where they have the model's dtype.
         sources: [N] int64, the slot that each row of a decode step continues from; None for its own.
+        adapters: the rows that have one.
     """
 
     embeds: torch.Tensor
@@ -42,6 +44,7 @@ class Batch:
     block_size: int
     kv_formats: KVFormats | None = None
     sources: torch.Tensor | None = None
+    adapters: Groups = ()
 
     def on(self, device: torch.device) -> Batch:
         """The same batch with all that layers read, except the hidden states, on another device."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from qwen35mm.config import ModelConfig
+from qwen35mm.model.adapters import Routes
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.decoder_layer import DecoderLayer
 from qwen35mm.model.devices import DeviceMap
@@ -37,6 +38,7 @@ class Qwen35Model(nn.Module):
         mtp: the layer that drafts tokens; None unless the config runs it.
         visual: None for a text-only model.
         integers: the argument.
+        routes: which rows have which adapter, of those that aren't merged into the weights.
         layer_devices: the device of each layer and of its states, keys and values.
     """
 
@@ -59,6 +61,7 @@ class Qwen35Model(nn.Module):
             return Factory(dtype, place, integers, is_mapped)
 
         self.config, self.integers = config, integers
+        self.routes = Routes()
         self.embedding = Embedding(text.vocab_size, text.hidden_size, on(places.embedding).head(), is_head=tied)
         self.layers = nn.ModuleList(DecoderLayer(text, index, on(place)) for index, place in enumerate(places.layers))
         self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, on(places.norm))
@@ -131,7 +134,8 @@ class Qwen35Model(nn.Module):
             if x.device != device:
                 x, rope, batch = x.to(device), (rope[0].to(device), rope[1].to(device)), batch.on(device)
                 delta = None if delta is None else delta.to(device)
-            x, delta = layer(x, delta, rope, batch)
+            with self.routes.using(batch.adapters):
+                x, delta = layer(x, delta, rope, batch)
         assert delta is not None
         last = self.norm.weight.device
         yield self.norm.add(x.to(last), delta.to(last))

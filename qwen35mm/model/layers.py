@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from qwen35mm.model.adapters import LinearAdapters
 from qwen35mm.model.weight_formats import Factory, PlainWeight, new_weight
 from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.backend import why_not_triton
@@ -26,9 +27,14 @@ def new_parameter(*shape: int, factory: Factory, dtype: torch.dtype | None = Non
 
 
 class Linear(nn.Module):
-    """x @ weight.T (+ bias)."""
+    """x @ weight.T (+ bias).
+
+    Attributes:
+        adapters: those that change it and aren't merged into the weight.
+    """
 
     bias: nn.Parameter | None
+    adapters: LinearAdapters | None
 
     def __init__(
         self, in_features: int, out_features: int, factory: Factory, *, bias: bool = False, exact_rows: int = 0
@@ -37,12 +43,18 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = new_weight(out_features, in_features, factory, exact_rows=exact_rows)
         self.bias = new_parameter(out_features, factory=factory) if bias else None
+        self.adapters = None
         self.ops = select_backend(factory.device)
         self._takes_norms = not bias and why_not_triton(factory.device.type) is None
 
     def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
         """[N, in_features] -> [N, out_features]."""
-        return self.weight.product(x, self.bias) if isinstance(x, torch.Tensor) else self._normed(x, swiglu=False)
+        if not isinstance(x, torch.Tensor):
+            return self._normed(x, swiglu=False)
+        out = self.weight.product(x, self.bias)
+        if self.adapters is not None:
+            self.adapters.add_to(out, x, self.bias)
+        return out
 
     def swiglu(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
         """silu(gate) * up of the two halves of the product: [N, in_features] -> [N, out_features / 2]."""
@@ -52,9 +64,11 @@ class Linear(nn.Module):
 
     def _normed(self, x: Unnormed, *, swiglu: bool) -> torch.Tensor:
         """Few rows of a decode step on a card: one launch for norm, product and SwiGLU."""
-        if self._takes_norms and isinstance(self.weight, PlainWeight) and x.is_step and len(x.x) <= _FEW_ROWS:
+        is_changed, weight = self.adapters is not None and self.adapters.are_used, self.weight
+        takes_norms = self._takes_norms and x.is_step and len(x.x) <= _FEW_ROWS and not is_changed
+        if takes_norms and isinstance(weight, PlainWeight):
             norm = x.norm.weight, x.norm.eps
-            x.x, out = self.ops.norm_linear(x.x, x.delta, *norm, self.weight.values, swiglu=swiglu)
+            x.x, out = self.ops.norm_linear(x.x, x.delta, *norm, weight.values, swiglu=swiglu)
             return out
         normed = x.rows()
         return self.swiglu(normed) if swiglu else self(normed)

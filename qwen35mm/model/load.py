@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from qwen35mm.checkpoints.gguf_folder import gguf_folder
 from qwen35mm.checkpoints.lora_choices import Loras, read_choices
 from qwen35mm.checkpoints.peft_folders import Adapter, read_adapter
-from qwen35mm.checkpoints.shards import check_folder, gguf_file, model_name
+from qwen35mm.checkpoints.shards import check_folder, gguf_file, model_name, some
 from qwen35mm.config import MEDIA_TOKENS, ModelConfig
 from qwen35mm.contract import SamplingParams
 from qwen35mm.contract.sampling import read_generation_config
-from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.errors import CheckpointError, ConfigError, RequestError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
 from qwen35mm.model.mtp import num_draft_ids
@@ -45,7 +46,8 @@ class LoadedModel:
         eos_ids: ids that end a reply.
         vocabulary: for constrained decoding.
         generation: the checkpoint's sampling defaults.
-        adapters: merged into its weights.
+        adapters: that change every request.
+        named_adapters: those that a request may choose, by name.
     """
 
     name: str
@@ -61,6 +63,20 @@ class LoadedModel:
     eos_ids: frozenset[int]
     vocabulary: GrammarVocabulary
     adapters: tuple[Adapter, ...] = ()
+    named_adapters: Mapping[str, Adapter] = field(default_factory=dict)
+
+    def adapter_number(self, name: str | None) -> int:
+        """An adapter's number for the model's `Routes`; 0 without a name.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        if name is None:
+            return 0
+        if name not in self.named_adapters:
+            known = some(list(self.named_adapters)) or "none"
+            raise RequestError(f"There is no adapter {name!r:.200} here; there is {known}.")
+        return 1 + list(self.named_adapters).index(name)
 
 
 def load(
@@ -91,7 +107,9 @@ def load(
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
         mtp: loads the checkpoint's layer that drafts tokens, if it has one.
         lora: adapters that PEFT saved: a folder, "FOLDER=0.5" for half of its change, or several, whose changes are
-            added up. They are merged into the weights before these are rounded.
+            added up. They are merged into the weights before these are rounded; a quantised checkpoint keeps its
+            integers, with the changes beside them. Folders with names, {"NAME": folder} or "NAME=FOLDER", stay beside
+            the weights, and a request chooses one by `GenerationRequest.adapter`.
         progress: called with the bytes of weights that were read, and all of them.
 
     Raises:
@@ -103,7 +121,9 @@ def load(
     DeviceRequest.parse(device)  # before anything is downloaded
     torch_dtype = choose_dtype(dtype)
     integers = choose_integers(weights, torch_dtype)
-    adapters = tuple(map(read_adapter, read_choices(lora)))
+    choices = read_choices(lora)
+    adapters = tuple(read_adapter(each) for each in choices if each.name is None)
+    named = {each.name: read_adapter(each) for each in choices if each.name is not None}
     folder = find_checkpoint(path_or_hub_id)
     config = read_config(folder, rope_scaling=rope_scaling, mtp=mtp)
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -120,7 +140,8 @@ def load(
     vocabulary = GrammarVocabulary(tokenizer, eos_ids)
     vocabulary.begin()
     how = {"dtype": torch_dtype, "device": device, "integers": integers}
-    model = load_model(folder, config, **how, cache=weights_cache, adapters=adapters, progress=progress)
+    how |= {"adapters": adapters, "named": [*named.values()]}
+    model = load_model(folder, config, **how, cache=weights_cache, progress=progress)
     if model.mtp is not None and (count := num_draft_ids(config.text.vocab_size)) is not None:
         model.mtp.cut_head(model.head, torch.tensor(tokenizer.frequent_ids(count)), model.integers)
     return LoadedModel(
@@ -137,6 +158,7 @@ def load(
         eos_ids=frozenset(eos_ids),
         vocabulary=vocabulary,
         adapters=adapters,
+        named_adapters=named,
     )
 
 

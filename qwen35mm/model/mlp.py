@@ -78,7 +78,11 @@ class Experts(nn.Module):
 
 
 class SparseMoE(nn.Module):
-    """[N, hidden] -> [N, hidden]."""
+    """[N, hidden] -> [N, hidden].
+
+    Attributes:
+        is_joined: whether the shared expert is one more of the experts' products.
+    """
 
     def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
         super().__init__()
@@ -86,15 +90,15 @@ class SparseMoE(nn.Module):
         self.ops = select_backend(factory.device)
         self.gate = Linear(hidden_size, config.num_experts, factory.exact())
         shared = MLP(hidden_size, config.shared_intermediate_size, factory)
-        self._is_joined = _is_one_more(shared, config, factory.device)
-        self.experts = Experts(hidden_size, config, factory, shared if self._is_joined else None)
+        self.is_joined = _is_one_more(shared, config, factory.device)
+        self.experts = Experts(hidden_size, config, factory, shared if self.is_joined else None)
         self.shared_expert = shared
         self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 
     def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
         # The rows go to several products.
         x = x if isinstance(x, torch.Tensor) else x.rows()
-        if self._is_joined:
+        if self.is_joined:
             weights, chosen = self.ops.moe_route(self.gate(x), self.top_k, self.shared_expert_gate(x))
             return self.experts(x, chosen, weights)
         weights, chosen = self.ops.moe_route(self.gate(x), self.top_k)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from qwen35mm.checkpoints.adapters import with_adapters
+from qwen35mm.checkpoints.adapters import AdaptedSource, with_adapters
 from qwen35mm.checkpoints.peft_folders import Adapter
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import new_buffer
@@ -34,6 +34,7 @@ from qwen35mm.checkpoints.tensor_names import (
 )
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.model.attach import attach
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
 from qwen35mm.model.mtp import draft_head_format, num_draft_ids
@@ -69,6 +70,7 @@ def load_model(
     integers: str | None = None,
     cache: WeightsCache | None = None,
     adapters: Sequence[Adapter] = (),
+    named: Sequence[Adapter] = (),
     progress: OnRead | None = None,
 ) -> Qwen35Model:
     """Makes the model that `config` describes and fills it from the safetensors files in `folder`.
@@ -78,7 +80,8 @@ def load_model(
         device: as in `DeviceRequest.parse`.
         integers: `int8` or `int4` for matrices, or `AS_STORED` where possible; see `Qwen35Model`.
         cache: keeps a processor's integers for the next start; bfloat16 isn't kept.
-        adapters: merged into the tensors before they are rounded to their format.
+        adapters: merged into the tensors before they are rounded to their format, or beside a quantised checkpoint's.
+        named: beside the weights, for the rows of a batch that choose one by its number, from 1 on.
         progress: called after each tensor; not at all where the weights come from `cache`.
 
     Raises:
@@ -120,9 +123,11 @@ def load_model(
         digests = tuple(each.digest for each in adapters)
         kept = cache.find(Path(folder), integers, dtype, with_mtp=config.text.runs_mtp, adapters=digests)
     if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
+        attach(model, targets, stored, {}, named)
         return model
     model = make(device=places)
-    _fill(model, targets, stored, progress)
+    held = _fill(model, targets, stored, progress)
+    changed = {name: source for name in held if isinstance(source := stored[name], AdaptedSource)}
     became = integers or str(dtype).removeprefix("torch.")
     if integers in (AS_STORED, FP8):
         num_held = sum(held_as(name, each, dtype, integers) is not None for name, each in stored.items())
@@ -131,6 +136,7 @@ def load_model(
     logger.info("Read %s; kept as %s, %.2f GB.", described(stored.values()), became, loaded_bytes(model) / 1e9)
     if kept is not None:
         kept.write(model)
+    attach(model, targets, stored, {name: source.changes for name, source in changed.items()}, named)
     return model
 
 
@@ -334,7 +340,8 @@ def _fill(
     targets: list[Target],
     stored: dict[str, Source],
     progress: OnRead | None,
-) -> None:
+) -> set[str]:
+    """Fills a model; returns the names of the tensors that keep a checkpoint's format."""
     matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}
     parameters = {name: parameter.detach().view(-1) for name, parameter in model.named_parameters()}
     sizes = {name: flat.numel() for name, flat in parameters.items() if not _inside(name, matrices)}
@@ -358,6 +365,7 @@ def _fill(
         done += source.num_bytes
         if progress is not None:
             progress(done, total)
+    return held
 
 
 def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str, Source]) -> set[str]:

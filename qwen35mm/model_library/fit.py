@@ -135,7 +135,7 @@ def read_shapes(folder: Path, options: BackendOptions) -> tuple[ModelConfig, dic
     """
     config = read_config(folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
     stored = read_checkpoint(folder, config.quantization, with_mtp=config.text.runs_mtp)
-    return config, with_adapters(stored, [read_adapter(each) for each in options.lora])
+    return config, with_adapters(stored, [read_adapter(each) for each in options.lora if each.name is None])
 
 
 def fit_tensors(

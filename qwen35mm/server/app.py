@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -130,8 +131,9 @@ class Api(Service):
         body = await read_body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
         model = self.check_model(body.model)
         asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
+        asked = replace(asked, adapter=self.adapter_of(body.model))
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
-        fingerprint = system_fingerprint(self._backend.loaded)
+        fingerprint = system_fingerprint(self._backend.loaded, asked.adapter)
         tells = {"includes_usage": body.includes_usage, "tells_ids": body.return_token_ids}
         reply = Completion(model, readers, fingerprint=fingerprint, **tells)
         events = events_of_choices(asked, body.n, functools.partial(self.answer, caller))
@@ -148,9 +150,10 @@ class Api(Service):
         asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
         reply = anthropic_reply.Reply(model, reader)
+        asked_request = replace(asked.request, adapter=self.adapter_of(body.model))
         if body.stream:
-            return await self.stream(request, caller, asked.request, reply.frames, anthropic_reply.error_frame)
-        await self.finish(request, caller, asked.request, reader)
+            return await self.stream(request, caller, asked_request, reply.frames, anthropic_reply.error_frame)
+        await self.finish(request, caller, asked_request, reader)
         return JSONResponse(reply.whole())
 
     async def count_tokens(self, request: Request) -> Response:
@@ -164,7 +167,8 @@ class Api(Service):
     async def models(self, request: Request) -> Response:
         """List the names of the model."""
         self.caller(request)
-        names = (self._backend.loaded.name, *(name for name in self._names if name != ANY_NAME))
+        loaded = self._backend.loaded
+        names = (loaded.name, *(name for name in self._names if name != ANY_NAME), *loaded.named_adapters)
         if _is_anthropic(request):
             return JSONResponse(anthropic_models(names, self._created))
         data = [openai_model(self._backend, name, self._created) for name in names]

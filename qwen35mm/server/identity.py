@@ -16,9 +16,10 @@ def _fingerprint(*parts: str) -> str:
     return f"fp_{digest[:10]}"
 
 
-def system_fingerprint(loaded: LoadedModel) -> str:
-    """Changes with the program's version, the model, its adapters and the format of its weights."""
-    return _fingerprint(loaded.name, loaded.weights, *(each.digest for each in loaded.adapters))
+def system_fingerprint(loaded: LoadedModel, adapter: str | None = None) -> str:
+    """Changes with the program's version, the model, its adapters, the chosen one and the format of its weights."""
+    adapters = [*loaded.adapters, *([] if adapter is None else [loaded.named_adapters[adapter]])]
+    return _fingerprint(loaded.name, loaded.weights, *(each.digest for each in adapters))
 
 
 def request_id_header(path: str) -> tuple[str, str]:

@@ -17,6 +17,8 @@ def openai_model(backend: ServedBackend, name: str, created: int) -> dict[str, A
     """
     length = backend.context_length
     reads = ["text"] if backend.loaded.config.tower is None else ["text", "image", "video"]
+    # As vLLM names an adapter's model.
+    parent = {"parent": backend.loaded.name} if name in backend.loaded.named_adapters else {}
     return {
         "id": name,
         "object": "model",
@@ -26,6 +28,7 @@ def openai_model(backend: ServedBackend, name: str, created: int) -> dict[str, A
         "context_length": length,
         "meta": {"n_ctx": length},
         "architecture": {"input_modalities": reads, "output_modalities": ["text"]},
+        **parent,
     }
 
 

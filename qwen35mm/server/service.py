@@ -65,11 +65,19 @@ class Service:
         own = self._backend.loaded.name
         if name in (None, "", "default", own):
             return own
+        if self.adapter_of(name) is not None:
+            return name
         if ANY_NAME in self._names and len(name) <= _MAX_NAME:
             return name
         if name not in self._names:
-            raise ApiError(404, f"There is no model {name[:_MAX_NAME]!r} here; {own!r} is.", "model", "model_not_found")
+            here = ", ".join(map(repr, (own, *self._backend.loaded.named_adapters)))
+            raise ApiError(404, f"There is no model {name[:_MAX_NAME]!r} here; {here} is.", "model", "model_not_found")
         return own
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """The adapter of this name; the model's own names come first."""
+        loaded = self._backend.loaded
+        return name if name in loaded.named_adapters and name not in (loaded.name, *self._names) else None
 
     async def finish(self, request: Request, caller: Caller, asked: GenerationRequest, reader: Reader[Event]) -> None:
         """Reads a reply to its end.

@@ -194,6 +194,16 @@ def test_kv_types(on_demo: RunHere) -> None:
 
 
 @pytest.mark.slow
+def test_adapters(on_demo: RunHere) -> None:
+    (rows,) = on_demo("adapters", "--rank", "2", "--repeats", "1")["tables"].values()
+    assert [(row["what"], row["adapters"]) for row in rows] == [
+        *(("step of 4 rows", case) for case in ("0 adapters", "1 adapter", "4 adapters")),
+        *(("step of 1 row", case) for case in ("0 adapters", "1 adapter")),
+        *(("prefill", case) for case in ("0 adapters", "1 adapter")),
+    ]
+    assert all(row["ms"]["count"] == 8 and row["times"] > 0 for row in rows)
+
+
 def test_startup(run_here: RunHere) -> None:
     (rows,) = run_here("startup", "--surfaces", "ask,caption,serve", "--repeats", "1")["tables"].values()
     assert {row["command"] for row in rows} == {"ask", "caption", "serve"}

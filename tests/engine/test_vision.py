@@ -42,7 +42,7 @@ def test_layers_in_groups_keep_the_bits(patch_layers: int, monkeypatch: pytest.M
     loaded = chat_model(DENSE)
     (medium,) = Chat(loaded).media([user(Image(picture(1)))])
     grid, tower = medium.plan.grid_thw, loaded.model.tower
-    *before, (num_layers, features) = encode(tower, VisionUnit(0, 0, 1, grid, b""), medium)
+    *before, (num_layers, features) = encode(loaded.model, VisionUnit(0, 0, 1, grid, b""), medium)
     assert num_layers == tower.config.depth
     assert before == ([(1, None)] if patch_layers == 1 else [])
     assert features is not None

@@ -15,14 +15,19 @@ from safetensors.torch import load_file, save_file
 from qwen35mm.checkpoints.lora_choices import LoraChoice, read_choices
 from qwen35mm.checkpoints.peft_folders import read_adapter
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.weight_formats import AS_STORED
 from qwen35mm.model.weights import load_model
+from qwen35mm_kernels.cpu.native.library import find_library
+from tests.checkpoints import packers
 from tests.model.layouts import (
     IMAGES,
     TEXT,
     make_prompt,
     new_cache,
+    our_embeds,
     our_greedy,
     our_prefill,
     relative_error,
@@ -31,6 +36,7 @@ from tests.model.layouts import (
     their_positions,
 )
 from tests.model.test_parity import FP32_TOLERANCE
+from tests.model.test_quantised_models import is_matrix
 from tests.peft_adapters import make_adapter
 from tests.small_adapters import PREFIX, write_adapter
 from tests.tiny import DENSE, MOE, SHALLOW, TinyCheckpoints, TinySpec
@@ -64,6 +70,21 @@ def loaded_with(
     return load_model(folder, config, dtype=dtype, integers=integers, adapters=adapters)
 
 
+def loaded_beside(folder: Path, *adapters: Path) -> Qwen35Model:
+    """The adapters stay apart, as those of requests that choose one."""
+    named = [read_adapter(LoraChoice(each)) for each in adapters]
+    return load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32, named=named)
+
+
+def logits_with(model: Qwen35Model, number: int, prompt: Any, theirs: Any) -> torch.Tensor:
+    """Logits [T, vocab] of a prefill whose rows have an adapter."""
+    groups, cache = model.routes.groups_of([number]), new_cache(model)
+    with model.routes.using(groups):
+        embeds = our_embeds(model, prompt)
+    cache.prepare(len(embeds))
+    return model.logits(model(prefill_batch(cache, embeds, their_positions(theirs, prompt)[0], groups)))
+
+
 def our_logits(model: Qwen35Model, prompt: Any, theirs: Any) -> torch.Tensor:
     return our_prefill(model, prompt, their_positions(theirs, prompt)[0], new_cache(model))
 
@@ -93,6 +114,68 @@ def test_logits_equal_peft(
     assert relative_error(our_logits(model, prompt, expected), logits) <= FP32_TOLERANCE
     # An adapter that changed nothing would pass without being read.
     assert relative_error(their_logits(theirs(spec), prompt), logits) > 0.05
+
+
+APART = ["every linear", "a pattern", "rslora", "dora", "ranks by module"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [pytest.param(DENSE, OPTIONS[name], id=name) for name in APART]
+    + [
+        pytest.param(DENSE, OPTIONS["the tower"] | {"bias": "none", "use_dora": True}, id="the tower"),
+        pytest.param(MOE, OPTIONS["every linear"], id="shared expert"),
+    ],
+)
+def test_apart_from_the_weights_logits_equal_peft(
+    spec: TinySpec, options: dict[str, Any], tiny: TinyCheckpoints, theirs: Loader, tmp_path: Path
+) -> None:
+    make_adapter(theirs(spec), tmp_path / "other", 1, **OPTIONS["a list"])
+    expected = make_adapter(theirs(spec), tmp_path / "own", **options)
+    model, prompt = loaded_beside(tiny.folder(spec), tmp_path / "other", tmp_path / "own"), make_prompt(IMAGES)
+    logits = logits_with(model, 2, prompt, expected)
+    assert relative_error(logits, their_logits(expected, prompt)) <= FP32_TOLERANCE
+    # Without an adapter it is the model as it was, to the bit.
+    plain = our_logits(loaded_with(tiny.folder(spec)), prompt, expected)
+    assert torch.equal(logits_with(model, 0, prompt, expected), plain)
+    assert relative_error(plain, logits) > 0.05
+
+
+@pytest.mark.parametrize("method", ["gptq", "fp8"])
+def test_a_quantised_checkpoint_keeps_its_numbers(method: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    """What can be kept as integers stays so, with the change beside it; the rest takes it up."""
+    packers.write_packed(method, tiny.folder(DENSE), tmp_path / "model", is_matrix)
+    modules = {"layers.3.self_attn.k_proj": (128, 64), "layers.0.linear_attn.in_proj_z": (64, 64)}
+    choice = LoraChoice(write_adapter(tmp_path / "adapter", modules), 0.5)
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "integers": AS_STORED}
+    plain, adapted = loaded_with(tmp_path / "model", **how), loaded_with(tmp_path / "model", choice, **how)
+    is_kept = method == "gptq" and find_library() is not None
+    assert (0 in adapted.routes.numbers) is is_kept
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    for module, rows in {
+        "layers.3.self_attn.qkv_proj": (512, 640, "layers.3.self_attn.k_proj"),
+        "layers.0.linear_attn.in_proj": (128, 192, "layers.0.linear_attn.in_proj_z"),
+    }.items():
+        start, stop, name = rows
+        with adapted.routes.using(adapted.routes.groups_of([0])):
+            changed = adapted.get_submodule(module)(x) - plain.get_submodule(module)(x)
+        up, down = (tensors[f"{PREFIX}{name}.lora_{side}.weight"] for side in "BA")
+        expected = torch.zeros(changed.shape)
+        expected[:, start:stop] = 0.5 * (x.float() @ down.T @ up.T)
+        assert relative_error(changed.float(), expected) < 0.1, module
+    if is_kept:
+        own = {name: tensor for name, tensor in adapted.state_dict().items() if ".adapters." not in name}
+        assert all(torch.equal(tensor, own[name]) for name, tensor in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["whole tensors", "embeddings", "the tower"])
+def test_what_only_a_merge_can_do_is_refused_apart(
+    name: str, tiny: TinyCheckpoints, theirs: Loader, tmp_path: Path
+) -> None:
+    make_adapter(theirs(DENSE), tmp_path, **OPTIONS[name])
+    with pytest.raises(CheckpointError, match=r"an adapter can only change linear layers. Name its folder alone"):
+        loaded_beside(tiny.folder(DENSE), tmp_path)
 
 
 def test_greedy_tokens_equal_peft(tiny: TinyCheckpoints, theirs: Loader, tmp_path: Path) -> None:
@@ -292,10 +375,16 @@ def test_choices_are_read() -> None:
         LoraChoice(Path("b=c")),
         LoraChoice(Path("d"), 2),
     )
-    assert str(LoraChoice(Path("a"), 0.5)) == "a=0.5"
-    for wrong in ("", "a=b", "=1", "a=nan", "a=1e39", 3):
-        with pytest.raises(ConfigError, match="An adapter is a folder, or FOLDER=SCALE"):
+    named = (LoraChoice(Path("a/b"), 1, "poet"), LoraChoice(Path("c"), -2, "x"))
+    assert read_choices(["poet=a/b", "x=c=-2"]) == read_choices({"poet": "a/b", "x": "c=-2"}) == named
+    assert list(map(str, (LoraChoice(Path("a"), 0.5), *named))) == ["a=0.5", "poet=a/b", "x=c=-2"]
+    for wrong in ("", "=1", "a=nan", "a=1e39", "a=", 3):
+        with pytest.raises(ConfigError, match="An adapter is FOLDER or NAME=FOLDER"):
             read_choices([wrong])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="no spaces; got 'a poet'"):
+        read_choices("a poet=folder")
+    with pytest.raises(ConfigError, match="Two adapters have the name 'a'"):
+        read_choices(["a=b", "a=c"])
 
 
 def test_a_folder_may_have_the_mark_in_its_name(tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ export class Comparison {
     /** @type {Field | Switch | undefined} */
     const field = fields[name] ?? switches[name];
     if (field) return said(field.label);
-    return name === "thinking" ? t("Think first") : name === "system" ? t("System prompt") : t("Weights");
+    const others = { thinking: t("Think first"), system: t("System prompt"), adapter: t("Adapter") };
+    return others[/** @type {keyof typeof others} */ (name)] ?? t("Weights");
   }
 
   #goOn(/** @type {Message} */ { id }) {

@@ -248,6 +248,8 @@ export interface Fields {
   switches: Record<string, Switch>;
   /** Whether thinking can be turned on and off. */
   thinking: boolean;
+  /** Names of those that a chat may choose. */
+  adapters: string[];
   defaults: Settings;
 }
 

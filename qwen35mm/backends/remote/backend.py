@@ -316,7 +316,7 @@ class RemoteBackend(RemoteTexts):
             sent = self._model.spare({**reply_fields(request, program), **program.stream_fields})
             # A refusal may also be about images, which are no field.
             about = {**sent, **({"images": True} if media else {})}
-            body = await asyncio.to_thread(request_body, self.name, request.messages, media, sent)
+            body = await asyncio.to_thread(request_body, request.adapter or self.name, request.messages, media, sent)
         begin = functools.partial(Reply, asked_s, tools=request.tools)
         learn, whole = self._model.learn, self._whole
         replies = self._attempts.reply("chat/completions", body, about, begin, learn, deadline, whole=whole)

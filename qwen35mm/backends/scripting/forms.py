@@ -27,7 +27,7 @@ Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
 
 _STREAM_OPTIONS = (
     *("thinking", "template_options", "tools", "tool_choice", "parallel_tool_calls"),
-    *("timeout_s", "retain", "tenant"),
+    *("timeout_s", "retain", "tenant", "adapter"),
 )
 
 
@@ -49,6 +49,7 @@ class AskOptions(SamplingOptions, total=False):
     tool_choice: str | None
     parallel_tool_calls: bool | None
     timeout_s: float | None
+    adapter: str | None
 
 
 class GenerateOptions(AskOptions, total=False):

@@ -363,6 +363,7 @@ class Turns:
             settings.params(model),
             enable_thinking=settings.enable_thinking(model),
             template_options=settings.template_options(model),
+            adapter=settings.adapter(model),
             conversation=conversation.id,
             tenant=person.tenant,
             continue_reply=messages[-1].role == "assistant",

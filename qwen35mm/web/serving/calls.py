@@ -133,6 +133,7 @@ class Calls:
                 settings.params(model),
                 enable_thinking=settings.enable_thinking(model),
                 template_options=settings.template_options(model),
+                adapter=settings.adapter(model),
                 retain="conversation" if alone else "nothing",
                 tenant=None if alone else f"call {secrets.token_hex(16)}",
             )

@@ -19,7 +19,7 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_stride
 # function isn't recorded.
 _COPIES = {"_to_copy", "clone", "contiguous", "to"}
 _GLUE = _COPIES | {"argmax", "cos", "embedding", "eq", "index", "lt", "mul", "sin", "where", "zeros"}
-_IN_PLACE = {"copy_", "fill_", "index_put_"}
+_IN_PLACE = {"add_", "copy_", "fill_", "index_put_", "mul_", "sub_"}
 
 
 # Bytes: of one piece of an arena, unless a tensor is larger, and of a tensor's alignment.

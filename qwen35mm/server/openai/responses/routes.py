@@ -90,7 +90,7 @@ class ResponsesRoutes:
         model = self._service.check_model(body.model)
         past = await self._past(caller, body)
         question = await self._question(request, caller, body, past)
-        asked, node = question.asked, new_id()
+        asked, node = replace(question.asked, adapter=self._service.adapter_of(body.model)), new_id()
         reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
         head = head_of(body, question.toolbox, node, model, asked.params or self._backend.loaded.generation)
         keep = functools.partial(self._keep, caller, past, question, reader) if body.store else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -67,9 +67,10 @@ class TextRoutes:
             ChoiceReader(choice, loaded.tokenizer, tells_ids=body.return_token_ids)
             for choice in choices_of(body, loaded)
         ]
-        streams = [self._completion(caller, reader.choice, tenant) for reader in readers]
+        adapter = self._service.adapter_of(body.model)
+        streams = [self._completion(caller, reader.choice, tenant, adapter) for reader in readers]
         usage = body.stream_options is not None and body.stream_options.include_usage
-        fingerprint = system_fingerprint(self._backend.loaded)
+        fingerprint = system_fingerprint(self._backend.loaded, adapter)
         reply = Completions(model, readers, fingerprint=fingerprint, includes_usage=usage)
         if body.stream:
             return await self._service.stream_events(request, _chained(streams), reply.frames, lambda e: frame(e.body))
@@ -85,13 +86,16 @@ class TextRoutes:
         check_dimensions(body.dimensions, loaded.config.text.hidden_size)
         inputs = inputs_of(body.input, "input")
         readers = [VectorReader() for _ in inputs]
-        streams = [self._embedding(caller, given, tenant, is_more=at > 0) for at, given in enumerate(inputs)]
+        how = {"tenant": tenant, "adapter": self._service.adapter_of(body.model)}
+        streams = [self._embedding(caller, given, how, is_more=at > 0) for at, given in enumerate(inputs)]
         await self._service.read(request, list(zip(streams, readers, strict=True)))
         return JSONResponse(embeddings.whole(model, readers, body.encoding_format))
 
-    def _completion(self, caller: Caller, choice: Choice, tenant: str | None) -> AsyncGenerator[Event, None]:
+    def _completion(
+        self, caller: Caller, choice: Choice, tenant: str | None, adapter: str | None
+    ) -> AsyncGenerator[Event, None]:
         def begin() -> AsyncGenerator[Event, None]:
-            how: dict[str, Any] = {"control_tokens": True, "tenant": tenant}
+            how: dict[str, Any] = {"control_tokens": True, "tenant": tenant, "adapter": adapter}
             if choice.params is None:
                 return self._texts.stream_score(choice.prompt, num_top=choice.num_top or 0, **how)
             if choice.echoes and choice.num_top is not None:
@@ -102,10 +106,10 @@ class TextRoutes:
         return _about("prompt", self._service.in_turn(caller, begin, is_more=choice.index > 0))
 
     def _embedding(
-        self, caller: Caller, given: Any, tenant: str | None, *, is_more: bool
+        self, caller: Caller, given: Any, how: Mapping[str, Any], *, is_more: bool
     ) -> AsyncGenerator[Event, None]:
         def begin() -> AsyncGenerator[Event, None]:
-            return self._texts.stream_embedding(given, tenant=tenant)
+            return self._texts.stream_embedding(given, **how)
 
         return _about("input", self._service.in_turn(caller, begin, is_more=is_more))
 

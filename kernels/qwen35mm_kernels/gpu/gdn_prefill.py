@@ -13,7 +13,7 @@ import triton.language as tl
 from qwen35mm_kernels.cpu.attention import aligned
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.gdn_prepare import CHUNK, PRECISION, prepare
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch, shared_bytes
+from qwen35mm_kernels.gpu.launch import Config, config_for, configured, launch, shared_bytes
 
 _DIMS = (16, 32, 64, 128)
 # Needed for blocks of 64; Hopper and data centre Blackwell have it.
@@ -49,8 +49,8 @@ def gated_delta_prefill(
         # scan for Hopper cards with wrong sums and reads past its shared memory (docs/decisions.md).
         q, k, v = (aligned(x) for x in (q, k, v))
     prepared = prepare(q, k, a, b, A_log, dt_bias)
-    out = v.new_empty(v.shape)
-    config = _scan_config(v, k_dim)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    config = _scan_config(num_v_heads, k_dim, v_dim, v.dtype, v.device)
     launch(
         _scan_kernel,
         (v_dim // config.blocks["BLOCK_V"], num_v_heads),
@@ -65,25 +65,25 @@ def gated_delta_prefill(
     return out
 
 
-def _scan_config(v: torch.Tensor, k_dim: int) -> Config:
+@configured
+def _scan_config(num_v_heads: int, k_dim: int, v_dim: int, dtype: torch.dtype, device: torch.device) -> Config:
     """The measured configuration of the scan, else one with programs for about every multiprocessor.
 
     Independent of lengths and the number of sequences, so that these can't change how a sequence is rounded.
     """
-    num_v_heads, v_dim = v.shape[1:]
     widest = min(v_dim, k_dim)
-    if v.dtype == torch.float32:
+    if dtype == torch.float32:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=1)
-    elif shared_bytes(v.device) < _ROOMY_SHARED_BYTES:
+    elif shared_bytes(device) < _ROOMY_SHARED_BYTES:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=8, num_stages=3)
     elif num_v_heads * v_dim >= 4096:
         # Programs of one head load the same tiles. If heads fill the card, wide blocks reduce L2 traffic.
         default = Config({"BLOCK_V": min(widest, 64)}, num_warps=8, num_stages=3)
     else:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=3)
-    config = config_for("gdn_scan", v.device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{v.dtype.itemsize * 8}", default)
+    config = config_for("gdn_scan", device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{dtype.itemsize * 8}", default)
     # One stage prefetches nothing: see `gated_delta_prefill`.
-    assert v.dtype == torch.float32 or config.num_stages >= 2, f"gdn_scan needs two stages at least, got {config}"
+    assert dtype == torch.float32 or config.num_stages >= 2, f"gdn_scan needs two stages at least, got {config}"
     return config
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to, softplus
-from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, configured, launch
 
 CHUNK = 64
 # For float32, three passes of the matrix units have an error of about 3e-7. "ieee" doesn't use them and would take tens
@@ -55,11 +55,7 @@ def prepare(
         q.new_empty(num_chunks, num_v_heads, 3, CHUNK, dtype=torch.float32),
         q.new_empty(num_chunks, num_v_heads, dtype=torch.float32),
     )
-    # With one value head a program, each head of a group computes k k^T again. But a loop over them would keep two more
-    # matrices in registers, so fewer programs would run in parallel.
-    default = Config({"HEADS": 1}, num_warps=4, num_stages=1)
-    shape = f"Hk{num_k_heads}_Hv{num_v_heads}_K{k_dim}_{q.dtype.itemsize * 8}"
-    config = config_for("gdn_prepare", q.device, shape, default)
+    config = _config(num_k_heads, num_v_heads, k_dim, q.dtype, q.device)
     launch(
         _prepare_kernel,
         (num_chunks, num_v_heads // config.blocks["HEADS"]),
@@ -72,6 +68,15 @@ def prepare(
         CHUNK=CHUNK,
     )
     return prepared
+
+
+@configured
+def _config(num_k_heads: int, num_v_heads: int, k_dim: int, dtype: torch.dtype, device: torch.device) -> Config:
+    # With one value head a program, each head of a group computes k k^T again. But a loop over them would keep two more
+    # matrices in registers, so fewer programs would run in parallel.
+    default = Config({"HEADS": 1}, num_warps=4, num_stages=1)
+    shape = f"Hk{num_k_heads}_Hv{num_v_heads}_K{k_dim}_{dtype.itemsize * 8}"
+    return config_for("gdn_prepare", device, shape, default)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

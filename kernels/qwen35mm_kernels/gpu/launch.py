@@ -12,11 +12,16 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
+from triton.compiler import CompiledKernel
+from triton.runtime import JITFunction, driver
 
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path
+
+P = ParamSpec("P")
 
 # The interpreter poses as a Hopper card.
 _INTERPRETED_CAPABILITY = 90
@@ -47,6 +52,17 @@ def config_for(kernel: str, device: torch.device, shape: str, default: Config) -
     return config
 
 
+def configured(choose: Callable[P, Config]) -> Callable[P, Config]:
+    """Keeps what `choose` returns, by its arguments, which must be hashable. In a `trial` it is asked each time."""
+    kept = functools.cache(choose)
+
+    @functools.wraps(choose)
+    def chosen(*args: P.args, **kwargs: P.kwargs) -> Config:
+        return (kept if _trial.get() is None else choose)(*args, **kwargs)
+
+    return chosen
+
+
 def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **constants: Any) -> None:
     """Runs `kernel` over `grid` on the device of its first tensor. Does nothing if a dimension of the grid is 0.
 
@@ -56,19 +72,98 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **const
     """
     if 0 in grid:
         return
-    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     active = _trial.get()
-    run = kernel[tuple(grid)] if active is None or active.run is None else functools.partial(active.run, kernel, grid)
-    with on_device:
-        run(
-            *args,
-            **config.blocks,
-            **constants,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            enable_fp_fusion=True,
-        )
+    if active is not None or not isinstance(kernel, JITFunction):
+        replaced = None if active is None else active.run
+        run = kernel[tuple(grid)] if replaced is None else functools.partial(replaced, kernel, grid)
+        with _on_device(_device_of(args)):
+            run(*args, **_named(config, constants))
+        return
+    plans = _plans.get(kernel)
+    if plans is None:
+        plans = _plans[kernel] = LaunchPlans(kernel, args)
+    plans.launch(grid, args, config, constants)
+
+
+class LaunchPlans:
+    """A kernel's compiled forms, found by less than Triton looks at.
+
+    Triton's own way to a compiled kernel reads environment variables and makes texts of all options. Here its form is
+    found by the numbers themselves, and for tensors by what Triton compiles for: type, device, and whether they begin
+    at 16 bytes. An argument has one type in all calls, besides None for tensors.
+
+    Args:
+        args: those of a first launch: they show which are tensors.
+    """
+
+    def __init__(self, kernel: JITFunction, args: Sequence[Any]) -> None:
+        self._kernel = kernel
+        self._tensors = [i for i, arg in enumerate(args) if arg is None or isinstance(arg, torch.Tensor)]
+        others = [i for i in range(len(args)) if i not in self._tensors]
+        # What a kernel isn't compiled for needs no plan of its own: no length has one.
+        decisive = [i for i in others if not kernel.params[i].do_not_specialize]
+        # An index twice, so that the result is a tuple.
+        self._numbers = itemgetter(*decisive, decisive[0]) if decisive else lambda args: ()
+        self._first = next(i for i in self._tensors if args[i] is not None)
+        self._plans: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def launch(self, grid: Sequence[int], args: Sequence[Any], config: Config, constants: Mapping[str, Any]) -> None:
+        """As the function of this name."""
+        device = args[self._first].get_device()
+        tensors: list[Any] = []
+        for i in self._tensors:
+            if (x := args[i]) is not None:
+                tensors += x.dtype, x.get_device(), x.data_ptr() & 15 == 0
+            else:
+                tensors.append(None)
+        key = (*tensors, *self._numbers(args), *constants.values(), *constants, config.key)
+        plan = self._plans.get(key)
+        if plan is None or driver.active.get_current_device() != device:
+            self._launch_anew(key, grid, args, config, constants)
+            return
+        compiled, rest = plan
+        compiled[(*grid, 1, 1)](*args, *rest, stream=driver.active.get_current_stream(device))
+
+    def _launch_anew(
+        self,
+        key: tuple[Any, ...],
+        grid: Sequence[int],
+        args: Sequence[Any],
+        config: Config,
+        constants: Mapping[str, Any],
+    ) -> None:
+        """By Triton, which may compile first."""
+        assert not any(isinstance(arg, torch.Tensor) for i, arg in enumerate(args) if i not in self._tensors)
+        named = _named(config, constants)
+        with _on_device(_device_of(args)):
+            compiled = self._kernel[tuple(grid)](*args, **named)
+        if not isinstance(compiled, CompiledKernel):
+            return
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = compiled, tuple(named[name] for name in self._kernel.arg_names[len(args) :])
+
+
+_plans: dict[JITFunction, LaunchPlans] = {}
+# Of a kernel. Forms differ by shapes, which are few; this bounds what nobody foresaw.
+_MAX_PLANS = 1024
+
+
+def _named(config: Config, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """All named arguments of a launch by Triton."""
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    return {**config.blocks, **constants, **options}
+
+
+def _device_of(args: Sequence[Any]) -> torch.device:
+    return next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+
+
+def _on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @functools.cache

@@ -9,31 +9,31 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, configured, launch, next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool) -> torch.Tensor:
     """Rows may have any stride."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch_rms_norm(x, None, weight, out, eps, zero_centred)
     return out
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows may have any stride."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch_rms_norm(x, delta, weight, out, eps, True)
     return out
 
 
 def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows of x and z may have any stride."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     num_rows, inner, stride_x = _rows(x)
     assert z.shape == x.shape
     assert weight.shape == x.shape[-1:]
     assert weight.is_contiguous()
-    config = _config("gated_rms_norm", x)
+    config = _config("gated_rms_norm", x.shape[-1], x.device)
     launch(
         _gated_rms_norm_kernel,
         (cdiv(num_rows, config.blocks["BLOCK_ROWS"]),),
@@ -60,7 +60,7 @@ def _launch_rms_norm(
     assert delta is None or delta.shape == x.shape
     assert weight.shape == x.shape[-1:]
     assert weight.is_contiguous()
-    config = _config("rms_norm", x)
+    config = _config("rms_norm", x.shape[-1], x.device)
     launch(
         _rms_norm_kernel,
         (cdiv(num_rows, config.blocks["BLOCK_ROWS"]),),
@@ -84,16 +84,19 @@ def _launch_rms_norm(
 def _rows(x: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
     """(rows, rows in a group, (stride between groups, stride in a group))."""
     assert x.stride(-1) == 1 or x.shape[-1] == 1, "a row must be contiguous"
+    if x.ndim == 2:
+        return x.shape[0], 1, (x.stride(0), 0)
     # `view` never copies. Two strides describe any slice of a projection's output.
-    groups = x.view(-1, *x.shape[-2:]) if x.ndim > 2 else x.view(-1, 1, x.shape[-1])
+    groups = x.view(-1, *x.shape[-2:]) if x.ndim > 2 else x.view(1, 1, -1)
     return groups.shape[0] * groups.shape[1], groups.shape[1], (groups.stride(0), groups.stride(1))
 
 
-def _config(kernel: str, x: torch.Tensor) -> Config:
+@configured
+def _config(kernel: str, row: int, device: torch.device) -> Config:
     """Short rows share a program; long rows have 16 numbers a thread. Independent of the number of rows."""
-    block_d = next_power_of_2(x.shape[-1])
+    block_d = next_power_of_2(row)
     default = Config({"BLOCK_ROWS": max(1, 2048 // block_d)}, num_warps=min(16, max(4, block_d // 512)), num_stages=1)
-    return config_for(kernel, x.device, f"D{x.shape[-1]}", default)
+    return config_for(kernel, device, f"D{row}", default)
 
 
 @triton.jit

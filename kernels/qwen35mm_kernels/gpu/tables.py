@@ -7,6 +7,7 @@ Everything besides "kernels" only documents the numbers' origin.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ class Config:
     blocks: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+
+    @functools.cached_property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal configurations, and hashable."""
+        return (*sorted(self.blocks.items()), self.num_warps, self.num_stages)
 
 
 # By kernel and shape.

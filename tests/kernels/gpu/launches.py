@@ -17,7 +17,6 @@ from typing import Any
 from tests.kernels.gpu.compiled import SHARED_BYTES, Variant, run_child
 
 NUM_LAYERS = 4
-CONTEXT_LENGTH = 32_768
 # What a warm turn goes on from.
 HISTORY = 16_384
 # One for each form of a product with eight-bit floats.
@@ -128,64 +127,29 @@ def _multiply_integers(num_in: int, num_rows: int, bits: int, width: int, has_mi
 def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], capability: int, kv_dtype: str) -> Runs:
     import torch
 
-    from benchmarks.make_random import make_config
-    from qwen35mm.cache import CachePools
-    from qwen35mm.cache.kv_types import kv_formats_of
-    from qwen35mm.config import ModelConfig
-    from qwen35mm.engine.batches import prefill_batch
-    from qwen35mm.engine.sampler import Sampler
-    from qwen35mm.engine.step_graph import StepGraph
-    from qwen35mm.model import Qwen35Model
+    from benchmarks.launch_counts import META, MetaEngine
     from qwen35mm.model.mlp import MLP
     from qwen35mm.model.weight_formats import Factory
 
-    data, device = make_config(size, dtype), torch.device("meta")
-    text = data["text_config"]
-    text["num_hidden_layers"], text["layer_types"] = NUM_LAYERS, text["layer_types"][:NUM_LAYERS]
-    data["vision_config"]["depth"] = 1
-    config = ModelConfig.from_dict(data)
-    model = Qwen35Model(config, dtype=getattr(torch, dtype), device=device)
-    num_slots = max(batches) + 1
-    pools = CachePools(
-        config,
-        num_slots=num_slots,
-        num_tokens=CONTEXT_LENGTH,
-        dtype=model.dtype,
-        device=device,
-        kv_formats=kv_formats_of(kv_dtype, model.dtype),
+    engine = MetaEngine(
+        size, dtype=dtype, kv_dtype=kv_dtype, num_layers=NUM_LAYERS, num_blocks=1, num_rows=max(batches)
     )
-    sampler = Sampler(num_slots, config.text.vocab_size, [], device)
-
-    def prefill(length: int, history: int = 0) -> None:
-        cache = pools.new_sequence()
-        cache.prepare(history)
-        cache.advance(history)
-        positions = torch.zeros(3, length, dtype=torch.int64, device=device)
-        cache.prepare(length)
-        hidden = model(prefill_batch(cache, model.embed_tokens(positions[0]), positions))
-        first = torch.zeros(1, dtype=torch.int64, device=device)
-        sampler.sample(model.logits(hidden[-1:]), first, first)
-        cache.free()
-
-    def decode(batch: int) -> None:
-        StepGraph(model, pools, sampler, batch, pools.kv.blocks_for(CONTEXT_LENGTH)).compute()
-
+    config, model = engine.config, engine.model
     for length in lengths:
-        yield f"prefill {length}", functools.partial(prefill, length)
-    yield "turn", functools.partial(prefill, 64, HISTORY)
+        yield f"prefill {length}", lambda length=length: engine.piece(length)()
+    yield "turn", lambda: engine.piece(64, HISTORY)()
     for batch in batches:
-        yield f"step {batch}", functools.partial(decode, batch)
+        yield f"step {batch}", lambda batch=batch: engine.step(batch)()
     if capability >= 89:
         for rows in FP8_ROWS:
             yield f"fp8 {rows}", functools.partial(_multiply_fp8, config.text.hidden_size, rows)
     for kind in INTEGERS:
         run = functools.partial(_multiply_integers, config.text.hidden_size, *kind, model.dtype)
         yield f"integers {kind}", run
-    embeds = torch.empty(3, config.text.hidden_size, dtype=model.dtype, device=device)
+    embeds = torch.empty(3, config.text.hidden_size, dtype=model.dtype, device=META)
     # What a mixture's layer launches where its shared expert stands apart, and a dense one's.
-    yield "mlp", functools.partial(MLP(config.text.hidden_size, 512, Factory(model.dtype, device)), embeds)
-    pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
-    yield "vision", functools.partial(model.tower, pixel_values, (8, 32, 32))
+    yield "mlp", functools.partial(MLP(config.text.hidden_size, 512, Factory(model.dtype, META)), embeds)
+    yield "vision", functools.partial(engine.embed, (8, 32, 32))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""Counts what a card is asked to run in a piece of a prompt, a decode step and the vision tower. Needs no card.
+
+    python -m benchmarks.launch_counts --sizes 0.8B,9B,27B,35B-A3B
+
+The engine runs on meta tensors, which have shapes and no numbers. Counted are kernels of ours, products (cuBLAS may
+take two kernels for one), and torch's other operations. Views and allocations launch nothing. A piece is launched one
+by one; a decode step of a model on one card is captured, and launched as one graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.frame import parse, parser, report
+from benchmarks.make_random import SIZES, make_config
+
+META = torch.device("meta")
+CONTEXT_LENGTH = 32_768
+_PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm")
+_NO_LAUNCHES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach_", "_unsafe_view")
+
+
+class MetaEngine:
+    """What an engine runs on one card for a random model, on meta tensors. Made inside `as_on_a_card`.
+
+    Args:
+        size: of `benchmarks.make_random`.
+        num_layers, num_blocks: the decoder's and the tower's, by default all.
+        num_rows: most rows of a decode step.
+    """
+
+    def __init__(
+        self,
+        size: str,
+        *,
+        dtype: str = "bfloat16",
+        kv_dtype: str = "auto",
+        num_layers: int | None = None,
+        num_blocks: int | None = None,
+        num_rows: int = 8,
+    ) -> None:
+        from qwen35mm.cache import CachePools
+        from qwen35mm.cache.kv_types import kv_formats_of
+        from qwen35mm.config import ModelConfig
+        from qwen35mm.engine.sampler import Sampler
+        from qwen35mm.model import Qwen35Model
+
+        data = make_config(size, dtype)
+        text = data["text_config"]
+        if num_layers is not None:
+            text["num_hidden_layers"], text["layer_types"] = num_layers, text["layer_types"][:num_layers]
+        if num_blocks is not None:
+            data["vision_config"]["depth"] = num_blocks
+        self.config = ModelConfig.from_dict(data)
+        self.model = Qwen35Model(self.config, dtype=getattr(torch, dtype), device=META)
+        num_slots = num_rows + 1
+        self.pools = CachePools(
+            self.config,
+            num_slots=num_slots,
+            num_tokens=CONTEXT_LENGTH,
+            dtype=self.model.dtype,
+            device=META,
+            kv_formats=kv_formats_of(kv_dtype, self.model.dtype),
+        )
+        self.sampler = Sampler(num_slots, self.config.text.vocab_size, [], META)
+
+    @torch.inference_mode()
+    def piece(self, length: int, history: int = 0) -> Callable[[], None]:
+        """A piece of a prompt behind `history` tokens, with the choice of the first token; to be run once."""
+        from qwen35mm.engine.batches import prefill_batch
+
+        cache = self.pools.new_sequence()
+        cache.prepare(history)
+        cache.advance(history)
+        positions = torch.zeros(3, length, dtype=torch.int64, device=META)
+
+        def run() -> None:
+            cache.prepare(length)
+            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(positions[0]), positions))
+            first = torch.zeros(1, dtype=torch.int64, device=META)
+            self.sampler.sample(self.model.logits(hidden[-1:]), first, first)
+            cache.free()
+
+        return run
+
+    @torch.inference_mode()
+    def step(self, num_rows: int) -> Callable[[], None]:
+        """A decode step of that many replies."""
+        from qwen35mm.engine.step_graph import StepGraph
+
+        max_blocks = self.pools.kv.blocks_for(CONTEXT_LENGTH)
+        return StepGraph(self.model, self.pools, self.sampler, num_rows, max_blocks).compute
+
+    def embed(self, grid: tuple[int, int, int]) -> None:
+        """The tower's run over a picture or a unit of a video, of temporal patches, height and width."""
+        assert self.config.vision is not None
+        patches = grid[0] * grid[1] * grid[2]
+        assert self.model.tower is not None
+        self.model.tower(torch.zeros(patches, self.config.vision.patch_dim), grid)
+
+
+@contextlib.contextmanager
+def as_on_a_card() -> Iterator[None]:
+    """Models made inside run on meta tensors as on a card with Triton."""
+    from qwen35mm.model import layers, mlp
+    from qwen35mm_kernels import backend
+
+    backend._backend.cache_clear()
+    with contextlib.ExitStack() as stack:
+        for module in (backend, layers, mlp):
+            stack.enter_context(mock.patch.object(module, "why_not_triton", return_value=None))
+        stack.callback(backend._backend.cache_clear)
+        yield
+
+
+@dataclass
+class Counts(TorchDispatchMode):
+    """What was launched while it was entered."""
+
+    ours: int = 0
+    products: int = 0
+    torch: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    @property
+    def all(self) -> int:
+        return self.ours + self.products + self.torch
+
+    def count_kernel(self, *args: Any, **kwargs: Any) -> None:
+        self.ours += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _PRODUCTS:
+            self.products += 1
+        elif not func.is_view and name not in _NO_LAUNCHES:
+            self.torch += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def count(run: Callable[[], object]) -> Counts:
+    """What a run launches."""
+    from qwen35mm_kernels.gpu.launch import trial
+
+    counts = Counts()
+
+    def attend(q: torch.Tensor, *others: torch.Tensor, **options: Any) -> torch.Tensor:
+        # On meta tensors torch takes it apart into what a card doesn't run.
+        counts.torch += 1
+        with torch.utils._python_dispatch._disable_current_modes():
+            return torch.empty_like(q)
+
+    with trial({}, counts.count_kernel), mock.patch.object(F, "scaled_dot_product_attention", attend), counts:
+        run()
+    return counts
+
+
+@torch.inference_mode()
+def main() -> None:
+    options = parser(__doc__, model=False)
+    options.add_argument("--sizes", type=lambda text: text.split(","), default=["0.8B", "9B"])
+    options.add_argument("--kv-dtype", default="auto")
+    arguments = parse(options)
+    if set(arguments.sizes) - set(SIZES):
+        options.error(f"--sizes takes {', '.join(SIZES)}")
+    rows = []
+    with as_on_a_card():
+        for size in arguments.sizes:
+            engine = MetaEngine(size, kv_dtype=arguments.kv_dtype)
+            runs = {
+                "piece of 512": engine.piece(512),
+                "piece of 64 behind 16384": engine.piece(64, 16_384),
+                "step of 1": engine.step(1),
+                "step of 8": engine.step(8),
+                "tower, 1024 x 1024": functools.partial(engine.embed, (1, 64, 64)),
+            }
+            for name, run in runs.items():
+                found = count(run)
+                rows.append({"model": size, "run": name, "launches": found.all, "ours": found.ours})
+                rows[-1] |= {"products": found.products, "torch": found.torch}
+    report("launch_counts", arguments, {"Launches": rows})
+
+
+if __name__ == "__main__":
+    main()

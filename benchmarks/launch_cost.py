@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -107,6 +108,11 @@ def main() -> None:
     counter = [0]
     without_compiler(counter)
     from qwen35mm_kernels import gpu
+    from qwen35mm_kernels.gpu import launch
+
+    def through_triton(self: Any, grid: Any, args: Any, config: Any, constants: Any) -> None:
+        with launch._on_device(launch._device_of(args)):
+            self._kernel[tuple(grid)](*args, **launch._named(config, constants))
 
     cases, rows = Cases(SHAPES["0.8B"], "cpu"), []
     for operation, size in OPERATIONS:
@@ -114,9 +120,11 @@ def main() -> None:
         run()
         counter[0] = 0
         run()
-        launches = counter[0]
-        us = median_us(run, arguments.repeats)
-        rows.append({"operation": operation, "launches": launches, "us": us, "us a launch": us / launches})
+        launches, found = counter[0], {}
+        for name, how in (("through Triton", through_triton), ("by plan", launch.LaunchPlans.launch)):
+            with mock.patch.object(launch.LaunchPlans, "launch", how):
+                found[f"{name}, us a launch"] = median_us(run, arguments.repeats) / launches
+        rows.append({"operation": operation, "launches": launches, **found})
     report("launch_cost", arguments, {"Host time": rows})
 
 

@@ -13,11 +13,9 @@ import triton.language as tl
 from qwen35mm_kernels.cpu.attention import aligned
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.gdn_prepare import CHUNK, PRECISION, prepare
-from qwen35mm_kernels.gpu.launch import Config, config_for, configured, launch, shared_bytes
+from qwen35mm_kernels.gpu.launch import Config, config_for, configured, launch, num_multiprocessors
 
 _DIMS = (16, 32, 64, 128)
-# Needed for blocks of 64; Hopper and data centre Blackwell have it.
-_ROOMY_SHARED_BYTES = 200 << 10
 
 
 def gated_delta_prefill(
@@ -67,20 +65,18 @@ def gated_delta_prefill(
 
 @configured
 def _scan_config(num_v_heads: int, k_dim: int, v_dim: int, dtype: torch.dtype, device: torch.device) -> Config:
-    """The measured configuration of the scan, else one with programs for about every multiprocessor.
+    """The measured configuration of the scan, else one that fills a card and computes no product twice.
 
     Independent of lengths and the number of sequences, so that these can't change how a sequence is rounded.
     """
-    widest = min(v_dim, k_dim)
+    block_v = min(v_dim, k_dim, 32)
     if dtype == torch.float32:
-        default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=1)
-    elif shared_bytes(device) < _ROOMY_SHARED_BYTES:
-        default = Config({"BLOCK_V": min(widest, 32)}, num_warps=8, num_stages=3)
-    elif num_v_heads * v_dim >= 4096:
-        # Programs of one head load the same tiles. If heads fill the card, wide blocks reduce L2 traffic.
-        default = Config({"BLOCK_V": min(widest, 64)}, num_warps=8, num_stages=3)
+        default = Config({"BLOCK_V": block_v}, num_warps=4, num_stages=1)
     else:
-        default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=3)
+        # Each warp computes 16 of the 64 rows of a chunk: 8 warps would compute most products twice. With two stages,
+        # two programs fit on a multiprocessor.
+        fits_once = num_v_heads * (v_dim // block_v) <= num_multiprocessors(device)
+        default = Config({"BLOCK_V": block_v}, num_warps=4, num_stages=3 if fits_once else 2)
     config = config_for("gdn_scan", device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{dtype.itemsize * 8}", default)
     # One stage prefetches nothing: see `gated_delta_prefill`.
     assert dtype == torch.float32 or config.num_stages >= 2, f"gdn_scan needs two stages at least, got {config}"

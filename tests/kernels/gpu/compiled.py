@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -50,12 +51,15 @@ class Compiled:
         spilled_bytes: of one thread, to local memory.
         shared_bytes: of one program.
         instructions: how often each machine instruction occurs, by its first word (HGMMA, LDGSTS, ...).
+        repeated: how often each product is computed, 1 where every warp has a part of its own; none for those that one
+            thread issues for all (Blackwell).
     """
 
     num_registers: int
     spilled_bytes: int
     shared_bytes: int
     instructions: Mapping[str, int]
+    repeated: Sequence[int]
 
 
 def compile_variants(variants: Sequence[Variant], capability: int) -> list[Compiled]:
@@ -107,7 +111,24 @@ def _compile(variant: Variant, capability: int) -> Compiled:
     counts: dict[str, int] = {}
     for word in re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", machine_code, re.MULTILINE):
         counts[word] = counts.get(word, 0) + 1
-    return Compiled(registers, stack, compiled.metadata.shared, counts)
+    return Compiled(registers, stack, compiled.metadata.shared, counts, _repeated(compiled.asm["ttgir"]))
+
+
+def _repeated(ttgir: str) -> list[int]:
+    """For each product of matrices, the warps' tiles over the product's own size."""
+    layouts = {
+        name: [[int(number) for number in numbers.split(",")] for numbers in (warps, tile)]
+        for name, warps, tile in re.findall(
+            r"(#\w+) = #ttg\.nvidia_mma<\{.*?warpsPerCTA = \[([\d, ]+)\], instrShape = \[([\d, ]+)\]\}>", ttgir
+        )
+    }
+    found = []
+    for shape, name in re.findall(r"= (?:tt\.dot|ttng\.warp_group_dot) .* -> tensor<([\dx]+)xf32, (#\w+)>", ttgir):
+        warps, tile = layouts[name]
+        sizes = [int(size) for size in shape.split("x")]
+        covered = [count * extent for count, extent in zip(warps, tile, strict=False)]
+        found.append(math.prod(-(-extent // size) for extent, size in zip(covered, sizes, strict=True)))
+    return found
 
 
 def _answer(variant: Variant, capability: int) -> dict[str, Any] | str:

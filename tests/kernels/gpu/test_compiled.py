@@ -23,6 +23,13 @@ CARDS = (80, 90, 100)
 CONSUMER_SHARED_BYTES = 99 << 10
 # Half of a multiprocessor's 65,536 registers, for a program of 8 warps; and a third, for one of 4.
 TWO_PROGRAMS, THREE_PROGRAMS = 128, 168
+SCAN_TYPES = {
+    "*bf16:16": "q_ptr k_ptr v_ptr solve_ptr attend_ptr out_ptr",
+    "*fp32:16": "factors_ptr decay_ptr state_ptr",
+    "i32:16": "q_token q_head k_token k_head v_token v_head state_head state_k out_token out_head",
+    "i32": "num_tokens",
+}
+SCAN_CONSTANTS = {"K": 128, "GROUP": 2, "PRECISION": "tf32", "CHUNK": 64}
 every_card = pytest.mark.parametrize("capability", CARDS)
 
 
@@ -45,25 +52,32 @@ def fits(found: Compiled, capability: int) -> None:
     assert "HMMA" not in found.instructions or capability == 80
 
 
-@pytest.mark.parametrize(("capability", "block_v", "num_warps"), [(80, 32, 8), (90, 32, 4), (90, 64, 8), (100, 64, 8)])
-def test_gdn_scan(capability: int, block_v: int, num_warps: int) -> None:
-    found = compiled(
-        "gdn_prefill:_scan_kernel",
-        capability,
-        Config({"BLOCK_V": block_v}, num_warps, 3),
-        {
-            "*bf16:16": "q_ptr k_ptr v_ptr solve_ptr attend_ptr out_ptr",
-            "*fp32:16": "factors_ptr decay_ptr state_ptr",
-            "i32:16": "q_token q_head k_token k_head v_token v_head state_head state_k out_token out_head",
-            "i32": "num_tokens",
-        },
-        {"K": 128, "GROUP": 2, "PRECISION": "tf32", "CHUNK": 64},
-    )
-    fits(found, capability)
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_gdn_scan(capability: int, num_stages: int) -> None:
+    config = Config({"BLOCK_V": 32}, 4, num_stages)
+    found = compiled("gdn_prefill:_scan_kernel", capability, config, SCAN_TYPES, SCAN_CONSTANTS)
+    # Cards before Hopper lack 22 registers. With 8 warps they would lack none and compute four of five products twice.
+    assert found.spilled_bytes <= (88 if capability < 90 else 0)
+    assert found.shared_bytes <= SHARED_BYTES[capability]
+    # One thread issues Blackwell's products for all warps.
+    assert found.repeated == [1] * (5 if capability < 100 else 0)
+    if num_stages == 2 and capability >= 90:
+        # Registers come in eights.
+        assert 2 * (-(-found.num_registers // 8) * 8) * 32 * config.num_warps <= 65_536
+        assert 2 * found.shared_bytes <= SHARED_BYTES[capability]
     if capability == 90:
-        # Tiles come two chunks ahead of their use, 16 bytes at a time: twice before the loop, and in it.
-        tile_bytes = 2 * 64 * (128 + 128 + 64 + 64 + block_v)
-        assert found.instructions["LDGSTS"] == 3 * tile_bytes // (16 * 32 * num_warps)
+        assert "HGMMA" in found.instructions
+        # Tiles come num_stages - 1 chunks ahead of their use, 16 bytes at a time: before the loop, and in it.
+        tile_bytes = 2 * 64 * (128 + 128 + 64 + 64 + 32)
+        assert found.instructions["LDGSTS"] == num_stages * tile_bytes // (16 * 32 * config.num_warps)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_a_repeated_product_is_found(capability: int) -> None:
+    """As the scan was launched before: 8 warps of 16 rows each for a chunk of 64."""
+    found = compiled("gdn_prefill:_scan_kernel", capability, Config({"BLOCK_V": 32}, 8, 3), SCAN_TYPES, SCAN_CONSTANTS)
+    assert found.repeated.count(2) >= 3
 
 
 @every_card

@@ -95,7 +95,9 @@ def test_everything_that_the_engine_launches_compiles(size: str, dtype: str, cap
     for variant, compiled in zip(variants, compile_variants(variants, capability), strict=True):
         assert compiled.shared_bytes <= SHARED_BYTES[capability], variant
         if variant.kernel.endswith(IN_REGISTERS) and "*bf16:16" in variant.signature.values():
-            assert compiled.spilled_bytes <= 16, variant
+            # The scan: see `test_gdn_scan`.
+            scans_before_hopper = capability < 90 and variant.kernel.endswith("_scan_kernel")
+            assert compiled.spilled_bytes <= (88 if scans_before_hopper else 16), variant
 
 
 @pytest.mark.emulated

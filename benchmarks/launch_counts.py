@@ -29,24 +29,25 @@ _PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm")
 _NO_LAUNCHES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach_", "_unsafe_view")
 
 
-class MetaEngine:
-    """What an engine runs on one card for a random model, on meta tensors. Made inside `as_on_a_card`.
+class BareEngine:
+    """A model without numbers, its pools and its sampler: what an engine runs, without an engine.
+
+    On meta tensors it is made inside `as_on_a_card`.
 
     Args:
-        size: of `benchmarks.make_random`.
-        num_layers, num_blocks: the decoder's and the tower's, by default all.
+        data: a config.json, as `benchmarks.make_random.make_config` makes it.
         num_rows: most rows of a decode step.
     """
 
     def __init__(
         self,
-        size: str,
+        data: dict[str, Any],
         *,
-        dtype: str = "bfloat16",
+        device: torch.device = META,
         kv_dtype: str = "auto",
-        num_layers: int | None = None,
-        num_blocks: int | None = None,
+        integers: str | None = None,
         num_rows: int = 8,
+        num_tokens: int = CONTEXT_LENGTH,
     ) -> None:
         from qwen35mm.cache import CachePools
         from qwen35mm.cache.kv_types import kv_formats_of
@@ -54,50 +55,47 @@ class MetaEngine:
         from qwen35mm.engine.sampler import Sampler
         from qwen35mm.model import Qwen35Model
 
-        data = make_config(size, dtype)
-        text = data["text_config"]
-        if num_layers is not None:
-            text["num_hidden_layers"], text["layer_types"] = num_layers, text["layer_types"][:num_layers]
-        if num_blocks is not None:
-            data["vision_config"]["depth"] = num_blocks
-        self.config = ModelConfig.from_dict(data)
-        self.model = Qwen35Model(self.config, dtype=getattr(torch, dtype), device=META)
+        self.config, self.device, self.num_tokens = ModelConfig.from_dict(data), device, num_tokens
+        dtype = getattr(torch, data["text_config"]["dtype"])
+        self.model = Qwen35Model(self.config, dtype=dtype, device=device, integers=integers)
         num_slots = num_rows + 1
         self.pools = CachePools(
             self.config,
             num_slots=num_slots,
-            num_tokens=CONTEXT_LENGTH,
+            num_tokens=num_tokens,
             dtype=self.model.dtype,
-            device=META,
+            device=device,
             kv_formats=kv_formats_of(kv_dtype, self.model.dtype),
         )
-        self.sampler = Sampler(num_slots, self.config.text.vocab_size, [], META)
+        self.sampler = Sampler(num_slots, self.config.text.vocab_size, [], device)
 
-    @torch.inference_mode()
-    def piece(self, length: int, history: int = 0) -> Callable[[], None]:
-        """A piece of a prompt behind `history` tokens, with the choice of the first token; to be run once."""
+    @contextlib.contextmanager
+    def piece(self, length: int, history: int = 0) -> Iterator[Callable[[], None]]:
+        """Computes a piece of a prompt behind `history` tokens, and chooses the first token; any number of times."""
         from qwen35mm.engine.batches import prefill_batch
 
-        cache = self.pools.new_sequence()
-        cache.prepare(history)
-        cache.advance(history)
-        positions = torch.zeros(3, length, dtype=torch.int64, device=META)
-
-        def run() -> None:
+        with torch.inference_mode():
+            cache = self.pools.new_sequence()
+            cache.prepare(history)
+            cache.advance(history)
             cache.prepare(length)
-            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(positions[0]), positions))
-            first = torch.zeros(1, dtype=torch.int64, device=META)
-            self.sampler.sample(self.model.logits(hidden[-1:]), first, first)
-            cache.free()
+            positions = torch.zeros(3, length, dtype=torch.int64, device=self.device)
 
-        return run
+        @torch.inference_mode()
+        def run() -> None:
+            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(positions[0]), positions))
+            first = torch.zeros(1, dtype=torch.int64, device=self.device)
+            self.sampler.sample(self.model.logits(hidden[-1:]), first, first)
+
+        yield run
+        cache.free()
 
     @torch.inference_mode()
     def step(self, num_rows: int) -> Callable[[], None]:
         """A decode step of that many replies."""
         from qwen35mm.engine.step_graph import StepGraph
 
-        max_blocks = self.pools.kv.blocks_for(CONTEXT_LENGTH)
+        max_blocks = self.pools.kv.blocks_for(self.num_tokens)
         return StepGraph(self.model, self.pools, self.sampler, num_rows, max_blocks).compute
 
     def embed(self, grid: tuple[int, int, int]) -> None:
@@ -106,6 +104,15 @@ class MetaEngine:
         patches = grid[0] * grid[1] * grid[2]
         assert self.model.tower is not None
         self.model.tower(torch.zeros(patches, self.config.vision.patch_dim), grid)
+
+
+def shallow(size: str, num_layers: int, num_blocks: int, dtype: str = "bfloat16") -> dict[str, Any]:
+    """A size's config with its first layers, and so many blocks in the tower."""
+    data = make_config(size, dtype)
+    text = data["text_config"]
+    text["num_hidden_layers"], text["layer_types"] = num_layers, text["layer_types"][:num_layers]
+    data["vision_config"]["depth"] = num_blocks
+    return data
 
 
 @contextlib.contextmanager
@@ -167,7 +174,22 @@ def count(run: Callable[[], object]) -> Counts:
     return counts
 
 
-@torch.inference_mode()
+def counted(engine: BareEngine) -> Iterator[dict[str, Any]]:
+    """A row for each kind of work."""
+    with engine.piece(512) as piece, engine.piece(64, 16_384) as turn:
+        runs = {
+            "piece of 512": piece,
+            "piece of 64 behind 16384": turn,
+            "step of 1": engine.step(1),
+            "step of 8": engine.step(8),
+            "tower, 1024 x 1024": functools.partial(engine.embed, (1, 64, 64)),
+        }
+        for name, run in runs.items():
+            found = count(run)
+            row = {"run": name, "launches": found.all, "ours": found.ours}
+            yield row | {"products": found.products, "torch": found.torch}
+
+
 def main() -> None:
     options = parser(__doc__, model=False)
     options.add_argument("--sizes", type=lambda text: text.split(","), default=["0.8B", "9B"])
@@ -178,18 +200,8 @@ def main() -> None:
     rows = []
     with as_on_a_card():
         for size in arguments.sizes:
-            engine = MetaEngine(size, kv_dtype=arguments.kv_dtype)
-            runs = {
-                "piece of 512": engine.piece(512),
-                "piece of 64 behind 16384": engine.piece(64, 16_384),
-                "step of 1": engine.step(1),
-                "step of 8": engine.step(8),
-                "tower, 1024 x 1024": functools.partial(engine.embed, (1, 64, 64)),
-            }
-            for name, run in runs.items():
-                found = count(run)
-                rows.append({"model": size, "run": name, "launches": found.all, "ours": found.ours})
-                rows[-1] |= {"products": found.products, "torch": found.torch}
+            engine = BareEngine(make_config(size, "bfloat16"), kv_dtype=arguments.kv_dtype)
+            rows += [{"model": size, **row} for row in counted(engine)]
     report("launch_counts", arguments, {"Launches": rows})
 
 

@@ -269,7 +269,8 @@ def _compile_for(capability: int) -> None:
     driver.set_active(TargetDriver(capability))  # pyright: ignore[reportArgumentType]
 
 
-def _warm_up(kernel: Any, grid: Sequence[int], *args: Any, **kwargs: Any) -> None:
+def warm_up(kernel: Any, grid: Sequence[int], *args: Any, **kwargs: Any) -> None:
+    """For `trial`: compiles a kernel instead of launching it."""
     kernel.warmup(*args, grid=tuple(grid), **kwargs)
 
 
@@ -278,7 +279,7 @@ def compile_workloads(workloads: Sequence[Workload], configs: Mapping[tuple[str,
     """Compiles what the workloads launch. Returns why that failed, or None."""
     try:
         for workload in workloads:
-            with trial(configs, _warm_up):
+            with trial(configs, warm_up):
                 workload.case("meta").run(gpu)
     except Exception as error:
         return f"{type(error).__name__}: {error}".strip().splitlines()[0]

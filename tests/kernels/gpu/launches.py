@@ -124,20 +124,23 @@ def _multiply_integers(num_in: int, num_rows: int, bits: int, width: int, has_mi
     gpu.integer_linear(x, words, scales, minima, bits=bits, width=width)
 
 
+def _piece(engine: Any, length: int, history: int = 0) -> None:
+    with engine.piece(length, history) as run:
+        run()
+
+
 def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], capability: int, kv_dtype: str) -> Runs:
     import torch
 
-    from benchmarks.launch_counts import META, MetaEngine
+    from benchmarks.launch_counts import META, BareEngine, shallow
     from qwen35mm.model.mlp import MLP
     from qwen35mm.model.weight_formats import Factory
 
-    engine = MetaEngine(
-        size, dtype=dtype, kv_dtype=kv_dtype, num_layers=NUM_LAYERS, num_blocks=1, num_rows=max(batches)
-    )
+    engine = BareEngine(shallow(size, NUM_LAYERS, 1, dtype), kv_dtype=kv_dtype, num_rows=max(batches))
     config, model = engine.config, engine.model
     for length in lengths:
-        yield f"prefill {length}", lambda length=length: engine.piece(length)()
-    yield "turn", lambda: engine.piece(64, HISTORY)()
+        yield f"prefill {length}", functools.partial(_piece, engine, length)
+    yield "turn", functools.partial(_piece, engine, 64, HISTORY)
     for batch in batches:
         yield f"step {batch}", lambda batch=batch: engine.step(batch)()
     if capability >= 89:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from benchmarks.launch_counts import Counts, MetaEngine, as_on_a_card, count
+from benchmarks.launch_counts import BareEngine, Counts, as_on_a_card, count, shallow
 
 
 @pytest.fixture(autouse=True)
@@ -16,19 +18,24 @@ def _poisoned_buffers() -> None:
 
 
 @pytest.fixture(scope="module")
-def engines() -> list[MetaEngine]:
+def engines() -> list[BareEngine]:
     """0.8B with the first layers of its 24: three with linear attention and one with full, and twice as many."""
     with torch.inference_mode(), as_on_a_card():
-        return [MetaEngine("0.8B", num_layers=4 * size, num_blocks=size) for size in (1, 2)]
+        return [BareEngine(shallow("0.8B", 4 * size, size)) for size in (1, 2)]
 
 
-def more(engines: list[MetaEngine], name: str, *sizes: int | tuple[int, int, int]) -> tuple[int, int, int]:
+def counts(engine: BareEngine, name: str, *sizes: Any) -> Counts:
+    if name == "embed":
+        return count(lambda: engine.embed(*sizes))
+    if name == "step":
+        return count(engine.step(*sizes))
+    with engine.piece(*sizes) as run:
+        return count(run)
+
+
+def more(engines: list[BareEngine], name: str, *sizes: Any) -> tuple[int, int, int]:
     """What four more layers, or another block of the tower, launch: kernels of ours, products, torch's operations."""
-    found: list[Counts] = []
-    for engine in engines:
-        run = getattr(engine, name)
-        found.append(count(lambda run=run: run(*sizes)) if name == "embed" else count(run(*sizes)))
-    first, second = found
+    first, second = (counts(engine, name, *sizes) for engine in engines)
     return second.ours - first.ours, second.products - first.products, second.torch - first.torch
 
 
@@ -45,14 +52,14 @@ def more(engines: list[MetaEngine], name: str, *sizes: int | tuple[int, int, int
     ],
 )
 def test_layers_launch_what_is_known(
-    name: str, sizes: tuple[int, ...], expected: tuple[int, int, int], engines: list[MetaEngine]
+    name: str, sizes: tuple[Any, ...], expected: tuple[int, int, int], engines: list[BareEngine]
 ) -> None:
     assert more(engines, name, *sizes) == expected
 
 
-def test_around_the_layers_little_is_launched(engines: list[MetaEngine]) -> None:
+def test_around_the_layers_little_is_launched(engines: list[BareEngine]) -> None:
     for name, most in (("piece", 13), ("step", 15)):
-        around = count(getattr(engines[0], name)(1)).all - sum(more(engines, name, 1))
+        around = counts(engines[0], name, 1).all - sum(more(engines, name, 1))
         assert 0 < around <= most, (name, around)
 
 

@@ -117,9 +117,11 @@ def _show(console: Console, found: Forecast) -> None:
                 highlight=False,
             )
     states, recurrent = found.state_bytes, found.recurrent_bytes
+    rows = "" if first.context_rows == first.context_length else f", of {first.context_rows:,} tokens a context"
     console.print(
-        f"KV: {first.kv_token_bytes / 1024:g} KiB a token. States: {_mib(states)} MiB a sequence, {_mib(recurrent)} of "
-        f"them recurrent in float32, {_mib(states - recurrent)} of the convolution; one more sequence is for commits.",
+        f"KV: {first.kv_token_bytes / 1024:g} KiB a token{rows}. States: {_mib(states)} MiB a sequence, "
+        f"{_mib(recurrent)} of them recurrent in float32, {_mib(states - recurrent)} of the convolution; "
+        "one more sequence is for commits.",
         highlight=False,
     )
     media = Table("medium", box=None, pad_edge=False)

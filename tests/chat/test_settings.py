@@ -78,6 +78,19 @@ def test_what_a_model_cannot_be_asked_for_is_left_out() -> None:
     assert set(describe_settings(backend)["fields"]) == set(NUMBERS) - {"seed", "top_k"}
 
 
+def test_an_adapter_is_offered_and_asked_while_the_model_has_it() -> None:
+    settings = Settings.read({"adapter": "poet"})
+    models = [ModelInfo("m", SamplingParams(), False, adapters=names) for names in ((), ("clerk", "poet"))]
+    assert [settings.adapter(model) for model in models] == [None, "poet"]
+    assert [made_with(settings, model).get("adapter") for model in models] == [None, "poet"]
+    backend = FakeBackend()
+    backend.info = models[1]
+    assert describe_settings(backend)["adapters"] == ["clerk", "poet"]
+    assert Settings.read({"adapter": ""}).values == {}
+    with pytest.raises(ConfigError, match="There is no adapter"):
+        Settings.read({"adapter": 3})
+
+
 def test_switches_of_the_chat_template_are_offered_and_sent() -> None:
     """As far as the model's template has them; another model's stay in the chat."""
     values = {"preserve_thinking": True, "reasoning_effort": "low", "add_vision_id": False}

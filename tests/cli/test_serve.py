@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from tests.children import environment
 from tests.cli.conftest import Run
+from tests.small_adapters import write_adapter
 
 ASKED = {"input": "Hello", "max_output_tokens": 2}
 
@@ -37,6 +38,19 @@ def asked(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cal
         return answers[-1]
 
     return ask
+
+
+def test_adapters_are_models_of_their_own(asked: Callable[..., Any], qwen35mm: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter")
+    found = asked("GET", "/v1/models", "--lora", f"poet={adapter}", "--lora", f"{adapter}=0.5").json()["data"]
+    assert [each["id"] for each in found] == ["demo", "poet"]
+    done = qwen35mm("serve", "--lora", f"demo={adapter}")
+    assert "demo is a name of the model: give the adapter another one" in done.stderr
+    for command in (("ask", "Hello"), ("caption", tmp_path, "--preset", "plain")):
+        done = qwen35mm(*command, "--lora", f"poet={adapter}")
+        assert "only `serve` and `chat` choose among adapters by name" in " ".join(done.stderr.split())
+    done = qwen35mm("caption", tmp_path, "--preset", "plain", "--lora", adapter, "--backend", "http://127.0.0.1:1")
+    assert "--lora changes a model on this machine" in " ".join(done.stderr.split())
 
 
 def test_responses_are_kept_where_it_is_said(asked: Callable[..., Any], tmp_path: Path) -> None:

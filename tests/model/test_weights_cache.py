@@ -34,9 +34,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The formats of all models that were filled from a checkpoint."""
     fill, made = weights._fill, []
 
-    def watch(model: Qwen35Model, *args: object) -> None:
+    def watch(model: Qwen35Model, *args: object) -> set[str]:
         made.append(str(model.integers))
-        fill(model, *args)  # pyright: ignore[reportArgumentType]
+        return fill(model, *args)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(weights, "_fill", watch)
     return made

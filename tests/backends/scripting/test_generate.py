@@ -220,6 +220,7 @@ def test_options_are_the_parameters() -> None:
         "tool_choice",
         "parallel_tool_calls",
         "timeout_s",
+        "adapter",
     }
 
 

@@ -23,13 +23,15 @@ def statuses(kit: ChatKit, conversation: str) -> list[tuple[str, str, str]]:
 
 async def test_a_message_and_its_answer(kit: ChatKit) -> None:
     ann = replace(ME, tenant="ann's")
-    settings = {"system": "Be short.", "temperature": 0.5, "thinking": True}
+    kit.backend.info = replace(kit.backend.info, adapters=("poet",))
+    settings = {"system": "Be short.", "temperature": 0.5, "thinking": True, "adapter": "poet"}
     asked = await kit.ask("echo one", settings=settings, person=ann)
     assert statuses(kit, asked.conversation) == [("user", "echo one", "finished"), ("assistant", "one", "finished")]
     (call,) = kit.backend.calls
     assert kit.prompt == [("system", "Be short."), ("user", "echo one")]
     assert (call.params.temperature, call.params.top_k, call.enable_thinking) == (0.5, 20, True)
     assert (call.conversation, call.retain, call.tenant) == (asked.conversation, "conversation", "ann's")
+    assert call.adapter == "poet"
     assert kit.node(asked.conversation, asked.reply).model == "Fake-1B"
     again = await kit.ask("echo two", asked.conversation, asked.reply)
     assert again.conversation == asked.conversation

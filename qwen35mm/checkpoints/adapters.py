@@ -161,8 +161,8 @@ def with_adapters(stored: Mapping[str, Source], adapters: Sequence[Adapter]) -> 
                 what = f"{name} is a whole tensor in it and in {other.name}; only one can take the model's place."
                 raise adapter.error(what, "Use one of the two.")
             changes[name].append(change)
-    # Several tensors have parts of the same change where each expert has tensors of its own.
-    read = functools.lru_cache(maxsize=2)(Factors.read)
+    # Several tensors have parts of the same two changes of an adapter where each expert has tensors of its own.
+    read = functools.lru_cache(maxsize=2 * len(adapters))(Factors.read)
     for name, several in changes.items():
         base = found[name]
         found[name] = AdaptedSource(base.name, base.shape, base.stored, base, tuple(several), read)

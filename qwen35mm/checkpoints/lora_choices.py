@@ -33,7 +33,7 @@ class LoraChoice:
 
     def __str__(self) -> str:
         name = "" if self.name is None else f"{self.name}="
-        return f"{name}{self.folder}" if self.scale == 1 else f"{name}{self.folder}={self.scale:g}"
+        return f"{name}{self.folder}" if self.scale == 1 else f"{name}{self.folder}={self.scale!r}"
 
 
 _One = str | Path | LoraChoice

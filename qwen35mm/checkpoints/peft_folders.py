@@ -22,7 +22,7 @@ from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
 from qwen35mm.checkpoints.shards import check_files, some
 from qwen35mm.checkpoints.tensor_names import LM_HEAD, TEXT_PREFIX, VISION_PREFIX
-from qwen35mm.checkpoints.weights_digest import hash_file
+from qwen35mm.checkpoints.weights_digest import hash_file, look
 from qwen35mm.errors import CheckpointError
 from qwen35mm.outside_json import read_json
 
@@ -54,6 +54,10 @@ _OTHER_METHODS = {
     "use_bdlora": "keeps blocks of its matrices alone",
     "use_qalora": "sums groups of inputs first",
 }
+# Numbers that no adapter has; patterns of module names that could take minutes to match.
+_MAX_NUMBER = 1e9
+_MAX_PATTERN, _MAX_REPEATS = 500, 3
+_NESTED = re.compile(r"\)[*+{]")
 # Initialisations that take the adapter's start out of the model's own matrices.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -89,6 +93,7 @@ class Adapter:
         whole: tensors that take the place of the model's, by name: `modules_to_save`, and trained biases.
         keeps_ties: whether a change of the embeddings also changes a head that is tied to them.
         made_for: the model that it was trained on, in its maker's words.
+        looks: of both files, when their headers were read.
     """
 
     name: str
@@ -98,6 +103,7 @@ class Adapter:
     whole: Mapping[str, StoredTensor]
     keeps_ties: bool = False
     made_for: str | None = None
+    looks: tuple[str, ...] = ()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -107,6 +113,11 @@ class Adapter:
         except OSError as error:
             raise CheckpointError(f"The adapter {self.name} can't be read ({type(error).__name__}).") from None
         return hashlib.sha256(json.dumps([*files, repr(self.scale)]).encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError if the files were replaced since their headers were read."""
+        if _looks(self.folder) != self.looks:
+            raise self.error("its files were replaced while they were read.", "Start again.")
 
     def error(self, what: str, advice: str) -> CheckpointError:
         return CheckpointError(f"The adapter {self.name}: {what} {advice}")
@@ -145,6 +156,7 @@ def read_adapter(choice: LoraChoice) -> Adapter:
     """
     folder = choice.folder.resolve()
     _check_folder(folder)
+    looks = _looks(folder)
     config = _read_config(folder)
     try:
         tensors = read_headers([folder / WEIGHTS_FILE])
@@ -156,6 +168,9 @@ def read_adapter(choice: LoraChoice) -> Adapter:
         if tensor.dtype not in _FLOATS:
             raise _bad(folder, f"{key} is {tensor.dtype}, where {', '.join(_FLOATS)} are expected", "Save it again.")
         path = key.removeprefix("base_model.model.")
+        # PEFT saves embeddings beside their change, as they were.
+        if (original := path.removesuffix(".base_layer.weight")) != path and _has_parts(tensors, original):
+            continue
         if (found := _PART.fullmatch(path)) is not None:
             into, name = parts[found["module"]], found["part"]
         elif ".lora_" in path or ".token_adapter." in path:
@@ -181,7 +196,20 @@ def read_adapter(choice: LoraChoice) -> Adapter:
         whole,
         keeps_ties=config.raw.get("ensure_weight_tying") is True,
         made_for=str(config.raw.get("base_model_name_or_path") or "") or None,
+        looks=looks,
     )
+
+
+def _has_parts(tensors: Mapping[str, StoredTensor], module: str) -> bool:
+    return any(f"base_model.model.{module}.lora_" in key for key in tensors)
+
+
+def _looks(folder: Path) -> tuple[str, ...]:
+    """What tells a file from another one in its place. Raises CheckpointError."""
+    try:
+        return tuple(look(folder / name) for name in (CONFIG_FILE, WEIGHTS_FILE))
+    except OSError as error:
+        raise _bad(folder, f"it can't be read ({type(error).__name__})", "Get the folder again.") from None
 
 
 def _check_folder(folder: Path) -> None:
@@ -226,7 +254,7 @@ def _read_config(folder: Path) -> _Config:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise _bad(folder, f"{CONFIG_FILE} gives {name} the rank {rank!r}", "A rank is a whole number above 0.")
     alpha = raw.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if not _is_number(alpha):
         raise _bad(folder, f"{CONFIG_FILE} has lora_alpha {alpha!r}, where a number is expected", "Save it again.")
     alphas = _numbers(folder, raw, "alpha_pattern")
     return _Config(raw["r"], alpha, ranks, alphas, raw.get("use_rslora") is True, raw.get("use_dora") is True, raw)
@@ -242,9 +270,17 @@ def _numbers(folder: Path, raw: Mapping[str, Any], option: str) -> dict[str, Any
             re.compile(pattern)
         except re.error:
             raise _bad(folder, f"{option} has {pattern!r}, which is no pattern", "Save it again.") from None
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if len(pattern) > _MAX_PATTERN or len(re.findall(r"[*+{]", pattern)) > _MAX_REPEATS or _NESTED.search(pattern):
+            advice = "Write out the modules' names."
+            raise _bad(folder, f"{option} has {pattern[:80]!r}, which could take minutes to match", advice)
+        if not _is_number(number):
             raise _bad(folder, f"{option} gives {pattern!r} {number!r}, where a number is expected", "Save it again.")
     return found
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number of a size that an adapter may have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
 
 
 def _by_pattern(numbers: Mapping[str, Any], module: str, usual: Any) -> Any:

@@ -56,27 +56,28 @@ def weights_digest(folder: Path, memo: Path | None) -> str:
 def _remembered(path: Path, memo: Path) -> str:
     """A file's digest, from the memo if it is there. Raises OSError."""
     note = memo / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
-    look = _look(path)
+    seen = look(path)
     try:
         is_ours = not hasattr(os, "getuid") or note.stat().st_uid == os.getuid()
         # An incomplete note doesn't match.
-        found = re.fullmatch(re.escape(look) + r"\n([0-9a-f]{64})\n", note.read_text("ascii"))
+        found = re.fullmatch(re.escape(seen) + r"\n([0-9a-f]{64})\n", note.read_text("ascii"))
         if is_ours and found:
             return found[1]
     except (OSError, ValueError):
         pass
     digest = hash_file(path)
-    if look == _look(path) and time.time() - path.stat().st_mtime > _SETTLED_S:
+    if seen == look(path) and time.time() - path.stat().st_mtime > _SETTLED_S:
         try:
             memo.mkdir(mode=0o700, parents=True, exist_ok=True)
-            note.write_text(f"{look}\n{digest}\n", "ascii")
+            note.write_text(f"{seen}\n{digest}\n", "ascii")
         except OSError as error:
             reason = error.strerror
             logger.warning("%s can't be written (%s): the next start hashes %s again.", memo.name, reason, path.name)
     return digest
 
 
-def _look(path: Path) -> str:
+def look(path: Path) -> str:
+    """What tells a file from another one in its place. Raises OSError."""
     info = path.stat()
     return f"{info.st_size} {info.st_mtime_ns} {info.st_ino} {SLICE_BYTES}"
 

@@ -141,7 +141,13 @@ def load(
     vocabulary.begin()
     how = {"dtype": torch_dtype, "device": device, "integers": integers}
     how |= {"adapters": adapters, "named": [*named.values()]}
+    every = (*adapters, *named.values())
+    # Before a tensor is read: the digests are those of what is read, or it is refused.
+    for each in every:
+        _ = each.digest
     model = load_model(folder, config, **how, cache=weights_cache, progress=progress)
+    for each in every:
+        each.check_unchanged()
     if model.mtp is not None and (count := num_draft_ids(config.text.vocab_size)) is not None:
         model.mtp.cut_head(model.head, torch.tensor(tokenizer.frequent_ids(count)), model.integers)
     return LoadedModel(

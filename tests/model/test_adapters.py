@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.lora_choices import LoraChoice, read_choices
 from qwen35mm.checkpoints.peft_folders import read_adapter
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.model import load, weights
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.weight_formats import AS_STORED
 from qwen35mm.model.weights import load_model
@@ -314,6 +316,8 @@ def test_tensors_that_do_not_fit_are_refused(
         ({"r": 0}, r"gives r the rank 0"),
         ({"lora_alpha": None}, r"lora_alpha None, where a number is expected"),
         ({"rank_pattern": {"q_proj": "8"}}, r"rank_pattern gives 'q_proj' '8'"),
+        ({"lora_alpha": 10**400}, r"lora_alpha 1000"),
+        ({"rank_pattern": {"(.|.)*!": 2}}, r"could take minutes to match"),
         ({"alpha_pattern": {"(": 8}}, r"alpha_pattern has '\(', which is no pattern"),
         ({"use_dora": True}, r"layers.3.* has no lora_magnitude_vector"),
         ({"init_lora_weights": "pissa_niter_4"}, r"'pissa_niter_4', so it fits a changed model.*path_initial_model"),
@@ -392,3 +396,18 @@ def test_a_folder_may_have_the_mark_in_its_name(tmp_path: Path) -> None:
     folder.mkdir()
     assert read_choices(str(folder)) == (LoraChoice(folder),)
     assert read_choices(f"{folder}=2") == (LoraChoice(folder, 2),)
+
+
+def test_files_that_are_replaced_while_they_are_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fill = write_adapter(tmp_path / "adapter"), weights._fill
+
+    def replaced(*args: Any) -> set[str]:
+        held = fill(*args)
+        (folder / "adapter_model.safetensors").touch()
+        return held
+
+    monkeypatch.setattr(weights, "_fill", replaced)
+    with pytest.raises(CheckpointError, match=r"adapter: its files were replaced while they were read. Start again"):
+        load(demo_model_path(), lora=folder)

@@ -112,8 +112,8 @@ class Chat:
             params: a SamplingParams, or a dict of some of its fields.
             max_rounds: how often functions may be called one after the other; beyond, RequestError is raised.
             options: single fields of SamplingParams; `schema` (a type, a dict or JSON text), by which the result gets
-                `parsed`; `thinking`; `template_options`; `adapter`, by its name; `timeout_s`, for each round; and `tools`,
-                which the chat keeps from then on.
+                `parsed`; `thinking`; `template_options`; `adapter`, by its name; `timeout_s`, for each round; and
+                `tools`, which the chat keeps from then on.
 
         Raises:
             Qwen35mmError: as the model's `stream`, and for invalid arguments; the chat stays unchanged.

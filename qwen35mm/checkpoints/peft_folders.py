@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
@@ -278,7 +278,7 @@ def _numbers(folder: Path, raw: Mapping[str, Any], option: str) -> dict[str, Any
     return found
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite number of a size that an adapter may have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
 

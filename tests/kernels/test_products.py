@@ -262,7 +262,7 @@ def test_groups_of_a_checkpoint_are_held_exactly(bits: int, has_minima: bool, na
         matrix.fill_groups(cut, rows[cut:])
         matrix.fill_groups(0, rows[:cut])
         assert torch.equal(unpacked(matrix), dequantised(rows, groups.width))
-        x = strided_rows(draw.choice([1, 2, 5, 17]), in_features, draw.choice([FLOAT32, BFLOAT16]))
+        x = strided_rows(draw.choice([1, 2, 3, 5, 8, 17]), in_features, draw.choice([FLOAT32, BFLOAT16]))
         assert_product(matrix, x, torch.randn(out_features).to(x.dtype))
         bias = torch.zeros(out_features, dtype=x.dtype)
         together = matrix.linear(x, bias)

@@ -3,6 +3,7 @@
 
 #include "product_rows.h"
 #include "runs.h"
+#include "scratch.h"
 
 #include <algorithm>
 
@@ -134,9 +135,44 @@ INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride
 #endif
 }
 
+// A part of k, in groups, and where its tile's sums are kept between parts.
+#if LANES == 16
+struct Chunk {
+    long first, end;
+    float *kept;
+    bool is_last;
+
+    template <int R, int V>
+    INLINE_MEMBER void begin(vf (&sums)[R][V]) const {
+        if (first)
+            for (int i = 0; i < R * V; i++) sums[i / V][i % V] = load(kept + i * LANES);
+    }
+    template <int R, int V>
+    INLINE_MEMBER bool keep(const vf (&sums)[R][V]) const {
+        if (is_last) return false;
+        for (int i = 0; i < R * V; i++) store(kept + i * LANES, sums[i / V][i % V]);
+        return true;
+    }
+};
+#else
+// All of k.
+struct Chunk {
+    static constexpr long first = 0;
+    long end;
+
+    template <int R, int V>
+    INLINE_MEMBER void begin(vf (&)[R][V]) const {}
+    template <int R, int V>
+    INLINE_MEMBER bool keep(const vf (&)[R][V]) const {
+        return false;
+    }
+};
+#endif
+
 // R rows from `row` on by V vectors, of blocks with a distance of `apart` blocks.
 template <int R, int V, bool IS_INT4>
-INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Output &out) {
+INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Chunk &chunk,
+                         const Output &out) {
     const long groups = x.width / GROUP;
     const char *data[V];
     const bf16 *scales[V];
@@ -146,7 +182,8 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
         scales[v] = block_scales(w, b) + part * LANES;
     }
     vf sums[R][V] = {};
-    for (long g = 0; g < groups; g++) {
+    chunk.begin(sums);
+    for (long g = chunk.first; g < chunk.end; g++) {
         const int8_t *bytes = x.bytes + row * x.width + g * GROUP;
         vi dots[R][V];
         for (int r = 0; r < R; r++) {
@@ -165,7 +202,7 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
                 sums[r][v] = fma(to_float(dots[r][v]), scale * splat(x.scales[(row + r) * groups + g]), sums[r][v]);
         }
     }
-    write_tile(out, row, first_block * BLOCK, sums, apart);
+    if (!chunk.keep(sums)) write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 
 // Adds a group, or a HALF of it for a checkpoint's groups of 16, to the sums. Adds the factor of its minimum to the
@@ -196,17 +233,20 @@ INLINE void add_group(const Weight &w, const Rows &x, long row, long g, const ch
 
 // Like `integer_rows`, for a checkpoint's own groups; IS_HALF if they are 16 wide.
 template <int R, int V, bool IS_INT4, bool IS_HALF>
-INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Output &out) {
+INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Chunk &chunk,
+                       const Output &out) {
+    const long per_scale = std::max(1L, w.group / GROUP);
     const char *data[V];
     const float *scales[V], *minima[V];
     for (int v = 0; v < V; v++) {
         const long b = first_block + v / PER_BLOCK * apart, part = v % PER_BLOCK;
-        const long place = first_of_groups(w, b) + part * LANES;
+        const long place = first_of_groups(w, b) + chunk.first * (IS_HALF ? 2 : 1) / per_scale * BLOCK + part * LANES;
         data[v] = block(w, b) + part * LANES * 4;
         scales[v] = static_cast<const float *>(w.scales) + place;
         minima[v] = w.minima ? w.minima + place : nullptr;
     }
     vf sums[R][V] = {};
+    chunk.begin(sums);
     float totals[R] = {};
     const auto next = [&] {
         for (int v = 0; v < V; v++) {
@@ -221,9 +261,8 @@ INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_bloc
         }
         for (float &total : totals) total = 0;
     };
-    const long per_scale = std::max(1L, w.group / GROUP);
     long left = per_scale;
-    for (long g = 0; g < x.width / GROUP; g++) {
+    for (long g = chunk.first; g < chunk.end; g++) {
         if constexpr (IS_HALF) {
             add_group<0, IS_INT4>(w, x, row, g, data, scales, sums, totals);
             next();
@@ -238,33 +277,73 @@ INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_bloc
         }
     }
     if (left != per_scale) next();
-    write_tile(out, row, first_block * BLOCK, sums, apart);
+    if (!chunk.keep(sums)) write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 
-// Calls work(row, Count<R>, block, apart, Count<V>) for all rows and blocks.
-template <class Work>
-void over_tiles(const Rows &x, long first, long end, const Work &work) {
+// Calls work(row, Count<R>, block, apart, Count<V>, chunk) for all rows and blocks and for all of k.
+#if LANES == 16
+// With VNNI, five to eight rows take a chunk of int8 in turns: it is read from memory once. Elsewhere multiplying takes
+// longer than reading.
+#if defined(__AVX512VNNI__)
+constexpr int MOST_TURNS = 2;
+#else
+constexpr int MOST_TURNS = 1;
+#endif
+
+// Of a strip's weights beside the rows.
+constexpr long SECOND_CACHE_BYTES = 1 << 19;
+
+template <bool IS_INT4, class Work>
+void over_tiles(const Weight &w, const Rows &x, long first, long end, const Work &work) {
+    // While rows take a chunk, the next one is prefetched.
+    constexpr long SOME_GROUPS = 4;
+    constexpr int MOST = 4;
+    const long groups = x.width / GROUP, tiles = (x.count + MOST - 1) / MOST;
+    const bool in_turns = !IS_INT4 && tiles > 1 && tiles <= MOST_TURNS;
+    // Chunks end with a checkpoint's group.
+    const long each = in_turns ? round_up(SOME_GROUPS, has_groups(w) ? std::max(1L, w.group / GROUP) : 1) : groups;
+    float *kept = scratch<float, 6>(in_turns ? x.count * STREAMS * BLOCK : 0);
+    // Many rows take a strip by turns as long as it stays in the second cache.
+    const bool strip_by_strip = tiles > 2 && (end - first) * block_bytes(w) <= SECOND_CACHE_BYTES;
+    const long at_once = strip_by_strip ? 1 : tiles;
+    for (long begin = 0; begin < tiles; begin += at_once)
+        over_streams<STREAMS>(first, end, [&](long b, long apart, auto blocks) {
+            for (long g = 0; g < groups; g += each)
+                for (long tile = begin; tile < begin + at_once; tile++) {
+                    // Evenly: five rows are three and two.
+                    const long rest = x.count % tiles, rows = x.count / tiles + (tile < rest);
+                    const long row = x.count / tiles * tile + std::min(tile, rest);
+                    const Chunk chunk{g, std::min(g + each, groups), kept + row * blocks() * BLOCK, g + each >= groups};
+                    with_count<MOST>(rows, [&](auto some) { work(row, some, b, apart, blocks, chunk); });
+                }
+        });
+}
+#else
+template <bool IS_INT4, class Work>
+void over_tiles(const Weight &, const Rows &x, long first, long end, const Work &work) {
     in_runs<4>(0, x.count, [&](long row, auto rows) {
         // As many blocks at once as their sums fit into registers.
-        constexpr int MOST = rows() <= 2 || LANES == 16 ? STREAMS : 1;
-        over_streams<MOST>(first, end, [&](long b, long apart, auto blocks) {
-            work(row, rows, b, apart, Count<blocks() * PER_BLOCK>{});
+        over_streams<rows() <= 2 ? STREAMS : 1>(first, end, [&](long b, long apart, auto blocks) {
+            work(row, rows, b, apart, Count<blocks() * PER_BLOCK>{}, Chunk{x.width / GROUP});
         });
     });
 }
+#endif
 
 template <bool IS_INT4>
 void integer_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
-    over_tiles(x, first, end, [&](long row, auto rows, long b, long apart, auto vectors) {
-        integer_rows<rows(), vectors(), IS_INT4>(w, x, row, b, apart, out);
-    });
+    over_tiles<IS_INT4>(w, x, first, end,
+                        [&](long row, auto rows, long b, long apart, auto vectors, const Chunk &chunk) {
+                            integer_rows<rows(), vectors(), IS_INT4>(w, x, row, b, apart, chunk, out);
+                        });
 }
 
 template <bool IS_INT4, bool IS_HALF>
 void groups_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
-    over_tiles(x, first, end, [&](long row, auto rows, long b, long apart, auto vectors) {
-        group_rows<rows(), vectors(), IS_INT4, IS_HALF>(w, x, row, b, apart, out);
-    });
+    over_tiles<IS_INT4>(w, x, first, end,
+                        [&](long row, auto rows, long b, long apart, auto vectors, const Chunk &chunk) {
+                            group_rows<rows(), vectors(), IS_INT4, IS_HALF>(w, x, row, b, apart, chunk, out);
+                        });
 }
 
 template <class T>

@@ -17,3 +17,12 @@ INLINE void in_runs(long first, long end, const Work &work) {
         in_runs<next>(first, end, work);
     }
 }
+
+// Calls work(Count<n>) for n from 1 to MOST.
+template <int MOST, class Work>
+INLINE void with_count(long n, const Work &work) {
+    if constexpr (MOST > 1) {
+        if (n < MOST) return with_count<MOST - 1>(n, work);
+    }
+    work(Count<MOST>{});
+}

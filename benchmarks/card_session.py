@@ -207,11 +207,13 @@ def prefill(engine: BareEngine, rows: Sequence[int], histories: Sequence[int]) -
 @torch.inference_mode()
 def row_bits(engine: BareEngine, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
     """For each shape of the layers' matrices: at which numbers of rows a row has other bits than at the most."""
+    from qwen35mm.model.weight_formats import Weight
+
     shapes = {
         (weight.out_features, weight.in_features): None
         for layer in engine.model.layers
         for weight in layer.modules()
-        if hasattr(weight, "out_features")
+        if isinstance(weight, Weight)
     }
     for num_out, num_in in shapes:
         x = torch.randn(max(rows), num_in, device=engine.device).to(engine.model.dtype)

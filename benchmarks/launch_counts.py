@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from benchmarks.frame import parse, parser, report
 from benchmarks.make_random import SIZES, make_config
@@ -166,7 +166,7 @@ def count(run: Callable[[], object]) -> Counts:
     def attend(q: torch.Tensor, *others: torch.Tensor, **options: Any) -> torch.Tensor:
         # On meta tensors torch takes it apart into what a card doesn't run.
         counts.torch += 1
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             return torch.empty_like(q)
 
     with trial({}, counts.count_kernel), mock.patch.object(F, "scaled_dot_product_attention", attend), counts:

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, cast
 
 import torch
 from triton.compiler import CompiledKernel
@@ -120,12 +120,12 @@ class LaunchPlans:
             else:
                 tensors.append(None)
         key = (*tensors, *self._numbers(args), *constants.values(), *constants, config.key)
-        plan = self._plans.get(key)
-        if plan is None or driver.active.get_current_device() != device:
+        plan, active = self._plans.get(key), cast("Any", driver.active)
+        if plan is None or active.get_current_device() != device:
             self._launch_anew(key, grid, args, config, constants)
             return
         compiled, rest = plan
-        compiled[(*grid, 1, 1)](*args, *rest, stream=driver.active.get_current_stream(device))
+        compiled[(*grid, 1, 1)](*args, *rest, stream=active.get_current_stream(device))
 
     def _launch_anew(
         self,

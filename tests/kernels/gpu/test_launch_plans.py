@@ -99,7 +99,7 @@ def test_whatever_is_launched_is_the_form_that_triton_takes(triton: Triton) -> N
         Config({"BLOCK": 64}, num_warps=4, num_stages=3),
         Config({"BLOCK": 128}, num_warps=4, num_stages=2),
     )
-    cases = list(itertools.product(tensors, (*tensors, None), numbers, configs[:1], (64,)))
+    cases: list[Any] = list(itertools.product(tensors, (*tensors, None), numbers, configs[:1], (64,)))
     cases += itertools.product(tensors[:1], tensors[:1], numbers[:2], configs, (64, True, 32))
     for _ in range(2):
         for x, y, stride, config, size in cases:

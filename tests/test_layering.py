@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From top to bottom. The names on one line are one layer, and don't import each other.
 LAYERS = [
     ["qwen35mm.cli"],
+    ["qwen35mm.tuning"],
     ["qwen35mm.settings", "qwen35mm.web", "qwen35mm.review"],
     ["qwen35mm.captioning", "qwen35mm.evaluation", "qwen35mm.model_library", "qwen35mm.server"],
     ["qwen35mm.http"],

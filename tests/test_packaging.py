@@ -44,6 +44,7 @@ EXTRAS_OF = {
     "qwen35mm/cli/serve.py": ["serve"],
     "qwen35mm/http/": ["serve"],
     "qwen35mm/review/": ["serve"],
+    "qwen35mm/tuning/": ["tune"],
     "qwen35mm/web/serving/mcp_tool": ["mcp"],
     "qwen35mm/ray_cluster.py": ["ray"],
     "qwen35mm/checkpoints/gguf": ["gguf"],

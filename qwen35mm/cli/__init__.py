@@ -18,6 +18,7 @@ from qwen35mm.cli.eval import evaluate
 from qwen35mm.cli.plan import plan
 from qwen35mm.cli.review import review
 from qwen35mm.cli.serve import serve
+from qwen35mm.cli.tune import tune
 from qwen35mm.errors import Qwen35mmError
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command()(ask)
 app.command()(caption)
 app.add_typer(captions)
 app.command()(review)
+app.command()(tune)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.add_typer(account)

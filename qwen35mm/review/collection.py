@@ -155,6 +155,10 @@ class Collection(ABC, Generic[Place]):
         """The prompt and the model of a caption; None if unknown."""
 
     @abstractmethod
+    def _question(self, entry: Entry) -> str | None:
+        """What the model was asked for a caption, also if a person has changed it since; None if unknown."""
+
+    @abstractmethod
     def _holder(self, entry: Entry) -> str:
         """The name of the file with an entry's caption."""
 
@@ -189,6 +193,11 @@ class Collection(ABC, Generic[Place]):
         if path.stat().st_size > MediaLimits().max_bytes(entry.kind):
             raise StorageError(say("{name} is too large to be shown.", name=name))
         return entry, path
+
+    def question(self, number: int) -> str | None:
+        """What the model was asked for a caption, also if a person has changed it since; None if unknown."""
+        with self._lock:
+            return self._question(self.entry(number))
 
     def describe(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         """The details of some entries, as JSON values; captions as they are on the disk now."""

@@ -177,6 +177,10 @@ class Folder(Collection[TextPlace]):
         caption = json.loads(known.caption)
         return caption["prompt"], caption["model"]
 
+    def _question(self, entry: Entry) -> str | None:
+        known = self._written.get(self._caption_paths[entry.number])
+        return None if known is None else json.loads(known.caption)["prompt"]
+
     def _holder(self, entry: Entry) -> str:
         return os.path.basename(self._caption_paths[entry.number])  # noqa: PTH119
 

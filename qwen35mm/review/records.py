@@ -179,6 +179,9 @@ class RecordsFile(Collection[bytes]):
         caption = self._known[self._place(entry)].caption
         return caption.prompt, caption.model
 
+    def _question(self, entry: Entry) -> str:
+        return self._known[self._place(entry)].caption.prompt
+
     def _holder(self, entry: Entry) -> str:
         return self._output.label
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,6 +109,19 @@ def review(
         return f"qwen35mm shows the captions of {shown} on {token.address(url)}"
 
     with contextlib.closing(opened):
-        run(
-            create_app(opened, Asker(open_job, open_model), token=token), host="127.0.0.1", port=options.port, line=line
+        app = create_app(
+            opened, Asker(open_job, open_model), training=_training_command(source, model, options), token=token
         )
+        run(app, host="127.0.0.1", port=options.port, line=line)
+
+
+def _training_command(source: Path, model: ModelOptions, options: ReviewOptions) -> str:
+    """The command that trains on the captions of this page, with an adapter beside them."""
+    kind, _, target = options.output.partition(":")
+    captions = source if kind == "sidecar" or not target else Path(target)
+    words = ["qwen35mm", "tune", str(captions), "--out", f"{captions.with_suffix('')}-adapter"]
+    words += ["--model", model.model] if model.model else []
+    words += ["--output", options.output] if kind == "sidecar" and target else []
+    words += ["--output-dir", str(options.output_dir)] if kind == "sidecar" and options.output_dir else []
+    words += ["--system", options.system] if options.system else []
+    return shlex.join(words)

@@ -40,14 +40,19 @@ Numbers = Annotated[list[Number], Field(max_length=_MAX_SELECTED)]
 Words = Annotated[str, Field(max_length=MAX_TEXT_BYTES)]
 
 
-def create_app(reviewed: Collection[Any], asker: Asker, *, token: PageToken) -> Starlette:
-    """The application; it closes the asker when it shuts down."""
-    return create_page_app(_Page(reviewed, asker), token=token, max_bytes=_MAX_BODY_BYTES, close=asker.close)
+def create_app(reviewed: Collection[Any], asker: Asker, *, training: str = "", token: PageToken) -> Starlette:
+    """The application; it closes the asker when it shuts down.
+
+    Args:
+        training: the command that trains on these captions.
+    """
+    return create_page_app(_Page(reviewed, asker, training), token=token, max_bytes=_MAX_BODY_BYTES, close=asker.close)
 
 
 class _Page(MediaPage):
-    def __init__(self, reviewed: Collection[Any], asker: Asker) -> None:
+    def __init__(self, reviewed: Collection[Any], asker: Asker, training: str) -> None:
         self._reviewed = reviewed
+        self._training = training
         self._asker = asker
         self._num_plans = 0
         self._plan: tuple[int, Plan | None] = (0, None)
@@ -65,7 +70,8 @@ class _Page(MediaPage):
         numbers = await SEARCH.run(self._reviewed.look)
         counts = self._reviewed.counts()
         title = printable(self._reviewed.title)
-        return {"title": title, "numbers": numbers, "counts": counts, "presets": list(PRESETS)}
+        found = {"title": title, "numbers": numbers, "counts": counts, "presets": list(PRESETS)}
+        return {**found, "training": self._training}
 
     @request
     async def find(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,10 @@ __all__ = ["folder", "media_in_process"]
 
 
 @pytest.fixture
-def shown(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, list[str]]]:
-    """Starts the command; the page's title and the captions that it shows."""
+def looked(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+    """Starts the command; what the page is told at first, and the captions that it shows."""
 
-    def show(*arguments: object) -> tuple[str, list[str]]:
+    def show(*arguments: object) -> tuple[dict[str, Any], list[str]]:
         answers: list[Any] = []
 
         def serve(app: Any, *, line: Callable[[str], str], **_: object) -> None:
@@ -33,7 +34,7 @@ def shown(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
             with TestClient(app, "http://127.0.0.1", headers=headers) as client:
                 looked = client.post("/api/look").json()
                 items = client.post("/api/items", json={"numbers": looked["numbers"]}).json()["items"]
-                answers.append((looked["title"], [item["text"] for item in items]))
+                answers.append((looked, [item["text"] for item in items]))
 
         monkeypatch.setattr("qwen35mm.http.run.run", serve)
         done = qwen35mm("review", *arguments)
@@ -41,6 +42,33 @@ def shown(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         return answers[0]
 
     return show
+
+
+@pytest.fixture
+def shown(looked: Callable[..., tuple[dict[str, Any], list[str]]]) -> Callable[..., tuple[str, list[str]]]:
+    """Starts the command; the page's title and the captions that it shows."""
+
+    def show(*arguments: object) -> tuple[str, list[str]]:
+        first, texts = looked(*arguments)
+        return first["title"], texts
+
+    return show
+
+
+def test_the_page_has_the_command_that_trains_on_its_captions(
+    folder: Path, looked: Callable[..., tuple[dict[str, Any], list[str]]]
+) -> None:
+    """What it names is what `tune` reads: the folder, its text files, and the model that is asked."""
+    first, _ = looked(folder, "--output", "sidecar:.caption", "--model", "Qwen/Qwen3.5-0.8B", "--system", "Be brief.")
+    _, command, source, *words = shlex.split(first["training"])
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert (command, Path(source)) == ("tune", folder)
+    assert options.pop("--out") == f"{folder}-adapter"
+    assert options == {
+        "--model": "Qwen/Qwen3.5-0.8B",
+        "--output": "sidecar:.caption",
+        "--system": "Be brief.",
+    }
 
 
 @pytest.mark.usefixtures("media_in_process")

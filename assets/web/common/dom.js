@@ -102,6 +102,7 @@ const PATHS = {
   pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
   file: "M6 3h8l4 4v14H6zM14 3v4h4",
   numbers: "M5 20v-7M12 20V4M19 20v-11",
+  learn: "M3 9l9-4 9 4-9 4zM7 11v5c3 2.5 7 2.5 10 0v-5M21 9v6",
 };
 
 /** @typedef {keyof typeof PATHS} Drawing */

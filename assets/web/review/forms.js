@@ -14,8 +14,9 @@ const SIDECAR = "{sidecar}";
  * @param {(change: Partial<Search>) => unknown} filter
  * @param {Search} search what is searched for at the beginning
  * @param {() => unknown} count shows statistics
+ * @param {() => unknown} train shows how to train on the captions
  */
-export function searchForm(flags, filter, search, count) {
+export function searchForm(flags, filter, search, count, train) {
   const field = h("input", {
     type: "search",
     value: search.words,
@@ -45,12 +46,23 @@ export function searchForm(flags, filter, search, count) {
     });
   const lengths = [length("min_chars", t("Minimum length")), length("max_chars", t("Maximum length"))];
   const counted = iconButton("numbers", t("Statistics"), () => count());
+  const trained = iconButton("learn", t("Train on these captions"), () => train());
   const help = iconButton("more", t("Keyboard shortcuts"), () => showReviewKeys());
   const onsubmit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     field.blur();
   };
-  return h("form.search.row.wrap.end", { role: "search", onsubmit }, field, show, flags, lengths, counted, help);
+  return h(
+    "form.search.row.wrap.end",
+    { role: "search", onsubmit },
+    field,
+    show,
+    flags,
+    lengths,
+    counted,
+    trained,
+    help,
+  );
 }
 
 /**

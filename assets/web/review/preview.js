@@ -76,7 +76,7 @@ export class Preview {
         this.together,
         h("strong", t("All prompts in one pass")),
         drawnCost(together.cost),
-        button("plain", t("Use all prompts"), () => showCommand(together.command)),
+        button("plain", t("Use all prompts"), () => showCommand(t("Use this prompt"), together.command)),
       );
     redraw(
       this.notes,
@@ -95,7 +95,7 @@ export class Preview {
 
   #makeColumn(/** @type {PreviewColumn} */ column) {
     const facts = h("div.facts");
-    const use = button("plain", t("Use this prompt"), () => showCommand(column.command));
+    const use = button("plain", t("Use this prompt"), () => showCommand(t("Use this prompt"), column.command));
     return {
       facts,
       head: h("th", { scope: "col", title: column.prompt }, h("strong.prompt", column.title), facts, use),
@@ -213,10 +213,10 @@ function drawnCell(/** @type {PreviewCell | null} */ cell, /** @type {number | n
   return h("td", h("p.caption", { dir: "auto" }, text), h("p.quiet", facts.filter(Boolean).join(", ")), drawn);
 }
 
-/** Shows the command of a run, to copy. */
-function showCommand(/** @type {string} */ command) {
+/** Shows a command, to copy. */
+export function showCommand(/** @type {string} */ title, /** @type {string} */ command) {
   const body = [h("p", t("Run this in a terminal:")), h("pre.command", { tabindex: "0" }, h("code", command))];
-  return ask(t("Use this prompt"), body, [
+  return ask(title, body, [
     { label: t("Close"), value: () => null },
     { label: t("Copy"), kind: "strong", value: () => void copyText(command) },
   ]);

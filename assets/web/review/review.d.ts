@@ -48,6 +48,8 @@ export interface Looked {
   numbers: number[];
   counts: Counts;
   presets: string[];
+  /** The command that trains on the captions. */
+  training: string;
 }
 
 export interface Changed {

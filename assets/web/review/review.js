@@ -12,7 +12,7 @@ import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { askForm, searchForm, showReviewKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
-import { Preview } from "./preview.js";
+import { Preview, showCommand } from "./preview.js";
 import { showStatistics } from "./statistics.js";
 
 const SEARCH_AFTER_MS = 250;
@@ -100,6 +100,7 @@ class Review {
       (change) => this.filter(change),
       this.search,
       () => this.showStatistics(),
+      () => showCommand(t("Train on these captions"), looked.training),
     );
     this.element = h(
       "div.app.review",

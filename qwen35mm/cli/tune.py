@@ -297,9 +297,10 @@ def _ended(tuned: Tuned, out: Path) -> Iterator[str]:
     from qwen35mm.model.devices import gib
     from qwen35mm_preprocess.say import english
 
+    memory = "" if tuned.peak_bytes is None else f", {english(gib(tuned.peak_bytes))} at most"
     yield (
         f"Held-out loss {tuned.before:.4f} before, {tuned.after:.4f} with the adapter of step {tuned.step:,} of "
-        f"{tuned.num_steps:,}. {_duration(tuned.seconds)}, {english(gib(tuned.peak_bytes))} at most."
+        f"{tuned.num_steps:,}. {_duration(tuned.seconds)}{memory}."
     )
     if tuned.after >= tuned.before:
         yield (

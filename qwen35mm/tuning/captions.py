@@ -6,6 +6,7 @@ changed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -154,7 +155,9 @@ class _Reader:
             self._found.num_bare += 1
             return
         flags = row.get("flags")
-        flags = json.loads(flags) if isinstance(flags, str) and flags.startswith("[") else flags
+        # Parquet holds them as JSON text.
+        with contextlib.suppress(ValueError, RecursionError):
+            flags = json.loads(flags) if isinstance(flags, str) else flags
         asked = row.get("prompt")
         self._add(
             printable(name),

@@ -1,12 +1,13 @@
-"""The adapter's folder: the best adapter so far, and in `training` what a killed run resumes from.
+"""The adapter's folder: the best adapter so far, and in `.qwen35mm-tune` what a killed run resumes from.
 
 adapter_config.json, adapter_model.safetensors     as PEFT writes them; complete, or not there yet
-training/run.json                                  identifies data and settings
-training/checkpoint-N/                             transformers' own; `complete` is its last file
+.qwen35mm-tune/run.json                            identifies data and settings
+.qwen35mm-tune/checkpoint-N/                       transformers' own; `complete` is its last file
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _COMPLETE = "complete"
 _RUN_FILE = "run.json"
+_LOCK_FILE = "run.lock"
+_TRAINING = ".qwen35mm-tune"
 
 
 class AdapterFolder:
@@ -37,16 +40,20 @@ class AdapterFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.training = path / "training"
+        self.training = path / _TRAINING
         with disk_errors(printable(path.name)):
             self.training.mkdir(parents=True, exist_ok=True)
-        self._lock = RunLock(self.training / "run.lock", f"to {printable(path.name)}")
+        self._lock = RunLock(self.training / _LOCK_FILE, f"to {printable(path.name)}")
 
     def close(self) -> None:
-        """Unlocks it for other trainings."""
+        """Unlocks it for other trainings; without a run to resume, also removes what was only there for one."""
         self._lock.release()
         if not (self.training / _RUN_FILE).exists():
-            shutil.rmtree(self.training, ignore_errors=True)
+            self._clear()
+            (self.training / _LOCK_FILE).unlink(missing_ok=True)
+            # Files of others stay.
+            with contextlib.suppress(OSError):
+                self.training.rmdir()
 
     def begin(self, run: Mapping[str, Any], *, restart: bool) -> Path | None:
         """Makes it ready for a run; returns the checkpoint to resume from, if there is one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +111,8 @@ class Tuned:
     Attributes:
         before, after: the held-out loss without the adapter and with it, in nats for a token.
         step: the step of the best adapter.
-        peak_bytes: the most memory that the program held; on a card, the most that was allocated.
+        peak_bytes: the most memory that the program held; on a card, the most that was allocated;
+            None if unknown.
     """
 
     before: float
@@ -118,7 +120,7 @@ class Tuned:
     step: int
     num_steps: int
     seconds: float
-    peak_bytes: int
+    peak_bytes: int | None
 
 
 class Listener(Protocol):
@@ -442,6 +444,9 @@ class _Keeper(TrainerCallback):
         if step == 0:
             self.baseline = loss
             return False
+        if step % self._tuner.eval_steps and step < self._tuner.num_steps:
+            # A resumed training begins with a loss that an uninterrupted one doesn't measure.
+            return False
         # A resumed training measures its step again, and a kill may have come before the adapter was kept.
         is_best = loss < self.best[0] or (loss, step) == self.best
         if is_best:
@@ -496,12 +501,14 @@ def _kernels(device: torch.device) -> str:
     return "flash-linear-attention" if device.type == "cuda" and is_flash_linear_attention_available() else "PyTorch"
 
 
-def _peak_bytes(device: torch.device) -> int:
+def _peak_bytes(device: torch.device) -> int | None:
+    """None where the system doesn't say: on Windows."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # not on Windows
-    import sys
-
+    try:
+        import resource
+    except ImportError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

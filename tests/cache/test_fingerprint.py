@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -123,7 +124,8 @@ def test_another_wheel_of_what_multiplies_is_other_arithmetic(wheel, monkeypatch
 
 def test_torchs_newer_precision_settings_count_too():
     """torch refuses to read the older ones, once one of these was set."""
-    before, matmul = fingerprint(arithmetic([CPU], BF16)), torch.backends.mkldnn.matmul
+    before, mkldnn = fingerprint(arithmetic([CPU], BF16)), cast(Any, torch.backends.mkldnn)
+    matmul = mkldnn.matmul
     own = matmul.fp32_precision
     try:
         matmul.fp32_precision = "bf16"

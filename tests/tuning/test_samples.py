@@ -156,13 +156,18 @@ def test_the_last_line_of_a_record_counts(tmp_path: Path) -> None:
         {"name": "0.png", "path": str(tmp_path / "0.png"), "caption": "Old.", "prompt": "What?"},
         {"file_name": "1.png", "text": "Theirs."},
         {"name": "0.png", "path": "0.png", "caption": "New.", "prompt": "What?", "flags": ["edited"]},
+        {"name": "bad flags", "path": "0.png", "caption": "Fine.", "flags": "[bad"},
         {"name": "gone.png", "path": "gone.png", "caption": "Gone."},
     ]
     path = tmp_path / "all.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "torn {\n")
     found = read(path)
-    assert shown(found) == {"0.png": ("What?", "New.", True), "1.png": (SHORT.text, "Theirs.", False)}
-    assert [name for name, _ in found.skipped] == ["all.jsonl, line 5", "gone.png"]
+    assert shown(found) == {
+        "0.png": ("What?", "New.", True),
+        "1.png": (SHORT.text, "Theirs.", False),
+        "bad flags": (SHORT.text, "Fine.", False),
+    }
+    assert [name for name, _ in found.skipped] == ["all.jsonl, line 6", "gone.png"]
 
 
 def test_nothing_to_learn_from_is_said(tmp_path: Path) -> None:

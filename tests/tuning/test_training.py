@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from qwen35mm.tuning import need
 from qwen35mm.tuning.captions import CaptionSource, read_captions
 from qwen35mm.tuning.encoding import Encoder
 from qwen35mm.tuning.output import CONFIG_FILE, WEIGHTS_FILE, AdapterFolder
-from qwen35mm.tuning.training import Plan, Tuner, TuneSettings, _loss, _Samples
+from qwen35mm.tuning.training import Plan, Tuner, TuneSettings, _Keeper, _loss, _Samples
 from tests import forked
 from tests.oracle import load_demo_oracle
 from tests.tuning.conftest import QUESTION, sample, write
@@ -94,6 +95,23 @@ def test_it_learns_what_is_held_out_and_keeps_the_best(whole: tuple[Path, Heard,
     assert plan.seconds > 0
 
 
+def test_a_loss_that_only_a_resumed_training_measures_does_not_count() -> None:
+    some = SimpleNamespace(eval_steps=8, num_steps=36)
+    keeper = _Keeper(some, None, None, None)  # pyright: ignore[reportArgumentType]
+    counted = [keeper._count(step, loss) for step, loss in ((0, 3.0), (8, 2.0), (12, 0.5), (16, 1.0), (36, 0.9))]
+    assert counted == [False, True, False, True, True]
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    photo, foreign = tmp_path / "training/photo.jpg", tmp_path / ".qwen35mm-tune/notes.txt"
+    for path in (photo, foreign):
+        path.parent.mkdir()
+        path.write_text("mine")
+    AdapterFolder(tmp_path).close()
+    assert photo.exists()
+    assert [path.name for path in foreign.parent.iterdir()] == ["notes.txt"]
+
+
 def test_peft_loads_the_adapter_and_the_engine_computes_the_same(whole: tuple[Path, Heard, Any], tuner: Tuner) -> None:
     """The adapter's names are those of transformers' model, and our engine merges it."""
     path, _, tuned = whole
@@ -134,7 +152,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     process = forked.ForkedProcess("qwen35mm", *command)
     try:
         deadline = time.monotonic() + forked.PATIENCE_S
-        while not (out / "training/checkpoint-2/complete").exists():
+        while not (out / ".qwen35mm-tune/checkpoint-2/complete").exists():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -143,7 +161,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     finally:
         process.kill()
     # A checkpoint that a kill tore has no mark.
-    (out / "training/checkpoint-9").mkdir()
+    (out / ".qwen35mm-tune/checkpoint-9").mkdir()
     other = forked.run("qwen35mm", *command, "--seed", 1)
     assert other.returncode == 1
     assert "unfinished training with other seed" in other.stderr

@@ -50,6 +50,7 @@ class AdapterFolder:
         self._lock.release()
         if not (self.training / _RUN_FILE).exists():
             self._clear()
+            shutil.rmtree(self.training / "weights", ignore_errors=True)
             (self.training / _LOCK_FILE).unlink(missing_ok=True)
             # Files of others stay.
             with contextlib.suppress(OSError):

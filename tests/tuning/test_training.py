@@ -87,7 +87,7 @@ def test_it_learns_what_is_held_out_and_keeps_the_best(whole: tuple[Path, Heard,
     assert heard.losses[0] == (tuned.before, False)
     assert heard.steps == list(range(1, tuned.num_steps + 1))
     assert {name for name, *_ in heard.answers} == held_out
-    assert sorted(each.name for each in path.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
+    assert sorted(str(each.relative_to(path)) for each in path.rglob("*")) == [CONFIG_FILE, WEIGHTS_FILE]
     plan = heard.plan
     assert plan is not None
     assert plan.num_samples + plan.num_held_out == len(NUMBERS)

@@ -49,8 +49,8 @@ void put_integers(const Weight &w, const BlockGroup &group, long b, long first, 
         for (long i = 0; i < 4; i++)
             for (long r = 0; r < BLOCK; r++) {
                 const int32_t *integers = &group.integers[word * 4 + i][r];
-                const int32_t byte = w.format == INT8 ? integers[0] & 255
-                                                      : (integers[0] + 8) | ((integers[GROUP / 2 * BLOCK] + 8) << 4);
+                const int32_t byte =
+                    w.format == INT8 ? integers[0] & 255 : (integers[0] + 8) | ((integers[GROUP / 2 * BLOCK] + 8) << 4);
                 words[r] |= uint32_t(byte) << (8 * i);
             }
         memcpy(place + word * BLOCK * 4, words + first, size);

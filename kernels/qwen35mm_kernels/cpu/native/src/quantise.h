@@ -1,5 +1,5 @@
-// Quantises 32 neighbours of each of a block's rows at once, to symmetric integers with a bfloat16 scale. A vector holds
-// the same neighbour of several rows, so nothing is summed across lanes.
+// Quantises 32 neighbours of each of a block's rows at once, to symmetric integers with a bfloat16 scale. A vector
+// holds the same neighbour of several rows, so nothing is summed across lanes.
 #pragma once
 
 #include <algorithm>
@@ -84,8 +84,8 @@ INLINE Sums sum_int4(const vf *values, vf inverse) {
     }
 }
 
-// The scale of the least squared error among those that put a value of one near -8, for integers from -8 to 7. Its score
-// is the largest.
+// The scale of the least squared error among those that put a value of one near -8, for integers from -8 to 7. Its
+// score is the largest.
 INLINE vf best_scale_int4(const vf *values) {
     vf best = {}, best_score = splat(-1);
     for (int step = -12; step <= 12; step++) {

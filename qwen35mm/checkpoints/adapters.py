@@ -107,8 +107,12 @@ class AdaptedSource(Source):
 
     @property
     def groups(self) -> Groups | Blocks | None:
-        """Of the tensor without low-rank changes, which may stay beside it; a whole tensor in its place is floats."""
-        return self.base.groups if all(change.whole is None for change in self.changes) else None
+        """Of the tensor without low-rank changes, which may stay beside it; a whole tensor in its place is floats.
+
+        Embeddings, head and experts take up a change, so they become floats.
+        """
+        stays = self.name not in (EMBEDDING, LM_HEAD) and ".experts." not in self.name
+        return self.base.groups if stays and all(change.whole is None for change in self.changes) else None
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
         """Its rows without the changes."""

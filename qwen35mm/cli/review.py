@@ -119,7 +119,10 @@ def _training_command(source: Path, model: ModelOptions, options: ReviewOptions)
     """The command that trains on the captions of this page, with an adapter beside them."""
     kind, _, target = options.output.partition(":")
     captions = source if kind == "sidecar" or not target else Path(target)
-    words = ["qwen35mm", "tune", str(captions), "--out", f"{captions.with_suffix('')}-adapter"]
+    place = captions.resolve()
+    parent = place.parent if captions.name in ("", "..") else captions.parent
+    out = parent / f"{place.name if place.is_dir() else place.stem}-adapter"
+    words = ["qwen35mm", "tune", str(captions), "--out", str(out)]
     words += ["--model", model.model] if model.model else []
     words += ["--output", options.output] if kind == "sidecar" and target else []
     words += ["--output-dir", str(options.output_dir)] if kind == "sidecar" and options.output_dir else []

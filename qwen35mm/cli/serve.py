@@ -117,10 +117,11 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
             import qwen35mm.server.app  # noqa: F401 - with its dependencies
             from qwen35mm.http.run import run
             from qwen35mm.server.keys import Keys
+            from qwen35mm.server.service import ANY_NAME
         except ModuleNotFoundError as error:
             raise MissingExtraError("Serving other programs", "serve") from error
 
-    own = {model.name, *(server.served_model_name or ())}
+    own = {model.name, "default", ANY_NAME, *(server.served_model_name or ())}
     if taken := [each.name for each in read_choices(model.lora) if each.name in own]:
         raise ConfigError(f"--lora {taken[0]}=...: {taken[0]} is a name of the model: give the adapter another one.")
     keys = None if server.api_key_file is None else Keys.read(server.api_key_file)

@@ -129,7 +129,9 @@ class Decoder:
         """Captures a step of one size while the engine is idle. If that fails, the first use tries again."""
         size = self._to_capture.pop(0)
         try:
-            self._graph(size, has_drafts=False, adapters=None)
+            # An adapter that couldn't be merged is everybody's.
+            adapters = (0,) * size if 0 in self._model.routes.numbers else None
+            self._graph(size, has_drafts=False, adapters=adapters)
         except Exception:
             logger.warning("a step of %d replies couldn't be captured ahead", size, exc_info=True)
 
@@ -354,10 +356,10 @@ class Decoder:
 
     def _graph(self, size: int, *, has_drafts: bool, adapters: tuple[int, ...] | None) -> StepGraph:
         key = size, has_drafts, adapters
-        if adapters is not None:
+        if adapters is not None and len(set(adapters)) > 1:
             # The newest last: the oldest make room.
             known = self._graphs.pop(key, None)
-            others = [each for each in self._graphs if each[2] is not None]
+            others = [each for each in self._graphs if each[2] is not None and len(set(each[2])) > 1]
             for old in others[: max(len(others) + 1 - _MOST_ADAPTED, 0)]:
                 del self._graphs[old]
             if known is not None:

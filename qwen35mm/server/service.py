@@ -77,7 +77,7 @@ class Service:
     def adapter_of(self, name: str | None) -> str | None:
         """The adapter of this name; the model's own names come first."""
         loaded = self._backend.loaded
-        return name if name in loaded.named_adapters and name not in (loaded.name, *self._names) else None
+        return name if name in loaded.named_adapters and name not in (loaded.name, "default", *self._names) else None
 
     async def finish(self, request: Request, caller: Caller, asked: GenerationRequest, reader: Reader[Event]) -> None:
         """Reads a reply to its end.

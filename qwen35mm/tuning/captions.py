@@ -104,20 +104,21 @@ class _Reader:
         return self._found
 
     def records(self, path: Path) -> Found:
-        """The lines of a JSONL file; of several with one name, the last counts."""
+        """The lines of a JSONL file; of several with one name and medium, as `caption` writes them, the last counts."""
         self._refuse_accepted(path)
-        rows: dict[str, Mapping[str, Any]] = {}
+        rows: dict[object, tuple[str, Path | None, Mapping[str, Any]]] = {}
         for number, line in enumerate(_lines(path), start=1):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 row = None
             if isinstance(row, dict):
-                rows[str(row.get("name") or row.get("file_name") or row.get("path") or number)] = row
+                medium, name = _medium_of(row, path.parent), row.get("name")
+                key = (str(name), medium and medium.resolve(), str(row.get("part"))) if name else number
+                rows[key] = str(name or row.get("file_name") or row.get("path") or number), medium, row
             elif line.strip():
                 self._found.skipped.append((f"{path.name}, line {number}", "It isn't a JSON object."))
-        for name, row in rows.items():
-            medium = _medium_of(row, path.parent)
+        for name, medium, row in rows.values():
             if medium is None:
                 self._found.skipped.append((printable(name), "Its file is not there: name it in path or file_name."))
                 continue

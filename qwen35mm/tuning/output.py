@@ -47,10 +47,12 @@ class AdapterFolder:
 
     def close(self) -> None:
         """Unlocks it for other trainings; without a run to resume, also removes what was only there for one."""
-        self._lock.release()
-        if not (self.training / _RUN_FILE).exists():
+        is_over = not (self.training / _RUN_FILE).exists()
+        if is_over:
             self._clear()
             shutil.rmtree(self.training / "weights", ignore_errors=True)
+        self._lock.release()
+        if is_over:
             (self.training / _LOCK_FILE).unlink(missing_ok=True)
             # Files of others stay.
             with contextlib.suppress(OSError):
@@ -68,7 +70,8 @@ class AdapterFolder:
             OutputError: it can't be written to.
         """
         known = self._known()
-        if restart:
+        if restart or (known is None and not (self.path / WEIGHTS_FILE).exists()):
+            # Nobody knows whose checkpoints these are.
             self._clear()
         elif known is None and (self.path / WEIGHTS_FILE).exists():
             raise ConfigError(

@@ -226,8 +226,13 @@ class Tuner:
         # It would print dictionaries.
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        folder.finish()
         before, (after, step) = keeper.baseline, keeper.best
+        if step == 0:
+            raise ConfigError(
+                "The held-out loss was never a number, so no adapter was kept: take a lower --learning-rate, and begin "
+                "anew with --restart."
+            )
+        folder.finish()
         return Tuned(before, after, step, self.num_steps, time.monotonic() - began_s, _peak_bytes(self.device))
 
     def _identity(self, folder: AdapterFolder) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from qwen35mm.cli.review import ReviewOptions, _training_command
+from qwen35mm.settings import ModelOptions
 from tests.captioning.conftest import folder, media_in_process
 from tests.captioning.fake_model import FakeModel
 from tests.captioning.runs import job, run
@@ -69,6 +71,18 @@ def test_the_page_has_the_command_that_trains_on_its_captions(
         "--output": "sidecar:.caption",
         "--system": "Be brief.",
     }
+
+
+@pytest.mark.parametrize(
+    ("named", "out"), [(".", "{here}-adapter"), ("v1.5", "v1.5-adapter"), ("a/v1.5", "a/v1.5-adapter")]
+)
+def test_an_adapter_lies_beside_its_captions(
+    named: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / named).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(_training_command(Path(named), ModelOptions(), ReviewOptions()))
+    assert words[words.index("--out") + 1] == out.format(here=tmp_path)
 
 
 @pytest.mark.usefixtures("media_in_process")

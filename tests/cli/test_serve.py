@@ -44,8 +44,9 @@ def test_adapters_are_models_of_their_own(asked: Callable[..., Any], qwen35mm: R
     adapter = write_adapter(tmp_path / "adapter")
     found = asked("GET", "/v1/models", "--lora", f"poet={adapter}", "--lora", f"{adapter}=0.5").json()["data"]
     assert [each["id"] for each in found] == ["demo", "poet"]
-    done = qwen35mm("serve", "--lora", f"demo={adapter}")
-    assert "demo is a name of the model: give the adapter another one" in done.stderr
+    for name in ("demo", "default"):
+        done = qwen35mm("serve", "--lora", f"{name}={adapter}")
+        assert f"{name} is a name of the model: give the adapter another one" in done.stderr
     for command in (("ask", "Hello"), ("caption", tmp_path, "--preset", "plain")):
         done = qwen35mm(*command, "--lora", f"poet={adapter}")
         assert "only `serve` and `chat` choose among adapters by name" in " ".join(done.stderr.split())

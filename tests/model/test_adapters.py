@@ -6,15 +6,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.checkpoints.adapters import AdaptedSource, Change
 from qwen35mm.checkpoints.lora_choices import LoraChoice, read_choices
 from qwen35mm.checkpoints.peft_folders import read_adapter
+from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError, ConfigError
@@ -411,3 +414,16 @@ def test_files_that_are_replaced_while_they_are_read_are_refused(
     monkeypatch.setattr(weights, "_fill", replaced)
     with pytest.raises(CheckpointError, match=r"adapter: its files were replaced while they were read. Start again"):
         load(demo_model_path(), lora=folder)
+
+
+@pytest.mark.parametrize("name", [EMBEDDING, LM_HEAD, "a.experts.up_proj"])
+def test_what_only_a_merge_can_change_loses_a_checkpoints_integers(name: str, tmp_path: Path) -> None:
+    adapter = read_adapter(LoraChoice(write_adapter(tmp_path / "adapter")))
+    low_rank = next(iter(adapter.low_rank.values()))[0]
+    base = cast(Any, SimpleNamespace(groups="integers"))
+
+    def adapted(name: str) -> AdaptedSource:
+        return AdaptedSource(name, (2, 2), cast(Any, None), base, (Change(adapter, low_rank),), cast(Any, None))
+
+    assert adapted(name).groups is None
+    assert adapted("a.q_proj.weight").groups == "integers"

@@ -156,6 +156,8 @@ def test_the_last_line_of_a_record_counts(tmp_path: Path) -> None:
         {"name": "0.png", "path": str(tmp_path / "0.png"), "caption": "Old.", "prompt": "What?"},
         {"file_name": "1.png", "text": "Theirs."},
         {"name": "0.png", "path": "0.png", "caption": "New.", "prompt": "What?", "flags": ["edited"]},
+        {"name": "animal", "path": "0.png", "caption": "A cat."},
+        {"name": "animal", "path": "1.png", "caption": "A dog."},
         {"name": "bad flags", "path": "0.png", "caption": "Fine.", "flags": "[bad"},
         {"name": "gone.png", "path": "gone.png", "caption": "Gone."},
     ]
@@ -165,9 +167,11 @@ def test_the_last_line_of_a_record_counts(tmp_path: Path) -> None:
     assert shown(found) == {
         "0.png": ("What?", "New.", True),
         "1.png": (SHORT.text, "Theirs.", False),
+        "animal": (SHORT.text, "A dog.", False),
         "bad flags": (SHORT.text, "Fine.", False),
     }
-    assert [name for name, _ in found.skipped] == ["all.jsonl, line 6", "gone.png"]
+    assert len(found.samples) == 5, "other programs give one name to several media"
+    assert [name for name, _ in found.skipped] == ["all.jsonl, line 8", "gone.png"]
 
 
 def test_nothing_to_learn_from_is_said(tmp_path: Path) -> None:

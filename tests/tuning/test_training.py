@@ -26,7 +26,7 @@ from qwen35mm.tuning import need
 from qwen35mm.tuning.captions import CaptionSource, read_captions
 from qwen35mm.tuning.encoding import Encoder
 from qwen35mm.tuning.output import CONFIG_FILE, WEIGHTS_FILE, AdapterFolder
-from qwen35mm.tuning.training import Plan, Tuner, TuneSettings, _Keeper, _loss, _Samples
+from qwen35mm.tuning.training import Plan, Tuner, TuneSettings, _Keeper, _loss, _Samples, _Trainer
 from tests import forked
 from tests.oracle import load_demo_oracle
 from tests.tuning.conftest import QUESTION, sample, write
@@ -102,6 +102,14 @@ def test_a_loss_that_only_a_resumed_training_measures_does_not_count() -> None:
     assert counted == [False, True, False, True, True]
 
 
+def test_an_adapter_that_never_had_a_loss_is_none(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Trainer, "train", lambda self, **options: None)
+    with closing(AdapterFolder(tmp_path)) as folder, pytest.raises(ConfigError, match="take a lower --learning-rate"):
+        tuner.run(folder, Heard())
+
+
 def test_files_of_others_stay(tmp_path: Path) -> None:
     photo, foreign = tmp_path / "training/photo.jpg", tmp_path / ".qwen35mm-tune/notes.txt"
     for path in (photo, foreign):
@@ -152,7 +160,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     process = forked.ForkedProcess("qwen35mm", *command)
     try:
         deadline = time.monotonic() + forked.PATIENCE_S
-        while not (out / ".qwen35mm-tune/checkpoint-2/complete").exists():
+        while not list(out.glob(".qwen35mm-tune/checkpoint-*/complete")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -89,6 +89,11 @@ class RemoteTexts(TextModel):
                         yield event
 
     async def _completed(self, prompt: Plain, template: GenerationRequest, control_tokens: bool) -> Result:
+        if template.adapter is not None:
+            raise RequestError(
+                "adapter can't be given to complete on a server: connect to the adapter's name as the model."
+            )
+
         def begin(left_s: float | None) -> AsyncGenerator[Event, None]:
             return self._stream_prompt(prompt, template.params, control_tokens=control_tokens, timeout_s=left_s)
 

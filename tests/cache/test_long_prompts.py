@@ -60,7 +60,8 @@ class Conversation:
     def prefill(self, prompt: Prompt) -> Prefill:
         """Brings a prompt into the caches."""
         parts: dict[str, Any] = {
-            **{"root": b"0" * 32, "reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
+            **{"root_of": lambda adapter: b"0" * 32, "groups_of": lambda adapter: ()},
+            **{"reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
             **{"model": Identity(), "chunk_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
             "kv_keep": KVKeep(),
         }

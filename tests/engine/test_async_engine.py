@@ -29,7 +29,7 @@ from tests.engine.conftest import MakeRequest, noise
 OPENMP = Path(torch.__file__).parent / "lib/libgomp.so.1"
 # Only reached where a test fails.
 PATIENCE_S = 60
-LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000, ignore_eos=True)
+LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=20_000, ignore_eos=True)
 
 
 @pytest.fixture

@@ -365,11 +365,15 @@ def test_a_panic_of_the_library_is_an_error_in_words(monkeypatch):
 def test_a_long_text_leaves_the_interpreter_to_others(most):
     text = "".join(random.Random(0).choices("abcdefgh ", k=400_000))
     tokenizer()
-    thread = threading.Thread(target=tokenizer().encode_plain, args=(text, most))
-    thread.start()
-    num_turns = 0
-    while thread.is_alive():
-        time.sleep(0.001)
-        num_turns += 1
-    # A busy machine may leave few turns of its third of a second. One that holds the lock leaves two or three.
-    assert num_turns > 3
+
+    def num_turns() -> int:
+        thread = threading.Thread(target=tokenizer().encode_plain, args=(text, most))
+        thread.start()
+        count = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            count += 1
+        return count
+
+    # A busy machine may leave few turns of its third of a second. One that holds the lock always leaves two or three.
+    assert any(num_turns() > 3 for _ in range(5))

@@ -48,7 +48,7 @@ ENGLISH_ONLY = {
     "qwen35mm/backends/remote/pool.py": (2, "servers of one caption run, as the command line names them"),
     "qwen35mm/backends/remote/request.py": (1, "a caller's arguments; the page asks with no tools"),
     "qwen35mm/backends/remote/served.py": (3, "a program's mistake: a page connects before it asks"),
-    "qwen35mm/backends/remote/texts.py": (8, "what scripts alone ask for"),
+    "qwen35mm/backends/remote/texts.py": (9, "what scripts alone ask for"),
     "qwen35mm/backends/zero_gpu/duration.py": (1, "options of the command line, checked before there is a page"),
     "qwen35mm/decoding/decoders.py": (1, "whoever reads it has no page any more"),
     "qwen35mm/decoding/process.py": (1, "nobody waits for it"),

@@ -81,6 +81,7 @@ def test_a_part_is_chosen_on_the_frames_and_the_model_is_shown_it(
     expect(strip.locator(".film")).not_to_have_attribute("aria-busy", "true")
     # And as text.
     to = strip.get_by_label("To").locator("visible=true").last
+    expect(to).to_have_value("0:00.5")
     to.fill("1,4")
     to.press("Enter")
     expect(end).to_have_attribute("aria-valuetext", "0:01.4")

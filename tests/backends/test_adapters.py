@@ -65,8 +65,9 @@ async def test_each_row_of_a_batch_has_its_own(tmp_path: Path) -> None:
     with LocalBackend.load(demo_model_path(), device="cpu", dtype="float32", lora=lora, min_segment=16) as backend:
         assert backend.info.adapters == ("a", "b")
         together = await asyncio.gather(*(ask(backend, name) for name in [*names, "a"]))
-        # Nothing computed under one is read under another.
-        assert [each.cache.num_cached_tokens for each in together[:3]] == [0, 0, 0]
+        # Nothing computed under one is read under another. The two of "a" may share, whichever comes first.
+        first, b, none, second = (each.cache.num_cached_tokens for each in together)
+        assert (b, none, min(first, second)) == (0, 0, 0)
         again = [await ask(backend, name) for name in names]
         assert all(each.cache.num_cached_tokens for each in again)
         oracle = oracle_inputs(backend, messages)

@@ -116,10 +116,12 @@ class ModelOptions:
     lora: Annotated[
         list[str] | None,
         _model(
+            "--lora",
+            "--lora-modules",
             metavar="[NAME=]FOLDER[=SCALE]",
-            help="An adapter (LoRA) that PEFT saved, for this model; may be repeated: their changes are added up. =0.5 "
-            "takes half of its change. With a name it stays apart, and requests choose it: `serve` offers it as a "
-            "model, the page in a menu.",
+            help="An adapter (LoRA) that PEFT saved, for this model: a folder or a Hugging Face id; may be repeated: "
+            "their changes are added up. =0.5 takes half of its change. With a name it stays apart, and requests "
+            "choose it: `serve` offers it as a model, the page in a menu.",
         ),
     ] = None
     batch_invariant: Annotated[

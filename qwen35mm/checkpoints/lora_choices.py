@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qwen35mm.checkpoints.hub_folders import may_be_hub_id
 from qwen35mm.errors import ConfigError
 
 _MAX_SCALE = 1e6
@@ -17,23 +19,24 @@ _NAME = re.compile(r"[^\s=/][^\s=]{0,199}")
 
 @dataclass(frozen=True)
 class LoraChoice:
-    """An adapter's folder.
+    """An adapter.
 
     Attributes:
+        source: its folder, or its id on the Hugging Face Hub.
         scale: its share: 1 as it was trained, 0 as if it weren't there.
         name: by which requests choose it; None for a part of the model.
     """
 
-    folder: Path
+    source: Path | str
     scale: float = 1.0
     name: str | None = None
 
     def absolute(self) -> LoraChoice:
-        return replace(self, folder=self.folder.absolute())
+        return replace(self, source=self.source.absolute()) if isinstance(self.source, Path) else self
 
     def __str__(self) -> str:
         name = "" if self.name is None else f"{self.name}="
-        return f"{name}{self.folder}" if self.scale == 1 else f"{name}{self.folder}={self.scale!r}"
+        return f"{name}{self.source}" if self.scale == 1 else f"{name}{self.source}={self.scale!r}"
 
 
 _One = str | Path | LoraChoice
@@ -42,7 +45,7 @@ Loras = _One | Iterable[_One] | Mapping[str, _One] | None
 
 def read_choices(given: Loras) -> tuple[LoraChoice, ...]:
     """The adapters of `--lora` or of `load`'s `lora`: FOLDER or NAME=FOLDER, each with or without =SCALE; one, several,
-    or folders by name.
+    or folders by name. A Hub id may take a folder's place. A text may also be vLLM's JSON, with `name` and `path`.
 
     Raises:
         ConfigError: one can't be read, or two have the same name.
@@ -67,6 +70,8 @@ def _read_choice(given: object) -> LoraChoice:
     if not isinstance(given, str) or not given.strip():
         raise _error(given)
     text, scale = given.strip(), 1.0
+    if text.startswith("{"):
+        return _read_json(text)
     # A folder may have the mark in its name.
     if "=" in text and not _is_folder(text):
         rest, _, last = text.rpartition("=")
@@ -75,11 +80,28 @@ def _read_choice(given: object) -> LoraChoice:
                 raise _error(given)
             text, scale = rest, number
     if "=" not in text or _is_folder(text):
-        return LoraChoice(Path(text).expanduser(), scale)
+        return LoraChoice(_source(text), scale)
     name, _, folder = text.partition("=")
     if not folder:
         raise _error(given)
-    return _named(name, LoraChoice(Path(folder).expanduser(), scale))
+    return _named(name, LoraChoice(_source(folder), scale))
+
+
+def _read_json(text: str) -> LoraChoice:
+    """vLLM's form; its base_model_name only names the model that it is for."""
+    try:
+        found = json.loads(text)
+        name, path = found["name"], found["path"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _error(text) from None
+    if not isinstance(name, str) or not isinstance(path, str) or not path:
+        raise _error(text)
+    return _named(name, LoraChoice(_source(path)))
+
+
+def _source(text: str) -> Path | str:
+    path = Path(text).expanduser()
+    return text if may_be_hub_id(text) and not path.exists() else path
 
 
 def _named(name: str, choice: LoraChoice) -> LoraChoice:
@@ -102,5 +124,6 @@ def _number(text: str) -> float | None:
 
 def _error(given: object) -> ConfigError:
     return ConfigError(
-        f"An adapter is FOLDER or NAME=FOLDER, and may end with a scale, as in my-adapter=0.5; got {given!r}."
+        "An adapter is FOLDER or NAME=FOLDER, and may end with a scale, as in my-adapter=0.5; a Hub id such as "
+        f"someone/my-adapter may take the folder's place. Got {given!r:.200}."
     )

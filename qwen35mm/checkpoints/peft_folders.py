@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from qwen35mm.checkpoints.hub_folders import hub_folder, shown_name
 from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
 from qwen35mm.checkpoints.shards import check_files, some
@@ -87,7 +88,7 @@ class Adapter:
     """What one PEFT folder changes, by names of the family's own checkpoints.
 
     Attributes:
-        name: the folder's.
+        name: the folder's, or the Hub id.
         low_rank: by module, as `model.language_model.layers.0.mlp.down_proj`; of a module with several parameters, a
             stack of experts, there may be several.
         whole: tensors that take the place of the model's, by name: `modules_to_save`, and trained biases.
@@ -149,19 +150,20 @@ class _Config:
 
 
 def read_adapter(choice: LoraChoice) -> Adapter:
-    """Reads a folder's config, and the headers of its tensors.
+    """Reads a folder's config, and the headers of its tensors; one of the Hub is downloaded once.
 
     Raises:
-        CheckpointError: it is no folder of PEFT's with a LoRA, or of a kind that can't be used; its files are damaged.
+        CheckpointError: it can't be downloaded; it is no folder of PEFT's with a LoRA, or of a kind that can't be used;
+            its files are damaged.
     """
-    folder = choice.folder.resolve()
+    folder = (choice.source if isinstance(choice.source, Path) else _download(choice.source)).resolve()
     _check_folder(folder)
     looks = _looks(folder)
     config = _read_config(folder)
     try:
         tensors = read_headers([folder / WEIGHTS_FILE])
     except OSError as error:
-        raise CheckpointError(f"{folder.name}/{WEIGHTS_FILE} can't be read ({type(error).__name__}).") from None
+        raise CheckpointError(f"{shown_name(folder)}/{WEIGHTS_FILE} can't be read ({type(error).__name__}).") from None
     parts: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     whole: dict[str, StoredTensor] = {}
     for key, tensor in tensors.items():
@@ -187,9 +189,9 @@ def read_adapter(choice: LoraChoice) -> Adapter:
     for module, own in parts.items():
         family = _family(folder, f"{module}.{min(own)}", module.replace(".base_layer", ""))
         low_rank[family].append(_low_rank(folder, module, own, config))
-    logger.info("Adapter %s: %s", folder.name, _described(low_rank, whole, choice.scale))
+    logger.info("Adapter %s: %s", shown_name(folder), _described(low_rank, whole, choice.scale))
     return Adapter(
-        folder.name,
+        shown_name(folder),
         folder,
         choice.scale,
         {module: tuple(each) for module, each in low_rank.items()},
@@ -198,6 +200,19 @@ def read_adapter(choice: LoraChoice) -> Adapter:
         made_for=str(config.raw.get("base_model_name_or_path") or "") or None,
         looks=looks,
     )
+
+
+@functools.cache
+def _download(hub_id: str) -> Path:
+    """Asked once a process: a plan and the load must see the same files."""
+    folder = hub_folder(hub_id, [CONFIG_FILE, WEIGHTS_FILE])
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"'{hub_id}' on the Hugging Face Hub is no adapter that can be used: it has no {name}. A pickled "
+                "adapter_model.bin is never read: it can run code when loaded."
+            )
+    return folder
 
 
 def _has_parts(tensors: Mapping[str, StoredTensor], module: str) -> bool:
@@ -213,21 +228,22 @@ def _looks(folder: Path) -> tuple[str, ...]:
 
 
 def _check_folder(folder: Path) -> None:
+    name = shown_name(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"There is no adapter folder '{folder.name}': give the folder that holds {CONFIG_FILE}.")
+        raise CheckpointError(f"There is no adapter folder '{name}': give the folder that holds {CONFIG_FILE}.")
     if not (folder / CONFIG_FILE).is_file():
         if (folder / "config.json").is_file():
-            raise CheckpointError(f"'{folder.name}' holds a whole model, no adapter: name it as the model.")
+            raise CheckpointError(f"'{name}' holds a whole model, no adapter: name it as the model.")
         inner = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
         hint = f" Adapters are in its folders {some(inner)}." if inner else ""
-        raise CheckpointError(f"'{folder.name}' is no adapter: it has no {CONFIG_FILE}.{hint}")
+        raise CheckpointError(f"'{name}' is no adapter: it has no {CONFIG_FILE}.{hint}")
     if not (folder / WEIGHTS_FILE).is_file():
         if list(folder.glob("adapter_model.bin")):
             raise CheckpointError(
-                f"'{folder.name}' has its adapter in adapter_model.bin, a pickle, which can run code when loaded and "
+                f"'{name}' has its adapter in adapter_model.bin, a pickle, which can run code when loaded and "
                 f"is never read. Save it as safetensors with PEFT: model.save_pretrained(folder)."
             )
-        raise CheckpointError(f"'{folder.name}' has {CONFIG_FILE}, but no {WEIGHTS_FILE}: get the whole folder again.")
+        raise CheckpointError(f"'{name}' has {CONFIG_FILE}, but no {WEIGHTS_FILE}: get the whole folder again.")
     check_files([folder / WEIGHTS_FILE])
 
 
@@ -328,4 +344,4 @@ def _described(low_rank: Mapping[str, Any], whole: Mapping[str, Any], scale: flo
 
 
 def _bad(folder: Path, what: str, advice: str) -> CheckpointError:
-    return CheckpointError(f"The adapter {folder.name}: {what}. {advice}")
+    return CheckpointError(f"The adapter {shown_name(folder)}: {what}. {advice}")

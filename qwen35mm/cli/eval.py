@@ -1,4 +1,4 @@
-"""`qwen35mm eval`: the cost of formats of weights, and of keys and values."""
+"""`qwen35mm eval`: the cost of formats of weights, of keys and values, and of adapters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Formats with commas between: bf16, float32, int8, int4; auto is as a quantised checkpoint has them. "
-            "Without it int8,int4, or none beside --kv-dtype and --kv-keep.",
+            "Without it int8,int4, or none beside --kv-dtype, --kv-keep and --lora.",
             metavar="FORMATS",
         ),
     ] = None,
@@ -40,6 +40,14 @@ def evaluate(
         typer.Option(
             help="A share of keys and values to keep, as for chat, beside the reference's weights; may be repeated.",
             metavar="SHARE",
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An adapter, as for chat, merged into the reference's weights; may be repeated: each is measured "
+            "alone.",
+            metavar="FOLDER[=SCALE]",
         ),
     ] = None,
     model: Annotated[
@@ -68,9 +76,9 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure what formats of weights and KV cost, in KL divergence, perplexity and right answers."""
+    """Measure what formats of weights and KV, and adapters, cost, in KL divergence, perplexity and right answers."""
     if weights is None:
-        weights = "" if kv_dtype or kv_keep else "int8,int4"
+        weights = "" if kv_dtype or kv_keep or lora else "int8,int4"
     words = None if text is None else _read(text)
     with quick_imports():
         from rich.console import Console
@@ -89,6 +97,7 @@ def evaluate(
             reference=reference,
             kv_dtypes=kv_dtype or (),
             kv_keeps=kv_keep or (),
+            loras=lora or (),
             text=words,
             max_tokens=tokens if context is None else max(tokens, context),
             context=context,
@@ -134,7 +143,8 @@ def _divergences(results: list[Result]) -> Table:
         first = f"{found.top1_percent:.2f}"
         kv = result.kv_dtype if result.kv_keep == ALL else result.kv_keep
         size, perplexity = f"{result.num_bytes / 2**20:,.1f}", f"{found.perplexity:.4f}"
-        table.add_row(result.weights, kv, size, *kl, first, perplexity)
+        weights = result.weights if result.lora is None else f"{result.weights} + {result.lora}"
+        table.add_row(weights, kv, size, *kl, first, perplexity)
     return table
 
 
@@ -170,7 +180,7 @@ def _skills(results: list[Result]) -> Table:
 def _name(result: Result) -> str:
     from qwen35mm.evaluation.compare import result_name
 
-    return result_name(result.weights, result.kv_dtype, result.kv_keep)
+    return result_name(result.weights, result.kv_dtype, result.kv_keep, result.lora)
 
 
 def _accuracy(result: Result, skill: str, is_reference: bool) -> str:

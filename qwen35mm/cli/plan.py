@@ -36,6 +36,9 @@ def plan(
     weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8 or int4.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="auto (all useful types), or as for chat.")] = "auto",
     kv_keep: Annotated[str, typer.Option(metavar="SHARE", help="As for chat: 1 keeps all keys and values.")] = "1",
+    lora: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]FOLDER[=SCALE]", help="As for chat; may be repeated.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="As for chat.")] = "auto",
     rope_scaling: Annotated[str | None, typer.Option(metavar="yarn,factor=N", help="As for chat.")] = None,
@@ -63,6 +66,7 @@ def plan(
         kv_dtype=kv_dtype,
         speculate=speculate,
         kv_keep=kv_keep,
+        lora=lora,
         max_image_tokens=max_image_tokens,
         max_video_tokens=max_video_tokens,
         max_memory=max_memory,
@@ -116,6 +120,8 @@ def _show(console: Console, found: Forecast) -> None:
                 f"{_mib(each.needed.kv_bytes)} MiB in {folder}, which is slower if the free memory can't hold them.",
                 highlight=False,
             )
+    if found.adapter_bytes:
+        console.print(f"Weights include {_mib(found.adapter_bytes)} MiB of adapters with a name.", highlight=False)
     states, recurrent = found.state_bytes, found.recurrent_bytes
     rows = "" if first.context_rows == first.context_length else f", of {first.context_rows:,} tokens a context"
     console.print(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,6 +73,7 @@ def review(
         from qwen35mm.review.app import create_app
         from qwen35mm.review.asking import Asker
         from qwen35mm.review.opening import open_captions
+        from qwen35mm.review.training import Training
     except ModuleNotFoundError as error:
         raise MissingExtraError("Reviewing captions", "serve") from error
 
@@ -109,14 +109,13 @@ def review(
         return f"qwen35mm shows the captions of {shown} on {token.address(url)}"
 
     with contextlib.closing(opened):
-        app = create_app(
-            opened, Asker(open_job, open_model), training=_training_command(source, model, options), token=token
-        )
+        training = Training(_training_command(source, model, options))
+        app = create_app(opened, Asker(open_job, open_model), training=training, token=token)
         run(app, host="127.0.0.1", port=options.port, line=line)
 
 
-def _training_command(source: Path, model: ModelOptions, options: ReviewOptions) -> str:
-    """The command that trains on the captions of this page, with an adapter beside them."""
+def _training_command(source: Path, model: ModelOptions, options: ReviewOptions) -> list[str]:
+    """The words of the command that trains on the captions of this page, with an adapter beside them."""
     kind, _, target = options.output.partition(":")
     captions = source if kind == "sidecar" or not target else Path(target)
     place = captions.resolve()
@@ -127,4 +126,4 @@ def _training_command(source: Path, model: ModelOptions, options: ReviewOptions)
     words += ["--output", options.output] if kind == "sidecar" and target else []
     words += ["--output-dir", str(options.output_dir)] if kind == "sidecar" and options.output_dir else []
     words += ["--system", options.system] if options.system else []
-    return shlex.join(words)
+    return words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import tempfile
 import time
 from collections import Counter
@@ -80,6 +81,7 @@ class TuneOptions:
     dry_run: Annotated[bool, _training("--dry-run", help="Only say what would be done and what memory it needs.")] = (
         False
     )
+    as_json: Annotated[bool, _training("--json", help="Also print what happens, one JSON object a line.")] = False
 
 
 @with_options
@@ -143,8 +145,9 @@ def _tune(source: Path, out: Path, options: TuneOptions, console: Console) -> No
             console.print(line)
         if options.dry_run:
             return
-        with contextlib.closing(AdapterFolder(out)) as adapter, _Shown(console) as shown:
+        with contextlib.closing(AdapterFolder(out)) as adapter, _Shown(console, as_json=options.as_json) as shown:
             tuned = tuner.run(adapter, shown, restart=options.restart)
+            shown.ended(tuned)
     for line in _ended(tuned, out):
         console.print(line)
 
@@ -238,12 +241,13 @@ def _described(plan: Plan, options: TuneOptions, samples: Sequence[Encoded]) -> 
 
 
 class _Shown:
-    """Shows a training in the terminal: a bar, losses and answers."""
+    """Shows a training in the terminal: a bar, losses and answers. Programs are told by lines of JSON on stdout."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, as_json: bool) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._console = console
+        self._as_json = as_json
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -266,6 +270,7 @@ class _Shown:
 
     def planned(self, plan: Plan) -> None:
         assert plan.seconds is not None
+        self._tell("planned", step=plan.resumes_at, steps=plan.num_steps, seconds_left=plan.seconds)
         self._status.stop()
         if plan.resumes_at:
             self._console.print(f"Resumes at step {plan.resumes_at:,}.")
@@ -278,6 +283,7 @@ class _Shown:
 
     def stepped(self, done: int, total: int, loss: float | None, seconds_left: float | None) -> None:
         assert self._task is not None
+        self._tell("step", step=done, steps=total, loss=loss, seconds_left=seconds_left)
         said, left = "-" if loss is None else f"{loss:.3f}", _duration(seconds_left or 0)
         self._bar.update(self._task, completed=done, loss=said, left=left)
         if not self._console.is_terminal and (done == total or time.monotonic() - self._logged_s >= _LOG_S):
@@ -285,12 +291,23 @@ class _Shown:
             self._console.print(f"Step {done:,} of {total:,}: loss {said}, {left} left.")
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        self._tell("held_out", step=step, loss=loss, is_best=is_best)
         note = "before training" if step == 0 else "the best so far, kept" if is_best else "not kept"
         self._console.print(f"Step {step:,}: held-out loss {loss:.4f} ({note}).")
 
     def shown(self, name: str, answer: str, expected: str) -> None:
+        self._tell("answer", name=name, answer=_short(answer), wanted=_short(expected))
         self._console.print(f"  {_short(name)}: {_short(answer)}", markup=False)
         self._console.print(f"    wanted: {_short(expected)}", markup=False)
+
+    def ended(self, tuned: Tuned) -> None:
+        self._tell("ended", step=tuned.step, before=tuned.before, after=tuned.after)
+
+    def _tell(self, event: str, **values: object) -> None:
+        if self._as_json:
+            # A loss that is no number has none in JSON.
+            known = {name: None if value != value else value for name, value in values.items()}
+            print(json.dumps({"event": event, **known}), flush=True)
 
 
 def _ended(tuned: Tuned, out: Path) -> Iterator[str]:

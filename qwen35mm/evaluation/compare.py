@@ -1,9 +1,9 @@
-"""Compares a checkpoint in several formats of weights, and with several KV types, with a reference."""
+"""Compares a checkpoint in several formats of weights, KV types and with adapters with a reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from qwen35mm.assets import asset_path
 from qwen35mm.cache import CacheSettings
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
+from qwen35mm.checkpoints.lora_choices import LoraChoice, read_choices
 from qwen35mm.errors import ConfigError
 from qwen35mm.evaluation.divergence import Divergence
 from qwen35mm.evaluation.passages import Passage, diverge, hidden_states, text_passages
@@ -39,6 +40,7 @@ class Result:
         divergence: from the reference; the reference's own has only a perplexity.
         accuracy: over all questions; None without questions.
         skills: accuracy by skill.
+        lora: the adapter that is merged into the weights; None for the model alone.
     """
 
     weights: str
@@ -49,6 +51,7 @@ class Result:
     divergence: Divergence
     accuracy: Accuracy | None
     skills: dict[str, Accuracy]
+    lora: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, with the divergence's numbers at the top level."""
@@ -74,6 +77,7 @@ def compare(
     reference: str = "bf16",
     kv_dtypes: Sequence[str] = (),
     kv_keeps: Sequence[str] = (),
+    loras: Sequence[str] = (),
     text: str | None = None,
     max_tokens: int = 8192,
     context: int | None = None,
@@ -82,11 +86,13 @@ def compare(
     rope_scaling: str | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """Evaluates the reference, formats of weights, and the reference's weights with KV types and kept shares, in order.
+    """Evaluates the reference, formats of weights, and the reference's weights with KV types, kept shares and adapters,
+    in order.
 
     Args:
         source: a checkpoint's folder or Hub id.
         kv_dtypes, kv_keeps: values of CacheSettings. Formats of weights use their own KV type and keep everything.
+        loras: adapters, as `load` takes them; each alone.
         text: to predict; None predicts the right answers if there are questions, else a bundled text.
         max_tokens: limit for the text.
         context: tokens of a window, computed on its own; None is 2,048.
@@ -100,24 +106,26 @@ def compare(
     if reference not in REFERENCES:
         raise ConfigError(f"The reference must be {' or '.join(REFERENCES)}; got '{reference}'.")
     unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not (formats or kv_dtypes or kv_keeps):
+    if unknown or not (formats or kv_dtypes or kv_keeps or loras):
         got = f"'{unknown[0]}'" if unknown else "none"
         raise ConfigError(f"weights must be some of {', '.join(FORMATS)}, with commas between; got {got}.")
     for kv_dtype in kv_dtypes:
         CacheSettings(kv_dtype=kv_dtype)
     for kv_keep in kv_keeps:
         CacheSettings(kv_keep=kv_keep)
+    adapters = read_choices(loras)
     test = SkillTest(num_questions) if num_questions else None
     if text is None and test is None:
         text = asset_path(DEFAULT_TEXT).read_text("utf-8")
     passages: list[Passage] = []
 
-    def run(weights: str, kv_dtype: str = AUTO, kv_keep: str = ALL) -> _Run:
-        name = result_name(weights, kv_dtype, kv_keep)
+    def run(weights: str, kv_dtype: str = AUTO, kv_keep: str = ALL, lora: LoraChoice | None = None) -> _Run:
+        name = result_name(weights, kv_dtype, kv_keep, _adapter_name(lora))
         told(f"{name}: loading")
         dtype = "float32" if weights == "float32" else "bfloat16"
         taken = "auto" if weights == "float32" else weights
-        loaded = load(source, dtype=dtype, device=device, weights=taken, rope_scaling=rope_scaling)
+        merged = None if lora is None else replace(lora, name=None)
+        loaded = load(source, dtype=dtype, device=device, weights=taken, rope_scaling=rope_scaling, lora=merged)
         if not passages:
             if text is not None:
                 passages.extend(text_passages(loaded, text, max_tokens, context))
@@ -133,27 +141,39 @@ def compare(
         token_bytes = loaded.config.kv_bytes_per_token(*formats)
         return _Run(loaded_bytes(loaded.model), token_bytes, loaded.model.head, hidden, right)
 
-    def result(weights: str, run: _Run, kv_dtype: str = AUTO, kv_keep: str = ALL) -> Result:
+    def result(
+        weights: str, run: _Run, kv_dtype: str = AUTO, kv_keep: str = ALL, lora: LoraChoice | None = None
+    ) -> Result:
         divergence = diverge(passages, (kept.head, kept.hidden), (run.head, run.hidden))
         about = weights, kv_dtype, kv_keep, run.num_bytes, run.kv_token_bytes, divergence
         if test is None:
-            return Result(*about, None, {})
+            return Result(*about, None, {}, _adapter_name(lora))
         answers: dict[str, tuple[list[bool], list[bool]]] = {}
         for skill, *pair in zip(test.skills, run.right, kept.right, strict=True):
             for answered, is_right in zip(answers.setdefault(skill, ([], [])), pair, strict=True):
                 answered.append(is_right)
         skills = {skill: Accuracy.of(*pair) for skill, pair in answers.items()}
-        return Result(*about, Accuracy.of(run.right, kept.right), skills)
+        return Result(*about, Accuracy.of(run.right, kept.right), skills, _adapter_name(lora))
 
     kept = run(reference)
     # Each model is freed before the next is loaded.
     results = [result(reference, kept), *(result(name, run(name)) for name in formats if name != reference)]
-    others = [(kv_dtype, ALL) for kv_dtype in kv_dtypes] + [(AUTO, kv_keep) for kv_keep in kv_keeps]
+    others = [(kv_dtype, ALL, None) for kv_dtype in kv_dtypes]
+    others += [(AUTO, kv_keep, None) for kv_keep in kv_keeps] + [(AUTO, ALL, lora) for lora in adapters]
     return results + [result(reference, run(reference, *other), *other) for other in others]
 
 
-def result_name(weights: str, kv_dtype: str, kv_keep: str) -> str:
+def _adapter_name(lora: LoraChoice | None) -> str | None:
+    if lora is None:
+        return None
+    source = lora.source.name if isinstance(lora.source, Path) else lora.source
+    return lora.name or str(replace(lora, source=source))
+
+
+def result_name(weights: str, kv_dtype: str, kv_keep: str, lora: str | None) -> str:
     """What makes a result another than the reference's."""
+    if lora is not None:
+        return lora
     if kv_keep != ALL:
         return f"keeps {kv_keep}"
     return weights if kv_dtype == AUTO else f"KV {kv_dtype}"

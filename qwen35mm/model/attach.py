@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
 from qwen35mm.checkpoints.adapters import Change, Factors, changes_of, untied
-from qwen35mm.checkpoints.peft_folders import Adapter
+from qwen35mm.checkpoints.peft_folders import Adapter, LowRank
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.checkpoints.tensor_names import Target
 from qwen35mm.errors import CheckpointError
@@ -15,6 +18,8 @@ from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.layers import Linear
 from qwen35mm.model.mlp import SparseMoE
 from qwen35mm.model.weight_formats import Factory
+from qwen35mm_kernels.cpu.native.library import find_library
+from qwen35mm_kernels.cpu.native.products import PackedMatrix
 
 Changes = Mapping[str, Sequence[Change]]
 
@@ -44,6 +49,18 @@ def attach(
         for name, change in (*_flat(unmerged), *changes_of(adapter, untied(stored, [adapter]))):
             changes[name].append(change)
         _take(model, places, number, changes)
+
+
+def beside_bytes(change: LowRank, dtype: torch.dtype, *, on_cpu: bool) -> int:
+    """Bytes of a change's two products beside a linear map. Packed ones are padded, which doubles small ranks."""
+    found = 0 if change.magnitude is None else torch.float32.itemsize * math.prod(change.magnitude.shape)
+    for stored in (change.down, change.up):
+        rows, width = stored.shape[0], math.prod(stored.shape[1:])
+        if on_cpu and find_library() is not None:
+            found += PackedMatrix.shapes(str(dtype).removeprefix("torch."), rows, width)[0]
+        else:
+            found += rows * width * dtype.itemsize
+    return found
 
 
 def _flat(changes: Changes) -> Iterable[tuple[str, Change]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from qwen35mm.checkpoints.gguf_folder import gguf_folder
+from qwen35mm.checkpoints.hub_folders import hub_folder
 from qwen35mm.checkpoints.lora_choices import Loras, read_choices
 from qwen35mm.checkpoints.peft_folders import Adapter, read_adapter
 from qwen35mm.checkpoints.shards import check_folder, gguf_file, model_name, some
@@ -106,10 +107,10 @@ def load(
         weights_cache: keeps quantised weights for the processor on disk for the next start.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
         mtp: loads the checkpoint's layer that drafts tokens, if it has one.
-        lora: adapters that PEFT saved: a folder, "FOLDER=0.5" for half of its change, or several, whose changes are
-            added up. They are merged into the weights before these are rounded; a quantised checkpoint keeps its
-            integers, with the changes beside them. Folders with names, {"NAME": folder} or "NAME=FOLDER", stay beside
-            the weights, and a request chooses one by `GenerationRequest.adapter`.
+        lora: adapters that PEFT saved: a folder or a Hub id, "FOLDER=0.5" for half of its change, or several, whose
+            changes are added up. They are merged into the weights before these are rounded; a quantised checkpoint
+            keeps its integers, with the changes beside them. Folders with names, {"NAME": folder} or "NAME=FOLDER",
+            stay beside the weights, and a request chooses one by `GenerationRequest.adapter`.
         progress: called with the bytes of weights that were read, and all of them.
 
     Raises:
@@ -210,31 +211,7 @@ def find_checkpoint(path_or_hub_id: str | Path) -> Path:
         )
     if isinstance(path_or_hub_id, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise CheckpointError(f"There is no folder '{name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either.")
-    return _download(name)
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"'{hub_id}' asks for your consent: accept its terms on its page on huggingface.co, then log in with "
-            "`hf auth login`."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"The Hugging Face Hub has no model '{hub_id}', and there is no such folder either. Check the spelling; "
-            "a private model needs `hf auth login`."
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"'{hub_id}' isn't a folder here and couldn't be downloaded: "
-            f"{error.strerror or 'Hugging Face does not answer'}. Check the network, or give the folder of a "
-            "checkpoint that you have."
-        ) from error
+    return hub_folder(name, HUB_PATTERNS)
 
 
 def weights_name(dtype: torch.dtype) -> str:

@@ -34,7 +34,7 @@ from qwen35mm.checkpoints.tensor_names import (
 )
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
-from qwen35mm.model.attach import attach
+from qwen35mm.model.attach import attach, beside_bytes
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
 from qwen35mm.model.mtp import draft_head_format, num_draft_ids
@@ -109,7 +109,7 @@ def load_model(
     if integers == AS_STORED:
         integers = as_stored(stored, dtype, request.devices)
     make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head, integers=integers)
-    num_bytes = weights_bytes(stored, dtype, integers, request.devices)
+    num_bytes = weights_bytes(stored, dtype, integers, request.devices, named)
 
     def skeleton() -> Qwen35Model:
         model = make(device=torch.device("meta"))
@@ -202,8 +202,9 @@ def weights_bytes(
     dtype: torch.dtype,
     integers: str | None,
     devices: Sequence[torch.device] = (),
+    named: Sequence[Adapter] = (),
 ) -> int:
-    """Bytes of a checkpoint's tensors in their final format, without padding.
+    """Bytes of a checkpoint's tensors in their final format, without padding, and of what adapters put beside them.
 
     A head that repeats the embeddings counts, though it isn't loaded: only its numbers show that it does.
 
@@ -211,8 +212,19 @@ def weights_bytes(
         stored: by name, from the files' headers.
         integers: as for `load_model`.
         devices: where the tensors lie; by default a processor.
+        named: adapters that requests choose.
     """
     own = sum(_num_bytes(name, tensor, dtype, integers, devices) for name, tensor in stored.items())
+    # Each named adapter repeats what couldn't be merged.
+    beside = [
+        change.low_rank
+        for name, tensor in stored.items()
+        if isinstance(tensor, AdaptedSource) and held_as(name, tensor, dtype, integers, devices) is not None
+        for change in tensor.changes * (1 + len(named))
+    ]
+    beside += [each for adapter in named for several in adapter.low_rank.values() for each in several]
+    on_cpu = not _on_cards(devices)
+    own += sum(beside_bytes(each, dtype, on_cpu=on_cpu) for each in beside if each is not None)
     return math.ceil(own) + _draft_head_bytes(stored, dtype, integers, devices)
 
 

@@ -14,7 +14,7 @@ import torch
 from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.adapters import with_adapters
-from qwen35mm.checkpoints.peft_folders import read_adapter
+from qwen35mm.checkpoints.peft_folders import Adapter, read_adapter
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.checkpoints.tensor_names import Target
@@ -80,7 +80,7 @@ def fit(
         asked = asked_format(options, stored, devices)
         text = "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
         plain, room = asked or weights_name(dtype), gib(memory_bytes)
-        sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked, devices))
+        sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked, devices, named_adapters(options)))
         logger.warning(text, name, fitted.weights, *sizes, plain, room, f"{need.plan.context_length:,} tokens")
     return _with_layer(fitted, need, config, stored, folder, name, **how)
 
@@ -138,6 +138,11 @@ def read_shapes(folder: Path, options: BackendOptions) -> tuple[ModelConfig, dic
     return config, with_adapters(stored, [read_adapter(each) for each in options.lora if each.name is None])
 
 
+def named_adapters(options: BackendOptions) -> list[Adapter]:
+    """The adapters that requests choose, which take memory beside the weights. Raises CheckpointError."""
+    return [read_adapter(each) for each in options.lora if each.name is not None]
+
+
 def fit_tensors(
     options: BackendOptions,
     config: ModelConfig,
@@ -160,7 +165,9 @@ def fit_tensors(
     # On a card a smaller format is only suggested: the user has to ask for it.
     is_open = on_cpu and options.weights == "auto"
     can_round = on_cpu or all(map(multiplies_integers, devices))
-    size_of = size_of or functools.cache(lambda integers: weights_bytes(stored, dtype, integers, devices))
+    if size_of is None:
+        named = named_adapters(options)
+        size_of = functools.cache(lambda integers: weights_bytes(stored, dtype, integers, devices, named))
     how = {"dtype": dtype, "devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": runtime_bytes}
     refused = None
     for integers in (asked, *(INTEGER_FORMATS if can_round else ())):

@@ -25,7 +25,7 @@ from qwen35mm.model.load import choose_dtype, weights_name
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import weights_bytes
 from qwen35mm.model_library.catalogue import HUB_MODELS, config_tensors
-from qwen35mm.model_library.fit import FormatOffer, asked_format, offered_formats, read_shapes
+from qwen35mm.model_library.fit import FormatOffer, asked_format, named_adapters, offered_formats, read_shapes
 from qwen35mm.model_library.hub import download_config, missing
 from qwen35mm.model_library.installed import find_model, is_hub_id
 from qwen35mm.model_library.memory import (
@@ -100,6 +100,7 @@ class Forecast:
         recurrent_bytes: the recurrent part of them, always float32.
         formats: each format of weights with each of keys and values; the requested one comes first.
         offers: the weight formats offered on a processor.
+        adapter_bytes: of adapters with a name, in the first format; the formats' weights include them.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Forecast:
     formats: tuple[FormatPlan, ...]
     offers: tuple[FormatOffer, ...]
     media: tuple[MediumCost, ...]
+    adapter_bytes: int
 
     @property
     def taken(self) -> FormatPlan:
@@ -167,13 +169,15 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     if memory_bytes is None:
         memory_bytes = sum(map(available_bytes, devices)) + (resident_bytes() if on_cpu else 0)
     runtime_bytes = own_bytes + tokenizer_bytes(config)
+    named = named_adapters(options)
+    plain_bytes = weights_bytes(stored, dtype, asked, devices)
     formats = []
     details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
     if on_cpu:
         # Measured once: each format is planned many times.
         details["available_bytes"] = host_memory_bytes()
     for integers in dict.fromkeys((asked, *(INTEGER_FORMATS if is_open else ()))):
-        size = weights_bytes(stored, dtype, integers, devices)
+        size = weights_bytes(stored, dtype, integers, devices, named)
         weights = integers or weights_name(dtype)
         for kv_dtype in kv_types:
             wanted = replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
@@ -191,6 +195,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
         formats=tuple(formats),
         offers=offered_formats(config, stored, dtype, devices),
         media=_media(folder, config, dtype, options, devices[0]),
+        adapter_bytes=weights_bytes(stored, dtype, asked, devices, named) - plain_bytes,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from qwen35mm.review.collection import Changed, Collection, Plan, Search
 from qwen35mm.review.edits import adding_tags, deduplicating, differences, removing_tags, replacing_text, sorting
 from qwen35mm.review.page import MediaPage, Number, create_page_app
 from qwen35mm.review.statistics import measure, num_words
+from qwen35mm.review.training import Training
 from qwen35mm_preprocess import MediaKind
 from qwen35mm_preprocess.say import said_of, say
 
@@ -40,17 +42,18 @@ Numbers = Annotated[list[Number], Field(max_length=_MAX_SELECTED)]
 Words = Annotated[str, Field(max_length=MAX_TEXT_BYTES)]
 
 
-def create_app(reviewed: Collection[Any], asker: Asker, *, training: str = "", token: PageToken) -> Starlette:
-    """The application; it closes the asker when it shuts down.
+def create_app(reviewed: Collection[Any], asker: Asker, *, training: Training, token: PageToken) -> Starlette:
+    """The application; when it shuts down, it closes the asker and stops the training."""
 
-    Args:
-        training: the command that trains on these captions.
-    """
-    return create_page_app(_Page(reviewed, asker, training), token=token, max_bytes=_MAX_BODY_BYTES, close=asker.close)
+    async def close() -> None:
+        await asyncio.gather(asker.close(), training.stop())
+
+    page = _Page(reviewed, asker, training)
+    return create_page_app(page, token=token, max_bytes=_MAX_BODY_BYTES, close=close)
 
 
 class _Page(MediaPage):
-    def __init__(self, reviewed: Collection[Any], asker: Asker, training: str) -> None:
+    def __init__(self, reviewed: Collection[Any], asker: Asker, training: Training) -> None:
         self._reviewed = reviewed
         self._training = training
         self._asker = asker
@@ -70,8 +73,23 @@ class _Page(MediaPage):
         numbers = await SEARCH.run(self._reviewed.look)
         counts = self._reviewed.counts()
         title = printable(self._reviewed.title)
-        found = {"title": title, "numbers": numbers, "counts": counts, "presets": list(PRESETS)}
-        return {**found, "training": self._training}
+        return {"title": title, "numbers": numbers, "counts": counts, "presets": list(PRESETS)}
+
+    @request
+    async def training(self) -> Any:
+        """The training on these captions, as far as it is."""
+        return self._training.look()
+
+    @request
+    async def train(self, restart: bool = False) -> Any:
+        """Starts or resumes the training."""
+        await self._training.start(restart=restart)
+        return self._training.look()
+
+    @request
+    async def stop_training(self) -> Any:
+        await self._training.stop()
+        return self._training.look()
 
     @request
     async def find(

@@ -13,6 +13,7 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.config import MEDIA_TOKENS
 from tests.checkpoints import ggufs
 from tests.cli.conftest import Run
+from tests.small_adapters import write_adapter
 from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
 
 
@@ -46,7 +47,7 @@ def test_json_has_every_format(qwen35mm: Run, tiny: TinyCheckpoints, spec: TinyS
     assert (reference["kl_mean"], reference["kl_max"], reference["top1_percent"]) == (0, 0, 100)
     divergence = "num_tokens kl_mean kl_p99 kl_max top1_percent perplexity depths"
     sizes = "weights num_bytes kv_dtype kv_keep kv_token_bytes"
-    assert set(reference) == {*divergence.split(), *sizes.split(), "accuracy", "skills"}
+    assert set(reference) == {*divergence.split(), *sizes.split(), "accuracy", "skills", "lora"}
     assert {each["num_tokens"] for each in found["formats"]} == {299}
     means = [each["kl_mean"] for each in others]
     assert 0 < means[0] < means[1] < means[2]
@@ -93,6 +94,18 @@ def test_keys_and_values_of_the_bundled_model(qwen35mm: Run) -> None:
     assert spans == [(0, 275, 274), (275, 550, 275), (550, 825, 275), (825, 1100, 275)]
     weighted = sum(depth["kl_mean"] * depth["num_tokens"] for depth in apart["depths"]) / 1099
     assert weighted == pytest.approx(apart["kl_mean"])
+
+
+def test_an_adapter_beside_the_model_alone(qwen35mm: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter")
+    options = ("--questions", 0, "--tokens", 100, "--reference", "float32")
+    done = qwen35mm("eval", "--lora", adapter, "--lora", f"none={adapter}=0", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    plain, whole, none = json.loads(done.stdout)["formats"]
+    assert [each["lora"] for each in (plain, whole, none)] == [None, "adapter", "none"]
+    assert whole["kl_mean"] > 0.01 > none["kl_mean"] == 0
+    shown = qwen35mm("eval", "--lora", adapter, *options)
+    assert "float32 + adapter" in shown.stdout
 
 
 def test_the_projects_text_is_what_most_models_read() -> None:

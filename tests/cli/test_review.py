@@ -36,6 +36,7 @@ def looked(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             with TestClient(app, "http://127.0.0.1", headers=headers) as client:
                 looked = client.post("/api/look").json()
                 items = client.post("/api/items", json={"numbers": looked["numbers"]}).json()["items"]
+                looked["training"] = client.post("/api/training").json()
                 answers.append((looked, [item["text"] for item in items]))
 
         monkeypatch.setattr("qwen35mm.http.run.run", serve)
@@ -62,7 +63,7 @@ def test_the_page_has_the_command_that_trains_on_its_captions(
 ) -> None:
     """What it names is what `tune` reads: the folder, its text files, and the model that is asked."""
     first, _ = looked(folder, "--output", "sidecar:.caption", "--model", "Qwen/Qwen3.5-0.8B", "--system", "Be brief.")
-    _, command, source, *words = shlex.split(first["training"])
+    _, command, source, *words = shlex.split(first["training"]["command"])
     options = dict(zip(words[::2], words[1::2], strict=True))
     assert (command, Path(source)) == ("tune", folder)
     assert options.pop("--out") == f"{folder}-adapter"
@@ -81,7 +82,7 @@ def test_an_adapter_lies_beside_its_captions(
 ) -> None:
     (tmp_path / named).mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(_training_command(Path(named), ModelOptions(), ReviewOptions()))
+    words = _training_command(Path(named), ModelOptions(), ReviewOptions())
     assert words[words.index("--out") + 1] == out.format(here=tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -42,7 +43,9 @@ def asked(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cal
 
 def test_adapters_are_models_of_their_own(asked: Callable[..., Any], qwen35mm: Run, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter")
-    found = asked("GET", "/v1/models", "--lora", f"poet={adapter}", "--lora", f"{adapter}=0.5").json()["data"]
+    as_in_vllm = json.dumps({"name": "poet", "path": str(adapter), "base_model_name": "demo"})
+    chosen = ("--lora-modules", as_in_vllm, "--lora", f"{adapter}=0.5")
+    found = asked("GET", "/v1/models", *chosen).json()["data"]
     assert [each["id"] for each in found] == ["demo", "poet"]
     for name in ("demo", "default"):
         done = qwen35mm("serve", "--lora", f"{name}={adapter}")

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.checkpoints.adapters import AdaptedSource, Change
+from qwen35mm.checkpoints.adapters import AdaptedSource, Change, with_adapters
 from qwen35mm.checkpoints.lora_choices import LoraChoice, read_choices
 from qwen35mm.checkpoints.peft_folders import read_adapter
+from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.batches import prefill_batch
@@ -24,7 +25,7 @@ from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model import load, weights
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.weight_formats import AS_STORED
-from qwen35mm.model.weights import load_model
+from qwen35mm.model.weights import load_model, loaded_bytes, weights_bytes
 from qwen35mm_kernels.cpu.native.library import find_library
 from tests.checkpoints import packers
 from tests.model.layouts import (
@@ -144,6 +145,31 @@ def test_apart_from_the_weights_logits_equal_peft(
     plain = our_logits(loaded_with(tiny.folder(spec)), prompt, expected)
     assert torch.equal(logits_with(model, 0, prompt, expected), plain)
     assert relative_error(plain, logits) > 0.05
+
+
+def test_what_lies_beside_the_weights_is_counted_before(tiny: TinyCheckpoints, theirs: Loader, tmp_path: Path) -> None:
+    """Also what a quantised checkpoint couldn't take up, which each named adapter repeats."""
+    for seed in (0, 1):
+        # A factor of DoRA also has the rows of the matrices beside it.
+        make_adapter(theirs(DENSE), tmp_path / str(seed), seed, r=16, use_dora=seed == 0, **OPTIONS["a list"])
+    packers.write_packed("gptq", tiny.folder(DENSE), tmp_path / "model", is_matrix)
+    choices = [LoraChoice(tmp_path / str(seed)) for seed in (0, 1)]
+    merged, named = (read_adapter(each) for each in choices)
+    for folder, dtype, integers in (
+        (tiny.folder(DENSE), torch.float32, None),
+        (tmp_path / "model", torch.bfloat16, AS_STORED),
+    ):
+        config = ModelConfig.from_pretrained(folder)
+        stored = read_checkpoint(folder, config.quantization)
+        for adapters in ([], [merged]):
+            shapes = with_adapters(stored, adapters) if adapters else stored
+            told = [weights_bytes(shapes, dtype, integers, (), each) for each in ([], [named])]
+            how: dict[str, Any] = {"dtype": dtype, "integers": integers, "adapters": adapters}
+            held = [loaded_bytes(load_model(folder, config, **how, named=each)) for each in ([], [named])]
+            # Of one module, small ranks are padded together.
+            least = 0.5 if adapters and integers else 0.98
+            assert least <= (held[1] - held[0]) / (told[1] - told[0]) <= 1.01
+            assert told[1] - told[0] > 50_000
 
 
 @pytest.mark.parametrize("method", ["gptq", "fp8"])
@@ -376,22 +402,32 @@ def test_two_whole_tensors_in_one_place_are_refused(adapter: Path, tiny: TinyChe
 
 def test_choices_are_read() -> None:
     assert read_choices(None) == ()
-    assert read_choices("a/b") == (LoraChoice(Path("a/b")),)
+    assert read_choices("./a/b") == (LoraChoice(Path("a/b")),)
     assert read_choices(["a=0.5", Path("b=c"), LoraChoice(Path("d"), 2)]) == (
         LoraChoice(Path("a"), 0.5),
         LoraChoice(Path("b=c")),
         LoraChoice(Path("d"), 2),
     )
-    named = (LoraChoice(Path("a/b"), 1, "poet"), LoraChoice(Path("c"), -2, "x"))
+    # Of the Hub, where there is no such folder.
+    named = (LoraChoice("a/b", 1, "poet"), LoraChoice(Path("c"), -2, "x"))
     assert read_choices(["poet=a/b", "x=c=-2"]) == read_choices({"poet": "a/b", "x": "c=-2"}) == named
     assert list(map(str, (LoraChoice(Path("a"), 0.5), *named))) == ["a=0.5", "poet=a/b", "x=c=-2"]
-    for wrong in ("", "=1", "a=nan", "a=1e39", "a=", 3):
+    assert [each.absolute().source for each in named] == ["a/b", Path("c").absolute()]
+    # As vLLM takes them.
+    assert read_choices('{"name": "poet", "path": "a/b", "base_model_name": "m"}') == named[:1]
+    for wrong in ("", "=1", "a=nan", "a=1e39", "a=", 3, "{", '{"name": "a"}', '{"name": 1, "path": "b"}'):
         with pytest.raises(ConfigError, match="An adapter is FOLDER or NAME=FOLDER"):
             read_choices([wrong])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="no spaces; got 'a poet'"):
         read_choices("a poet=folder")
     with pytest.raises(ConfigError, match="Two adapters have the name 'a'"):
         read_choices(["a=b", "a=c"])
+
+
+def test_a_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert read_choices("a/b=2") == (LoraChoice(Path("a/b"), 2),)
 
 
 def test_a_folder_may_have_the_mark_in_its_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,21 @@ from qwen35mm.checkpoints.gguf_sources import TYPES, ValueHeads, gguf_sources
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import new_buffer
 from qwen35mm.config import ModelConfig, YarnConfig
+from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError, ConfigError, MissingExtraError
 from qwen35mm.model.load import load
 from qwen35mm.model.weight_formats import AS_STORED, PackedWeight
 from qwen35mm.model.weights import find_mtp, load_model, loaded_bytes, weights_bytes
 from qwen35mm.tokenizer import Tokenizer
+from qwen35mm.tuning.need import TARGETS
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import Groups
 from qwen35mm_preprocess import read_processing
 from tests.checkpoints import ggufs
 from tests.kernels.compare import dequantised, relative_error
+from tests.model.layouts import TEXT, make_prompt, new_cache, our_embeds, their_logits, their_positions
+from tests.model.test_parity import FP32_TOLERANCE
+from tests.peft_adapters import make_adapter
 
 gguf = pytest.importorskip("gguf")
 
@@ -219,10 +225,8 @@ def test_quantised_rows_are_those_of_the_library(tmp_path: Path) -> None:
     assert floats == {"IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "MXFP4", "NVFP4"}
 
 
-@pytest.mark.parametrize(("name", "kind", "bits"), [("dense", "Q8_0", 9), ("moe", "Q4_1", 6)])
-def test_a_quantised_model_stays_as_its_file_has_it(name: str, kind: str, bits: int, dense: Path) -> None:
-    if find_library() is None:
-        pytest.skip("there is no compiled part for this processor")
+def quantised(dense: Path, name: str, kind: str) -> Path:
+    """A model's file with its matrices in another type, beside the dense one's."""
     path, type = dense.with_name(f"{name}-{kind}.gguf"), gguf.GGMLQuantizationType[kind]
     made = writer(path, ggufs.FOLDER / f"{name}.gguf", arch="qwen35moe" if name == "moe" else "qwen35")
     for tensor in gguf.GGUFReader(ggufs.FOLDER / f"{name}.gguf").tensors:
@@ -232,6 +236,14 @@ def test_a_quantised_model_stays_as_its_file_has_it(name: str, kind: str, bits: 
         else:
             made.add_tensor(tensor.name, data)
     write(made)
+    return path
+
+
+@pytest.mark.parametrize(("name", "kind", "bits"), [("dense", "Q8_0", 9), ("moe", "Q4_1", 6)])
+def test_a_quantised_model_stays_as_its_file_has_it(name: str, kind: str, bits: int, dense: Path) -> None:
+    if find_library() is None:
+        pytest.skip("there is no compiled part for this processor")
+    path = quantised(dense, name, kind)
     held, exact = load(path, device="cpu"), load(path, device="cpu", dtype="float32")
     assert (held.weights, exact.weights) == ("as stored", "float32")
     parts = {key: x for key, x in held.model.named_modules() if isinstance(x, PackedWeight)}
@@ -254,6 +266,36 @@ def test_a_quantised_model_stays_as_its_file_has_it(name: str, kind: str, bits: 
         layers = (loaded.model.get_submodule(f"layers.{index}.mlp") for loaded in (held, exact))
         ours, theirs = (layer(x.to(loaded.model.dtype)) for layer, loaded in zip(layers, (held, exact), strict=True))
         assert 1e-4 < relative_error(ours, theirs) <= 0.03
+
+
+@pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
+def test_an_adapter_equals_peft_over_the_files_numbers(use_dora: bool, dense: Path, tmp_path: Path) -> None:
+    """Merged and apart, and beside the file's own integers."""
+    path, folder = quantised(dense, "dense", "Q8_0"), tmp_path / "adapter"
+    original = ggufs.model_of(ggufs.SPECS["dense"])
+    original.load_state_dict(numbers_of(gguf_folder(path)), strict=False)
+    modules = [*TARGETS, "qkv", "linear_fc2"]
+    expected = make_adapter(original, folder, target_modules=modules, use_dora=use_dora)
+    prompt = make_prompt(TEXT, seed=1)
+    # The vocabulary is smaller than that of other tiny models.
+    prompt = replace(prompt, token_ids=prompt.token_ids % original.config.text_config.vocab_size)
+    logits, positions = their_logits(expected, prompt), their_positions(expected, prompt)[0]
+
+    def found(number: int, **how: Any) -> torch.Tensor:
+        model = load(path, device="cpu", **how).model
+        groups, cache = model.routes.groups_of([number]), new_cache(model)
+        with model.routes.using(groups):
+            embeds = our_embeds(model, prompt)
+        cache.prepare(len(embeds))
+        return model.logits(model(prefill_batch(cache, embeds, positions, groups))).float()
+
+    assert relative_error(found(0, dtype="float32", lora=folder), logits) <= FP32_TOLERANCE
+    assert relative_error(found(1, dtype="float32", lora={"own": folder}), logits) <= FP32_TOLERANCE
+    assert relative_error(their_logits(original, prompt), logits) > 0.1
+    if find_library() is not None:
+        # Rows that are multiplied with integers are rounded to eight bits.
+        assert relative_error(found(0, lora=folder), logits) < 0.1
+        assert relative_error(found(1, lora={"own": folder}), logits) < 0.1
 
 
 @given(num_keys=st.integers(1, 4), repeats=st.integers(1, 4), width=st.integers(1, 5), before=st.integers(0, 3))

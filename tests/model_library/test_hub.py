@@ -10,12 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.checkpoints.peft_folders import _download
 from qwen35mm.errors import CheckpointError
+from qwen35mm.model import load
 from qwen35mm.model_library import DownloadCancelled, download, find_model, installed_models
 from qwen35mm.model_library.hub import download_config, missing
 from tests.model_library.fake_hub import COMMIT, HUB_ID, FakeHub
+from tests.small_adapters import write_adapter
 
 WEIGHTS = "model.safetensors"
 
@@ -230,3 +234,50 @@ def test_another_kind_of_model_and_other_files_are_refused_before_its_weights(hu
 def test_what_is_no_hub_id_is_told(name: str, hub_cache: Path) -> None:
     with pytest.raises(CheckpointError, match="isn't a Hub id"):
         download(name)
+
+
+def test_an_adapter_of_the_hub_is_downloaded_once_and_found_offline(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(tmp_path / "adapter")
+    hub.files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"optimizer.pt": b"pickle"}
+    _download.cache_clear()
+    for offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        loaded = load(demo_model_path(), lora=f"poet={HUB_ID}=0.5")
+        assert [(name, each.name, each.scale) for name, each in loaded.named_adapters.items()] == [
+            ("poet", HUB_ID, 0.5)
+        ]
+        assert len(hub.sent) == 1
+        _download.cache_clear()
+    read = {path.name for path in loaded.named_adapters["poet"].folder.iterdir()}
+    assert read == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"config.json": b"{}"}, "it has no adapter_config.json"),
+        (
+            {"adapter_config.json": b"{}", "adapter_model.bin": b""},
+            "no adapter_model.safetensors. A pickled",
+        ),
+    ],
+)
+def test_what_is_no_adapter_on_the_hub_is_told_in_words(files: dict[str, bytes], words: str, hub: FakeHub) -> None:
+    _download.cache_clear()
+    hub.files = files
+    with pytest.raises(CheckpointError, match=rf"'{HUB_ID}' on the Hugging Face Hub is no adapter .*{words}"):
+        load(demo_model_path(), lora=HUB_ID)
+
+
+@pytest.mark.parametrize(
+    ("offline", "words"), [(False, "has no model 'tiny-org/other'"), (True, "'tiny-org/other' isn't a folder here and")]
+)
+def test_an_adapter_that_cant_come_is_told_in_words(
+    offline: bool, words: str, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(CheckpointError, match=words):
+        load(demo_model_path(), lora="tiny-org/other")
+    assert hub.sent == []

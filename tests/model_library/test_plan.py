@@ -18,6 +18,7 @@ from benchmarks.make_random import ROOT, make_config
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CacheSettings
 from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.checkpoints.lora_choices import read_choices
 from qwen35mm.cli import app
 from qwen35mm.cli.plan import _show
 from qwen35mm.config import ModelConfig
@@ -29,6 +30,7 @@ from qwen35mm.model_library import memory as model_memory
 from qwen35mm.model_library.memory import NoRoomError
 from qwen35mm.model_library.plan import Forecast, forecast
 from qwen35mm_preprocess import MediaBudget
+from tests.small_adapters import DEMO_MODULES, write_adapter
 
 MIB, GIB = 1 << 20, 1 << 30
 OPTIONS = BackendOptions(device="cpu", max_memory=64 * GIB)
@@ -260,6 +262,21 @@ def test_the_layer_that_drafts_is_counted_where_it_is_asked_for() -> None:
     layers = len(text.attention_layers)
     assert plans[1]["kv_token_bytes"] * layers == plans[0]["kv_token_bytes"] * (layers + 1)
     assert plans[1]["weights_bytes"] > plans[0]["weights_bytes"]
+
+
+def test_adapters_that_requests_choose_are_counted(tmp_path: Path) -> None:
+    """One that is merged takes nothing more."""
+    folder = write_adapter(tmp_path / "adapter", rank=16)
+    plain, merged, beside = (
+        forecast(demo_model_path(), BackendOptions(device="cpu", lora=read_choices(lora)))
+        for lora in (None, folder, {"a": folder, "b": folder})
+    )
+    more = beside.formats[0].needed.weights_bytes - plain.formats[0].needed.weights_bytes
+    # Of two adapters: rows of sixteen values, packed for bfloat16 as thirty-two.
+    values = sum(16 * columns + 32 * rows for rows, columns in DEMO_MODULES.values())
+    assert more == beside.adapter_bytes
+    assert more in (2 * 2 * values, 2 * 2 * sum(16 * sum(shape) for shape in DEMO_MODULES.values()))
+    assert merged.formats[0].needed.weights_bytes == plain.formats[0].needed.weights_bytes
 
 
 def test_the_keys_and_values_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,10 @@ from qwen35mm.review.asking import Asker
 from qwen35mm.review.changes import ChangedError, Undone
 from qwen35mm.review.collection import Search
 from qwen35mm.review.folder import Folder
+from qwen35mm.review.training import Training
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, run, texts
+from tests.review.test_training import WORDS
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -192,7 +194,8 @@ def client_of(reviewed: Folder, model: FakeModel | None = None) -> TestClient:
     async def opened(_job: Job) -> AsyncIterator[Captioner]:
         yield (model or FakeModel()).captioner()
 
-    app = create_app(reviewed, Asker(lambda: job(reviewed.root), opened), token=PageToken("abc"))
+    training = Training(WORDS)
+    app = create_app(reviewed, Asker(lambda: job(reviewed.root), opened), training=training, token=PageToken("abc"))
     return TestClient(app, "http://127.0.0.1", headers={"authorization": "Bearer abc", "x-qwen35mm": "1"})
 
 

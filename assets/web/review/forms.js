@@ -14,7 +14,7 @@ const SIDECAR = "{sidecar}";
  * @param {(change: Partial<Search>) => unknown} filter
  * @param {Search} search what is searched for at the beginning
  * @param {() => unknown} count shows statistics
- * @param {() => unknown} train shows how to train on the captions
+ * @param {() => unknown} train shows the training on the captions
  */
 export function searchForm(flags, filter, search, count, train) {
   const field = h("input", {

@@ -172,7 +172,8 @@ function drawnCost(/** @type {PreviewCost} */ { image, video }) {
   return [h("span.time", t("Whole run: {time}", { time: both })), h("span.quiet", apart)];
 }
 
-function time(/** @type {[number, number] | undefined} */ ends) {
+/** Seconds, at least and at most, in a fitting unit. */
+export function time(/** @type {[number, number] | undefined} */ ends) {
   if (!ends) return "…";
   const [low, high] = ends;
   if (high < IN_MINUTES_S) return t("{s} s", { s: range([low, high]) });
@@ -214,7 +215,7 @@ function drawnCell(/** @type {PreviewCell | null} */ cell, /** @type {number | n
 }
 
 /** Shows a command, to copy. */
-export function showCommand(/** @type {string} */ title, /** @type {string} */ command) {
+function showCommand(/** @type {string} */ title, /** @type {string} */ command) {
   const body = [h("p", t("Run this in a terminal:")), h("pre.command", { tabindex: "0" }, h("code", command))];
   return ask(title, body, [
     { label: t("Close"), value: () => null },

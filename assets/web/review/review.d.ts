@@ -48,8 +48,25 @@ export interface Looked {
   numbers: number[];
   counts: Counts;
   presets: string[];
-  /** The command that trains on the captions. */
-  training: string;
+}
+
+/** A training: see qwen35mm/review/training.py. */
+export interface TrainingAnswer {
+  state: "none" | "loading" | "training" | "done" | "stopped" | "failed";
+  command: string;
+  /** The folder that it makes. */
+  adapter: string;
+  step?: number;
+  steps?: number;
+  seconds_left?: number;
+  /** Held-out losses of a training that ended. */
+  before?: number;
+  after?: number;
+  losses: { step: number; loss: number | null; is_best: boolean }[];
+  /** To held-out captions, by the model alone and now. */
+  answers: { name: string; before: string; answer: string; wanted: string }[];
+  /** The last lines. */
+  said: string[];
 }
 
 export interface Changed {

@@ -12,8 +12,9 @@ import { call, fileUrl, Refused } from "./calls.js";
 import { Captioned, key } from "./captioned.js";
 import { askForm, searchForm, showReviewKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
-import { Preview, showCommand } from "./preview.js";
+import { Preview } from "./preview.js";
 import { showStatistics } from "./statistics.js";
+import { TrainingDialog } from "./training.js";
 
 const SEARCH_AFTER_MS = 250;
 const COMPARE_AGAIN_MS = 1500;
@@ -94,13 +95,17 @@ class Review {
     );
     this.pane.words.prepend(this.bulk.element);
     this.pane.words.append(this.asking, this.buttons);
+    this.training = new TrainingDialog(
+      (request) => this.tried(request),
+      (words) => this.toasts.say(words, "note", { label: t("Show"), run: () => this.training.show() }),
+    );
     this.nothing = h("p.nothing", { hidden: true }, t("Nothing found"));
     this.searching = searchForm(
       this.flags,
       (change) => this.filter(change),
       this.search,
       () => this.showStatistics(),
-      () => showCommand(t("Train on these captions"), looked.training),
+      () => this.training.show(),
     );
     this.element = h(
       "div.app.review",

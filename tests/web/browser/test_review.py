@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -22,9 +24,11 @@ from qwen35mm.review.asking import Asker
 from qwen35mm.review.collection import Collection
 from qwen35mm.review.folder import Folder
 from qwen35mm.review.records import RecordsFile
+from qwen35mm.review.training import Training
 from tests.captioning.conftest import media_in_process
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, listed, run
+from tests.review.test_training import EVENTS, WORDS
 from tests.web.browser import PATIENCE_MS, box_of
 from tests.web.browser.access import check_access
 
@@ -60,10 +64,11 @@ def page(browser: Browser, media: Path) -> Iterator[Page]:
 
 
 @contextmanager
-def shown(browser: Browser, reviewed: Collection[Any]) -> Iterator[Page]:
-    token = PageToken()
+def shown(browser: Browser, reviewed: Collection[Any], program: str = "") -> Iterator[Page]:
+    """program: what stands for `qwen35mm tune`."""
+    token, training = PageToken(), Training(WORDS, (sys.executable, "-I", "-S", "-c", program))
     with closing(reviewed):
-        app = create_app(reviewed, cast("Asker", FakeAsker()), token=token)
+        app = create_app(reviewed, cast("Asker", FakeAsker()), training=training, token=token)
         thread = ServerThread(app, host="127.0.0.1", port=0)
         context = browser.new_context(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)
@@ -364,3 +369,41 @@ def test_a_person_goes_through_a_file_of_records(browser: Browser, tmp_path: Pat
     model = FakeModel()
     caption(one, model)
     assert (model.asked, {line["name"]: (line["caption"], line["flags"]) for line in listed(path)}) == ([], texts)
+
+
+def test_a_training_is_started_watched_and_stopped(browser: Browser, media: Path) -> None:
+    """The program waits for a file before it ends, and fails without --restart at first."""
+    ready, lines = media / "ready", [json.dumps(each) for each in EVENTS]
+    program = f"""
+import os, sys
+def say(lines): print(*lines, sep=chr(10), flush=True)
+if "--restart" not in sys.argv: sys.exit("Error: there is a finished adapter.")
+say({lines[:4]!r})
+import time
+while not os.path.exists({str(ready)!r}): time.sleep(0.01)
+say({lines[4:]!r})
+"""
+    with shown(browser, Folder(media, suffix=".txt"), program) as page:
+        page.get_by_role("button", name="Train on these captions").click()
+        dialog = page.get_by_role("dialog", name="Train on these captions")
+        expect(dialog).to_contain_text("qwen35mm tune photos --out photos-adapter")
+        check_access(page)
+        dialog.get_by_role("button", name="Start training").click()
+        expect(dialog.get_by_role("status")).to_have_text("The training failed.")
+        expect(dialog).to_contain_text("Error: there is a finished adapter.")
+        dialog.get_by_role("button", name="Train anew").click()
+        expect(dialog.get_by_role("status")).to_have_text("Step 4 of 4, 0 s left")
+        expect(dialog.get_by_role("progressbar")).to_have_attribute("value", "1")
+        expect(dialog).to_contain_text("Step 0: held-out loss 2.500")
+        dialog.get_by_role("button", name="Stop").click()
+        expect(dialog.get_by_role("status")).to_contain_text("Stopped.")
+        ready.touch()
+        dialog.get_by_role("button", name="Train anew").click()
+        dialog.get_by_role("button", name="Close").click()
+        told = page.get_by_text("The adapter is in photos-adapter. Use it with --lora.")
+        expect(told).to_be_visible()
+        page.get_by_role("button", name="Show", exact=True).click()
+        row = dialog.get_by_role("row").nth(1)
+        expect(row).to_have_text("a.pngreda red circlea red circle")
+        expect(dialog).to_contain_text("Step 4: held-out loss 0.500Best")
+        check_access(page)

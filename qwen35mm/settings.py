@@ -241,7 +241,12 @@ class ModelOptions:
         )
 
     def load(
-        self, *, prompts_first: bool = False, more_slots: bool = False, progress: OnRead | None = None
+        self,
+        *,
+        prompts_first: bool = False,
+        more_slots: bool = False,
+        named: bool = False,
+        progress: OnRead | None = None,
     ) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine; the disk cache needs a named folder.
 
@@ -249,15 +254,17 @@ class ModelOptions:
             progress: called with the bytes of weights that were read, and all of them.
             prompts_first: see `EngineSettings`.
             more_slots: whether requests always wait, so that more slots help; see `with_slots_for_many`.
+            named: whether adapters may have names, by which requests choose them.
 
         Raises:
             Qwen35mmError: the model or a setting can't be used.
         """
         from qwen35mm.model_library import fit_source, with_slots_for_many
 
-        if named := [str(each) for each in read_choices(self.lora) if each.name is not None]:
+        names = [str(each) for each in read_choices(self.lora) if each.name is not None]
+        if names and not named:
             raise ConfigError(
-                f"--lora {named[0]}: only `serve` and `chat` choose among adapters by name. Give the folder without "
+                f"--lora {names[0]}: only `serve` and `chat` choose among adapters by name. Give the folder without "
                 "its name, and it becomes a part of the model."
             )
         asked = replace(self.backend_options(), progress=progress)

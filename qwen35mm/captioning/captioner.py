@@ -183,7 +183,12 @@ class Captioner:
         async def ask(question: str) -> Result:
             messages = _messages(request, prepared, question)
             asked = GenerationRequest(
-                messages, params, enable_thinking=False, conversation=_conversation(request), retain="prompt"
+                messages,
+                params,
+                enable_thinking=False,
+                conversation=_conversation(request),
+                retain="prompt",
+                adapter=request.adapter,
             )
             return await _result(self.backend.stream(asked))
 
@@ -226,6 +231,7 @@ class Captioner:
                 enable_thinking=request.settings.thinking,
                 conversation=_conversation(request),
                 retain=retain,
+                adapter=request.adapter,
             )
             results.append(await _result(self.backend.stream(asked)))
             replies.append(_read(results[-1], style, request.around))

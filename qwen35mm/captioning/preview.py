@@ -79,6 +79,7 @@ class Preview:
 
     Args:
         num: media.
+        adapters: names of adapters; after the model alone, each answers every prompt, too.
 
     Attributes:
         prompts: the job's prompts, each with a name of its own.
@@ -89,7 +90,7 @@ class Preview:
         CaptioningError: the job can't be previewed.
     """
 
-    def __init__(self, job: Job, num: int) -> None:
+    def __init__(self, job: Job, num: int, adapters: Sequence[str] = ()) -> None:
         if job.folder_prompts:
             raise CaptioningError(
                 "--preview compares prompts, and --folder-prompts gives each folder its own: leave one of them out."
@@ -97,8 +98,11 @@ class Preview:
         questions = job.prompts.questions
         if not job.prompts.styles:
             questions = [replace(each, name=f"prompt-{at}", weight=1.0) for at, each in enumerate(questions, 1)]
+        several = [*questions]
+        for at, adapter in enumerate(adapters, 1):
+            several += [replace(each, name=f"{at}-{each.name}"[:32], adapter=adapter) for each in questions]
         self.job = job
-        self.prompts = PromptSet(questions, system=job.prompts.system, seed=job.prompts.seed)
+        self.prompts = PromptSet(several, system=job.prompts.system, seed=job.prompts.seed)
         self.num_asked = num
         self.sample = Sample()
         self.rows: list[Row] = []

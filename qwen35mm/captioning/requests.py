@@ -108,6 +108,7 @@ class CaptionRequest:
         styles: the requests for the medium's captions by name, if it gets several; then this request is for all of
             them together, and its question and settings are the first one's.
         is_followed: whether another question about the medium follows, so that its prefill is worth caching.
+        adapter: see `Question`; no part of the key, as a preview stores nothing.
     """
 
     item: Item
@@ -122,6 +123,7 @@ class CaptionRequest:
     defaulted: tuple[str, ...] = ()
     styles: Mapping[str, CaptionRequest] = field(default_factory=dict)
     is_followed: bool = False
+    adapter: str | None = None
 
     def of_style(self, name: str | None) -> CaptionRequest:
         """The request for one of its captions; itself for None."""
@@ -223,6 +225,7 @@ class RequestBuilder:
                 tuple(others),
                 around,
                 tuple(dict.fromkeys(defaulted)),
+                adapter=chosen.adapter,
             )
 
         if not prompts.styles:

@@ -34,6 +34,12 @@ class LoraChoice:
     def absolute(self) -> LoraChoice:
         return replace(self, source=self.source.absolute()) if isinstance(self.source, Path) else self
 
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        source = self.source.name if isinstance(self.source, Path) else self.source
+        return self.name or str(replace(self, source=source))
+
     def __str__(self) -> str:
         name = "" if self.name is None else f"{self.name}="
         return f"{name}{self.source}" if self.scale == 1 else f"{name}{self.source}={self.scale!r}"

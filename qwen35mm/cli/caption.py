@@ -74,11 +74,14 @@ def caption(
     # Progress also goes to a log.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
     if options.preview is not None:
-        from qwen35mm.cli.caption_preview import commands_of, preview_captions
+        from qwen35mm.cli.caption_preview import AdapterChoices, columns_of, preview_captions
 
         ((_, job),) = jobs
-        opening = partial(_opened, job, model, options)
-        raise typer.Exit(preview_captions(job, options.preview, options, commands_of(context, options), opening))
+        # On a cluster adapters are a part of the model.
+        adapters = AdapterChoices.of(model) if options.ray is None else AdapterChoices(model)
+        opening = partial(_opened, job, adapters.model, options)
+        columns, together = columns_of(context, options, adapters)
+        raise typer.Exit(preview_captions(job, options, adapters, columns, together, opening))
     raise typer.Exit(asyncio.run(_caption(jobs, model, options)))
 
 
@@ -143,7 +146,7 @@ async def open_captioner(
     from qwen35mm.captioning.captioner import Captioner
 
     if not options.backend:
-        load = partial(model.load, prompts_first=for_many, more_slots=for_many)
+        load = partial(model.load, prompts_first=for_many, more_slots=for_many, named=options.preview is not None)
         # In a thread, so that the review page stays responsive.
         with shown_loading() as progress:
             loaded = await asyncio.to_thread(load, progress=progress)

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from qwen35mm.checkpoints.lora_choices import read_choices
 from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.errors import CaptioningError, ConfigError, MissingExtraError
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.job import Job
     from qwen35mm.captioning.preview import Preview
     from qwen35mm.http.run import ServerThread
-    from qwen35mm.review.preview import Shown
+    from qwen35mm.review.preview import Column, Shown
+    from qwen35mm.settings import ModelOptions
 
 Opening = Callable[[], contextlib.AbstractAsyncContextManager["Captioner"]]
 
@@ -34,13 +37,44 @@ _FROM_MINUTES_S, _FROM_HOURS_S = 90, 5400
 _WATCH_S = 0.5
 
 
+@dataclass(frozen=True)
+class AdapterChoices:
+    """The adapters of a preview, each beside the model alone.
+
+    Attributes:
+        model: the options to load the model with, in which each adapter has a name.
+        names: of the adapters.
+        titles: what a person calls them.
+        options: the values of `--lora` that a run with one takes.
+    """
+
+    model: ModelOptions
+    names: Sequence[str] = ()
+    titles: Sequence[str] = ()
+    options: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, model: ModelOptions) -> AdapterChoices:
+        """Of the options of a command. Raises ConfigError."""
+        alone = [replace(each, name=None) for each in read_choices(model.lora)]
+        names = [f"adapter-{at}" for at in range(1, len(alone) + 1)]
+        named = [str(replace(each, name=name)) for each, name in zip(alone, names, strict=True)]
+        titles = [each.title for each in read_choices(model.lora)]
+        return cls(replace(model, lora=named or None), names, titles, [str(each) for each in alone])
+
+
 def preview_captions(
-    job: Job, num: int, options: CaptionOptions, commands: tuple[Sequence[str], str | None], opening: Opening
+    job: Job,
+    options: CaptionOptions,
+    adapters: AdapterChoices,
+    columns: Sequence[Column],
+    together: str | None,
+    opening: Opening,
 ) -> int:
     """Captions a few media, and shows them until a person ends it. Returns the exit code.
 
     Args:
-        commands: see `commands_of`.
+        columns, together: see `columns_of`.
         opening: loads the model, or connects to it.
 
     Raises:
@@ -49,14 +83,13 @@ def preview_captions(
         Qwen35mmError: the model can't be loaded.
     """
     from qwen35mm.captioning.preview import Preview
-    from qwen35mm.review.preview import Column, Shown
+    from qwen35mm.review.preview import Shown
 
+    assert options.preview is not None
     if options.dry_run:
         raise CaptioningError("--dry-run and --preview both look before a run: give one of them.")
-    each, together = commands
-    columns = [Column(asked.title, command) for asked, command in zip(options.asked(), each, strict=True)]
     with contextlib.ExitStack() as stack:
-        preview = stack.enter_context(contextlib.closing(Preview(job, num)))
+        preview = stack.enter_context(contextlib.closing(Preview(job, options.preview, adapters.names)))
         # Outside the event loop, so that Ctrl-C ends it.
         preview.look()
         shown = Shown(preview, columns, together)
@@ -65,13 +98,23 @@ def preview_captions(
         return asyncio.run(_run(shown, opening, has_page=options.open))
 
 
-def commands_of(context: typer.Context, options: CaptionOptions) -> tuple[list[str], str | None]:
-    """The command line of each prompt's run alone, and that of all in one pass if a run asks them all."""
-    shared = _typed(context, without=_OF_PREVIEW | _PROMPTS)
+def columns_of(
+    context: typer.Context, options: CaptionOptions, adapters: AdapterChoices
+) -> tuple[list[Column], str | None]:
+    """Each prompt with the command line of its run alone, then with each adapter; and the command line of all prompts
+    in one pass, if a run asks them all."""
+    from qwen35mm.review.preview import Column
+
+    shared = _typed(context, without=_OF_PREVIEW | _PROMPTS | {"lora"})
     asked = options.asked()
-    each = [_command(*shared, each.option, each.value) for each in asked]
-    is_one_pass = len(asked) > 1 and all(each.question.name for each in asked)
-    return each, _command(*_typed(context, without=_OF_PREVIEW)) if is_one_pass else None
+    found = [Column(each.title, _command(*shared, each.option, each.value)) for each in asked]
+    for title, lora in zip(adapters.titles, adapters.options, strict=True):
+        found += [
+            Column(f"{each.title}, {title}", _command(*shared, "--lora", lora, each.option, each.value))
+            for each in asked
+        ]
+    is_one_pass = len(asked) > 1 and not adapters.names and all(each.question.name for each in asked)
+    return found, _command(*_typed(context, without=_OF_PREVIEW)) if is_one_pass else None
 
 
 def _typed(context: typer.Context, *, without: Container[str]) -> list[str]:

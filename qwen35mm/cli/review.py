@@ -109,7 +109,9 @@ def review(
         return f"qwen35mm shows the captions of {shown} on {token.address(url)}"
 
     with contextlib.closing(opened):
-        training = Training(_training_command(source, model, options))
+        # Records don't say which of their captions are accepted.
+        chooses = options.output.startswith("sidecar") and source.is_dir()
+        training = Training(_training_command(source, model, options), chooses=chooses)
         app = create_app(opened, Asker(open_job, open_model), training=training, token=token)
         run(app, host="127.0.0.1", port=options.port, line=line)
 

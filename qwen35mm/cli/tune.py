@@ -139,7 +139,7 @@ def _tune(source: Path, out: Path, options: TuneOptions, console: Console) -> No
     name = options.model if options.model and not Path(options.model).exists() else str(encoder.folder)
     with tempfile.TemporaryDirectory(prefix="qwen35mm-tune-") as folder:
         found = _read(source, options, encoder, Path(folder))
-        samples = _encode(found, encoder, options.max_tokens, console)
+        samples = _encode(found, encoder, options, console)
         tuner = Tuner(encoder, name, samples, settings, device=device)
         for line in _described(tuner.plan(), options, samples):
             console.print(line)
@@ -190,7 +190,7 @@ def _read(source: Path, options: TuneOptions, encoder: Encoder, folder: Path) ->
     )
 
 
-def _encode(found: Found, encoder: Encoder, max_tokens: int, console: Console) -> list[Encoded]:
+def _encode(found: Found, encoder: Encoder, options: TuneOptions, console: Console) -> list[Encoded]:
     """The samples that can be used; says which can't and why."""
     from qwen35mm.captioning.records import one_line, printable
 
@@ -203,7 +203,7 @@ def _encode(found: Found, encoder: Encoder, max_tokens: int, console: Console) -
             except Qwen35mmError as error:
                 skipped.append((sample.name, str(error)))
                 continue
-            if made.num_tokens > max_tokens:
+            if made.num_tokens > options.max_tokens:
                 skipped.append((sample.name, f"It has {made.num_tokens:,} tokens, more than --max-tokens."))
             else:
                 encoded.append(made)
@@ -212,7 +212,9 @@ def _encode(found: Found, encoder: Encoder, max_tokens: int, console: Console) -
     if len(skipped) > _NAMED:
         console.print(f"Left out: {len(skipped) - _NAMED} more.")
     if found.num_bare:
-        console.print(f"{found.num_bare:,} media have no caption to learn from.")
+        console.print(
+            f"{found.num_bare:,} media have no {'accepted ' if options.accepted else ''}caption to learn from."
+        )
     if not encoded:
         raise ConfigError("There is nothing to learn from: every sample was left out.")
     return encoded

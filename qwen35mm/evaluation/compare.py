@@ -120,7 +120,7 @@ def compare(
     passages: list[Passage] = []
 
     def run(weights: str, kv_dtype: str = AUTO, kv_keep: str = ALL, lora: LoraChoice | None = None) -> _Run:
-        name = result_name(weights, kv_dtype, kv_keep, _adapter_name(lora))
+        name = result_name(weights, kv_dtype, kv_keep, lora and lora.title)
         told(f"{name}: loading")
         dtype = "float32" if weights == "float32" else "bfloat16"
         taken = "auto" if weights == "float32" else weights
@@ -147,13 +147,13 @@ def compare(
         divergence = diverge(passages, (kept.head, kept.hidden), (run.head, run.hidden))
         about = weights, kv_dtype, kv_keep, run.num_bytes, run.kv_token_bytes, divergence
         if test is None:
-            return Result(*about, None, {}, _adapter_name(lora))
+            return Result(*about, None, {}, lora and lora.title)
         answers: dict[str, tuple[list[bool], list[bool]]] = {}
         for skill, *pair in zip(test.skills, run.right, kept.right, strict=True):
             for answered, is_right in zip(answers.setdefault(skill, ([], [])), pair, strict=True):
                 answered.append(is_right)
         skills = {skill: Accuracy.of(*pair) for skill, pair in answers.items()}
-        return Result(*about, Accuracy.of(run.right, kept.right), skills, _adapter_name(lora))
+        return Result(*about, Accuracy.of(run.right, kept.right), skills, lora and lora.title)
 
     kept = run(reference)
     # Each model is freed before the next is loaded.
@@ -161,13 +161,6 @@ def compare(
     others = [(kv_dtype, ALL, None) for kv_dtype in kv_dtypes]
     others += [(AUTO, kv_keep, None) for kv_keep in kv_keeps] + [(AUTO, ALL, lora) for lora in adapters]
     return results + [result(reference, run(reference, *other), *other) for other in others]
-
-
-def _adapter_name(lora: LoraChoice | None) -> str | None:
-    if lora is None:
-        return None
-    source = lora.source.name if isinstance(lora.source, Path) else lora.source
-    return lora.name or str(replace(lora, source=source))
 
 
 def result_name(weights: str, kv_dtype: str, kv_keep: str, lora: str | None) -> str:

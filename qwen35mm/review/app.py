@@ -81,9 +81,9 @@ class _Page(MediaPage):
         return self._training.look()
 
     @request
-    async def train(self, restart: bool = False) -> Any:
+    async def train(self, accepted: bool = False, restart: bool = False) -> Any:
         """Starts or resumes the training."""
-        await self._training.start(restart=restart)
+        await self._training.start(accepted=accepted, restart=restart)
         return self._training.look()
 
     @request

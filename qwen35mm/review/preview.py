@@ -22,7 +22,7 @@ class Column:
     """A prompt of a preview.
 
     Attributes:
-        title: what a person calls it.
+        title: what a person calls it, with the adapter's name.
         command: runs with it alone.
     """
 

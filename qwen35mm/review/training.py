@@ -29,12 +29,20 @@ class Training:
 
     Args:
         words: the command that trains, from `qwen35mm` on.
+        chooses: whether it can learn from accepted captions alone.
         program: runs it in place of `qwen35mm`.
     """
 
-    def __init__(self, words: Sequence[str], program: Sequence[str] = (sys.executable, "-m", "qwen35mm")) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        program: Sequence[str] = (sys.executable, "-m", "qwen35mm"),
+        *,
+        chooses: bool = True,
+    ) -> None:
         self.command = shlex.join(words)
         self._adapter = words[words.index("--out") + 1]
+        self._chooses = chooses
         self._run = [*program, *words[1:], "--json"]
         self._child: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
@@ -53,16 +61,18 @@ class Training:
             "state": self._state,
             "command": self.command,
             "adapter": self._adapter,
+            "chooses": self._chooses,
             **self._progress,
             "losses": [*self._losses],
             "answers": [*self._answers.values()],
             "said": [*self._said],
         }
 
-    async def start(self, *, restart: bool = False) -> None:
+    async def start(self, *, accepted: bool = False, restart: bool = False) -> None:
         """Starts it, or resumes what was stopped; nothing while it runs.
 
         Args:
+            accepted: whether to learn from accepted captions alone.
             restart: whether to begin anew, in place of the adapter that is there.
 
         Raises:
@@ -72,10 +82,11 @@ class Training:
             return
         self._clear()
         self._state = "loading"
+        options = {"--accepted": accepted and self._chooses, "--restart": restart}
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *self._run,
-                *(["--restart"] if restart else []),
+                *(name for name, is_set in options.items() if is_set),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

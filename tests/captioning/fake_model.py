@@ -28,6 +28,7 @@ class Asked:
     system: str
     params: SamplingParams
     thinking: bool | None
+    adapter: str | None
 
 
 def say_what_was_seen(asked: Asked) -> str:
@@ -75,6 +76,7 @@ class FakeModel:
             messages[0].text if len(messages) > 1 else "",
             params,
             request.enable_thinking,
+            request.adapter,
         )
         self.asked.append(asked)
         self.num_at_once += 1

@@ -83,6 +83,19 @@ def test_a_table_shows_each_prompt_and_the_commands_can_be_run(
     ]
 
 
+def test_each_adapter_answers_beside_the_model_alone(qwen35mm: Run, folder: Path, model: FakeModel) -> None:
+    model.answer = lambda asked: f"A picture by {asked.adapter}."
+    chosen = ("--lora", "poet=a/poems=0.5", "--lora", "./b", "--lora", "./b=2")
+    done = qwen35mm("caption", folder, "--preset", "short", *chosen, "--preview", 1, "--no-open")
+    assert done.returncode == 0, done.stderr
+    assert [asked.adapter for asked in model.asked] == [None, "adapter-1", "adapter-2", "adapter-3"]
+    shown = " ".join(done.stdout.split())
+    for words in ("by adapter-3.", "short, poet", "short, b", "short, b=2"):
+        assert words in shown, shown
+    commands = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith("  qwen35mm")]
+    assert [words[3:-2] for words in commands] == [[], *(["--lora", lora] for lora in ("a/poems=0.5", "b", "b=2.0"))]
+
+
 def test_ctrl_c_ends_the_page_and_says_what_there_is(
     qwen35mm: Run, folder: Path, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

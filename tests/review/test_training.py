@@ -43,7 +43,7 @@ async def test_the_page_is_told_what_the_program_says(tmp_path: Path) -> None:
         "sys.stderr.write('1%\\r2%\\rTakes a minute.\\n' + 'x' * 50_000)"
     )
     assert training.look()["state"] == "none"
-    await training.start(restart=True)
+    await training.start(restart=True, accepted=True)
     found = await ended(training)
     assert (found["state"], found["command"], found["adapter"]) == ("done", " ".join(WORDS), "photos-adapter")
     assert (found["before"], found["after"], found["steps"]) == (2.5, 0.5, 4)
@@ -51,7 +51,7 @@ async def test_the_page_is_told_what_the_program_says(tmp_path: Path) -> None:
     assert [(each["before"], each["answer"]) for each in found["answers"]] == [("red", "a red circle")]
     assert found["said"][:3] == ["1%", "2%", "Takes a minute."]
     assert len(found["said"][3]) == 10_000
-    assert (tmp_path / "words").read_text() == "tune photos --out photos-adapter --json --restart"
+    assert (tmp_path / "words").read_text() == "tune photos --out photos-adapter --json --accepted --restart"
 
 
 async def test_it_is_stopped_and_resumed_and_a_failure_is_told() -> None:

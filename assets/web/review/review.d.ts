@@ -56,6 +56,8 @@ export interface TrainingAnswer {
   command: string;
   /** The folder that it makes. */
   adapter: string;
+  /** Whether it can learn from accepted captions alone. */
+  chooses: boolean;
   step?: number;
   steps?: number;
   seconds_left?: number;

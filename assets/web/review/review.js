@@ -39,6 +39,7 @@ class Review {
   /** @type {Search} */
   search = { words: "", show: "all", flag: "", min_chars: null, max_chars: null };
   num_searches = 0;
+  accepted = 0;
   later = 0;
 
   constructor(/** @type {Looked} */ looked) {
@@ -97,7 +98,7 @@ class Review {
     this.pane.words.append(this.asking, this.buttons);
     this.training = new TrainingDialog(
       (request) => this.tried(request),
-      (words) => this.toasts.say(words, "note", { label: t("Show"), run: () => this.training.show() }),
+      (words) => this.toasts.say(words, "note", { label: t("Show"), run: () => this.training.show(this.accepted) }),
     );
     this.nothing = h("p.nothing", { hidden: true }, t("Nothing found"));
     this.searching = searchForm(
@@ -105,7 +106,7 @@ class Review {
       (change) => this.filter(change),
       this.search,
       () => this.showStatistics(),
-      () => this.training.show(),
+      () => this.training.show(this.accepted),
     );
     this.element = h(
       "div.app.review",
@@ -470,6 +471,7 @@ class Review {
     this.withdrawButton.hidden = !item?.accepted;
     this.buttons.hidden = !item;
     if (!counts) return;
+    this.accepted = counts.accepted;
     this.count.textContent = t("{n} of {m} accepted", { n: counts.accepted, m: counts.all });
     this.undoButton.disabled = !counts.changes;
   }

@@ -22,8 +22,11 @@ export class TrainingDialog {
   constructor(tried, tell) {
     this.tried = tried;
     this.tell = tell;
+    this.words = "";
     this.about = h("p.quiet");
     this.command = h("pre.command", { tabindex: "0" });
+    this.accepted = h("input", { type: "checkbox", onchange: () => this.#showCommand() });
+    this.choice = h("label.row", this.accepted, t("Only accepted captions"));
     this.status = h("p", { role: "status" });
     this.bar = h("progress");
     this.losses = h("ul.losses.quiet");
@@ -31,13 +34,25 @@ export class TrainingDialog {
     this.said = h("pre.command", { tabindex: "0", "aria-label": t("What the program says") });
     this.foot = h("div.dialog-buttons.row.wrap.end");
     const title = t("Train on these captions");
-    const parts = [this.about, this.command, this.status, this.bar, this.losses, this.answers, this.said, this.foot];
+    const parts = [
+      this.about,
+      this.command,
+      this.choice,
+      this.status,
+      this.bar,
+      this.losses,
+      this.answers,
+      this.said,
+      this.foot,
+    ];
     this.element = h("dialog.dialog.card.training", { "aria-label": title }, h("h2", title), parts);
   }
 
-  async show() {
+  /** @param {number} accepted how many captions are accepted */
+  async show(accepted) {
     const answer = await this.tried(call("training"));
     if (!answer) return;
+    if (answer.state === "none") this.accepted.checked = answer.chooses && accepted > 0;
     showDialog(this.element);
     this.#draw(answer);
   }
@@ -54,8 +69,10 @@ export class TrainingDialog {
     if (!runs && this.#state !== state && this.#state !== "none" && !this.element.open) this.tell(statusOf(answer));
     this.#state = state;
     setText(this.about, t("The program learns from these captions and makes an adapter (LoRA). In a terminal:"));
-    setText(this.command, answer.command);
     this.about.hidden = this.command.hidden = state !== "none";
+    this.choice.hidden = !answer.chooses || runs;
+    this.words = answer.command;
+    this.#showCommand();
     setText(this.status, statusOf(answer));
     this.status.hidden = state === "none";
     this.bar.hidden = !runs;
@@ -71,13 +88,19 @@ export class TrainingDialog {
     if (runs) this.#next = setTimeout(() => this.#do("training"), LOOK_AGAIN_MS);
   }
 
-  #buttons(/** @type {TrainingAnswer} */ { state, command }) {
+  #showCommand() {
+    setText(this.command, this.accepted.checked ? `${this.words} --accepted` : this.words);
+  }
+
+  #buttons(/** @type {TrainingAnswer} */ { state }) {
     const runs = isRunning(state);
     const start = (/** @type {string} */ label, restart = false) =>
-      button(restart ? "plain" : "strong", label, () => this.#do("train", { restart }));
+      button(restart ? "plain" : "strong", label, () =>
+        this.#do("train", { restart, accepted: this.accepted.checked }),
+      );
     return [
       button("plain", t("Close"), () => this.element.close()),
-      state === "none" && button("plain", t("Copy"), () => copyText(command)),
+      state === "none" && button("plain", t("Copy"), () => copyText(this.command.textContent)),
       state === "none" && start(t("Start training")),
       runs && button("strong", t("Stop"), () => this.#do("stop_training")),
       !runs && state !== "none" && start(t("Train anew"), true),
@@ -101,7 +124,8 @@ function statusOf(/** @type {TrainingAnswer} */ { state, step, steps, seconds_le
   }
   // Of seconds no parts.
   const seconds = Math.round(seconds_left ?? 0);
-  const left = t("{time} left", { time: seconds < 10 ? t("{s} s", { s: number(seconds) }) : time([seconds, seconds]) });
+  const rest = seconds < 10 ? t("{s} s", { s: number(seconds) }) : time([seconds, seconds]);
+  const left = t("{time} left", { time: rest });
   return [t("Step {n} of {m}", { n: step ?? 0, m: steps ?? 0 }), left].join(", ");
 }
 

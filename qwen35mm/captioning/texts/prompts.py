@@ -31,6 +31,7 @@ class Question:
         verbatim: whether the answer is text that was read from the medium, and isn't cleaned.
         lines: whether the answer's line breaks matter.
         name: of the caption among several of one medium; empty if the question is one to choose from.
+        adapter: the named adapter that answers, in a preview; None for the model alone.
 
     Raises:
         CaptioningError: an empty text, a weight that isn't a finite number above 0, or a name that can't be one.
@@ -42,6 +43,7 @@ class Question:
     verbatim: bool = False
     lines: bool = False
     name: str = ""
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if not self.text.strip() or (self.video_text is not None and not self.video_text.strip()):

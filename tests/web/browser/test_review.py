@@ -377,6 +377,7 @@ def test_a_training_is_started_watched_and_stopped(browser: Browser, media: Path
     program = f"""
 import os, sys
 def say(lines): print(*lines, sep=chr(10), flush=True)
+assert "--accepted" in sys.argv
 if "--restart" not in sys.argv: sys.exit("Error: there is a finished adapter.")
 say({lines[:4]!r})
 import time
@@ -386,7 +387,10 @@ say({lines[4:]!r})
     with shown(browser, Folder(media, suffix=".txt"), program) as page:
         page.get_by_role("button", name="Train on these captions").click()
         dialog = page.get_by_role("dialog", name="Train on these captions")
-        expect(dialog).to_contain_text("qwen35mm tune photos --out photos-adapter")
+        chosen = dialog.get_by_role("checkbox", name="Only accepted captions")
+        expect(chosen).not_to_be_checked()
+        chosen.check()
+        expect(dialog).to_contain_text("qwen35mm tune photos --out photos-adapter --accepted")
         check_access(page)
         dialog.get_by_role("button", name="Start training").click()
         expect(dialog.get_by_role("status")).to_have_text("The training failed.")

@@ -1,12 +1,13 @@
 """What evicted keys and values cost: recall of facts and of a picture far back, by kept share and by score.
 
-    python -m benchmarks.kv_keep [--n 40] [--shares 1 0.7 0.5 0.3 text=1,media=0.5] [--scores ours KeyDiff]
+    python -m benchmarks.kv_keep [--n 40] [--shares 0.7 0.5 0.3 text=1,media=0.5] [--scores gates keys KeyDiff]
 
-The bundled model answers about facts told some 2,000 tokens ago, and about a picture 150 and 450 tokens back (farther
-back it no longer knows pictures, evicted or not). Teacher-forced: for each right answer, the mean loss of its tokens,
-and whether all of them are the likeliest. The second table replaces the score by those of kvpress 0.5.4
-(github.com/NVIDIA/kvpress), written anew: it hooks `self_attn` of every layer, which Qwen3.5's linear layers don't
-have. All of them choose from the same segments and keep the same first tokens.
+The bundled model answers about facts told some 2,000 tokens ago, and about a picture 150, 450 and 2,000 tokens back
+(that far back it hardly knows pictures, evicted or not). Teacher-forced: for each right answer, the mean loss of its
+tokens, and whether all of them are the likeliest. `gates` are the bundled ones, `keys` is what chooses without gates.
+The others are scores of kvpress 0.5.4 (github.com/NVIDIA/kvpress), written anew: it hooks `self_attn` of every layer,
+which Qwen3.5's linear layers don't have. `window` keeps a segment's newest tokens. All of them choose from the same
+segments and keep the same first tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from qwen35mm.model.attention import GatedAttention
 from qwen35mm.prompt import PromptBuilder
 
 _FAR = 2_000  # tokens between facts and question, with the facts
-_NEAR = (150, 450)  # tokens between a picture and its question
+_BETWEEN = (150, 450, 2_000)  # tokens between a picture and its question
 _MOST_CHUNKS = 12  # of one segment
 _Score = Callable[[torch.Tensor], torch.Tensor]
 
@@ -65,7 +66,7 @@ def cases(count: int) -> Iterator[Case]:
         kinds[f"{num} facts"] = lambda rng, split, num=num, between=between: recall.sample_with(
             rng, split, num, told=True, between=between
         )
-    for between in _NEAR:
+    for between in _BETWEEN:
         kinds[f"picture, {between}"] = lambda rng, split, between=between: far_picture(rng, split, between)
     splits: tuple[Split, ...] = ("seen", "combos")
     for kind, sample in kinds.items():
@@ -89,10 +90,13 @@ def passages(loaded: LoadedModel, asked: Sequence[Case]) -> list[Passage]:
 
 
 @torch.inference_mode()
-def measure(loaded: LoadedModel, asked: Sequence[Case], read: Sequence[Passage], kv_keep: str) -> dict[str, Any]:
+def measure(
+    loaded: LoadedModel, asked: Sequence[Case], read: Sequence[Passage], kv_keep: str, kv_gates: str
+) -> dict[str, Any]:
     """By kind: the mean loss, and how many answers in a hundred are all likeliest tokens."""
     found: dict[str, list[tuple[float, bool]]] = {}
-    for case, passage, hidden in zip(asked, read, hidden_states(loaded, read, kv_keep=kv_keep), strict=True):
+    states = hidden_states(loaded, read, kv_keep=kv_keep, kv_gates=kv_gates)
+    for case, passage, hidden in zip(asked, read, states, strict=True):
         logits, targets = loaded.model.logits(hidden).float(), passage.targets
         loss = float(torch.nn.functional.cross_entropy(logits, targets))
         found.setdefault(case.skill, []).append((loss, bool((logits.argmax(-1) == targets).all())))
@@ -147,6 +151,7 @@ OTHERS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], _Score]] = 
     "KeyDiff": lambda _: keydiff,
     "Expected-Attention": lambda queries_of: lambda k: expected_attention(k, queries_of(k)),
     "Knorm": lambda _: lambda k: -k.norm(dim=-1),
+    "window": lambda _: lambda k: torch.arange(float(len(k)))[:, None].repeat(1, k.shape[1]),
     "random": lambda _: chance,
 }
 
@@ -154,22 +159,22 @@ OTHERS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], _Score]] = 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=40, help="questions of each kind")
-    shares = ["1", "0.7", "0.5", "0.3", "text=1,media=0.5", "text=1,media=0.3"]
-    parser.add_argument("--shares", nargs="*", default=shares)
-    parser.add_argument("--scores", nargs="*", default=["ours", *OTHERS], choices=["ours", *OTHERS])
-    parser.add_argument("--score-at", default="0.5", help="the share at which scores are compared")
+    parser.add_argument("--shares", nargs="*", default=["0.7", "0.5", "0.3", "text=1,media=0.5"])
+    known = ["gates", "keys", *OTHERS]
+    parser.add_argument("--scores", nargs="*", default=known, choices=known)
     args = parser.parse_args()
     loaded = load(demo_model_path(), dtype="bfloat16", device="cpu")
     asked = list(cases(args.n))
     read = passages(loaded, asked)
-    table = {kv_keep: measure(loaded, asked, read, kv_keep) for kv_keep in args.shares}
+    table = {"1": measure(loaded, asked, read, "1", "none")}
     with queries() as queries_of:
-        for name in args.scores:
-            score = eviction.key_scores if name == "ours" else OTHERS[name](queries_of)
+        for name, share in ((name, share) for name in args.scores for share in args.shares):
+            score = OTHERS[name](queries_of) if name in OTHERS else eviction.key_scores
             with patch("qwen35mm.cache.kv_pool.key_scores", score):
-                table[f"{name} {args.score_at}"] = measure(loaded, asked, read, args.score_at)
+                gates = "auto" if name == "gates" else "none"
+                table[f"{share} {name}"] = measure(loaded, asked, read, share, gates)
     kinds = list(next(iter(table.values())))
-    print(f"| loss, right in % | {' | '.join(kinds)} |\n|{'---|' * (len(kinds) + 1)}")
+    print(f"| kept; loss, right in % | {' | '.join(kinds)} |\n|{'---|' * (len(kinds) + 1)}")
     for name, found in table.items():
         print(f"| {name} |", *(f"{found[kind][0]:.3f}, {found[kind][1]:.0f} |" for kind in kinds))
     tokens = sum(len(each.prompt.token_ids) for each in read) / len(read)

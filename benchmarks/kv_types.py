@@ -4,7 +4,8 @@
     python -m benchmarks.kv_types --model random-0.8B --context 512,8192
 
 KL is the divergence of the next token's distribution from that with the model's own type, over the first `--kl-tokens`
-tokens of a text. On a random model it only compares the types.
+tokens of a text. On a random model it only compares the types. A type with a share, such as `auto:0.5`, keeps the keys
+and values of that share of the context.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from benchmarks.frame import Rows, Spread, numbers, parse, parser, report
 from benchmarks.peers import random_ids
 from qwen35mm.assets import asset_path
 from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.engine import EngineSettings
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.settings import chunk_tokens_at
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.evaluation.passages import diverge, hidden_states, text_passages
 from qwen35mm.model import LoadedModel, load
@@ -35,14 +38,17 @@ class Decoding:
         prefill_speed: tokens a second of the context's last chunk.
     """
 
-    def __init__(self, loaded: LoadedModel, kv_dtype: str, context: int, num_tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, name: str, context: int, num_tokens: int) -> None:
         model, config = loaded.model, loaded.config
+        kv_dtype, kept = _type(name)
+        context = KVKeep.of(kept).kept(context, 0)[0]
         formats, num_places = kv_formats_of(kv_dtype, model.dtype), context + num_tokens
-        self.token_bytes = config.kv_bytes_per_token(*formats)
+        self.token_bytes = round(config.kv_bytes_per_token(*formats) * float(kept))
         sizes = {"num_slots": 1, "num_tokens": num_places, "dtype": model.dtype, "device": model.layer_devices}
         pools = CachePools(config, **sizes, kv_formats=formats)
         self._cache: SequenceCache = pools.new_sequence()
-        past = max(context - EngineSettings().chunk_tokens_on(model.device), 0)
+        chunk_tokens = chunk_tokens_at(context, EngineSettings().chunk_tokens_on(model.device), model.device)
+        past = max(context - chunk_tokens, 0)
         self._cache.prepare(past)
         for pair in pools.kv.layers.values():
             for rows, format in zip(pair, formats, strict=True):
@@ -97,9 +103,15 @@ def distances(loaded: LoadedModel, types: list[str], num_tokens: int) -> dict[st
     passages = text_passages(loaded, asset_path("evaluation.txt").read_text("utf-8"), num_tokens)
     head, own = loaded.model.head, list(hidden_states(loaded, passages))
     return {
-        name: diverge(passages, (head, own), (head, list(hidden_states(loaded, passages, name)))).kl_mean
+        name: diverge(passages, (head, own), (head, list(hidden_states(loaded, passages, *_type(name))))).kl_mean
         for name in types
     }
+
+
+def _type(name: str) -> tuple[str, str]:
+    """A type, and the share that is kept."""
+    kv_dtype, _, kept = name.partition(":")
+    return kv_dtype, kept or "1"
 
 
 def main() -> None:

@@ -192,6 +192,14 @@ class ModelOptions:
             "for each kind of token: text=1,media=0.5. Less memory and faster long chats; details may be forgotten.",
         ),
     ] = "1"
+    kv_gates: Annotated[
+        str,
+        _cache(
+            metavar="FILE",
+            help="Trained gates that choose what --kv-keep keeps, made by `qwen35mm gates`. auto: those beside the "
+            "model, if there are any. none: by the keys alone.",
+        ),
+    ] = "auto"
     kept_states: Annotated[
         str,
         _cache(
@@ -283,6 +291,8 @@ class ModelOptions:
             changes["model"] = str(Path(self.model).absolute())
         if self.cache_dir is not None:
             changes["cache_dir"] = self.cache_dir.absolute()
+        if self.kv_gates not in ("auto", "none", ""):
+            changes["kv_gates"] = str(Path(self.kv_gates).expanduser().absolute())
         if self.lora:
             changes["lora"] = [str(each.absolute()) for each in read_choices(self.lora)]
         return replace(self, **changes)
@@ -340,6 +350,7 @@ class ModelOptions:
         chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
         kept_states = self.kept_states or "float32"
         chosen |= {"kv_dtype": kv_dtype, "kv_keep": self.kv_keep or "1", "kept_states": kept_states}
+        chosen["kv_gates"] = self.kv_gates or "auto"
         cache = CacheSettings(directory=directory, keep_weights=not self.no_disk_cache, **chosen)
         if directory is None:
             return cache

@@ -41,6 +41,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "kv_memory": ("1GiB", 1 << 30),
     "kv_dtype": ("k=int8,v=int4", "k=int8,v=int4"),
     "kv_keep": ("text=1,media=0.5", "text=1,media=0.5"),
+    "kv_gates": ("gates.safetensors", "gates.safetensors"),
     "kept_states": ("bf16", "bf16"),
     "state_memory": ("500MB", 500_000_000),
     "cache_dir": ("c", Path("c")),

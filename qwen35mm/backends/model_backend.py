@@ -130,7 +130,7 @@ class ModelBackend(PlainPrompts):
         self.media = media if decoders is None else DecodingProcessor.of(media, decoders)
         self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
         self._commits_history = commit_history
-        self._start(settings or EngineSettings(), cache)
+        self._start(settings or EngineSettings(), replace(cache, min_segment=min_segment))
 
     @abstractmethod
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:

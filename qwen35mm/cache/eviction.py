@@ -1,8 +1,9 @@
 """Which keys and values of a finished segment are kept.
 
 Each head of each layer keeps as many tokens as every other: those whose keys are long and far from the segment's mean
-key. (Keys like many others say little: KeyDiff, arXiv:2504.15364. How the choice was made: docs/decisions.md.) The
-choice depends on the segment's keys alone, so a conversation that continues from the cache keeps the same ones.
+key. (Keys like many others say little: KeyDiff, arXiv:2504.15364. How the choice was made: docs/decisions.md.) Where a
+model has gates (`gates.py`), these score instead. The choice depends on the segment alone, so a conversation that
+continues from the cache keeps the same ones.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qwen35mm.errors import ConfigError
-from qwen35mm.prompt import Prompt, Segment
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Prompt, Segment
 
 # The prompt's first tokens: attention rests on them, whatever they say (StreamingLLM, arXiv:2309.17453).
 NUM_SINKS = 4
@@ -15,8 +15,7 @@ NUM_SINKS = 4
 WHOLE_ROWS = 8_192
 # Shares are whole numbers of these, so that their products are exact.
 _PARTS = 10_000
-# Segments of a prompt are no shorter, and round up once for text and once for media.
-_LEAST_SEGMENT = 128
+# A segment rounds up once for text and once for media.
 _ROUNDED = 2
 
 
@@ -68,16 +67,19 @@ class KVKeep:
         """The rows of a prompt with its tail, which stays whole."""
         return sum(self.rows(prompt)) + len(prompt.token_ids) - prompt.tail_start
 
-    def most_rows(self, num_tokens: int) -> int:
+    def most_rows(self, num_tokens: int, min_segment: int = DEFAULT_MIN_SEGMENT) -> int:
         """The most rows that a sequence of so many tokens is given.
 
         It holds every prompt of up to `num_tokens` tokens. A long reply may need more rows, as its own are all kept.
+
+        Args:
+            min_segment: least tokens of a segment.
         """
         share = max(self.text, self.media)
         if share == 1:
             return num_tokens
         old = max(num_tokens - WHOLE_ROWS, 0)
-        return min(num_tokens, _part(share, old) + _ROUNDED * -(-old // _LEAST_SEGMENT) + WHOLE_ROWS)
+        return min(num_tokens, _part(share, old) + _ROUNDED * -(-old // min_segment) + WHOLE_ROWS)
 
     @staticmethod
     def _sizes(prompt: Prompt, segment: Segment) -> tuple[int, int]:

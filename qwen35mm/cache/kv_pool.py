@@ -247,14 +247,23 @@ class KVBlockPool:
                     for each, name in zip(pairs[index], ("k", "v"), strict=True):
                         each.index_copy_(0, part["rows"], part[f"{name}{index}"])
 
-    def keep(self, blocks: Sequence[int], start: int, stop: int, kept: EvictedRows) -> None:
-        """Moves the rows that each head keeps of places `start` to `stop` to the first of these places, in order."""
+    def keep(
+        self, blocks: Sequence[int], start: int, stop: int, kept: EvictedRows, scores: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Moves the rows that each head keeps of places `start` to `stop` to the first of these places, in order.
+
+        Args:
+            scores: by layer, [stop - start, Hkv] float32, of gates; where there are none, the keys are scored.
+        """
         rows = self._rows(blocks, start, stop)
         there = {device: moved(rows, device) for device in self._by_device}
-        for pair in self.layers.values():
+        for layer_idx, pair in self.layers.items():
             places = there[pair[0].device]
             k, v = (each.index_select(0, places) for each in pair)
-            chosen = kept.choose(key_scores(self.formats[0].dequantise(k, torch.float32)))[..., None]
+            found = scores.get(layer_idx)
+            if found is None:
+                found = key_scores(self.formats[0].dequantise(k, torch.float32))
+            chosen = kept.choose(found)[..., None]
             for rows_of, each in zip(pair, (k, v), strict=True):
                 rows_of.index_copy_(0, places[: len(chosen)], each.gather(0, chosen.expand(-1, -1, each.shape[-1])))
 

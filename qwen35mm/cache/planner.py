@@ -16,6 +16,7 @@ from qwen35mm.cache.placement import Devices, largest_share, layer_devices, mib
 from qwen35mm.cgroups import CGROUPS, OWN_CGROUP, control_groups, read_words
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
 from qwen35mm_kernels.kv_formats import KVFormats
 
 DEFAULT_DISK_BYTES = 8 << 30
@@ -48,6 +49,9 @@ class CacheSettings:
             int4r, tq4 or tq3, or one for each: `k=int8,v=int4`. It decides bits, so another value needs another cache.
         kv_keep: share of keys and values that a finished segment keeps, above 0 and up to 1 (all), or one for each kind
             of token: `text=1,media=0.5`. It decides bits, too.
+        kv_gates: the file of the gates that choose them (see `qwen35mm gates`); `auto` takes the one beside the
+            weights if there is one, `none` chooses by the keys. It decides bits, too.
+        min_segment: least tokens of a segment; LocalBackend sets it to its own.
         kept_states: dtype of checkpoints' recurrent states: float32, or bf16, which takes half the memory. It decides
             bits, too: computation continues after a cut from the rounded state.
         reuse: whether the cache keeps anything after a request.
@@ -67,6 +71,8 @@ class CacheSettings:
     keep_weights: bool = True
     kv_dtype: str = AUTO
     kv_keep: str = "1"
+    kv_gates: str | Path = AUTO
+    min_segment: int = DEFAULT_MIN_SEGMENT
     kept_states: str = "float32"
     kv_directory: Path | None = None
 
@@ -86,6 +92,8 @@ class CacheSettings:
                 raise ConfigError(f"{name} must be a folder, or None; got {folder!r}.")
         kv_formats_of(self.kv_dtype, torch.bfloat16)
         KVKeep.of(self.kv_keep)
+        if not isinstance(self.kv_gates, str | Path) or not str(self.kv_gates):
+            raise ConfigError(f"kv_gates must be a file, auto or none; got {self.kv_gates!r}.")
         if not (isinstance(self.kept_states, str) and self.kept_states in KEPT_STATES):
             raise ConfigError(f"States are kept as {' or '.join(KEPT_STATES)}; got {self.kept_states!r}.")
 
@@ -253,7 +261,7 @@ def plan_memory(
     check_kv_formats(formats, config.text, used)
     token_bytes = config.kv_bytes_per_token(*formats)
     block_bytes = block_size * token_bytes
-    context_rows = settings.keep.most_rows(context_length)
+    context_rows = settings.keep.most_rows(context_length, settings.min_segment)
     context_bytes = -(-context_rows // block_size) * block_bytes
     one_state = config.state_bytes(dtype)
     shares_states = on_cpu and settings.reuse

@@ -124,11 +124,15 @@ class SequenceCache:
         assert self._length + num_tokens <= len(self._blocks) * self._pools.kv.block_size, "advance without prepare"
         self._length += num_tokens
 
-    def evict(self, rows: EvictedRows) -> None:
-        """Keeps some of the newest rows, those of a segment that has just ended, and frees the others' places."""
+    def evict(self, rows: EvictedRows, scores: Mapping[int, torch.Tensor] | None = None) -> None:
+        """Keeps some of the newest rows, those of a segment that has just ended, and frees the others' places.
+
+        Args:
+            scores: see `KVBlockPool.keep`.
+        """
         pool, start = self._pools.kv, self._length - rows.num_tokens
         assert start >= self._shared, "rows that others share are evicted"
-        pool.keep(self._blocks, start, self._length, rows)
+        pool.keep(self._blocks, start, self._length, rows, scores or {})
         self._length = self._claimed = start + rows.num_kept
         self.num_evicted += rows.num_tokens - rows.num_kept
         unused = self._blocks[pool.blocks_for(self._length) :]

@@ -15,6 +15,7 @@ from qwen35mm.cli.captions import captions
 from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
 from qwen35mm.cli.eval import evaluate
+from qwen35mm.cli.gates import gates
 from qwen35mm.cli.plan import plan
 from qwen35mm.cli.review import review
 from qwen35mm.cli.serve import serve
@@ -36,6 +37,7 @@ app.command()(caption)
 app.add_typer(captions)
 app.command()(review)
 app.command()(tune)
+app.command()(gates)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.add_typer(account)

@@ -42,6 +42,10 @@ def evaluate(
             metavar="SHARE",
         ),
     ] = None,
+    kv_gates: Annotated[
+        str,
+        typer.Option(help="What chooses the kept ones, as for chat: a file, auto or none.", metavar="FILE"),
+    ] = "auto",
     lora: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,7 +83,7 @@ def evaluate(
     """Measure what formats of weights and KV, and adapters, cost, in KL divergence, perplexity and right answers."""
     if weights is None:
         weights = "" if kv_dtype or kv_keep or lora else "int8,int4"
-    words = None if text is None else _read(text)
+    words = None if text is None else read_text(text)
     with quick_imports():
         from rich.console import Console
 
@@ -97,6 +101,7 @@ def evaluate(
             reference=reference,
             kv_dtypes=kv_dtype or (),
             kv_keeps=kv_keep or (),
+            kv_gates=kv_gates,
             loras=lora or (),
             text=words,
             max_tokens=tokens if context is None else max(tokens, context),
@@ -119,8 +124,8 @@ def evaluate(
         console.print(_skills(results))
 
 
-def _read(path: Path) -> str:
-    """Reads the text before a model is loaded."""
+def read_text(path: Path) -> str:
+    """A text file's text, read before a model is loaded."""
     try:
         return path.read_text("utf-8")
     except OSError as error:

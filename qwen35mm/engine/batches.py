@@ -11,6 +11,7 @@ import torch
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch
 from qwen35mm.model.adapters import Groups
+from qwen35mm.model.batch import Watch
 
 # Rows of a step's numbers; every column is a sequence. So each row is dense.
 _TOKEN, _POSITION, _SLOT, _SOURCE, _PLACE, _LENGTH, _STEP, _TABLE = range(8)
@@ -28,13 +29,20 @@ def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.Tensor, adapters: Groups = ()) -> Batch:
+def prefill_batch(
+    cache: SequenceCache,
+    embeds: torch.Tensor,
+    positions: torch.Tensor,
+    adapters: Groups = (),
+    watch: Watch | None = None,
+) -> Batch:
     """A sequence's next tokens; it must have room for them (`SequenceCache.prepare`).
 
     Args:
         embeds: [T, hidden]; the model overwrites it.
         positions: [3, T] int64.
         adapters: the sequence's.
+        watch: see `Batch`.
     """
     size, stop, device = cache.block_size, cache.length + len(embeds), embeds.device
     blocks, places = np.array(cache.block_table, dtype=np.int32), np.arange(cache.length, stop)
@@ -50,6 +58,7 @@ def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.T
         block_size=size,
         kv_formats=cache.kv_formats,
         adapters=adapters,
+        watch=watch,
     )
 
 

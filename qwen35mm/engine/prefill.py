@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from qwen35mm.cache import Chain, EvictedRows, OutOfBlocksError, SequenceCache, Start
+from qwen35mm.cache.gates import GatedScores
 from qwen35mm.cache.placement import moved
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.contract import CacheReport, Progress, PromptRead
@@ -26,6 +27,7 @@ from qwen35mm.engine.schedule import work
 from qwen35mm.engine.settings import chunk_tokens_at, pauses_in_chunks
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnits, encode, needed_units, place
 from qwen35mm.model import Batch
+from qwen35mm.model.batch import Watch
 from qwen35mm_preprocess import PreparedMedia
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Prefill:
         source: the prompt and its media.
         with_tail: whether to compute the tail after the last cut, too; a history commit doesn't.
         reading: what to read of the prompt's own tokens; cached segments are used up to the first token that is read.
+        watch: sees the attention layers of every chunk; see `Batch`. By default the gates do, where there are any.
 
     Attributes:
         start: what the cache gave; None until it has answered.
@@ -57,7 +60,13 @@ class Prefill:
     """
 
     def __init__(
-        self, runtime: Runtime, source: CachedPrompt, *, with_tail: bool = True, reading: Reading | None = None
+        self,
+        runtime: Runtime,
+        source: CachedPrompt,
+        *,
+        with_tail: bool = True,
+        reading: Reading | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.source = source
         self.done = False
@@ -76,6 +85,8 @@ class Prefill:
         self._on_disk = source.retain not in ("memory", "prompt")
         self._created_s = time.monotonic()
         self._num_cached_units = self._num_encoded_units = 0
+        self._gated = None if runtime.gates is None else GatedScores(runtime.gates)
+        self._watch = watch or self._gated
         self._reading: Future[Any] | None = None
         self.in_tower = False
         self.spent = 0.0
@@ -329,15 +340,16 @@ class Prefill:
             place(prompt, units, features, embeds, begin)
             for address in [each for each in features if used_until[each] <= stop]:
                 del features[address]
-            batch = prefill_batch(cache, embeds, positions[:, begin:stop], self._adapters)
+            batch = prefill_batch(cache, embeds, positions[:, begin:stop], self._adapters, self._watch)
             hidden = yield from self._run_layers(batch, begin, stop, before)
             before = hidden[-1:].clone() if segment_index is None else None
             cache.advance(stop - begin)
             if segment_index is not None:
                 self._runtime.pools.states.round_to_kept(cache.slot)
                 rows = EvictedRows.of(prompt, segment_index, self._runtime.kv_keep)
+                scores = {} if self._gated is None else self._gated.take()
                 if rows is not None:
-                    cache.evict(rows)
+                    cache.evict(rows, scores)
                 if self._keeps:
                     self._publish(start, segment_index, num_seen)
                 self._segment_index = segment_index + 1

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import asdict
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from qwen35mm.cache import (
     VisionCache,
 )
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
+from qwen35mm.cache.gates import KVGates, find_gates
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.placement import mib
 from qwen35mm.cache.planner import STARTED_BYTES
@@ -66,6 +68,7 @@ class Runtime:
         reuse: whether the cache keeps anything after a request.
         cache_settings: among others, the types of cached keys, values and states.
         kv_keep: how many keys and values a finished segment keeps.
+        gates: choose which ones; None where all are kept, or their own form decides.
         slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
 
     Raises:
@@ -91,6 +94,8 @@ class Runtime:
         self.slots = settings.slots
         self.reuse, self.cache_settings, self.kv_keep = cache.reuse, cache, cache.keep
         self.reader = reader
+        # Before memory is taken, so that an unusable file fails at once.
+        self.gates = _gates(loaded, cache)
         self.plan = plan = plan_engine(
             config,
             dtype=model.dtype,
@@ -126,7 +131,7 @@ class Runtime:
         if cache.directory is not None and cache.reuse:
             # Before the weights are hashed, so that an unusable folder fails at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
-            self.root = _root(loaded, self.chunk_tokens, self.pools.kv.formats, cache)
+            self.root = _root(loaded, self.chunk_tokens, self.pools.kv.formats, cache, self.gates)
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
             self.pools,
@@ -192,13 +197,27 @@ class Runtime:
         }
 
 
-def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: CacheSettings) -> bytes:
+def _gates(loaded: LoadedModel, cache: CacheSettings) -> KVGates | None:
+    """The gates of the model's attention layers, beside them. Raises CheckpointError."""
+    if not cache.keep.evicts:
+        return None
+    found = find_gates(loaded.path, cache.kv_gates, loaded.config.text, _memo(cache))
+    return None if found is None else found.on(loaded.model.layer_devices)
+
+
+def _memo(cache: CacheSettings) -> Path | None:
+    """Where digests of weights are remembered."""
+    return None if cache.directory is None else cache.directory / "weights"
+
+
+def _root(
+    loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: CacheSettings, gates: KVGates | None
+) -> bytes:
     """The fingerprint of all that decides a cached segment's bits, except its tokens."""
     model = loaded.model
-    assert cache.directory is not None
     return fingerprint(
         {
-            "weights": weights_digest(loaded.path, cache.directory / "weights"),
+            "weights": weights_digest(loaded.path, _memo(cache)),
             "adapters": [each.digest for each in loaded.adapters],
             "weights_format": loaded.weights,
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
@@ -206,6 +225,7 @@ def _root(loaded: LoadedModel, chunk_tokens: int, kv_formats: KVFormats, cache: 
             "chunk_tokens": chunk_tokens,
             "kv": [format.name for format in kv_formats],
             "kv_keep": str(cache.keep),
+            "kv_gates": None if gates is None else gates.digest,
             "kept_states": cache.kept_states,
             "mtp": loaded.config.text.runs_mtp,
             "rope": asdict(loaded.config.text.rope),

@@ -77,6 +77,7 @@ def compare(
     reference: str = "bf16",
     kv_dtypes: Sequence[str] = (),
     kv_keeps: Sequence[str] = (),
+    kv_gates: str = AUTO,
     loras: Sequence[str] = (),
     text: str | None = None,
     max_tokens: int = 8192,
@@ -92,6 +93,7 @@ def compare(
     Args:
         source: a checkpoint's folder or Hub id.
         kv_dtypes, kv_keeps: values of CacheSettings. Formats of weights use their own KV type and keep everything.
+        kv_gates: what chooses the kept ones (see CacheSettings).
         loras: adapters, as `load` takes them; each alone.
         text: to predict; None predicts the right answers if there are questions, else a bundled text.
         max_tokens: limit for the text.
@@ -132,11 +134,11 @@ def compare(
             elif test is not None:
                 passages.extend(test.passages(loaded))
         told(f"{name}: reading")
-        hidden = list(hidden_states(loaded, passages, kv_dtype, kv_keep))
+        hidden = list(hidden_states(loaded, passages, kv_dtype, kv_keep, kv_gates))
         right = []
         if test is not None:
             told(f"{name}: answering {len(test.skills):,} questions")
-            right = test.run(loaded, kv_dtype, kv_keep)
+            right = test.run(loaded, kv_dtype, kv_keep, kv_gates)
         formats = kv_formats_of(kv_dtype, loaded.model.dtype)
         token_bytes = loaded.config.kv_bytes_per_token(*formats)
         return _Run(loaded_bytes(loaded.model), token_bytes, loaded.model.head, hidden, right)

@@ -67,16 +67,21 @@ def text_passages(loaded: LoadedModel, text: str, max_tokens: int, context: int 
 
 
 def hidden_states(
-    loaded: LoadedModel, passages: Sequence[Passage], kv_dtype: str = "auto", kv_keep: str = "1"
+    loaded: LoadedModel,
+    passages: Sequence[Passage],
+    kv_dtype: str = "auto",
+    kv_keep: str = "1",
+    kv_gates: str = "auto",
 ) -> Iterator[torch.Tensor]:
     """Yields for each passage the final hidden states [T, hidden] that predict its targets.
 
     Args:
-        kv_dtype, kv_keep: the type in which keys and values are stored and read, and how many (see CacheSettings).
+        kv_dtype, kv_keep, kv_gates: the type in which keys and values are stored and read, how many, and what chooses
+            them (see CacheSettings).
     """
     longest = max(len(passage.prompt.token_ids) for passage in passages)
     # One passage at a time, without cache hits.
-    cache = CacheSettings(reuse=False, kv_dtype=kv_dtype, kv_keep=kv_keep)
+    cache = CacheSettings(reuse=False, kv_dtype=kv_dtype, kv_keep=kv_keep, kv_gates=kv_gates)
     kv_bytes = (longest + DEFAULT_BLOCK_SIZE) * loaded.config.kv_bytes_per_token(*cache.kv_formats(loaded.model.dtype))
     settings = EngineSettings(context_length=longest, slots=1)
     engine = Engine(loaded, settings, replace(cache, kv_bytes=kv_bytes))

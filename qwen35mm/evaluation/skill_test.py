@@ -91,18 +91,22 @@ class SkillTest:
                 passages.append(Passage(prompt, start, media))
         return passages
 
-    def run(self, loaded: LoadedModel, kv_dtype: str = "auto", kv_keep: str = "1") -> list[bool]:
-        """Grades the answer to each question. For `kv_dtype` and `kv_keep` see CacheSettings."""
-        answers = answer_cases(loaded, self.cases, kv_dtype, kv_keep)
+    def run(
+        self, loaded: LoadedModel, kv_dtype: str = "auto", kv_keep: str = "1", kv_gates: str = "auto"
+    ) -> list[bool]:
+        """Grades the answer to each question. For options of KV see CacheSettings."""
+        answers = answer_cases(loaded, self.cases, kv_dtype, kv_keep, kv_gates)
         return [case.is_right(answer) for case, answer in zip(self.cases, answers, strict=True)]
 
 
-def answer_cases(model: LoadedModel, cases: Sequence[Case], kv_dtype: str = "auto", kv_keep: str = "1") -> list[str]:
+def answer_cases(
+    model: LoadedModel, cases: Sequence[Case], kv_dtype: str = "auto", kv_keep: str = "1", kv_gates: str = "auto"
+) -> list[str]:
     """The greedy answer to each case, several at a time. Each case sets its own thinking and tools.
 
     The text has tool calls as the model wrote them, and no thinking.
     """
-    with closing(_backend(model, kv_dtype, kv_keep)) as backend:
+    with closing(_backend(model, kv_dtype, kv_keep, kv_gates)) as backend:
         return asyncio.run(_answers(backend, cases))
 
 
@@ -138,7 +142,7 @@ def _messages(case: Case) -> list[Message]:
     return [Message.from_dict(message) for message in case.messages]
 
 
-def _backend(loaded: LoadedModel, kv_dtype: str = "auto", kv_keep: str = "1") -> LocalBackend:
+def _backend(loaded: LoadedModel, kv_dtype: str = "auto", kv_keep: str = "1", kv_gates: str = "auto") -> LocalBackend:
     # No cache hits: every model computes all of every prompt.
-    cache = CacheSettings(reuse=False, kv_dtype=kv_dtype, kv_keep=kv_keep)
+    cache = CacheSettings(reuse=False, kv_dtype=kv_dtype, kv_keep=kv_keep, kv_gates=kv_gates)
     return LocalBackend(loaded, settings=EngineSettings(slots=_SLOTS), cache=cache)

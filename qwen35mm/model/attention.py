@@ -45,11 +45,15 @@ class GatedAttention(nn.Module):
         Returns:
             queries and their gates, [N, heads, head_dim] each.
         """
+        if batch.watch is not None and not isinstance(x, torch.Tensor):
+            x = x.rows()
         qkv = self.qkv_proj(x)
         k_cache, v_cache = batch.pools[self.layer_idx]
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
         pool = k_cache, v_cache, batch.slot_mapping
         q = self.ops.qk_norm_rope_write(qkv, *rope, *norms, *pool, num_heads=self.num_heads, formats=batch.kv_formats)
+        if batch.watch is not None and isinstance(x, torch.Tensor):
+            batch.watch(self.layer_idx, x, q)
         return q, split_gate(qkv, self.num_heads, self.head_dim)
 
     def attend(self, q: torch.Tensor, gate: torch.Tensor, batch: Batch) -> torch.Tensor:

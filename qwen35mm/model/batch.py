@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from qwen35mm.model.adapters import Groups
 from qwen35mm_kernels.kv_formats import KVFormats
+
+# Called in an attention layer with its index, its inputs [N, hidden] and its queries [N, heads, head_dim].
+Watch = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,7 @@ class Batch:
         kv_formats: formats of K and V; None where they have the model's dtype.
         sources: [N] int64, the slot that each row of a decode step continues from; None for its own.
         adapters: the rows that have one.
+        watch: sees a prefill's attention layers, in order.
     """
 
     embeds: torch.Tensor
@@ -45,6 +49,7 @@ class Batch:
     kv_formats: KVFormats | None = None
     sources: torch.Tensor | None = None
     adapters: Groups = ()
+    watch: Watch | None = None
 
     def on(self, device: torch.device) -> Batch:
         """The same batch with all that layers read, except the hidden states, on another device."""

@@ -1,1 +1,1 @@
-"""Makes a LoRA adapter from a person's own captions or chats; transformers' Trainer and PEFT do the training."""
+"""Makes a LoRA adapter from a person's own captions or chats by transformers' Trainer and PEFT, and gates for KV."""

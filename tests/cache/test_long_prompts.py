@@ -63,7 +63,7 @@ class Conversation:
             **{"root_of": lambda adapter: b"0" * 32, "groups_of": lambda adapter: ()},
             **{"reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
             **{"model": Identity(), "chunk_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
-            "kv_keep": KVKeep(),
+            **{"kv_keep": KVKeep(), "gates": None},
         }
         runtime: Any = SimpleNamespace(**parts)
         work = Prefill(runtime, CachedPrompt(prompt))

@@ -28,6 +28,8 @@ from transformers import (
 )
 
 from qwen35mm.cache import CachePools, CacheSettings
+from qwen35mm.cache.gates import gate_shapes, gates_file
+from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.contract import (
     EncodedMedium,
     Finished,
@@ -102,6 +104,19 @@ def chat_checkpoint(spec: TinySpec) -> Path:
 def chat_model(spec: TinySpec, dtype: str = "float32") -> LoadedModel:
     """A tiny checkpoint with everything around it, loaded once."""
     return load(chat_checkpoint(spec), dtype=dtype, device="cpu")
+
+
+@functools.cache
+def gates_of(loaded: LoadedModel) -> Path:
+    """Untrained gates of a model: they choose something, and always the same."""
+    random, config = torch.Generator().manual_seed(5), loaded.config.text
+    layers = {
+        layer: {name: torch.randn(shape, generator=random) for name, shape in gate_shapes(config, 4).items()}
+        for layer in config.attention_layers
+    }
+    path = Path(_scratch().name) / f"gates-{id(loaded)}.safetensors"
+    path.write_bytes(gates_file(layers, weights_digest(loaded.path, None)))
+    return path
 
 
 def picture(seed: int, size: tuple[int, int] = (64, 96)) -> PILImage.Image:
@@ -311,7 +326,8 @@ def cold(
     Args:
         like: what keys, values and states are kept as.
     """
-    kept = {"kv_dtype": like.kv_dtype, "kv_keep": like.kv_keep, "kept_states": like.kept_states}
+    kept: dict[str, Any] = {"kv_dtype": like.kv_dtype, "kv_keep": like.kv_keep, "kept_states": like.kept_states}
+    kept["kv_gates"] = like.kv_gates
     prompt = request.prompt
     digests = tuple((span.digest, span.grid_thw, span.start) for span in prompt.spans)
     key = (id(loaded), settings, *kept.values(), prompt.token_ids.tobytes(), digests, prompt.segments, request.params)

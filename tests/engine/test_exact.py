@@ -35,6 +35,7 @@ from tests.engine.exact import (
     cold,
     commit,
     dialog,
+    gates_of,
     picture,
     serve,
     turns,
@@ -308,6 +309,8 @@ def test_a_start_inside_a_video_equals_cold(
         (MODELS[1], "k=tq3,v=tq4", "0.6", "float32"),
         ((DENSE, "float32"), "auto", "1", "bf16"),
         ((DENSE, "float32"), "auto", "text=0.5,media=0.3", "float32"),
+        ((DENSE, "bfloat16"), "int8", "0.5 gated", "float32"),
+        (MODELS[1], "auto", "text=1,media=0.4 gated", "float32"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value[0].name}-{value[1]}",
 )
@@ -317,7 +320,9 @@ def test_every_type_that_is_kept_equals_cold(
     """From memory, after an eviction, on a branch, and from the disk after a restart."""
     loaded = chat_model(*model)
     chat = Chat(loaded)
+    kv_keep, _, gated = kv_keep.partition(" ")
     kept: dict[str, Any] = {"kv_dtype": kv_dtype, "kv_keep": kv_keep, "kept_states": kept_states}
+    kept["kv_gates"] = gates_of(loaded) if gated else "none"
     settings = cache_settings(loaded, directory=tmp_path, **kept)
     messages = turns(six_turns(images=kv_keep != "1", video=False))[2]
     engine = Engine(loaded, SETTINGS, settings)
@@ -329,6 +334,11 @@ def test_every_type_that_is_kept_equals_cold(
         whole = cold(loaded, chat.request(messages), like=replace(settings, kv_keep="1"))
         assert not torch.equal(last.logits, whole.logits)
         assert 0 < last.result.cache.num_evicted_tokens < last.result.cache.num_cached_tokens
+    if gated:
+        by_keys = cold(loaded, chat.request(messages), like=replace(settings, kv_gates="none"))
+        assert not torch.equal(last.logits, by_keys.logits)
+        other = Engine(loaded, SETTINGS, replace(settings, kv_gates="none"))
+        assert other.runtime.root != engine.runtime.root
     if kept_states != "float32":
         unrounded = cold(loaded, chat.request(messages), like=replace(settings, kept_states="float32"))
         assert not torch.equal(last.logits, unrounded.logits)

@@ -20,7 +20,7 @@ from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.step_graph import shared_memory
 from qwen35mm.model import LoadedModel, load
-from tests.engine.exact import Chat, assistant, cache_settings, picture, user
+from tests.engine.exact import Chat, assistant, cache_settings, gates_of, picture, user
 
 CONTEXT = 1024
 SETTINGS = EngineSettings(context_length=CONTEXT, chunk_tokens=32, slots=4)
@@ -65,25 +65,27 @@ def questions(chat: Chat) -> tuple[Request, Request]:
     return first, chat.request([QUESTION, assistant("A red circle."), user("And where is it, please?")])
 
 
-@pytest.mark.parametrize("kv_keep", ["1", "0.5"])
+@pytest.mark.parametrize("kv_keep", ["1", "0.5", "0.5 gated"])
 def test_a_cache_hit_has_the_bits_of_a_cold_prompt(
     loaded: LoadedModel, chat: Chat, kv_keep: str, tmp_path: Path
 ) -> None:
     first, second = questions(chat)
-    num_cold, cold = exported(engine(loaded, reuse=False, kv_keep=kv_keep).runtime, second)
+    kv_keep, _, gated = kv_keep.partition(" ")
+    kept: dict[str, Any] = {"kv_keep": kv_keep, "kv_gates": gates_of(loaded) if gated else "none"}
+    num_cold, cold = exported(engine(loaded, reuse=False, **kept).runtime, second)
     assert num_cold == 0
     assert len(cold["k"]) == len(loaded.config.text.attention_layers) == 3
     assert cold["k"][-1].abs().amax() > 0, "the layer's own"
     assert (cold["k"].shape[1] < len(second.prompt.token_ids)) == (kv_keep != "1")
 
-    warm = engine(loaded, directory=tmp_path, kv_keep=kv_keep)
+    warm = engine(loaded, directory=tmp_path, **kept)
     exported(warm.runtime, first)
     num_cached, found = exported(warm.runtime, second)
     assert num_cached > 0
     assert all(torch.equal(found[name], cold[name]) for name in cold)
 
     warm.flush()
-    num_cached, found = exported(engine(loaded, directory=tmp_path, kv_keep=kv_keep).runtime, second)
+    num_cached, found = exported(engine(loaded, directory=tmp_path, **kept).runtime, second)
     assert num_cached > 0
     assert all(torch.equal(found[name], cold[name]) for name in cold)
 

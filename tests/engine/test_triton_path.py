@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from qwen35mm.cache.gates import GatedScores, KVGates
+from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
+from qwen35mm.engine.prefill import Prefill
 from qwen35mm.model import LoadedModel, Qwen35Model, layers, load, mlp, weight_formats
 from qwen35mm.model.weight_formats import CardWeight, Weight
 from tests.engine import exact
@@ -18,6 +23,7 @@ from tests.engine.exact import (
     cache_settings,
     chat_checkpoint,
     chat_model,
+    gates_of,
     picture,
     results,
     user,
@@ -60,8 +66,8 @@ def card_model(spec: TinySpec, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
         return load(chat_checkpoint(spec), dtype="float32", device="cpu")
 
 
-def engine_of(loaded: LoadedModel, kv_dtype: str, *, slots: int) -> Engine:
-    cache = cache_settings(loaded, num_tokens=768, kv_dtype=kv_dtype)
+def engine_of(loaded: LoadedModel, kv_dtype: str, *, slots: int, **options: Any) -> Engine:
+    cache = cache_settings(loaded, num_tokens=768, kv_dtype=kv_dtype, **options)
     return Engine(loaded, EngineSettings(context_length=256, slots=slots), cache)
 
 
@@ -100,6 +106,25 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
         assert in_company[request.id].token_ids == expected[request.id].token_ids
         assert on_triton[request.id].token_ids == expected[request.id].token_ids
     assert expected[asked[1].id].token_ids != expected[asked[2].id].token_ids
+
+
+def test_gates_see_what_they_see_on_the_processors_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, asked = chat_model(DENSE), requests(DENSE)[1]
+    gates = KVGates.read(gates_of(plain), plain.config.text, weights_digest(plain.path, None))
+    found = []
+    for loaded in (plain, plain, card_model(DENSE, monkeypatch)):
+        if loaded is not plain:
+            run_on_triton(loaded.model, monkeypatch)
+        scores = GatedScores(gates)
+        with closing(Prefill(engine_of(loaded, "auto", slots=1).runtime, asked, watch=scores)) as prefill:
+            while not prefill.done:
+                prefill.step()
+        found.append(scores.take())
+    for layer, (own, again, on_triton) in ((layer, [each[layer] for each in found]) for layer in gates.layers):
+        assert own.shape == (len(asked.prompt.token_ids), plain.config.text.num_key_value_heads), layer
+        assert torch.equal(own, again)
+        assert torch.allclose(own, on_triton, atol=1e-4)
+        assert own.std() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,25 @@ async def test_the_old_weights_are_gone_before_the_new_ones_come(
     assert held == [None]
 
 
-async def test_an_adapter_stays_with_its_model(make: Make, other: Path, tmp_path: Path) -> None:
+async def test_an_adapter_and_gates_stay_with_their_model(
+    make: Make, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapter = write_adapter(tmp_path / "adapter")
-    switch = make(options=replace(OPTIONS, lora=(LoraChoice(adapter),)))
-    named = []
+    cache = replace(OPTIONS.cache, kv_gates="some.safetensors")
+    switch = make(options=replace(OPTIONS, lora=(LoraChoice(adapter),), cache=cache))
+    named, gates, load = [], [], BackendOptions.load
+
+    def watch(self: BackendOptions, *args: object, **options: object) -> LocalBackend:
+        gates.append(self.cache.kv_gates)
+        return load(self, *args, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(BackendOptions, "load", watch)
     for source in (demo_model_path(), other, demo_model_path()):
         await switch.switch(source, context_length=512)
         switch.forecast()
         named.append([each.name for each in switch.loaded.adapters])
     assert named == [["adapter"], [], ["adapter"]]
+    assert gates == ["auto", "some.safetensors"], "the first one was loaded before"
 
 
 async def test_another_context_keeps_the_weights(make: Make) -> None:

@@ -4,7 +4,7 @@
 
 The bundled model answers about facts told some 2,000 tokens ago, and about a picture 150, 450 and 2,000 tokens back
 (that far back it hardly knows pictures, evicted or not). Teacher-forced: for each right answer, the mean loss of its
-tokens, and whether all of them are the likeliest. `gates` are the bundled ones, `keys` is what chooses without gates.
+tokens, and whether all of them are the likeliest. `gates` adds the bundled ones to `keys`, which chooses without them.
 The others are scores of kvpress 0.5.4 (github.com/NVIDIA/kvpress), written anew: it hooks `self_attn` of every layer,
 which Qwen3.5's linear layers don't have. `window` keeps a segment's newest tokens. All of them choose from the same
 segments and keep the same first tokens.
@@ -151,6 +151,8 @@ OTHERS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], _Score]] = 
     "KeyDiff": lambda _: keydiff,
     "Expected-Attention": lambda queries_of: lambda k: expected_attention(k, queries_of(k)),
     "Knorm": lambda _: lambda k: -k.norm(dim=-1),
+    # Beside them nothing counts.
+    "gates alone": lambda _: lambda k: torch.zeros(k.shape[:2]),
     "window": lambda _: lambda k: torch.arange(float(len(k)))[:, None].repeat(1, k.shape[1]),
     "random": lambda _: chance,
 }
@@ -171,7 +173,7 @@ def main() -> None:
         for name, share in ((name, share) for name in args.scores for share in args.shares):
             score = OTHERS[name](queries_of) if name in OTHERS else eviction.key_scores
             with patch("qwen35mm.cache.kv_pool.key_scores", score):
-                gates = "auto" if name == "gates" else "none"
+                gates = "auto" if name.startswith("gates") else "none"
                 table[f"{share} {name}"] = measure(loaded, asked, read, share, gates)
     kinds = list(next(iter(table.values())))
     print(f"| kept; loss, right in % | {' | '.join(kinds)} |\n|{'---|' * (len(kinds) + 1)}")

@@ -2,7 +2,7 @@
 
 Each head of each layer keeps as many tokens as every other: those whose keys are long and far from the segment's mean
 key. (Keys like many others say little: KeyDiff, arXiv:2504.15364. How the choice was made: docs/decisions.md.) Where a
-model has gates (`gates.py`), these score instead. The choice depends on the segment alone, so a conversation that
+model has gates (`gates.py`), their scores are added. The choice depends on the segment alone, so a conversation that
 continues from the cache keeps the same ones.
 """
 
@@ -76,10 +76,10 @@ def key_scores(k: torch.Tensor) -> torch.Tensor:
         [n, heads].
     """
     far, long = (torch.linalg.vector_norm(each, dim=-1) for each in (k - k.mean(0), k))
-    return _standard(far) + _standard(long)
+    return standard(far) + standard(long)
 
 
-def _standard(x: torch.Tensor) -> torch.Tensor:
+def standard(x: torch.Tensor) -> torch.Tensor:
     """x: [n, heads], moved and scaled to mean 0 and variance 1 in each head."""
     centred = x - x.mean(0)
     return centred / centred.square().mean(0).sqrt().clamp(min=1e-6)

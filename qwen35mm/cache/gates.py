@@ -2,7 +2,8 @@
 
 After Fast KVzip (arXiv:2601.17668): in each KV head a token's key stands against a few learned ones, the sinks, and the
 score is the share that it gets of its own query's attention. Here all heads of a layer share one low-rank projection,
-so that a gate has about a thousandth of its layer's parameters. `qwen35mm gates` makes the file.
+so that a gate has about a thousandth of its layer's parameters. Its scores are added to those of the keys, which is
+better than either alone (docs/decisions.md). `qwen35mm gates` makes the file.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qwen35mm.cache.eviction import EvictedRows, key_scores
+from qwen35mm.cache.eviction import EvictedRows, key_scores, standard
 from qwen35mm.cache.kv_files import map_tensors
 from qwen35mm.cache.placement import Devices, layer_devices, mib, moved, stack, to_device
 from qwen35mm.config import ModelConfig
@@ -253,16 +253,16 @@ class KVBlockPool:
         """Moves the rows that each head keeps of places `start` to `stop` to the first of these places, in order.
 
         Args:
-            scores: by layer, [stop - start, Hkv] float32, of gates; where there are none, the keys are scored.
+            scores: by layer, [stop - start, Hkv] float32, of gates; they add to the keys' scores.
         """
         rows = self._rows(blocks, start, stop)
         there = {device: moved(rows, device) for device in self._by_device}
         for layer_idx, pair in self.layers.items():
             places = there[pair[0].device]
             k, v = (each.index_select(0, places) for each in pair)
-            found = scores.get(layer_idx)
-            if found is None:
-                found = key_scores(self.formats[0].dequantise(k, torch.float32))
+            found = key_scores(self.formats[0].dequantise(k, torch.float32))
+            if layer_idx in scores:
+                found += standard(scores[layer_idx])
             chosen = kept.choose(found)[..., None]
             for rows_of, each in zip(pair, (k, v), strict=True):
                 rows_of.index_copy_(0, places[: len(chosen)], each.gather(0, chosen.expand(-1, -1, each.shape[-1])))

@@ -68,12 +68,13 @@ class Runtime:
         reuse: whether the cache keeps anything after a request.
         cache_settings: among others, the types of cached keys, values and states.
         kv_keep: how many keys and values a finished segment keeps.
-        gates: choose which ones; None where all are kept, or their own form decides.
+        gates: help to choose which ones; None where all are kept, or the keys alone decide.
         slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
 
     Raises:
         ConfigError: the context is longer than the model's positions, memory can't hold one sequence, or the cache's
             folder isn't usable.
+        CheckpointError: the gates aren't usable.
     """
 
     def __init__(

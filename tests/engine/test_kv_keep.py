@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,10 @@ import torch
 from transformers import Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_keep import NUM_SINKS, WHOLE_ROWS, KVKeep
 from qwen35mm.contract import Image, SamplingParams
-from qwen35mm.engine import Engine
+from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.prompt import Prompt, cut_segments
 from tests.engine.exact import (
@@ -42,11 +45,15 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def by_keys(keys: np.ndarray, inputs: np.ndarray) -> np.ndarray:
     far, long = (np.linalg.norm(each, axis=1) for each in (keys - keys.mean(0), keys))
-    return (far - far.mean()) / far.std() + (long - long.mean()) / long.std()
+    return standard(far) + standard(long)
+
+
+def standard(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean()) / x.std()
 
 
 def by_gate(gate: dict[str, np.ndarray], head: int) -> Scores:
-    """Token by token: the key's share of its query's attention, beside the sinks; the mean of the head's queries."""
+    """Beside the keys, token by token: a key's share of its query's attention, with the sinks; the queries' mean."""
     dim = len(gate["key_norm"])
     per_head = gate["bias"].shape[1]
 
@@ -64,7 +71,7 @@ def by_gate(gate: dict[str, np.ndarray], head: int) -> Scores:
             shares.append(own / (own + sum(math.exp(query @ sink / math.sqrt(dim)) for sink in gate["sinks"][head])))
         return sum(shares) / per_head
 
-    return lambda keys, inputs: np.array([score(x) for x in inputs])
+    return lambda keys, inputs: by_keys(keys, inputs) + standard(np.array([score(x) for x in inputs]))
 
 
 def evicted(
@@ -185,3 +192,10 @@ def test_a_context_of_short_segments_has_rows_for_every_prompt(min_segment: int)
     for keep in (KVKeep(0.5, 0.5), KVKeep(0.1, 0.1), KVKeep(0.99, 0.3)):
         assert keep.all_rows(prompt) <= keep.most_rows(num_tokens, min_segment)
     assert (KVKeep(0.5, 0.5).all_rows(prompt) > KVKeep(0.5, 0.5).most_rows(num_tokens)) == (min_segment == 1)
+
+
+def test_a_backend_plans_for_its_own_segments() -> None:
+    loaded = chat_model(TWO_LAYERS)
+    cache, settings = cache_settings(loaded, num_tokens=16_384, kv_keep="0.5"), EngineSettings(context_length=16_384)
+    with closing(LocalBackend(loaded, settings=replace(settings, slots=1), cache=cache, min_segment=16)) as backend:
+        assert backend.engine.plan.context_rows == KVKeep(0.5, 0.5).most_rows(16_384, 16)

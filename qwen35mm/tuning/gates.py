@@ -44,7 +44,7 @@ _CONTEXT = 8_192
 _BUDGET = MediaBudget(max_image_tokens=512, max_video_tokens=1024)
 # Queries whose attention is computed at a time.
 _QUERIES = 128
-# The last of so many conversations is held out.
+# One conversation of so many is held out.
 _HELD_OUT = 8
 _BATCH, _RATE, _WARM_UP = 1024, 2e-2, 0.1
 # Less attention than this is none, and so many tokens at either end share its value.
@@ -177,8 +177,8 @@ class _Reader:
         chosen = order[: self._settings.tokens].sort().values
         found: dict[str, torch.Tensor] = {}
         for index, layer in enumerate(self._runtime.pools.kv.layers):
-            k = self._runtime.pools.kv.formats[0].dequantise(keys[index], torch.float32)
-            need = needs(seen.queries(layer), k.to(seen.queries(layer).device), num_tokens)
+            q, k = seen.queries(layer), self._runtime.pools.kv.formats[0].dequantise(keys[index], torch.float32)
+            need = needs(q, k.to(q.device), num_tokens)
             found[f"{layer}.x"] = seen.inputs(layer)[chosen].to("cpu", torch.bfloat16)
             found[f"{layer}.need"] = _levels(need.cpu())[chosen]
         return found

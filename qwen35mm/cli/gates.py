@@ -1,4 +1,4 @@
-"""`qwen35mm gates`: gates that choose which keys and values `--kv-keep` keeps."""
+"""`qwen35mm gates`: gates that help to choose which keys and values `--kv-keep` keeps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gates(
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Train gates that choose what --kv-keep keeps. The same command resumes."""
+    """Train gates that help to choose what --kv-keep keeps. The same command resumes."""
     words = None if text is None else read_text(text)
     with quick_imports():
         from rich.console import Console

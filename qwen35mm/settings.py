@@ -443,6 +443,13 @@ class PageOptions:
     ] = None
     no_api: Annotated[bool, _page("--no-api", help="Answer only the page: no programs, no Gradio clients.")] = False
     mcp: Annotated[bool, _page("--mcp", help="Offer the endpoint /chat as an MCP tool.")] = False
+    read_web: Annotated[
+        bool,
+        _page(
+            "--read-web",
+            help="Let people have web addresses read into their messages. On your own page the settings can allow it.",
+        ),
+    ] = False
     backend: Annotated[
         str | None,
         _server(metavar="URL", help="An OpenAI-compatible server that answers instead of a model on this machine."),

@@ -39,7 +39,7 @@ SPACE_TORCH = "torch>=2.9,<2.12"
 # Which extras a place may import from, besides the dependencies.
 EXTRAS_OF = {
     "qwen35mm/web/": ["chat", "desktop"],
-    "qwen35mm/chat/": ["chat"],
+    "qwen35mm/chat/": ["chat", "web"],
     "qwen35mm/server/": ["serve", "ray"],
     "qwen35mm/cli/serve.py": ["serve"],
     "qwen35mm/http/": ["serve"],

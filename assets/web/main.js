@@ -394,6 +394,7 @@ class Page {
   async changePreferences(/** @type {Preferences} */ values) {
     if (!(await this.state.changePreferences(values))) return;
     useColours(this.state.preferences.colours);
+    this.composer.drawLinks();
     if ("language" in values) location.reload();
   }
 

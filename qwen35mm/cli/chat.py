@@ -76,7 +76,7 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
     if is_shared(page.host):
         raise ConfigError("--ui gradio is for one person on this machine: leave out --host, or give 127.0.0.1.")
     lacking = {
-        page: ("auth", "auth_file", "guests", "data_dir", "api_key_file", "no_api", "mcp"),
+        page: ("auth", "auth_file", "guests", "data_dir", "api_key_file", "no_api", "mcp", "read_web"),
         http: ("cors_origin", "embed_origin", "base_path"),
     }
     for name in (name for options, names in lacking.items() for name in names if getattr(options, name)):
@@ -193,6 +193,7 @@ def _how(page: PageOptions, shared: bool) -> dict[str, Any]:
     """The address of the page, and its users."""
     data_dir = page.data_dir or (None if shared else user_folder("data"))
     address = {"host": page.host, "port": page.port, "token": page.token, "calls": not page.no_api, "mcp": page.mcp}
+    address["read_web"] = page.read_web
     who = {"auth": page.auth or (), "auth_file": page.auth_file, "guests": page.guests}
     return {**address, **who, "data_dir": data_dir}
 

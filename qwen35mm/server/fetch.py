@@ -1,4 +1,4 @@
-"""Fetches media from the internet, and only from there, within limits.
+"""Fetches files and pages from the internet, and only from there, within limits.
 
 A name is looked up once, all its addresses must be global, and the connection goes to an address that was checked: the
 name can't lead somewhere else in between. Redirects are followed here, with the same check for each.
@@ -11,13 +11,16 @@ import functools
 import ipaddress
 import socket
 import ssl
+from dataclasses import dataclass
 
 import anyio
 import httpx
 
+from qwen35mm.errors import PromptError
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.parts import Fetch
 from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.say import decimal, said_of, say
 
 MAX_REDIRECTS = 3
 # For one file, redirects included.
@@ -27,36 +30,62 @@ _GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """A file of the internet.
+
+    Attributes:
+        kind: its server's word for it, such as `text/html`; empty if it says nothing.
+        address: where it was in the end.
+    """
+
+    data: bytes
+    kind: str
+    address: str
+
+
 def fetch_media(limits: MediaLimits) -> Fetch:
     """Makes a function that fetches an address, up to the largest size of a medium."""
     max_bytes = limits.max_bytes(None)
 
     async def fetch(address: str, place: str) -> bytes:
         try:
-            with anyio.fail_after(TIMEOUT_S):
-                return await _read(address, max_bytes)
-        except TimeoutError:
-            reason = f"it didn't come within {TIMEOUT_S:.0f} seconds"
-        except _RefusedError as error:
-            reason = str(error)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
-            # The library's messages may reveal what is in this network.
-            reason = "it can't be reached"
-        raise ApiError(400, f"{place} can't be fetched: {reason}.", place)
+            return (await fetch_public(address, max_bytes)).data
+        except PromptError as error:
+            raise ApiError(400, f"{place} can't be fetched: {error}.", place) from None
 
     return fetch
+
+
+async def fetch_public(address: str, max_bytes: int) -> Fetched:
+    """Fetches an address.
+
+    Raises:
+        PromptError: it isn't of the internet, too large, or can't be reached; the message is a reason in words, without
+            a full stop.
+    """
+    try:
+        with anyio.fail_after(TIMEOUT_S):
+            return await _read(address, max_bytes)
+    except TimeoutError:
+        raise PromptError(say("it didn't come within {n} seconds", n=round(TIMEOUT_S))) from None
+    except _RefusedError as error:
+        raise PromptError(said_of(error)) from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
+        # The library's messages may reveal what is in this network.
+        raise PromptError(say("it can't be reached")) from None
 
 
 class _RefusedError(Exception):
     """The address isn't fetched; the message says why."""
 
 
-async def _read(address: str, max_bytes: int) -> bytes:
+async def _read(address: str, max_bytes: int) -> Fetched:
     for _ in range(MAX_REDIRECTS + 1):
         url = httpx.URL(address)
         is_plain = url.scheme in ("http", "https") and url.host and not url.userinfo
         if not is_plain or url.port == 0 or (url.port or 0) > 65_535:
-            raise _RefusedError("only http and https addresses without a password are read")
+            raise _RefusedError(say("only http and https addresses without a password are read"))
         # Uses neither proxies nor passwords of this machine.
         async with httpx.AsyncClient(verify=_trusted(), trust_env=False, follow_redirects=False) as client:
             answer = await _open(client, url)
@@ -65,11 +94,12 @@ async def _read(address: str, max_bytes: int) -> bytes:
                     address = str(url.join(answer.headers.get("location", "")))
                     continue
                 if answer.status_code != 200:
-                    raise _RefusedError(f"its server answered {answer.status_code}")
-                return await _body(answer, max_bytes)
+                    raise _RefusedError(say("its server answered {status}", status=str(answer.status_code)))
+                data = await _body(answer, max_bytes)
+                return Fetched(data, answer.headers.get("content-type", "").partition(";")[0].strip().lower(), address)
             finally:
                 await answer.aclose()
-    raise _RefusedError(f"it was redirected more than {MAX_REDIRECTS} times")
+    raise _RefusedError(say("it was redirected more than {n} times", n=MAX_REDIRECTS))
 
 
 @functools.cache
@@ -96,9 +126,9 @@ async def _global_address(host: str, port: int) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
     if not all(map(_is_of_the_internet, addresses)):
-        raise _RefusedError("it isn't an address of the internet")
+        raise _RefusedError(say("it isn't an address of the internet"))
     if not addresses:
-        raise _RefusedError("it can't be reached")
+        raise _RefusedError(say("it can't be reached"))
     return str(addresses[0])
 
 
@@ -116,10 +146,11 @@ def _is_of_the_internet(address: ipaddress.IPv4Address | ipaddress.IPv6Address) 
 
 async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise _RefusedError("its server compressed it")
+        raise _RefusedError(say("its server compressed it"))
     body = bytearray()
     async for piece in answer.aiter_raw():
         body += piece
         if len(body) > max_bytes:
-            raise _RefusedError(f"it has more than the {max_bytes / 2**20:,.0f} MiB that are taken")
+            most = decimal(max_bytes / 2**20, 0)
+            raise _RefusedError(say("it has more than the {most} MiB that are taken", most=most))
     return bytes(body)

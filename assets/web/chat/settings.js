@@ -92,7 +92,7 @@ export class SettingsPanel {
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
         button("plain reset", t("Keyboard shortcuts"), showShortcuts),
       ]),
-      fieldset(t("Chats"), [this.app.titles && this.titles(), this.archives]),
+      fieldset(t("Chats"), [this.app.titles && this.titles(), this.app.web !== null && this.web(), this.archives]),
       this.network(),
     );
   }
@@ -162,6 +162,13 @@ export class SettingsPanel {
     box.addEventListener("change", () => this.prefer({ titles: box.checked }));
     const hint = h("small", t("After the first answer, while the model is idle."));
     return h("label.check.row", box, h("span", t("Generate chat titles"), hint));
+  }
+
+  web() {
+    const box = h("input", { type: "checkbox", checked: this.preferences.read_web ?? this.app.web ?? false });
+    box.addEventListener("change", () => this.prefer({ read_web: box.checked }));
+    const hint = h("small", t("Offers to read links in a message: the text and pictures of the page are added."));
+    return h("label.check.row", box, h("span", t("Read web addresses"), hint));
   }
 
   /** A field, and a slider beside it where the range is small. */

@@ -182,6 +182,10 @@ export const upload = (file, onProgress) =>
     onProgress,
   );
 
+/** Reads a web address, as if its text and pictures were uploaded. @type {(address: string) => Upload} */
+export const readPage = (address) =>
+  sendFile(`web_page?address=${encodeURIComponent(address)}${isTemporary ? "&temporary=1" : ""}`, null);
+
 /** Whether files that are uploaded from now on are a temporary conversation's. */
 let isTemporary = false;
 export function uploadFor(/** @type {boolean} */ temporary) {

@@ -271,6 +271,8 @@ export interface App {
   settings: Fields;
   /** Whether the model can write titles. */
   titles: boolean;
+  /** Whether web addresses are read where a person doesn't say; null where they never are. */
+  web: boolean | null;
   /** Whether another model can be chosen. */
   models: boolean;
   /** The real model to offer beside the practice model; null where there is none to offer. */
@@ -295,6 +297,8 @@ export interface Preferences {
   colours?: string;
   /** Whether the model writes titles; it does unless this is false. */
   titles?: boolean;
+  /** Whether a link in a message can be read. */
+  read_web?: boolean;
   settings?: Settings;
 }
 

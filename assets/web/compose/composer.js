@@ -29,6 +29,8 @@ const CLIPS =
   ".3g2,.3gp,.asf,.avi,.dv,.flv,.m2ts,.m2v,.m4v,.mkv,.mov,.mp4,.mpeg,.mpg,.mts,.mxf,.ogv,.qt,.ts,.vob,.webm,.wmv";
 const ACCEPTED = `image/*,video/*,${CLIPS},.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml`;
 
+const MOST_LINKS = 3;
+
 // Enter on a screen's keyboard begins a line: there is no Shift+Enter.
 const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 
@@ -51,6 +53,9 @@ const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 export class Composer {
   #isRunning = false;
   #suggested = "";
+  /** Addresses in the message that were read already. @type {Set<string>} */
+  #read = new Set();
+  #links = "";
   /** What is drawn of each file. @type {WeakMap<DraftFile, { drawn: string, element: HTMLElement }>} */
   #thumbnails = new WeakMap();
   /** What is chosen of each video. @type {WeakMap<DraftFile, ClipEditor>} */
@@ -87,6 +92,7 @@ export class Composer {
       this.attach(this.picker.files ?? []);
       this.picker.value = "";
     });
+    this.links = h("div.links.row.wrap", { hidden: true });
     this.strip = h("div.strip.row.wrap", { role: "group", "aria-label": t("Attached files") });
     this.films = h("div.films");
     this.twice = h("input", { type: "checkbox" });
@@ -120,6 +126,7 @@ export class Composer {
       this.twiceLine,
       this.sliders.element,
       this.text,
+      this.links,
       bar,
       this.picker,
     ]);
@@ -266,7 +273,33 @@ export class Composer {
     if (this.text.value !== this.draft.text) this.text.value = this.draft.text;
     style.height = "auto";
     style.height = `${Math.min(this.text.scrollHeight, window.innerHeight * 0.35)}px`;
+    this.drawLinks();
     this.drawButtons();
+  }
+
+  /** Offers to read the addresses that the message has. */
+  drawLinks() {
+    const { draft, state, app } = this;
+    if (draft.isEmpty) this.#read.clear();
+    const reads = app.web !== null && (state.preferences.read_web ?? app.web);
+    const offered = reads ? linksOf(draft.text).filter((each) => !this.#read.has(each)) : [];
+    const drawn = offered.join("\n");
+    this.links.hidden = !drawn;
+    if (drawn === this.#links) return;
+    this.#links = drawn;
+    const read = (/** @type {string} */ address) => {
+      this.#read.add(address);
+      draft.read(address);
+      this.text.focus();
+    };
+    redraw(
+      this.links,
+      offered.map((address) =>
+        button("plain", [icon("file"), t("Read {name}", { name: new URL(address).host })], () => read(address), {
+          title: address,
+        }),
+      ),
+    );
   }
 
   /** During an answer a message can be sent too: it waits for the answer's end. */
@@ -308,7 +341,8 @@ export class Composer {
     const before = this.#thumbnails.get(file);
     const element = before?.drawn === drawn ? before.element : this.drawThumbnail(file);
     this.#thumbnails.set(file, { drawn, element });
-    const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
+    const sent = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
+    const uploading = share === undefined ? t("Reading") : sent;
     const words = error || digest ? said(error ?? label ?? "") : uploading;
     element.classList.toggle("bad", Boolean(error));
     element.title = [name, words, ...notes.map(said)].join("\n");
@@ -401,4 +435,10 @@ export function takeDrops(element, take) {
     mark(-depth);
     take(event.dataTransfer?.files ?? []);
   });
+}
+
+/** The first web addresses of a text, without a sentence's signs at their ends. */
+function linksOf(/** @type {string} */ text) {
+  const found = (text.match(/https?:\/\/[^\s<>"`]+/g) ?? []).map((each) => each.replace(/[.,;:!?'")\]}]+$/, ""));
+  return [...new Set(found)].filter((each) => URL.canParse(each)).slice(0, MOST_LINKS);
 }

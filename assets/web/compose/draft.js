@@ -6,7 +6,7 @@
 /** @import { Writing } from "./drafts.js" */
 
 import { isAway } from "../chat/connection.js";
-import { debounce, Problem, upload } from "../common/api.js";
+import { debounce, Problem, readPage, upload } from "../common/api.js";
 import { said, t } from "../common/words.js";
 import { asksTwice } from "../media/times.js";
 import { browserStorage, Drafts, outgoing, Sheet } from "./drafts.js";
@@ -17,6 +17,7 @@ const MEASURE_AFTER_MS = 150;
 const COST = "cost";
 
 /** @typedef {import("./drafts.js").DraftFile} DraftFile */
+/** @typedef {(onProgress: (share: number | null) => void) => Upload} Start */
 
 /**
  * A message that was sent by the person, and waits for its files or for an answer. Its place, text and files are those
@@ -60,11 +61,13 @@ export class Draft {
    * @param {Requests} requests
    * @param {(file: File, onProgress: (share: number | null) => void) => Upload} send
    * @param {ConstructorParameters<typeof Drafts>[0]} storage
+   * @param {(address: string) => Upload} read
    */
-  constructor(desk, requests, send = upload, storage = browserStorage()) {
+  constructor(desk, requests, send = upload, storage = browserStorage(), read = readPage) {
     this.desk = desk;
     this.requests = requests;
     this.upload = send;
+    this.readPage = read;
     this.drafts = new Drafts(storage);
     this.sheet = this.drafts.of(null);
   }
@@ -140,16 +143,26 @@ export class Draft {
     for (const file of files) {
       /** @type {DraftFile} */
       const entry = { name: file.name || t("pasted"), share: 0, kind: null, digest: null };
-      this.sheet.files = [...this.files, entry];
-      entry.ready = this.#arrive(entry, file);
+      this.#expect(entry, (onProgress) => this.upload(file, onProgress));
     }
     this.desk.draw();
   }
 
+  /** Reads a web address: its text and pictures become files of the message. */
+  read(/** @type {string} */ address) {
+    this.#expect({ name: new URL(address).host, kind: null, digest: null }, () => this.readPage(address));
+    this.desk.draw();
+  }
+
+  #expect(/** @type {DraftFile} */ entry, /** @type {Start} */ start) {
+    this.sheet.files = [...this.files, entry];
+    entry.ready = this.#arrive(entry, start);
+  }
+
   /** Whether the message may be sent when the file has come, or was taken out. */
-  async #arrive(/** @type {DraftFile} */ entry, /** @type {File} */ file) {
+  async #arrive(/** @type {DraftFile} */ entry, /** @type {Start} */ start) {
     try {
-      this.#replace(entry, await this.#uploaded(entry, file));
+      this.#replace(entry, await this.#uploaded(entry, start));
       return true;
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
@@ -163,9 +176,9 @@ export class Draft {
   }
 
   /** Uploads a file, from its beginning again where the connection is lost. */
-  async #uploaded(/** @type {DraftFile} */ entry, /** @type {File} */ file) {
+  async #uploaded(/** @type {DraftFile} */ entry, /** @type {Start} */ start) {
     for (;;) {
-      const { promise, cancel } = this.upload(file, (share) => {
+      const { promise, cancel } = start((share) => {
         entry.share = share;
         this.desk.draw();
       });
@@ -174,7 +187,7 @@ export class Draft {
         return await promise;
       } catch (problem) {
         if (!isAway(problem)) throw problem;
-        entry.share = 0;
+        if (entry.share !== undefined) entry.share = 0;
         await Promise.race([this.desk.whenThere(), this.#takenOut(entry)]);
       }
     }

@@ -1,7 +1,7 @@
-"""Text and PDF files as context of a message: detects them, reads their text, and renders pages.
+"""Text and PDF files and web pages as context of a message: detects them, reads their text, and renders pages.
 
-PDFium is native code that isn't thread-safe, and it reads untrusted files. So it runs in a child process (pdf_worker)
-with limits on memory and time, and a file that crashes it only causes an error here.
+PDFium is native code that isn't thread-safe, and it reads untrusted files; web pages are parsed by libxml2. So both run
+in a child process (document_worker) with limits on memory and time. A file that crashes it only causes an error here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urljoin
 
 from PIL import Image
 
@@ -40,10 +42,11 @@ PDF_TIMEOUT_S = 60.0
 
 _HEAD_BYTES = 1 << 20
 _MAX_NAME_CHARS = 120
-_WORKER = Path(__file__).with_name("pdf_worker.py")
+_WORKER = Path(__file__).with_name("document_worker.py")
 _PDF_MAGIC = b"%PDF-"
 # PDF readers search this many bytes for the magic.
 _PDF_MAGIC_REACH = 1024
+_MARKDOWN_PICTURE = re.compile(r"!\[([^\]\n]{0,500})\]\(([^\s()]{1,4000})[^)\n]{0,500}\)")
 # PDFium's characters for a hyphen at the end of a line.
 _LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
 
@@ -182,6 +185,45 @@ def render_pdf_pages(
             yield picture, num_pages
 
 
+@dataclass(frozen=True)
+class WebPage:
+    """What a person would read of a web page.
+
+    Attributes:
+        text: Markdown; its pictures are their descriptions.
+        pictures: addresses, the first one stands for the page.
+    """
+
+    title: str
+    text: str
+    pictures: tuple[str, ...]
+
+
+def can_read_web_pages() -> bool:
+    """Whether the package that reads them is installed."""
+    return importlib.util.find_spec("trafilatura") is not None
+
+
+def read_web_page(path: Path, *, address: str, asker: Asker | None = None) -> WebPage:
+    """The main text of a web page.
+
+    Args:
+        path: its HTML.
+        address: where it was, for messages and for addresses that are relative to it.
+
+    Raises:
+        NoTextError: it has no text.
+        DocumentError: it can't be read.
+    """
+    work = {"task": "web", "address": address, "max_chars": MAX_TEXT_CHARS}
+    with closing(_answers(path, address, work, asker, package="trafilatura")) as answers:
+        found = next(answers)[0]
+    pictures = [found["picture"], *(match[2] for match in _MARKDOWN_PICTURE.finditer(found["text"]))]
+    addresses = [urljoin(address, each) for each in pictures if each]
+    text = _MARKDOWN_PICTURE.sub(lambda match: f"[picture: {match[1]}]" if match[1] else "", found["text"])
+    return WebPage(" ".join(found["title"].split()), text.strip(), tuple(dict.fromkeys(addresses)))
+
+
 def as_context(name: str, text: str) -> str:
     """A document for the prompt: its name, and its unchanged text between two fences of backticks.
 
@@ -206,7 +248,7 @@ def _pages(num_pages: int) -> Saying:
 
 
 def _answers(
-    path: Path, name: str, work: dict[str, Any], asker: Asker | None
+    path: Path, name: str, work: dict[str, Any], asker: Asker | None, package: str = "pypdfium2"
 ) -> Generator[tuple[dict[str, Any], bytes], None, None]:
     """Yields a child process's answers about a file; kills the process at the end."""
     num_bytes = path.stat().st_size
@@ -219,9 +261,11 @@ def _answers(
                 most=size(MAX_PDF_BYTES),
             )
         )
-    found = importlib.util.find_spec("pypdfium2")
+    found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        raise DocumentError(say("{name} can't be read here: PDF files need the package pypdfium2.", name=name))
+        raise DocumentError(
+            say("{name} can't be read here: it needs the package {package}.", name=name, package=package)
+        )
     request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
     # -I: neither this folder nor the environment affects the child's imports.
     process = subprocess.Popen(
@@ -242,7 +286,7 @@ def _answers(
                 num_pixel_bytes = header.get("stride", 0) * header.get("height", 0)
                 pixels = process.stdout.read(num_pixel_bytes)
                 if "error" in header or len(pixels) != num_pixel_bytes:
-                    raise _error(header.get("error", "crashed"), name)
+                    raise _error(header.get("error", "crashed"), name, is_web=package == "trafilatura")
                 yield header, pixels
     finally:
         clock.cancel()
@@ -251,7 +295,17 @@ def _answers(
         process.stdout.close()
 
 
-def _error(code: str, name: str) -> DocumentError:
+def _error(code: str, name: str, *, is_web: bool) -> DocumentError:
+    if is_web:
+        if code == "empty":
+            return NoTextError(
+                say("{name} has no text to read: it may be made by scripts, or need a login.", name=name)
+            )
+        return DamagedDocumentError(
+            say(
+                "{name} can't be read: it is damaged, or needs more memory or time than a web page may take.", name=name
+            )
+        )
     if code == "encrypted":
         return EncryptedDocumentError(
             say("{name} is locked with a password. Save a copy without one and send that.", name=name)

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat.documents.documents import can_read_web_pages
 from qwen35mm.chat.documents.encodings import ENCODINGS
 from qwen35mm.chat.quotas import ALONE, STRANGERS, STRANGERS_TEMPORARY, Usage
 from qwen35mm.chat.replies.drafts import answer_reserve
@@ -102,6 +103,7 @@ def build_app(
     calls: bool = True,
     mcp: bool = False,
     through_gradio: bool = False,
+    read_web: bool = False,
     servers: Servers | None = None,
     network_url: Callable[[], str | None] = lambda: None,
 ) -> Page:
@@ -121,6 +123,7 @@ def build_app(
         calls: whether Gradio's clients find an endpoint.
         mcp: whether the endpoint is also a tool of an MCP server.
         through_gradio: whether the page's stream goes through Gradio's queue; Gradio starts the server then.
+        read_web: whether web addresses are read, unless a person says no; else one's own page can allow it.
         servers: other servers whose models can be chosen; None if the model can't be changed.
         network_url: the address for people at other machines, once the server listens.
     """
@@ -146,6 +149,7 @@ def build_app(
             "taken": None if models is None else models.taken(),
             "server": describe_server(backend.info),
             "titles": titles.enabled,
+            "web": read_web if may_read_web else None,
             "through_gradio": through_gradio,
             "network": draw_address(network_url()),
             # Only people who were let in see this.
@@ -167,7 +171,13 @@ def build_app(
         return None if logins is None else logins.describe(name_of(person))
 
     api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles, account_of)
-    files = Files(store, people, backend, usage, examples)
+    # One's own page leaves it to the person, a shared one to its owner.
+    may_read_web = can_read_web_pages() and (read_web or not (shared or logins))
+
+    def reads_web(person: Person) -> bool:
+        return may_read_web and store.preferences(person.owner).get("read_web", read_web) is True
+
+    files = Files(store, people, backend, usage, examples, reads_web=reads_web)
     services = [api_of_chats, files, Previews(), Texts(store), *([models] if models else [])]
     turns_in_memory = Turns(backend, temporary, replies.beside(temporary), switch.larger_context if switch else None)
     chats_in_memory = TemporaryChats(temporary, lambda owner, each: turns_in_memory.stop(Person(owner), each))
@@ -176,7 +186,9 @@ def build_app(
         backend, temporary, replies.beside(temporary), turns_in_memory, describe, usage_in_memory, examples
     )
     requests = TemporaryRequests(people.asking, chats_in_memory, services, (api_in_memory, Texts(temporary)))
-    files_in_memory = Files(temporary, people, backend, usage_in_memory, examples, chats=chats_in_memory)
+    files_in_memory = Files(
+        temporary, people, backend, usage_in_memory, examples, chats=chats_in_memory, reads_web=reads_web
+    )
 
     async def watch(request: Request, answers: list[str]) -> AsyncGenerator[dict[str, Any], None]:
         person = people.asking(request)
@@ -252,10 +264,12 @@ def _login_routes(logins: Logins) -> list[BaseRoute]:
 def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> list[BaseRoute]:
     """The routes for requests and files; `temporary` has the files of temporary conversations."""
 
-    def upload(request: Request) -> Awaitable[Response]:
-        if temporary is not None and "temporary" in request.query_params:
-            return temporary.upload(request)
-        return files.upload(request)
+    def uploading(name: str) -> Handler:
+        def upload(request: Request) -> Awaitable[Response]:
+            is_temporary = temporary is not None and "temporary" in request.query_params
+            return getattr(temporary if is_temporary else files, name)(request)
+
+        return in_words(upload)
 
     def of_either(name: str) -> Handler:
         async def answer(request: Request) -> Response:
@@ -273,9 +287,10 @@ def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> 
 
     return [
         Route("/api/{name}", in_words(requests), methods=["POST"]),
-        Route("/upload", in_words(upload), methods=["POST"]),
+        Route("/upload", uploading("upload"), methods=["POST"]),
         Route("/pages", of_either("pdf_pages"), methods=["POST"]),
         Route("/recode", of_either("recode"), methods=["POST"]),
+        Route("/web_page", uploading("web_page"), methods=["POST"]),
         Route("/import", in_words(files.take_in), methods=["POST"]),
         Route("/export", in_words(files.export)),
         Route("/media/{digest}", of_either("media")),

@@ -14,13 +14,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
-from qwen35mm.chat.documents.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
+from qwen35mm.chat.documents.documents import (
+    WebPage,
+    detect_document,
+    read_pdf_text,
+    read_text,
+    read_web_page,
+    render_pdf_pages,
+)
 from qwen35mm.chat.documents.encodings import JUDGED
 from qwen35mm.chat.documents.svg import is_svg, svg_as_png
 from qwen35mm.chat.media.plans import admitted
@@ -36,10 +43,11 @@ from qwen35mm.chat.store.temporary import TemporaryChats
 from qwen35mm.contract import Backend
 from qwen35mm.decoding import asked_by
 from qwen35mm.decoding.processor import check_picture_by, kind_by, picture_by
-from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
+from qwen35mm.errors import NoTextError, NotFoundError, PromptError, Qwen35mmError, StorageError
 from qwen35mm.http.requests import number_of, request, while_waited_for
 from qwen35mm.http.sessions import HEADER
 from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker, Pool
+from qwen35mm.server.fetch import Fetched, fetch_public
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
@@ -51,6 +59,12 @@ T = TypeVar("T")
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
 MAX_PAGE_PICTURES = 32
+# Of a web page, or of a file at a web address.
+MAX_WEB_BYTES = 16 * 2**20
+MAX_WEB_PICTURES = 4
+_ICON_BYTES = 8 * 2**10
+_MAX_ADDRESS_CHARS = 4_000
+_PAGES = ("text/html", "application/xhtml+xml")
 _DOWNLOAD_S = 60.0
 # Uploaded files must not run scripts, nor be taken for another type.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
@@ -64,6 +78,7 @@ class Files:
         backend: has the limits for files, and reads media.
         usage: checks the limits of a person.
         examples: shown on an empty page.
+        reads_web: whether a person lets the program read web addresses.
         chats: the temporary conversations, if these are their files.
     """
 
@@ -75,6 +90,8 @@ class Files:
         usage: Usage,
         examples: Sequence[Sample] = (),
         chats: TemporaryChats | None = None,
+        *,
+        reads_web: Callable[[Person], bool] = lambda _: False,
     ) -> None:
         self._store = store
         self._people = people
@@ -82,6 +99,7 @@ class Files:
         self._usage = usage
         self._examples = examples
         self._chats = chats
+        self._reads_web = reads_web
         self._downloads: dict[str, tuple[Person, float]] = {}
         self._thumbnail = functools.lru_cache(maxsize=256)(self._make_thumbnail)
 
@@ -93,9 +111,17 @@ class Files:
         name = _file_name(request.query_params.get("name", ""))
         max_bytes = self._backend.media.limits.max_bytes(None)
         async with self._usage.receiving(person) as take, _received(request, repr(name), max_bytes, take) as file:
-            digest, num_bytes = await UPLOADS.run(self._store.media.add, file, max_bytes=max_bytes)
-            await REQUESTS.run(self._store.media.hold, person.owner, digest)
-        attachment = Attachment(digest, "image", name, num_bytes)
+            attachment = await self._held(person, name, file, max_bytes)
+        return JSONResponse(await self._attached(request, person, attachment))
+
+    async def _held(self, person: Person, name: str, file: BinaryIO, max_bytes: int) -> Attachment:
+        digest, num_bytes = await UPLOADS.run(self._store.media.add, file, max_bytes=max_bytes)
+        await REQUESTS.run(self._store.media.hold, person.owner, digest)
+        return Attachment(digest, "image", name, num_bytes)
+
+    async def _attached(self, request: Request, person: Person, attachment: Attachment) -> dict[str, Any]:
+        """The attachments for a message of a file that was received. Releases the file if it can't be used."""
+        digest = attachment.digest
         try:
             found = await UPLOADS.run(self._recognise, person, attachment)
             if isinstance(found, Attachment):
@@ -116,7 +142,58 @@ class Files:
             if isinstance(error, MediaError):
                 raise type(error)(with_names(said_of(error), [attachment])) from None
             raise
-        return JSONResponse(found)
+        assert isinstance(found, dict)
+        return found
+
+    async def web_page(self, request: Request) -> Response:
+        """`POST .../web_page?address=...`: the text and the pictures of a web page, or a file, as attachments."""
+        person = self._person(request, writes=True)
+        if not await REQUESTS.run(self._reads_web, person):
+            raise PromptError(say("Web addresses aren't read here. The settings can allow it."))
+        if self._chats is not None:
+            self._chats.heard(person.owner, None)
+        address = request.query_params.get("address", "")[:_MAX_ADDRESS_CHARS]
+        return JSONResponse(
+            await while_waited_for(request, lambda asker: self._web_page(request, person, address, asker))
+        )
+
+    async def _web_page(self, request: Request, person: Person, address: str, asker: Asker) -> dict[str, Any]:
+        # Each person's uploads and pages share one limit.
+        async with self._usage.receiving(person) as take:
+            try:
+                fetched = await fetch_public(address, MAX_WEB_BYTES)
+            except PromptError as error:
+                why = said_of(error)
+                raise PromptError(say("{address} can't be read: {why}.", address=address, why=why)) from None
+            take(len(fetched.data))
+            if fetched.kind not in _PAGES:
+                name = _file_name(unquote(urlsplit(fetched.address).path) or "page")
+                file = await self._held(person, name, io.BytesIO(fetched.data), MAX_WEB_BYTES)
+                return await self._attached(request, person, file)
+            page = await DOCUMENTS.run_for(person.line, _read_page, fetched, asker)
+            host = urlsplit(fetched.address).hostname or ""
+            title = " ".join(page.title.replace("/", " ").split())[:80] or "page"
+            name = _file_name(f"{title} ({host})")
+            text = f"{fetched.address}\n\n{page.text}"
+            attachments = [await UPLOADS.run(self._keep, person, name, "text", text.encode())]
+            for source in page.pictures[:MAX_WEB_PICTURES]:
+                # What can't be had is left out: the text is what was asked for.
+                with contextlib.suppress(Qwen35mmError):
+                    attachments += await self._web_picture(request, person, source, take)
+        return {"attachments": attachments}
+
+    async def _web_picture(
+        self, request: Request, person: Person, address: str, take: Callable[[int], None]
+    ) -> list[dict[str, Any]]:
+        """A picture of a web page; nothing for a small one, which is an icon."""
+        fetched = await fetch_public(address, self._backend.media.limits.max_bytes("image"))
+        if not fetched.kind.startswith("image/") or len(fetched.data) < _ICON_BYTES:
+            return []
+        take(len(fetched.data))
+        name = _file_name(unquote(urlsplit(fetched.address).path) or "picture")
+        held = await self._held(person, name, io.BytesIO(fetched.data), len(fetched.data))
+        found = (await self._attached(request, person, held))["attachments"]
+        return [each for each in found if each["kind"] == "image"]
 
     def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | str | None:
         """Detects an upload by its content: returns text's attachments, "svg", None for a (slow) PDF, else the
@@ -332,6 +409,13 @@ class Files:
         if writes and HEADER not in request.headers:
             raise NotFoundError(say("There is no such request."))
         return self._people.asking(request)
+
+
+def _read_page(fetched: Fetched, asker: Asker) -> WebPage:
+    with tempfile.TemporaryDirectory(prefix="qwen35mm-web-") as folder:
+        path = Path(folder, "page")
+        path.write_bytes(fetched.data)
+        return read_web_page(path, address=fetched.address, asker=asker)
 
 
 def _file_name(name: str) -> str:

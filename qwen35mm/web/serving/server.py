@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.accounts import AccountFile, GivenAccounts
+from qwen35mm.chat.documents.documents import can_read_web_pages
 from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies.replies import GRACE_S, Replies
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.chat.store.temporary import TemporaryStore, temporary_folder
 from qwen35mm.contract import Backend
-from qwen35mm.errors import ConfigError
+from qwen35mm.errors import ConfigError, MissingExtraError
 from qwen35mm.http.ends import end_signals, interrupt, wait_for_the_end
 from qwen35mm.http.run import ServerThread, tell_network
 from qwen35mm.http.sessions import PageToken
@@ -87,6 +88,7 @@ def serve(
     calls: bool = True,
     mcp: bool = False,
     through_gradio: bool = False,
+    read_web: bool = False,
     server: RemoteServer | None = None,
     max_replies: int | None = None,
     max_waiting: int = MAX_WAITING_EVENTS,
@@ -107,6 +109,8 @@ def serve(
         calls: whether Gradio's clients find the endpoint `chat`.
         mcp: whether the endpoint is also a tool of an MCP server.
         through_gradio: whether Gradio starts the server and queues the page's stream, as ZeroGPU needs.
+        read_web: whether web addresses are read into messages, unless a person says no. Without it, one's own page can
+            allow it in its settings.
         server: the server of the model, if `backend` is remote.
         max_replies: most replies in progress for one person; None is 4, or 1 if strangers share the page.
         max_waiting: most requests in Gradio's queue; more are refused.
@@ -115,8 +119,10 @@ def serve(
     Raises:
         ConfigError: the port, the address, the token or the accounts can't be used.
         StorageError: the folder can't be used.
-        MissingExtraError: the MCP SDK isn't installed.
+        MissingExtraError: the MCP SDK, or what reads web pages, isn't installed.
     """
+    if read_web and not can_read_web_pages():
+        raise MissingExtraError("Reading web addresses", "web")
     shared = is_shared(host)
     logins = _logins(auth, auth_file, guests, (STRANGERS if shared else ALONE).wrong_passwords)
     if token and (shared or logins):
@@ -149,6 +155,7 @@ def serve(
             calls=calls,
             mcp=mcp,
             through_gradio=through_gradio,
+            read_web=read_web,
             servers=Servers(folder / "servers.json", server),
             network_url=lambda: network_url,
         )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qwen35mm.chat.documents import documents, pdf_worker
+from qwen35mm.chat.documents import document_worker, documents
 from qwen35mm.chat.documents.documents import as_context, detect_document, read_pdf_text, read_text, render_pdf_pages
 from qwen35mm.errors import (
     DamagedDocumentError,
@@ -235,7 +235,7 @@ def test_a_damaged_pdf_is_an_error(file, content: bytes) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to its memory")
 def test_a_bomb_ends_with_its_process(file, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GB of drawing commands in 1 MB, which can't be held in a quarter of the memory that the child has."""
-    worker = Path(pdf_worker.__file__).read_text("utf-8")
+    worker = Path(document_worker.__file__).read_text("utf-8")
     small = worker.replace("MEMORY_BYTES = 2**30", "MEMORY_BYTES = 2**28")
     assert small != worker
     monkeypatch.setattr(documents, "_WORKER", file(small.encode(), "worker.py"))
@@ -274,7 +274,7 @@ def test_messages_tell_no_path(file, tmp_path: Path) -> None:
 def test_the_worker_needs_nothing_of_ours() -> None:
     code = (
         "import runpy, sys, json\n"
-        f"runpy.run_path({pdf_worker.__file__!r})\n"
+        f"runpy.run_path({document_worker.__file__!r})\n"
         "print(json.dumps([name for name in sys.modules if name.startswith(('qwen35mm', 'torch', 'PIL'))]))"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True, timeout=60)

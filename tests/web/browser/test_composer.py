@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from playwright.sync_api import Locator, Route, expect
 
 from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, box_of
+from tests.web.browser.access import check_access
 
 pytestmark = pytest.mark.browser
 
@@ -161,3 +163,36 @@ def test_thinking_system_prompt_and_preset_are_behind_plus_and_seen_while_they_a
         assert box["x"] + box["width"] <= 320
     on.get_by_role("button", name="Remove Brief").click()
     expect(chips).to_have_count(0)
+
+
+def test_a_link_is_read_into_the_message_where_the_person_allows_it(page: ChatPage) -> None:
+    """Off at first; what the program fetches is tests/web/serving/test_web_pages.py."""
+    pytest.importorskip("trafilatura")
+    link = page.page.get_by_role("button", name="Read example.org", exact=True)
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url.partition("address=")[2])
+        text = {"digest": "0" * 64, "kind": "text", "name": "Cats (example.org)", "num_bytes": 9, "label": "9 bytes"}
+        if "cats" in asked[-1]:
+            route.fulfill(json={"attachments": [text]})
+        else:
+            route.fulfill(json={"error": {"message": "It is gone.", "kind": "refused"}}, status=400)
+
+    page.page.route("**/web_page?*", answer)
+    page.box.fill("What is in (https://example.org/cats)?")
+    expect(page.box).to_be_focused()
+    expect(link).to_be_hidden()
+    page.open_settings().get_by_role("checkbox", name="Read web addresses").check()
+    page.page.keyboard.press("Escape")
+    expect(link).to_be_visible()
+    check_access(page.page)
+    link.click()
+    expect(page.thumbnails).to_have_attribute("title", re.compile("Cats"))
+    expect(link).to_be_hidden()
+    assert asked == ["https%3A%2F%2Fexample.org%2Fcats"]
+    page.box.fill("And https://example.org/dogs, https://example.net/?")
+    link.click()
+    expect(page.toasts).to_contain_text("It is gone.")
+    expect(page.thumbnails).to_have_count(1)
+    page.forgive()

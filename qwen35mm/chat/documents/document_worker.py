@@ -1,8 +1,8 @@
-"""Script that runs PDFium in a child process: a crash, an endless loop or a PDF bomb only ends this process.
+"""Script that runs PDFium and trafilatura in a child process: a crash, an endless loop or a bomb only ends that.
 
-It imports nothing of qwen35mm. Its argument is JSON: the file's path, the folder of pypdfium2, and the work. Standard
-output has one line of JSON for each page, followed by the pixels if pages are rendered (rows of `stride` bytes, RGB).
-An error is the line {"error": code}.
+It imports nothing of qwen35mm. Its argument is JSON: the file's path, the folder of the package, and the work. Standard
+output has one line of JSON for each page, followed by the pixels if pages are rendered (rows of `stride` bytes, RGB);
+for a web page one line. An error is the line {"error": code}.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     _limit_process()
     sys.path.append(work["packages"])
     try:
-        answers = _texts(work) if work["task"] == "text" else _renderings(work)
+        answers = {"text": _texts, "render": _renderings, "web": _web_page}[work["task"]](work)
         for header, pixels in answers:
             _answer(out, header, pixels)
     except WorkError as error:
@@ -108,6 +108,23 @@ def _renderings(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
         yield header, bitmap.buffer
         bitmap.close()
         page.close()
+
+
+def _web_page(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """A web page's title, main text in Markdown with its pictures, and the picture that stands for it."""
+    import trafilatura
+
+    with open(work["path"], "rb") as file:  # noqa: PTH123 - imports of pathlib take as long as the rest
+        data = file.read()
+    how = {"url": work["address"], "include_comments": False, "include_images": True, "include_tables": True}
+    text = trafilatura.extract(data, output_format="markdown", **how)
+    if not text:
+        raise WorkError("empty")
+    if len(text) > work["max_chars"]:
+        raise WorkError("long")
+    about = trafilatura.extract_metadata(data, default_url=work["address"])
+    title, picture = (about.title, about.image) if about else (None, None)
+    yield {"title": title or "", "text": text, "picture": picture or ""}, b""
 
 
 if __name__ == "__main__":

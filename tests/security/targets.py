@@ -115,6 +115,7 @@ def _page(front: Front) -> Target:
         "digest=%00",
     ]
     files += [Route("POST", f"{PAGE}/{name}?{each}") for name in ("pages", "recode") for each in asked]
+    files += [Route("POST", f"{PAGE}/web_page?address={each}") for each in ("http://127.0.0.1/", "file:///etc/passwd")]
     reading = [f"{PAGE}/{name}/{{}}" for name in ("media", "picture", "frame", "thumbnail", "poster", "web", "samples")]
     reading += [
         f"{PAGE}/export?ids={{}}&form=zip",

@@ -76,7 +76,7 @@ def test_the_browser_is_told_to_ask_no_other_machine(visitor: httpx.Client) -> N
 OPEN = {"/", "/icon.svg", "/favicon.ico", "/docs", "/docs/{path:path}", "/health"}
 OPEN |= {f"/qwen35mm/{name}" for name in ("preview", "web", "samples", "poster/{number}", "session")}
 OPEN |= {f"/qwen35mm/web/page.{kind}" for kind in ("css", "js", "js.map")}
-OF_THE_PAGE = {"api/{name}", "watch", "upload", "pages", "recode", "import", "export"}
+OF_THE_PAGE = {"api/{name}", "watch", "upload", "pages", "recode", "web_page", "import", "export"}
 OF_THE_PAGE |= {f"{name}/{{digest}}" for name in ("media", "picture", "frame", "thumbnail")}
 OF_PROGRAMS = {"/v1/{path:path}", "/tokenize", "/detokenize", "/apply-template", "/version", "/ready", "/metrics"}
 OF_PROGRAMS |= {"/openapi.json", "/config"}

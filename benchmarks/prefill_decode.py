@@ -58,8 +58,8 @@ class Ours:
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device, weights=weights)
         self.model, self._config = loaded.model, loaded.config
         self._piece_tokens = EngineSettings().chunk_tokens_on(self.model.device)
-        num_slots = max(arguments.slots)
-        most = max(*arguments.lengths, SLOT_TOKENS) + self._num_decoded
+        num_slots, self._longest = max(arguments.slots), max(arguments.lengths)
+        most = max(self._longest, SLOT_TOKENS) + self._num_decoded
         num_tokens = most + num_slots * (SLOT_TOKENS + self._num_decoded + DEFAULT_BLOCK_SIZE)
         devices = self.model.layer_devices
         self._pools = CachePools(self._config, num_slots=num_slots, num_tokens=num_tokens, dtype=dtype, device=devices)
@@ -76,17 +76,25 @@ class Ours:
         decode_s = self._decode([cache], [token_id])
         return {"prefill_s": prefill_s, "decode_s": decode_s, "peak_bytes": peak_bytes(self.model.device)}
 
+    def measure_pieces(self, piece_tokens: int) -> Sample:
+        """Seconds for the longest prompt's prefill in pieces of so many tokens, as cuts make them."""
+        started_s = time.perf_counter()
+        cache, _ = self._prefill(random_ids(self._longest), piece_tokens)
+        seconds = time.perf_counter() - started_s
+        cache.free()
+        return {"prefill_s": seconds}
+
     def measure_slots(self, num_slots: int) -> Sample:
         """Seconds of decoding `num_slots` sequences in one batch."""
         caches, token_ids = zip(*(self._prefill(random_ids(SLOT_TOKENS)) for _ in range(num_slots)), strict=True)
         return {"decode_s": self._decode(list(caches), list(token_ids))}
 
-    def _prefill(self, token_ids: torch.Tensor) -> tuple[SequenceCache, int]:
+    def _prefill(self, token_ids: torch.Tensor, piece_tokens: int | None = None) -> tuple[SequenceCache, int]:
         cache = self._pools.new_sequence()
         positions = torch.arange(len(token_ids)).expand(3, -1)
         token_ids, positions = token_ids.to(self.model.device), positions.to(self.model.device)
         while cache.length < len(token_ids):
-            stop = cache.length + chunk_tokens_at(cache.length, self._piece_tokens, self.model.device)
+            stop = cache.length + chunk_tokens_at(cache.length, piece_tokens or self._piece_tokens, self.model.device)
             ids, places = token_ids[cache.length : stop], positions[:, cache.length : stop]
             cache.prepare(len(ids))
             hidden = self.model(prefill_batch(cache, self.model.embed_tokens(ids), places))
@@ -194,6 +202,20 @@ class Bench:
             rows.append({**row, "load, s": None if is_llama else engine.worker.load_s})
         return rows
 
+    def pieces(self) -> Rows:
+        """What cutting the longest prompt costs ours."""
+        rows: Rows = []
+        uncut: dict[str, float] = {}
+        length = max(self._arguments.lengths)
+        for piece_tokens in sorted({*self._arguments.pieces, length}, reverse=True) if self._arguments.pieces else ():
+            for engine, samples in self._ask("measure_pieces", piece_tokens, only=(OURS,)):
+                seconds = Spread.of(run["prefill_s"] for run in samples)
+                whole_s = uncut.setdefault(engine.weights, seconds.median)
+                cut_ms = 1e3 * (seconds.median - whole_s) / max(-(-length // piece_tokens) - 1, 1)
+                row = {"tokens a piece": piece_tokens, "weights": engine.weights, "prefill, s": seconds}
+                rows.append({**row, "times uncut": seconds.median / whole_s, "ms a cut": cut_ms})
+        return rows
+
     def slots(self) -> Rows:
         """Speed of ours with several sequences in one batch."""
         rows: Rows = []
@@ -234,6 +256,7 @@ def main() -> None:
     peers.add_options(options, "llama-bench")
     options.add_argument("--weights", default="auto", help="our formats, as bf16,int8")
     options.add_argument("--lengths", type=numbers, default=[512], help="tokens of the prompts, as 512,8192")
+    options.add_argument("--pieces", type=numbers, default=[], help="the longest prompt in pieces of, as 64,128")
     options.add_argument("--decode-tokens", type=int, default=16, help="after each prompt")
     options.add_argument("--slots", type=numbers, default=[], help="our sequences in one batch, as 1,4")
     arguments = parse(options)
@@ -257,6 +280,7 @@ def main() -> None:
             "Prompts, and tokens decoded behind them": [
                 row for each in arguments.lengths for row in bench.length(each)
             ],
+            "The longest prompt in pieces, ours": bench.pieces(),
             "Sequences decoded in one batch, ours": bench.slots(),
         }
     report("prefill_decode", arguments, tables, peer_operations="\n".join(operations))

@@ -7,7 +7,7 @@
 
 Each client has a streamed conversation of two turns: a prompt of random words, then a short question after the reply.
 All clients begin together. The first token counts when the first event with text arrives. The second turn's time shows
-what a server caches of a conversation.
+what a server caches of a conversation. "prompt tok/s" are all clients' first prompts until the last one's first token.
 
 `qwen35mm serve` and `llama-server` have as many slots as the largest number of clients; `transformers serve` answers
 one request at a time. All get the same prompts, each once, and decode greedily. The checkpoint must be made with
@@ -263,8 +263,13 @@ def row_of(server: Server, num_clients: int, runs: list[tuple[float, list[list[T
         cached = [turn.num_cached for turn in turns if turn.num_cached is not None]
         seconds = [turn.first_s for turn in turns]
         row |= {f"{name}: first token, s": percentile(seconds, 0.5), f"{name}: 95 %": percentile(seconds, 0.95)}
+        row[f"{name}: worst"] = max(seconds)
         row[f"{name}: prompt"] = percentile([turn.num_prompt for turn in turns], 0.5)
         row[f"{name}: cached"] = percentile(cached, 0.5) if cached else None
+    firsts = [[client[0] for client in clients] for _, clients in runs]
+    row["prompt tok/s"] = Spread.of(
+        sum(turn.num_prompt for turn in turns) / max(turn.first_s for turn in turns) for turns in firsts
+    )
     return {**row, "load, s": server.load_s}
 
 

@@ -62,9 +62,9 @@ def test_prefill_decode(on_demo: RunHere, llama_bench: Path, tiny_gguf: Path, mo
     monkeypatch.setattr(limits, "_RUNS_S", 0.0)
     monkeypatch.setattr(limits, "_PEAK_ROUNDS", 1000)
     llama = ["--peer", "llama.cpp", "--llama-bench", str(llama_bench), "--gguf", str(tiny_gguf)]
-    options = ["--lengths", "8,20", "--decode-tokens", "2", "--repeats", "1", "--slots", "2"]
+    options = ["--lengths", "8,20", "--decode-tokens", "2", "--repeats", "1", "--slots", "2", "--pieces", "8"]
     data = on_demo("prefill_decode", *TRANSFORMERS, *llama, *options)
-    machine, prompts, slots = data["tables"].values()
+    machine, prompts, pieces, slots = data["tables"].values()
     engines = [("qwen35mm", "float32"), ("transformers", "float32"), ("llama.cpp", "q4_0")]
     assert [(row["engine"], row["weights"], row["prompt"]) for row in prompts] == [
         (*engine, length) for length in (8, 20) for engine in engines
@@ -85,6 +85,11 @@ def test_prefill_decode(on_demo: RunHere, llama_bench: Path, tiny_gguf: Path, mo
     llama_row = prompts[2]
     assert (llama_row["prefill, tok/s"]["median"], llama_row["decode, tok/s"]["median"]) == (250, 20)
     assert llama_row["load, s"] is None
+    whole, cut = pieces
+    assert (whole["tokens a piece"], cut["tokens a piece"]) == (20, 8)
+    whole_s, cut_s = (row["prefill, s"]["median"] for row in pieces)
+    assert (whole["times uncut"], cut["times uncut"]) == (1, pytest.approx(cut_s / whole_s))
+    assert cut["ms a cut"] == pytest.approx(1e3 * (cut_s - whole_s) / 2)
     assert [row["sequences"] for row in slots] == [1, 2]
     one, two = (row["all together, tok/s"]["median"] for row in slots)
     assert slots[1]["times one's"] == pytest.approx(two / one)

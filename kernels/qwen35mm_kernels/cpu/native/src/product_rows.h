@@ -26,6 +26,32 @@ INLINE void over_streams(long first, long end, const Work &work) {
     for (long b = first + apart * N; b < end; b++) work(b, 1L, Count<1>{});
 }
 
+// Whether the N streams of [first, end) end with block b, or the single blocks behind them (V is 1).
+template <int N, int V>
+INLINE bool ends_streams(long b, long first, long end) {
+    return b + 1 == (V == N ? first + (end - first) / N : end);
+}
+
+// What to fetch to the L2 cache while a tile is multiplied: for each of its vectors, bytes from `begin` on of the block
+// that lies `distance` bytes behind. Each step fetches some: a burst would wait for the memory.
+struct Ahead {
+    long distance = 0, begin = 0;
+    long per_step = 0;  // in 1 / 65536 byte
+
+    // The part of the next block's `bytes` that falls to rows [row, row + some) of `count`.
+    static Ahead part(long distance, long bytes, long row, long some, long count, long steps) {
+        const long begin = bytes * row / count & -64;
+        return {distance, begin, ((bytes * (row + some) / count - begin) << 16) / steps};
+    }
+
+    template <int V>
+    INLINE_MEMBER void fetch(const char *const (&w)[V], long step) const {
+        const long end = (step + 1) * per_step >> 16;
+        for (long at = ((step * per_step >> 16) + 63) & -64; at < end; at += 64)
+            for (int v = 0; v < V; v++) __builtin_prefetch(w[v] + distance + begin + at, 0, 2);
+    }
+};
+
 // The rows to multiply by, [count][width], in the instructions' type. width is the padded `in`.
 struct Rows {
     long count, width;

@@ -14,6 +14,9 @@ namespace {
 // Below so many bytes of weights, another thread costs more than it saves: waking it takes microseconds.
 constexpr long BYTES_PER_THREAD = 1 << 17;
 
+// So many rows wait for memory rather than for products.
+constexpr long FEW_ROWS = 16;
+
 // Computes the outputs of blocks [first, end).
 void strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
 #if defined(__AMX_TILE__)
@@ -93,9 +96,9 @@ void linear(const Weight &w, const T *x, long count, long stride, const void *bi
     const long blocks = (w.out + BLOCK - 1) / BLOCK;
     const long work = blocks * block_bytes(w) * std::min(count, 64L);
     num_threads = int(std::min<long>(num_threads, 1 + work / BYTES_PER_THREAD));
-    // Several strips a thread: long ones for few rows, which read them as streams; for many rows long enough to
-    // prefetch the next blocks while multiplying one.
-    const long each = std::max(1L, std::min<long>(count <= 4 ? 128 : 16, blocks / (2 * num_threads)));
+    // Several strips a thread: long ones for few rows, which wait for memory; for many rows long enough to prefetch the
+    // next blocks while multiplying one.
+    const long each = std::max(1L, std::min<long>(count <= FEW_ROWS ? 128 : 16, blocks / (2 * num_threads)));
     for (long row = 0; row < count; row += ROWS_AT_ONCE) {
         const Rows rows = prepare(w, x + row * stride, std::min(ROWS_AT_ONCE, count - row), stride, num_threads);
         const Output out{y + row * y_stride, bias, w.out, y_stride, std::is_same_v<T, bf16>};

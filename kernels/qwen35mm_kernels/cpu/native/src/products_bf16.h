@@ -10,8 +10,10 @@
 namespace {
 
 template <int R, int V>
-INLINE void bf16_tile(const char *const *w, const bf16 *x, long stride, long k_count, vf (&sums)[R][V]) {
+INLINE void bf16_tile(const char *const (&w)[V], const bf16 *x, long stride, long k_count, const Ahead &ahead,
+                      vf (&sums)[R][V]) {
     for (long k = 0; k < k_count; k += 2) {
+        if (ahead.per_step) ahead.fetch(w, k / 2);
         __m512bh weights[V];
         for (int v = 0; v < V; v++) {
             // For many rows, they are in the L2 cache after the first rows.
@@ -28,24 +30,19 @@ INLINE void bf16_tile(const char *const *w, const bf16 *x, long stride, long k_c
 }
 
 void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
-    const auto run = [&](long b, long apart, auto blocks) {
+    over_streams<STREAMS>(first, end, [&](long b, long apart, auto blocks) {
         constexpr int V = blocks();
         const char *places[V];
         for (int v = 0; v < V; v++) places[v] = block(w, b + v * apart);
-        // While multiplying many rows, prefetch the next blocks to the L2 cache, a part for each row.
-        const long ahead = x.count > 4 && b + V < end ? std::min<long>(V, end - b - V) * block_bytes(w) : 0;
-        in_runs<V == 4 ? 6 : 12>(0, x.count, [&](long row, auto rows) {
-            const char *next = block(w, b + V);
-            for (long place = ahead * row / x.count & -64; place < ahead * (row + rows()) / x.count; place += 64)
-                __builtin_prefetch(next + place, 0, 2);
+        const long ahead = x.count > 4 && !ends_streams<STREAMS, V>(b, first, end) ? block_bytes(w) : 0;
+        in_even_runs<V == 4 ? 6 : 12>(x.count, [&](long row, auto rows) {
             prefetch_tile<rows(), V>(out, row, b * BLOCK, apart);
             vf sums[rows()][V] = {};
-            bf16_tile<rows(), V>(places, x.halves + row * x.width, x.width, x.width, sums);
+            bf16_tile<rows(), V>(places, x.halves + row * x.width, x.width, x.width,
+                                 Ahead::part(block_bytes(w), ahead, row, rows(), x.count, x.width / 2), sums);
             write_tile(out, row, b * BLOCK, sums, apart);
         });
-    };
-    if (x.count <= 4) return over_streams<STREAMS>(first, end, run);
-    in_runs<4>(first, end, [&](long b, auto blocks) { run(b, 1L, blocks); });
+    });
 }
 
 }  // namespace

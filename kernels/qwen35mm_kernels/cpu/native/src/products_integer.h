@@ -141,6 +141,7 @@ struct Chunk {
     long first, end;
     float *kept;
     bool is_last;
+    Ahead ahead;
 
     template <int R, int V>
     INLINE_MEMBER void begin(vf (&sums)[R][V]) const {
@@ -158,6 +159,7 @@ struct Chunk {
 // All of k.
 struct Chunk {
     static constexpr long first = 0;
+    static constexpr Ahead ahead{};
     long end;
 
     template <int R, int V>
@@ -184,6 +186,7 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
     vf sums[R][V] = {};
     chunk.begin(sums);
     for (long g = chunk.first; g < chunk.end; g++) {
+        if (chunk.ahead.per_step) chunk.ahead.fetch(data, g);
         const int8_t *bytes = x.bytes + row * x.width + g * GROUP;
         vi dots[R][V];
         for (int r = 0; r < R; r++) {
@@ -263,6 +266,7 @@ INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_bloc
     };
     long left = per_scale;
     for (long g = chunk.first; g < chunk.end; g++) {
+        if (chunk.ahead.per_step) chunk.ahead.fetch(data, g);
         if constexpr (IS_HALF) {
             add_group<0, IS_INT4>(w, x, row, g, data, scales, sums, totals);
             next();
@@ -290,6 +294,9 @@ constexpr int MOST_TURNS = 2;
 constexpr int MOST_TURNS = 1;
 #endif
 
+// Tiles of rows that fetch the next blocks: with more of them, reading memory is a small part.
+constexpr long MOST_FETCHING = 32;
+
 // Of a strip's weights beside the rows.
 constexpr long SECOND_CACHE_BYTES = 1 << 19;
 
@@ -303,17 +310,21 @@ void over_tiles(const Weight &w, const Rows &x, long first, long end, const Work
     // Chunks end with a checkpoint's group.
     const long each = in_turns ? round_up(SOME_GROUPS, has_groups(w) ? std::max(1L, w.group / GROUP) : 1) : groups;
     float *kept = scratch<float, 6>(in_turns ? x.count * STREAMS * BLOCK : 0);
-    // Many rows take a strip by turns as long as it stays in the second cache.
-    const bool strip_by_strip = tiles > 2 && (end - first) * block_bytes(w) <= SECOND_CACHE_BYTES;
+    // Some rows take the next blocks from memory while they multiply. Many take a strip by turns as long as it stays in
+    // the second cache: then it is read from there less often.
+    const bool strip_by_strip = tiles > MOST_FETCHING && (end - first) * block_bytes(w) <= SECOND_CACHE_BYTES;
     const long at_once = strip_by_strip ? 1 : tiles;
     for (long begin = 0; begin < tiles; begin += at_once)
         over_streams<STREAMS>(first, end, [&](long b, long apart, auto blocks) {
+            const bool fetches = !in_turns && at_once > 1 && !ends_streams<STREAMS, blocks()>(b, first, end);
+            const long size = block_bytes(w), ahead = fetches ? size : 0;
             for (long g = 0; g < groups; g += each)
                 for (long tile = begin; tile < begin + at_once; tile++) {
                     // Evenly: five rows are three and two.
                     const long rest = x.count % tiles, rows = x.count / tiles + (tile < rest);
                     const long row = x.count / tiles * tile + std::min(tile, rest);
-                    const Chunk chunk{g, std::min(g + each, groups), kept + row * blocks() * BLOCK, g + each >= groups};
+                    const Chunk chunk{g, std::min(g + each, groups), kept + row * blocks() * BLOCK, g + each >= groups,
+                                      Ahead::part(size, ahead, row, rows, x.count, groups)};
                     with_count<MOST>(rows, [&](auto some) { work(row, some, b, apart, blocks, chunk); });
                 }
         });

@@ -26,3 +26,13 @@ INLINE void with_count(long n, const Work &work) {
     }
     work(Count<MOST>{});
 }
+
+// Cuts [0, count) into the fewest runs of at most MOST, of about the same length: work(start, Count<length>).
+template <int MOST, class Work>
+INLINE void in_even_runs(long count, const Work &work) {
+    const long runs = (count + MOST - 1) / MOST;
+    for (long run = 0; run < runs; run++) {
+        const long start = count * run / runs;
+        with_count<MOST>(count * (run + 1) / runs - start, [&](auto length) { work(start, length); });
+    }
+}

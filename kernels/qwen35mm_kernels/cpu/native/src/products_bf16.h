@@ -9,6 +9,9 @@
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 namespace {
 
+// The most rows that read weights as several streams.
+constexpr long MOST_STREAMED = 32;
+
 template <int R, int V>
 INLINE void bf16_tile(const char *const (&w)[V], const bf16 *x, long stride, long k_count, const Ahead &ahead,
                       vf (&sums)[R][V]) {
@@ -30,19 +33,27 @@ INLINE void bf16_tile(const char *const (&w)[V], const bf16 *x, long stride, lon
 }
 
 void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
-    over_streams<STREAMS>(first, end, [&](long b, long apart, auto blocks) {
+    const long size = block_bytes(w);
+    // `next`: how many blocks on the next ones are that follow in this strip; 0 if none do.
+    const auto run = [&](long b, long apart, auto blocks, long next) {
         constexpr int V = blocks();
         const char *places[V];
         for (int v = 0; v < V; v++) places[v] = block(w, b + v * apart);
-        const long ahead = x.count > 4 && !ends_streams<STREAMS, V>(b, first, end) ? block_bytes(w) : 0;
+        const long ahead = x.count > 4 && next ? size : 0;
         in_even_runs<V == 4 ? 6 : 12>(x.count, [&](long row, auto rows) {
             prefetch_tile<rows(), V>(out, row, b * BLOCK, apart);
             vf sums[rows()][V] = {};
             bf16_tile<rows(), V>(places, x.halves + row * x.width, x.width, x.width,
-                                 Ahead::part(block_bytes(w), ahead, row, rows(), x.count, x.width / 2), sums);
+                                 Ahead::part(next * size, ahead, row, rows(), x.count, x.width / 2), sums);
             write_tile(out, row, b * BLOCK, sums, apart);
         });
-    });
+    };
+    // Streams leave a row's outputs in pieces, which costs many rows more than it saves.
+    if (x.count <= MOST_STREAMED)
+        return over_streams<STREAMS>(first, end, [&](long b, long apart, auto blocks) {
+            run(b, apart, blocks, !ends_streams<STREAMS, blocks()>(b, first, end));
+        });
+    in_runs<4>(first, end, [&](long b, auto blocks) { run(b, 1L, blocks, b + 2 * blocks() <= end ? blocks() : 0); });
 }
 
 }  // namespace

@@ -295,7 +295,7 @@ constexpr int MOST_TURNS = 1;
 #endif
 
 // Tiles of rows that fetch the next blocks: with more of them, reading memory is a small part.
-constexpr long MOST_FETCHING = 32;
+constexpr long MOST_FETCHING = 5;
 
 // Of a strip's weights beside the rows.
 constexpr long SECOND_CACHE_BYTES = 1 << 19;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import tempfile
 import threading
 from collections import Counter
@@ -99,8 +100,10 @@ class Preview:
         if not job.prompts.styles:
             questions = [replace(each, name=f"prompt-{at}", weight=1.0) for at, each in enumerate(questions, 1)]
         several = [*questions]
-        for at, adapter in enumerate(adapters, 1):
-            several += [replace(each, name=f"{at}-{each.name}"[:32], adapter=adapter) for each in questions]
+        taken = {each.name for each in questions}
+        free = (name for name in map("adapted-{}".format, itertools.count(1)) if name not in taken)
+        for adapter in adapters:
+            several += [replace(each, name=next(free), adapter=adapter) for each in questions]
         self.job = job
         self.prompts = PromptSet(several, system=job.prompts.system, seed=job.prompts.seed)
         self.num_asked = num

@@ -79,7 +79,7 @@ def _read_choice(given: object) -> LoraChoice:
     if text.startswith("{"):
         return _read_json(text)
     # A folder may have the mark in its name.
-    if "=" in text and not _is_folder(text):
+    if "=" in text and not _is_folder(text) and not _is_folder(text.partition("=")[2]):
         rest, _, last = text.rpartition("=")
         if (number := _number(last)) is not None:
             if not rest or not abs(number) <= _MAX_SCALE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import tempfile
 import time
 from collections import Counter
@@ -307,8 +308,11 @@ class _Shown:
 
     def _tell(self, event: str, **values: object) -> None:
         if self._as_json:
-            # A loss that is no number has none in JSON.
-            known = {name: None if value != value else value for name, value in values.items()}
+            # A loss that is no number, or an endless one, has none in JSON.
+            known = {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in values.items()
+            }
             print(json.dumps({"event": event, **known}), flush=True)
 
 

@@ -20,6 +20,12 @@ from qwen35mm_preprocess.say import say
 _SHOWN = 12
 _LINE_CHARS = 10_000
 _STOP_S = 10.0
+# `-c` and `-m` put the current folder first on the path, and a stranger's folder of pictures may hold a json.py.
+PROGRAM = (
+    sys.executable,
+    "-c",
+    'import sys; sys.path[:1] == [""] and sys.path.pop(0); from qwen35mm.cli.beside import main; main()',
+)
 
 State = Literal["none", "loading", "training", "done", "stopped", "failed"]
 
@@ -30,13 +36,13 @@ class Training:
     Args:
         words: the command that trains, from `qwen35mm` on.
         chooses: whether it can learn from accepted captions alone.
-        program: runs it in place of `qwen35mm`.
+        program: runs it in place of `qwen35mm`, and ends with its input.
     """
 
     def __init__(
         self,
         words: Sequence[str],
-        program: Sequence[str] = (sys.executable, "-m", "qwen35mm"),
+        program: Sequence[str] = PROGRAM,
         *,
         chooses: bool = True,
     ) -> None:
@@ -47,6 +53,8 @@ class Training:
         self._child: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
         self._state: State = "none"
+        self._accepted = self._stops = False
+        self._changing = asyncio.Lock()
         self._clear()
 
     def _clear(self) -> None:
@@ -62,6 +70,7 @@ class Training:
             "command": self.command,
             "adapter": self._adapter,
             "chooses": self._chooses,
+            "accepted": self._accepted,
             **self._progress,
             "losses": [*self._losses],
             "answers": [*self._answers.values()],
@@ -78,16 +87,19 @@ class Training:
         Raises:
             CaptioningError: the program can't be started.
         """
-        if self._following is not None and not self._following.done():
-            return
+        async with self._changing:
+            if not self._runs():
+                await self._start(accepted=accepted and self._chooses, restart=restart)
+
+    async def _start(self, *, accepted: bool, restart: bool) -> None:
         self._clear()
-        self._state = "loading"
-        options = {"--accepted": accepted and self._chooses, "--restart": restart}
+        self._state, self._accepted, self._stops = "loading", accepted, False
+        options = {"--accepted": accepted, "--restart": restart}
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *self._run,
                 *(name for name, is_set in options.items() if is_set),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
@@ -99,24 +111,27 @@ class Training:
 
     async def stop(self) -> None:
         """Stops it. What is learned by the last saved step stays, and `start` resumes there."""
-        if self._following is None or self._following.done() or self._child is None:
-            return
-        self._state = "stopped"
-        with contextlib.suppress(ProcessLookupError):
-            self._child.terminate()
-        done, _ = await asyncio.wait((self._following,), timeout=_STOP_S)
-        if not done:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
-            await asyncio.wait((self._following,))
+        async with self._changing:
+            if self._child is None or self._following is None or not self._runs():
+                return
+            self._stops = True
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            done, _ = await asyncio.wait((self._following,), timeout=_STOP_S)
+            if not done:
+                with contextlib.suppress(ProcessLookupError):
+                    self._child.kill()
+                await asyncio.wait((self._following,))
+
+    def _runs(self) -> bool:
+        return self._following is not None and not self._following.done()
 
     async def _follow(self, child: asyncio.subprocess.Process) -> None:
         assert child.stdout is not None
         assert child.stderr is not None
         await asyncio.gather(self._read_events(child.stdout), self._read_words(child.stderr))
         code = await child.wait()
-        if self._state != "stopped":
-            self._state = "done" if code == 0 else "failed"
+        self._state = "done" if code == 0 else "stopped" if self._stops else "failed"
 
     async def _read_events(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from rich.console import Console
 
+from qwen35mm.cli.tune import _Shown
 from tests.cli.conftest import Run
+from tests.review.test_training import EVENTS
 from tests.tuning.conftest import write
+
+if TYPE_CHECKING:
+    from qwen35mm.tuning.training import Plan, Tuned
 
 
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing(qwen35mm: Run, tmp_path: Path) -> None:
@@ -37,3 +47,19 @@ def test_wrong_options_and_a_missing_extra_are_refused_in_words(
     monkeypatch.setitem(sys.modules, "qwen35mm.tuning.training", None)
     missing = qwen35mm("tune", photos, "--out", out)
     assert (missing.returncode, "pip install 'qwen35mm[tune]'" in missing.stderr) == (1, True)
+
+
+def test_the_review_page_is_told_as_it_expects(capsys: pytest.CaptureFixture[str]) -> None:
+    plan, tuned = (
+        SimpleNamespace(resumes_at=0, num_steps=4, seconds=9.0),
+        SimpleNamespace(step=4, before=2.5, after=0.5),
+    )
+    with _Shown(Console(file=StringIO()), as_json=True) as shown:
+        shown.evaluated(0, 2.5, False)
+        shown.shown("a.png", "red", "a red circle")
+        shown.planned(cast("Plan", plan))
+        shown.stepped(4, 4, float("inf"), 0.0)
+        shown.evaluated(4, 0.5, True)
+        shown.shown("a.png", "a red circle", "a red circle")
+        shown.ended(cast("Tuned", tuned))
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == EVENTS

@@ -400,7 +400,9 @@ def test_two_whole_tensors_in_one_place_are_refused(adapter: Path, tiny: TinyChe
         loaded_with(tiny.folder(DENSE), LoraChoice(adapter), LoraChoice(tmp_path / "other"))
 
 
-def test_choices_are_read() -> None:
+def test_choices_are_read(tmp_path: Path) -> None:
+    (folder := tmp_path / "r=8").mkdir()
+    assert read_choices([str(folder), f"a={folder}"]) == (LoraChoice(folder), LoraChoice(folder, 1, "a"))
     assert read_choices(None) == ()
     assert read_choices("./a/b") == (LoraChoice(Path("a/b")),)
     assert read_choices(["a=0.5", Path("b=c"), LoraChoice(Path("d"), 2)]) == (

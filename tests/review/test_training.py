@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
+from qwen35mm.cli.beside import end_with
 from qwen35mm.errors import CaptioningError
-from qwen35mm.review.training import Training
+from qwen35mm.http.sessions import PageToken
+from qwen35mm.review.app import create_app
+from qwen35mm.review.asking import Asker
+from qwen35mm.review.folder import Folder
+from qwen35mm.review.training import PROGRAM, Training
 
 WORDS = ["qwen35mm", "tune", "photos", "--out", "photos-adapter"]
 EVENTS: list[dict[str, Any]] = [
@@ -54,25 +61,57 @@ async def test_the_page_is_told_what_the_program_says(tmp_path: Path) -> None:
     assert (tmp_path / "words").read_text() == "tune photos --out photos-adapter --json --accepted --restart"
 
 
+WAITS = f"import sys; print({json.dumps(EVENTS[2])!r}, flush=True); sys.stdin.read(); sys.exit(130)"
+
+
 async def test_it_is_stopped_and_resumed_and_a_failure_is_told() -> None:
     training = training_by("import sys; sys.stderr.write('Error: it does not fit.\\n'); sys.exit(1)")
     await training.start()
     assert ((await ended(training))["state"], training.look()["said"]) == ("failed", ["Error: it does not fit."])
-    training = training_by(f"import sys; print({json.dumps(EVENTS[2])!r}, flush=True); sys.stdin.close(); import time; "
-                           "time.sleep(600)")  # fmt: skip
-    await training.start()
+    training = training_by(WAITS)
+    # Two requests at one time, as of two tabs.
+    await asyncio.gather(training.start(accepted=True), training.start())
     child = training._child
-    await training.start()
-    assert training._child is child, "one at a time"
     while training.look()["state"] != "training":
         await asyncio.sleep(0)
+    assert training.look()["accepted"]
     await training.stop()
-    assert (training.look()["state"], child is not None and child.returncode is not None) == ("stopped", True)
-    await training.start()
-    assert training.look()["state"] == "loading"
+    assert (training.look()["state"], child is not None and child.returncode) == ("stopped", 130)
+    await asyncio.gather(training.start(), training.stop())
     assert training._child is not child
-    await training.stop()
+    assert training.look()["state"] == "stopped"
     missing = Training(WORDS, ("/there/is/none",))
     with pytest.raises(CaptioningError, match="can't be started: No such file"):
         await missing.start()
     assert missing.look()["state"] == "failed"
+
+
+async def test_it_ends_with_the_page(tmp_path: Path) -> None:
+    training = training_by(WAITS)
+    asker = Asker(lambda: pytest.fail("nothing is asked"), lambda _: pytest.fail("nothing is asked"))
+    app = create_app(Folder(tmp_path, suffix=".txt"), asker, training=training, token=PageToken())
+    async with app.router.lifespan_context(app):
+        await training.start()
+    assert training._child is not None
+    assert training._child.returncode == 130
+
+
+def test_the_program_reads_no_code_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit('a stranger ran')")
+    command = [*PROGRAM, "tune", "--help"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert b"--restart" in child.stdout.read()
+
+
+def test_the_program_ends_when_its_input_does() -> None:
+    read, write = os.pipe()
+    os.close(write)
+    with os.fdopen(read, "rb") as stream, pytest.raises(KeyboardInterrupt):
+        _wait_for_end(stream)
+
+
+def _wait_for_end(stream: IO[bytes]) -> None:
+    end_with(stream)
+    for _ in range(10**8):
+        pass

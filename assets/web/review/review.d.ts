@@ -58,6 +58,8 @@ export interface TrainingAnswer {
   adapter: string;
   /** Whether it can learn from accepted captions alone. */
   chooses: boolean;
+  /** Whether it does, or did. */
+  accepted: boolean;
   step?: number;
   steps?: number;
   seconds_left?: number;

@@ -2,7 +2,7 @@
 
 /** @import { TrainingAnswer } from "./review.d.ts" */
 
-import { button, copyText, h, redraw, setProgress, setText, showDialog } from "../common/dom.js";
+import { ask, button, cancel, copyText, h, redraw, setProgress, setText, showDialog } from "../common/dom.js";
 import { number, t } from "../common/words.js";
 import { call } from "./calls.js";
 import { time } from "./preview.js";
@@ -52,7 +52,7 @@ export class TrainingDialog {
   async show(accepted) {
     const answer = await this.tried(call("training"));
     if (!answer) return;
-    if (answer.state === "none") this.accepted.checked = answer.chooses && accepted > 0;
+    this.accepted.checked = answer.state === "none" ? answer.chooses && accepted > 0 : answer.accepted;
     showDialog(this.element);
     this.#draw(answer);
   }
@@ -61,6 +61,13 @@ export class TrainingDialog {
   async #do(/** @type {string} */ name, args = {}) {
     const answer = await this.tried(call(name, args));
     if (answer) this.#draw(answer);
+  }
+
+  async #anew() {
+    const words = t("This replaces the adapter, and what was learned since.");
+    const buttons = [cancel(), { label: t("Train anew"), kind: "danger", value: () => true }];
+    if (await ask(t("Train anew"), h("p", words), buttons))
+      await this.#do("train", { restart: true, accepted: this.accepted.checked });
   }
 
   #draw(/** @type {TrainingAnswer} */ answer) {
@@ -92,19 +99,18 @@ export class TrainingDialog {
     setText(this.command, this.accepted.checked ? `${this.words} --accepted` : this.words);
   }
 
-  #buttons(/** @type {TrainingAnswer} */ { state }) {
+  #buttons(/** @type {TrainingAnswer} */ { state, accepted }) {
     const runs = isRunning(state);
-    const start = (/** @type {string} */ label, restart = false) =>
-      button(restart ? "plain" : "strong", label, () =>
-        this.#do("train", { restart, accepted: this.accepted.checked }),
-      );
+    const start = (/** @type {string} */ label, only = () => this.accepted.checked) =>
+      button("strong", label, () => this.#do("train", { accepted: only() }));
     return [
       button("plain", t("Close"), () => this.element.close()),
       state === "none" && button("plain", t("Copy"), () => copyText(this.command.textContent)),
       state === "none" && start(t("Start training")),
       runs && button("strong", t("Stop"), () => this.#do("stop_training")),
-      !runs && state !== "none" && start(t("Train anew"), true),
-      state === "stopped" && start(t("Resume")),
+      !runs && state !== "none" && button("plain", t("Train anew"), () => this.#anew()),
+      // With the captions that it began with.
+      state === "stopped" && start(t("Resume"), () => accepted),
       state === "failed" && start(t("Try again")),
     ];
   }

@@ -375,7 +375,8 @@ def test_a_training_is_started_watched_and_stopped(browser: Browser, media: Path
     """The program waits for a file before it ends, and fails without --restart at first."""
     ready, lines = media / "ready", [json.dumps(each) for each in EVENTS]
     program = f"""
-import os, sys
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(130)), daemon=True).start()
 def say(lines): print(*lines, sep=chr(10), flush=True)
 assert "--accepted" in sys.argv
 if "--restart" not in sys.argv: sys.exit("Error: there is a finished adapter.")
@@ -395,14 +396,21 @@ say({lines[4:]!r})
         dialog.get_by_role("button", name="Start training").click()
         expect(dialog.get_by_role("status")).to_have_text("The training failed.")
         expect(dialog).to_contain_text("Error: there is a finished adapter.")
+        anew = page.get_by_role("dialog", name="Train anew")
         dialog.get_by_role("button", name="Train anew").click()
+        anew.get_by_role("button", name="Train anew").click()
         expect(dialog.get_by_role("status")).to_have_text("Step 4 of 4, 0 s left")
         expect(dialog.get_by_role("progressbar")).to_have_attribute("value", "1")
         expect(dialog).to_contain_text("Step 0: held-out loss 2.500")
         dialog.get_by_role("button", name="Stop").click()
         expect(dialog.get_by_role("status")).to_contain_text("Stopped.")
         ready.touch()
+        # After a reload it goes on with the captions that it began with.
+        page.reload()
+        page.get_by_role("button", name="Train on these captions").click()
+        expect(chosen).to_be_checked()
         dialog.get_by_role("button", name="Train anew").click()
+        anew.get_by_role("button", name="Train anew").click()
         dialog.get_by_role("button", name="Close").click()
         told = page.get_by_text("The adapter is in photos-adapter. Use it with --lora.")
         expect(told).to_be_visible()

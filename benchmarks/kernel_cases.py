@@ -162,14 +162,18 @@ class Cases:
     def integer_linear(self, length: int, bits: int = 4) -> Case:
         """The same product with 8 bits in groups of 32, as `--weights int8`, or 4 bits in groups of 128, as AWQ."""
         hidden, width, group = self.shapes.hidden, 6 * self.shapes.hidden, 32 if bits == 8 else 128
-        x = self._randn(length, hidden)
-        words = torch.randint(-(1 << 31), 1 << 31, (width, -(-hidden // 32) * bits), device=self.device).int()
-        scales = (torch.rand(width, -(-hidden // group), device=self.device) + 0.5) * hidden**-0.5 / (1 << bits)
+        x, (words, scales) = self._randn(length, hidden), self._integers((width,), hidden, bits, group)
         minima = -7.5 * scales if bits == 4 else None
         moved = num_bytes(x, words, scales) + (0 if minima is None else num_bytes(minima)) + 2 * length * width
         arguments, flops = (x, words, scales, minima), 2 * length * width * hidden
         size = f"int{bits} N={length}"
         return self._case("integer_linear", arguments, size, moved, flops, bits=bits, width=group)
+
+    def _integers(self, rows: tuple[int, ...], depth: int, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Words and scales of matrices whose products stay near 1."""
+        words = torch.randint(-(1 << 31), 1 << 31, (*rows, -(-depth // 32) * bits), device=self.device).int()
+        scales = torch.rand(*rows, -(-depth // group), device=self.device) + 0.5
+        return words, scales * depth**-0.5 / (1 << bits)
 
     def norm_linear(self, length: int, *, swiglu: bool = True) -> Case:
         """The first operation of a decode step's feed-forward network, or of its mixer."""
@@ -220,19 +224,46 @@ class Cases:
         )
 
     def moe_experts(self, num_tokens: int) -> Case:
-        assert self.shapes.experts is not None
-        hidden, (routed, routed_k, width) = self.shapes.hidden, self.shapes.experts
-        # Counts the shared expert.
-        count, top_k = routed + 1, routed_k + 1
-        x = self._randn(num_tokens, hidden)
+        count, hidden, width = self._experts()
         gate_up = self._randn(count, 2 * width, hidden) * hidden**-0.5
         down = self._randn(count, hidden, width) * width**-0.5
+        return self._expert_case("moe_experts", num_tokens, (gate_up,), (down,))
+
+    def integer_experts(self, num_tokens: int, bits: int = 4) -> Case:
+        """As `--weights int4` and `int8` keep them."""
+        count, hidden, width = self._experts()
+        gate_up, down = (
+            (words, scales.bfloat16())
+            for rows, depth in ((2 * width, hidden), (hidden, width))
+            for words, scales in [self._integers((count, rows), depth, bits, 32)]
+        )
+        return self._expert_case("integer_experts", num_tokens, gate_up, down, formats=((bits, 32), (bits, 32)))
+
+    def _experts(self) -> tuple[int, int, int]:
+        """Number of experts with the shared one, hidden size and width."""
+        assert self.shapes.experts is not None
+        return self.shapes.experts[0] + 1, self.shapes.hidden, self.shapes.experts[2]
+
+    def _expert_case(
+        self,
+        operation: str,
+        num_tokens: int,
+        gate_up: tuple[torch.Tensor, ...],
+        down: tuple[torch.Tensor, ...],
+        **options: Any,
+    ) -> Case:
+        count, hidden, width = self._experts()
+        assert self.shapes.experts is not None
+        routed, routed_k, _ = self.shapes.experts
+        x = self._randn(num_tokens, hidden)
         weights, chosen = cpu.moe_route(self._randn(num_tokens, routed), routed_k, self._randn(num_tokens, 1))
         # On "meta" the chosen experts are unknown.
         used = count if self.device == "meta" else len(chosen.unique())
-        moved = used * (num_bytes(gate_up[0]) + num_bytes(down[0])) + 2 * num_bytes(x)
-        flops = 6 * num_tokens * top_k * width * hidden
-        return self._case("moe_experts", (x, gate_up, down, chosen, weights), f"N={num_tokens}", moved, flops)
+        moved = used * num_bytes(*(part[0] for part in (*gate_up, *down))) + 2 * num_bytes(x)
+        flops = 6 * num_tokens * (routed_k + 1) * width * hidden
+        matrices = (gate_up, down) if options else (gate_up[0], down[0])
+        size = f"int{options['formats'][0][0]} N={num_tokens}" if options else f"N={num_tokens}"
+        return self._case(operation, (x, *matrices, chosen, weights), size, moved, flops, **options)
 
     def qk_norm_rope_write(self, length: int) -> Case:
         s = self.shapes

@@ -47,7 +47,7 @@ HEAD_START_CYCLES = 1 << 20
 MAX_HEAD_START_CYCLES = 1 << 30
 
 _NORMS = ("causal_conv1d", "gated_rms_norm", "add_rms_norm", "swiglu")
-_PRODUCTS = ("moe_experts", "fp8_linear", "integer_linear")
+_PRODUCTS = ("moe_experts", "integer_experts", "fp8_linear", "integer_linear")
 PREFILL = ("gated_delta_prefill", *_NORMS, "paged_attention_prefill", *_PRODUCTS)
 DECODE = ("gdn_decode_step", "paged_attention_decode", *_PRODUCTS, "norm_linear")
 
@@ -248,12 +248,17 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
     has_experts, has_fp8 = made.shapes.experts is not None, multiplies_fp8(torch.device(made.device))
     for operations, sizes, graph in ((PREFILL, lengths, False), (DECODE, batches, True)):
         for size in sizes:
-            known = {"moe_experts": has_experts, "fp8_linear": has_fp8, "norm_linear": size <= NORMED_ROWS}
+            known = {
+                "moe_experts": has_experts,
+                "integer_experts": has_experts,
+                "fp8_linear": has_fp8,
+                "norm_linear": size <= NORMED_ROWS,
+            }
             for operation in operations:
                 if only in operation and known.get(operation, True):
                     yield getattr(made, operation)(size), graph
-                    if operation == "integer_linear":
-                        yield made.integer_linear(size, 8), graph
+                    if operation.startswith("integer_"):
+                        yield getattr(made, operation)(size, 8), graph
 
 
 def measure_all(cases: Iterator[tuple[Case, bool]], ceilings: Ceilings, repeats: int) -> tuple[Rows, list[str]]:

@@ -94,6 +94,16 @@ def _fp8_tiles(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
 
 _EXPERTS = Space({"BLOCK_N": (32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _experts)
 
+
+def _integers(blocks: Sizes, sizes: Sizes, num_warps: int) -> bool:
+    """16 rows of a matrix to a warp, which the matrix units take from its registers. 128 rows of x need more warps."""
+    if blocks["BLOCK_N"] != 16 * num_warps:
+        return False
+    return blocks["BLOCK_K"] == 128 if sizes["M"] == 16 else num_warps >= (4 if sizes["M"] == 64 else 8)
+
+
+_INTEGERS = Space({"BLOCK_N": (32, 64, 128), "BLOCK_K": (64, 128)}, (2, 4, 8), (3, 4, 6), _integers)
+
 # In tuning order: a kernel comes before those that depend on its configuration.
 SPACES: Mapping[str, Space] = {
     "gdn_scan": Space({"BLOCK_V": (16, 32, 64)}, (4, 8), (2, 3, 4), _scan),
@@ -126,13 +136,9 @@ SPACES: Mapping[str, Space] = {
     "integer_vector": Space(
         {"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), None, lambda b, _, warps: b["WORDS"] == 128 * warps
     ),
-    # A tile of weights needs registers in addition to the sums.
-    "integer_tiles": Space(
-        {"BLOCK_N": (16, 32, 64), "BLOCK_K": (64, 128)},
-        (4,),
-        (3, 4),
-        lambda b, s, _: b["BLOCK_N"] <= 64 if s["M"] == 16 else b["BLOCK_N"] >= 32,
-    ),
+    "integer_tiles": _INTEGERS,
+    "integer_gate_up": _INTEGERS,
+    "integer_down": _INTEGERS,
     # Eight columns (16 bytes) per thread: the sums and x meet in its registers.
     "norm_linear": Space(
         {"BLOCK_N": (4, 8, 16), "BLOCK_K": (512, 1024, 2048)},
@@ -195,6 +201,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "paged_attention_prefill": Operation(("paged_attention_prefill", "paged_attention_combine"), _BEHIND),
     "moe_experts": Operation(
         ("moe_gate_up", "moe_down", "moe_combine"), _sizes(1, 8, 64, 512, 2048, 8192), models="mixtures"
+    ),
+    "integer_experts": Operation(
+        ("integer_gate_up", "integer_down", "moe_combine"),
+        [(tokens, bits) for tokens in (1, 8, 512, 4096) for bits in (4, 8)],
+        models="mixtures",
     ),
     "fp8_linear": Operation(("fp8_vectors", "fp8_tiles"), _sizes(1, 4, 16, 64, 512, 2048)),
     "integer_linear": Operation(

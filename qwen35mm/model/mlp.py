@@ -10,7 +10,15 @@ from torch import nn
 
 from qwen35mm.config import MoEConfig
 from qwen35mm.model.layers import Linear, Unnormed
-from qwen35mm.model.weight_formats import Factory, PlainWeight, StackedWeight, Weight, new_weight
+from qwen35mm.model.weight_formats import (
+    CardWeight,
+    Factory,
+    PlainWeight,
+    StackedWeight,
+    StoredWeight,
+    Weight,
+    new_weight,
+)
 from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.backend import why_not_triton
 from qwen35mm_kernels.cpu.moe import moe_experts_by
@@ -43,11 +51,10 @@ class Experts(nn.Module):
         self.num_experts, width = config.num_experts, config.intermediate_size
 
         def matrices(out_features: int, in_features: int, below: Weight | None) -> Weight:
-            if below is not None or factory.device.type != "cpu":
-                assert below is None or isinstance(below, PlainWeight)
-                return PlainWeight(self.num_experts * out_features, in_features, factory, below=below)
-            each = [new_weight(out_features, in_features, factory) for _ in range(self.num_experts)]
-            return StackedWeight(each, factory)
+            if below is None and not _are_grouped(factory.device):
+                each = [new_weight(out_features, in_features, factory) for _ in range(self.num_experts)]
+                return StackedWeight(each, factory)
+            return new_weight(self.num_experts * out_features, in_features, factory, below=below)
 
         below = (None, None) if shared is None else (shared.gate_up_proj.weight, shared.down_proj.weight)
         self.gate_up_proj = matrices(2 * width, hidden_size, below[0])
@@ -64,17 +71,32 @@ class Experts(nn.Module):
         Returns:
             [N, hidden].
         """
-        gate_up, down = self.gate_up_proj, self.down_proj
+        gate_up, down = _whole(self.gate_up_proj), _whole(self.down_proj)
+        if isinstance(gate_up, CardWeight) and isinstance(down, CardWeight):
+            formats = tuple((each.groups.bits, each.groups.width) for each in (gate_up, down))
+            gate_ups, downs = (tuple(self._by_expert(each, part) for part in each.stacked) for each in (gate_up, down))
+            return self.ops.integer_experts(x, gate_ups, downs, chosen, weights, formats=formats)
         if isinstance(gate_up, PlainWeight) and isinstance(down, PlainWeight):
-            gate_ups, downs = (
-                weight.stacked.view(-1, weight.out_features // self.num_experts, weight.in_features)
-                for weight in (gate_up, down)
-            )
-            return self.ops.moe_experts(x, gate_ups, downs, chosen, weights)
+            floats = self._by_expert(gate_up, gate_up.stacked), self._by_expert(down, down.stacked)
+            return self.ops.moe_experts(x, *floats, chosen, weights)
         assert isinstance(gate_up, StackedWeight)
         assert isinstance(down, StackedWeight)
         parts = gate_up.parts, down.parts
         return moe_experts_by(lambda rows, weight: weight.product(rows), self.ops.swiglu, x, *parts, chosen, weights)
+
+    def _by_expert(self, weight: Weight, rows: torch.Tensor) -> torch.Tensor:
+        """[experts * out, ...] -> [experts, out, ...]."""
+        return rows.view(-1, weight.out_features // self.num_experts, rows.shape[1])
+
+
+def _are_grouped(device: torch.device) -> bool:
+    """Whether a layer's experts are one matrix: a processor's library packs each apart."""
+    return device.type != "cpu"
+
+
+def _whole(weight: Weight) -> Weight:
+    """The one part of a weight in a checkpoint's own format."""
+    return weight.parts[0] if isinstance(weight, StoredWeight) else weight
 
 
 class SparseMoE(nn.Module):
@@ -108,7 +130,7 @@ class SparseMoE(nn.Module):
 
 def _is_one_more(shared: MLP, config: MoEConfig, device: torch.device) -> bool:
     """Whether the shared expert is computed as one more routed expert, which saves six launches a layer: on a card with
-    grouped products, where it is as wide as the others and has plain weights."""
-    is_plain = isinstance(shared.gate_up_proj.weight, PlainWeight)
+    grouped products, where it is as wide as the others and has a format that is known before anything is read."""
+    can_stack = isinstance(shared.gate_up_proj.weight, PlainWeight | CardWeight)
     as_wide = config.shared_intermediate_size == config.intermediate_size
-    return is_plain and as_wide and why_not_triton(device.type) is None
+    return can_stack and as_wide and why_not_triton(device.type) is None

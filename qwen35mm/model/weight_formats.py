@@ -240,11 +240,37 @@ class QuantisedWeight(Weight):
 
 
 class CardWeight(QuantisedWeight):
-    """`QuantisedWeight` that a card's kernels multiply directly."""
+    """`QuantisedWeight` that a card's kernels multiply directly.
 
-    def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
-        super().__init__(out_features, in_features, factory, groups)
+    Args:
+        below: another empty weight of the same format, whose rows move right behind this one's.
+
+    Attributes:
+        stacked: words, scales and perhaps minima of all these rows.
+    """
+
+    def __init__(
+        self,
+        out_features: int,
+        in_features: int,
+        factory: Factory,
+        groups: Groups | None = None,
+        *,
+        below: CardWeight | None = None,
+    ) -> None:
+        num_rows = out_features + (0 if below is None else below.out_features)
+        super().__init__(num_rows, in_features, factory, groups)
+        self.out_features = out_features
         self.ops = select_backend(factory.device)
+        self.stacked = tuple(x for x in (self.words, self.scales, self.minima) if x is not None)
+        if below is not None:
+            assert below.groups == self.groups
+            self._take(self.stacked, slice(0, out_features))
+            below._take(self.stacked, slice(out_features, num_rows))
+
+    def _take(self, stacked: tuple[torch.Tensor, ...], rows: slice) -> None:
+        self.words, self.scales, *minima = (x[rows] for x in stacked)
+        self.minima = minima[0] if minima else None
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -379,12 +405,20 @@ class StoredWeight(StackedWeight):
         return (PackedWeight if is_packed else CardWeight)(count, width, self.factory, held)
 
 
-def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_rows: int = 0) -> Weight:
+def new_weight(
+    out_features: int, in_features: int, factory: Factory, *, exact_rows: int = 0, below: Weight | None = None
+) -> Weight:
     """An empty weight in the format that `factory` asks for.
 
     Args:
         exact_rows: how many of the last rows are never quantised.
+        below: an empty weight of the same format, plain or a card's, whose rows move right behind this one's.
     """
+    if isinstance(below, PlainWeight):
+        return PlainWeight(out_features, in_features, factory, below=below)
+    if isinstance(below, CardWeight):
+        return CardWeight(out_features, in_features, factory, below=below)
+    assert below is None
     if factory.integers is not None and exact_rows:
         main = new_weight(out_features - exact_rows, in_features, factory)
         return StackedWeight([main, new_weight(exact_rows, in_features, factory.exact())], factory)

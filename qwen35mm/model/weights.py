@@ -58,6 +58,7 @@ OnRead = Callable[[int, int], None]
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 _FLOAT_DTYPES = ("F32", "BF16", "F16")
 # Computed values that some programs save. Any other surplus tensor may be part of the model's arithmetic.
+_EXPERTS = ".experts."
 _COMPUTED = (".inv_freq", ".position_ids", "._extra_state", ".num_batches_tracked")
 
 
@@ -130,7 +131,7 @@ def load_model(
     changed = {name: source for name in held if isinstance(source := stored[name], AdaptedSource)}
     became = integers or str(dtype).removeprefix("torch.")
     if integers in (AS_STORED, FP8):
-        num_held = sum(held_as(name, each, dtype, integers) is not None for name, each in stored.items())
+        num_held = len(held)
         what = "FP8" if integers == FP8 else "their integers"
         became = f"stored: {num_held} matrices as {what}, the rest as {str(dtype).removeprefix('torch.')}"
     logger.info("Read %s; kept as %s, %.2f GB.", described(stored.values()), became, loaded_bytes(model) / 1e9)
@@ -178,23 +179,44 @@ def as_stored(stored: Mapping[str, Source | Target], dtype: torch.dtype, devices
     else:
         kinds = [FP8] * all(map(multiplies_fp8, devices)) + [AS_STORED] * all(map(multiplies_integers, devices))
     for kind in kinds:
-        if any(held_as(name, each, dtype, kind, devices) is not None for name, each in stored.items()):
+        if held_formats(stored, dtype, kind, devices):
             return kind
     return None
 
 
-def held_as(
-    name: str, source: Source | Target, dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device] = ()
-) -> Groups | Blocks | None:
-    """The format in which `AS_STORED` or `FP8` keeps a tensor; None without such numbers or if it gets no smaller."""
-    if integers not in (AS_STORED, FP8) or dtype != torch.bfloat16 or not isinstance(source, Source):
-        return None
-    if _integer_bits(name, "int8", integers == FP8 or _on_cards(devices)) is None:
-        return None
-    groups = source.groups
-    if groups is None or isinstance(groups, Blocks) != (integers == FP8):
-        return None
-    return groups if groups.bits_per_value < 8 * dtype.itemsize else None
+def held_formats(
+    stored: Mapping[str, Source | Target],
+    dtype: torch.dtype,
+    integers: str | None,
+    devices: Sequence[torch.device] = (),
+) -> dict[str, Groups | Blocks]:
+    """The tensors that `AS_STORED` or `FP8` keeps in their own format, which gets them smaller, and that format."""
+    if integers not in (AS_STORED, FP8) or dtype != torch.bfloat16:
+        return {}
+    found: dict[str, Groups | Blocks] = {}
+    for name, source in stored.items():
+        if not isinstance(source, Source) or _integer_bits(name, "int8") is None:
+            continue
+        groups = source.groups
+        if groups is None or isinstance(groups, Blocks) != (integers == FP8):
+            continue
+        if groups.bits_per_value < 8 * dtype.itemsize:
+            found[name] = groups
+    uneven = _uneven_experts(stored, found) if integers == FP8 or _on_cards(devices) else frozenset()
+    return {name: groups for name, groups in found.items() if name.partition(_EXPERTS)[0] not in uneven}
+
+
+def _uneven_experts(stored: Mapping[str, object], held: Mapping[str, Groups | Blocks]) -> frozenset[str]:
+    """Layers whose experts become floats: a card multiplies all of a layer's at once, which takes one format of
+    integers for gates and ups and one for downs."""
+    formats: dict[tuple[str, bool], set[Groups | Blocks | None]] = defaultdict(set)
+    for name in stored:
+        layer, mark, rest = name.partition(_EXPERTS)
+        if mark:
+            formats[layer, "down" in rest].add(held.get(name))
+    return frozenset(
+        layer for (layer, _), kinds in formats.items() if len(kinds) > 1 or not isinstance(next(iter(kinds)), Groups)
+    )
 
 
 def weights_bytes(
@@ -214,12 +236,13 @@ def weights_bytes(
         devices: where the tensors lie; by default a processor.
         named: adapters that requests choose.
     """
-    own = sum(_num_bytes(name, tensor, dtype, integers, devices) for name, tensor in stored.items())
+    num_bytes, held = _bytes_of(stored, dtype, integers, devices), held_formats(stored, dtype, integers, devices)
+    own = sum(num_bytes(name) for name in stored)
     # Each named adapter repeats what couldn't be merged.
     beside = [
         change.low_rank
         for name, tensor in stored.items()
-        if isinstance(tensor, AdaptedSource) and held_as(name, tensor, dtype, integers, devices) is not None
+        if isinstance(tensor, AdaptedSource) and name in held
         for change in tensor.changes * (1 + len(named))
     ]
     beside += [each for adapter in named for several in adapter.low_rank.values() for each in several]
@@ -258,11 +281,8 @@ def bytes_read_per_token(
     devices: Sequence[torch.device] = (),
 ) -> float:
     """Bytes of weights that decoding one token reads; arguments as for `weights_bytes`."""
-    has_head = LM_HEAD in stored
-    return sum(
-        share_read(config, name, has_head) * _num_bytes(name, tensor, dtype, integers, devices)
-        for name, tensor in stored.items()
-    )
+    has_head, num_bytes = LM_HEAD in stored, _bytes_of(stored, dtype, integers, devices)
+    return sum(share_read(config, name, has_head) * num_bytes(name) for name in stored)
 
 
 def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
@@ -273,24 +293,26 @@ def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
     return moe.num_experts_per_tok / moe.num_experts if moe is not None and ".experts." in name else 1.0
 
 
-def _num_bytes(
-    name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device]
-) -> float:
-    if integers in (AS_STORED, FP8):
-        groups = held_as(name, tensor, dtype, integers, devices)
-        bits = None if groups is None else groups.bits_per_value
-    else:
-        bits = None if integers is None else _integer_bits(name, integers, _on_cards(devices))
-    return math.prod(tensor.shape) * (dtype.itemsize if bits is None else bits / 8)
+def _bytes_of(
+    stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device]
+) -> Callable[[str], float]:
+    """The bytes of a tensor by its name."""
+    held = held_formats(stored, dtype, integers, devices)
+
+    def num_bytes(name: str) -> float:
+        if integers in INTEGER_FORMATS:
+            bits = _integer_bits(name, integers)
+        else:
+            bits = held[name].bits_per_value if name in held else None
+        return math.prod(stored[name].shape) * (dtype.itemsize if bits is None else bits / 8)
+
+    return num_bytes
 
 
-def _integer_bits(name: str, integers: str, on_cards: bool) -> float | None:
+def _integer_bits(name: str, integers: str) -> float | None:
     """Bits of a value in an integer format; None for a tensor that stays a float."""
     if name in (EMBEDDING, LM_HEAD):
         return INTEGER_FORMATS["int8"]
-    # Cards compute a layer's experts in one grouped product, which takes only bfloat16.
-    if on_cards and ".experts." in name:
-        return None
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_matrix = last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z", "fc")
     return INTEGER_FORMATS[integers] if name.startswith((TEXT_PREFIX, MTP_PREFIX)) and is_matrix else None
@@ -386,6 +408,7 @@ def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str,
     Tensors merged into one matrix may have several formats: neighbours of one format share a part.
     """
     held: set[str] = set()
+    formats = held_formats(stored, model.dtype, model.integers, model.devices)
     matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}
     by_parameter: dict[str, list[Target]] = defaultdict(list)
     for target in sorted(targets, key=lambda target: target.offset):
@@ -402,9 +425,7 @@ def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str,
                 if count <= 0:
                     continue
                 is_whole = count == stop - start
-                source = stored[target.name]
-                how = matrix.dtype, model.integers, [matrix.device]
-                groups = held_as(target.name, source, *how) if is_whole else None
+                groups = formats.get(target.name) if is_whole else None
                 held |= {target.name} if groups else set()
                 runs.append((count, groups))
             weight.lay_out(runs)

@@ -24,7 +24,15 @@ LENGTHS_AND_DTYPES = (
     (130, torch.bfloat16),
 )
 # What compiled libraries leave to torch.
-UNCOMPILED = ("fp8_linear", "integer_linear", "moe_experts", "moe_route", "mrope_cos_sin", "norm_linear")
+UNCOMPILED = (
+    "fp8_linear",
+    "integer_experts",
+    "integer_linear",
+    "moe_experts",
+    "moe_route",
+    "mrope_cos_sin",
+    "norm_linear",
+)
 # Triton's interpreter cuts bfloat16 off where a card rounds, except where a kernel goes through `arithmetic.round_to`.
 _CUT_OFF_INTERPRETED = {
     "rms_norm",
@@ -101,7 +109,7 @@ class Backend:
     def _rounds_roughly(self, op: str) -> bool:
         # Torch rounds after every step, the reference once.
         interpreted = self.name == "interpreted" and op in _CUT_OFF_INTERPRETED
-        return interpreted or getattr(self.ops, op) in (cpu.moe_experts, cpu.norm_linear)
+        return interpreted or getattr(self.ops, op) in (cpu.integer_experts, cpu.moe_experts, cpu.norm_linear)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -104,6 +104,15 @@ def triton_backend(request: pytest.FixtureRequest) -> Backend:
     return _triton_backend(request.param)
 
 
+@pytest.fixture(params=[16, 64])
+def block_m(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rows of a tile of experts: fewer tokens go without grouping, more are grouped."""
+    from qwen35mm_kernels.gpu import moe
+
+    monkeypatch.setattr(moe, "rows_of_a_tile", lambda num_pairs, num_experts: request.param)
+    return request.param
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of each test's cases, `make test` takes a part where a backend is slow or not the one that is used here.
 

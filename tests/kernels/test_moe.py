@@ -39,15 +39,6 @@ def backend(uncompiled_backend: Backend) -> Backend:
     return uncompiled_backend
 
 
-@pytest.fixture(params=[16, 64])
-def block_m(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Rows of a kernel's tile: fewer tokens go without grouping, more are grouped."""
-    from qwen35mm_kernels.gpu import moe
-
-    monkeypatch.setattr(moe, "rows_of_a_tile", lambda num_pairs, num_experts: request.param)
-    return request.param
-
-
 @pytest.mark.parametrize(
     ("num_tokens", "dtype"),
     [(16, torch.float32), *LENGTHS_AND_DTYPES[:4], (17, torch.bfloat16), *LENGTHS_AND_DTYPES[4:]],

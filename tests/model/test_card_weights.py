@@ -12,7 +12,7 @@ import torch
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
-from qwen35mm.model import Qwen35Model, weight_formats
+from qwen35mm.model import Qwen35Model, mlp, weight_formats
 from qwen35mm.model import weights as loading
 from qwen35mm.model.weight_formats import (
     AS_STORED,
@@ -140,18 +140,45 @@ def test_a_packed_checkpoint_is_held_as_it_is_stored(method: str, card: None, tm
 
 
 @pytest.mark.parametrize("integers", ["int8", "int4"])
-def test_the_experts_of_a_mixture_stay_and_are_counted_so(integers: str, tiny: TinyCheckpoints) -> None:
-    """A card groups the experts of a layer in one product, which is bfloat16's."""
+def test_the_experts_of_a_mixture_are_integers_and_are_counted_so(integers: str, tiny: TinyCheckpoints) -> None:
     folder = tiny.folder(MOE)
     config, stored = ModelConfig.from_pretrained(folder), read_checkpoint(folder, None)
     model = Qwen35Model(config, dtype=torch.bfloat16, device=META, integers=integers)
     experts = [x for name, x in model.named_modules() if name.endswith("experts.gate_up_proj")]
     assert experts
-    assert all(isinstance(x, PlainWeight) for x in experts)
+    assert all(isinstance(x, CardWeight) for x in experts)
     told = weights_bytes(stored, torch.bfloat16, integers, [CARD])
     held = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
     assert told <= held < 1.05 * told
-    assert told > weights_bytes(stored, torch.bfloat16, integers, [CPU])
+    assert told == weights_bytes(stored, torch.bfloat16, integers, [CPU])
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_packed_mixture_keeps_experts_of_one_format(
+    uneven: bool, card: None, tiny: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One expert that stayed a float makes its layer's experts floats: a card multiplies all of them at once."""
+    folder = tmp_path / "awq"
+
+    def is_packed(name: str) -> bool:
+        return ".experts." in name and not (uneven and ".layers.0." in name and ".experts.1.down_proj" in name)
+
+    write_packed("awq", tiny.folder(MOE), folder, is_packed)
+    monkeypatch.setattr(loading, "_on_cards", lambda devices: True)
+    monkeypatch.setattr(mlp, "_are_grouped", lambda device: True)
+    config = ModelConfig.from_pretrained(folder)
+    held, plain = (
+        load_model(folder, config, dtype=torch.bfloat16, integers=integers) for integers in (AS_STORED, None)
+    )
+    stored = read_checkpoint(folder, config.quantization)
+    told = weights_bytes(stored, torch.bfloat16, AS_STORED, [CARD])
+    assert told <= loaded_bytes(held) < 1.1 * told
+    x = torch.randn(9, config.text.hidden_size).bfloat16()
+    for index in range(config.text.num_layers):
+        ours, theirs = (model.get_submodule(f"layers.{index}.mlp") for model in (held, plain))
+        kept = ours.get_submodule("experts.gate_up_proj.0")
+        assert isinstance(kept, PlainWeight if uneven and index == 0 else CardWeight)
+        assert relative_error(ours(x), theirs(x)) < 1e-2
 
 
 def test_a_card_holds_what_it_has_kernels_for(

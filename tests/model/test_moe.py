@@ -11,6 +11,7 @@ import torch
 
 from qwen35mm.config import ModelConfig
 from qwen35mm.model import mlp, weight_formats
+from qwen35mm.model.weight_formats import CardWeight
 from qwen35mm.model.weights import load_model, loaded_bytes
 from tests.model.layouts import relative_error
 from tests.tiny import MOE, TinyCheckpoints
@@ -54,3 +55,24 @@ def test_on_a_card_the_shared_expert_is_one_of_the_others_where_it_is_as_wide(
         expected = theirs(spec).model.language_model.layers[0].mlp(x[None])[0]
     assert relative_error(block(x), expected) <= 1e-6
     assert bool(calls) != is_joined
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_shared_expert_of_integers_is_one_of_the_others_too(
+    weights: str, tiny: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.folder(replace(MOE, name="shared-32", shared_width=32))
+    config = ModelConfig.from_pretrained(folder)
+    monkeypatch.setattr(weight_formats, "find_library", lambda: None)
+    apart = load_model(folder, config, dtype=torch.float32, integers=weights)
+    monkeypatch.setattr(weight_formats, "QuantisedWeight", CardWeight)
+    for name, passes in (("why_not_triton", None), ("_are_grouped", True)):
+        monkeypatch.setattr(mlp, name, lambda device, passes=passes: passes)
+    model = load_model(folder, config, dtype=torch.float32, integers=weights)
+    assert loaded_bytes(model) == loaded_bytes(apart)
+    x = torch.randn(63, 64, generator=torch.Generator().manual_seed(0))
+    for index in range(config.text.num_layers):
+        ours, theirs = (each.get_submodule(f"layers.{index}.mlp") for each in (model, apart))
+        assert isinstance(ours, mlp.SparseMoE)
+        assert ours.is_joined
+        assert relative_error(ours(x), theirs(x)) <= 1e-5

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from qwen35mm_kernels.cpu.quantise import integer_linear
 from qwen35mm_kernels.cpu.swiglu import swiglu
 
 Matrix = TypeVar("Matrix")
@@ -28,6 +29,26 @@ def moe_experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     return moe_experts_by(F.linear, swiglu, x, list(gate_up), list(down), chosen, weights)
+
+
+def integer_experts(
+    x: torch.Tensor,
+    gate_up: tuple[torch.Tensor, ...],
+    down: tuple[torch.Tensor, ...],
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    formats: Sequence[tuple[int, int]],
+) -> torch.Tensor:
+    def linear(rows: torch.Tensor, matrix: tuple[tuple[torch.Tensor, ...], tuple[int, int]]) -> torch.Tensor:
+        parts, (bits, width) = matrix
+        return integer_linear(rows, *parts, bits=bits, width=width)
+
+    gate_ups, downs = (
+        [(parts, how) for parts in zip(*matrices, strict=True)]
+        for matrices, how in zip((gate_up, down), formats, strict=True)
+    )
+    return moe_experts_by(linear, swiglu, x, gate_ups, downs, chosen, weights)
 
 
 def moe_experts_by(

@@ -44,13 +44,11 @@ def _round(groups: torch.Tensor, scales: torch.Tensor, low: int, high: int) -> t
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
     """integers [n, in] int8 (4-bit: 0 to 15) -> words [n, ceil(in / 32) * bits] int32 of `reference.integers`."""
     padded = F.pad(integers, (0, -integers.shape[1] % GROUP)).view(torch.uint8)
-    if bits == 8:
-        data = padded.unflatten(1, (-1, 4, 4))
-    else:
-        halves = padded.unflatten(1, (-1, 4, 2, 4))
-        data = halves[..., 0, :] | (halves[..., 1, :] << 4)
-    # Each byte of a word holds every fourth column, or two of them.
-    return data.transpose(2, 3).contiguous().view(torch.int32).flatten(1)
+    # Words, and in each the values from the lowest bits on.
+    values = padded.unflatten(1, (-1, 16 // bits, 4, 2)).transpose(2, 3).flatten(3)
+    if bits == 4:
+        values = values[..., ::2] | (values[..., 1::2] << 4)
+    return values.contiguous().view(torch.int32).flatten(1)
 
 
 def dequantise(
@@ -65,12 +63,11 @@ def dequantise(
 ) -> torch.Tensor:
     """Words [n, ...] of `pack` and their scales -> rows [n, in_features]."""
     data = words.view(torch.uint8).unflatten(1, (-1, 4, 4))
-    if bits == 8:
-        integers = data.transpose(2, 3).flatten(1).view(torch.int8)
-    else:
-        halves = torch.stack([data & 15, data >> 4], dim=4)
-        integers = halves.permute(0, 1, 3, 4, 2).flatten(1).view(torch.int8)
-        integers = integers if minima is not None else integers.sub_(8)
+    if bits == 4:
+        data = torch.stack([data & 15, data >> 4], dim=4).flatten(3)
+    integers = data.unflatten(3, (-1, 2)).transpose(2, 3).flatten(1).view(torch.int8)
+    if bits == 4 and minima is None:
+        integers = integers.sub_(8)
     if integers.shape[1] % width:
         integers = F.pad(integers, (0, -integers.shape[1] % width))
     # Convert first, then scale in place: torch takes twice as long to multiply integers by floats.

@@ -1,12 +1,15 @@
 """Products with integer weights and scales (layout: `reference.integers`).
 
 One row uses a matrix-vector kernel, which converts integers to floats in registers. Several rows use the matrix units,
-converting a tile of weights at a time to x's dtype. For more rows than a tile has, that would convert weights
+converting a tile of weights at a time to x's dtype: weights are their first operand, which Hopper takes from registers,
+so that no weight goes through shared memory once more. For more rows than a tile has, that would convert weights
 repeatedly. So weights are converted once, a slice of the matrix at a time, and multiplied by cuBLAS. A row's bits
 depend on the number of rows, which selects the kernel, but not on the other rows' values.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -24,10 +27,11 @@ from qwen35mm_kernels.gpu.launch import (
 
 # By number of warps, which grows with the words of a row. A thread takes four words at a time.
 _VECTOR = {warps: Config({"BLOCK_N": 4, "WORDS": 128 * warps}, warps, 1) for warps in (1, 2, 4)}
-# By the largest number of rows: (for few columns of out, where narrow tiles make enough programs; for many).
+# By the largest number of rows: (for few columns of out, where a program must have more in flight; for many). 64
+# columns and 4 warps are what a Hopper card's matrix units take.
 _TILES = {
-    16: (Config({"BLOCK_N": 16, "BLOCK_K": 128}, 4, 4), Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4)),
-    64: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 3), Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3)),
+    16: (Config({"BLOCK_N": 64, "BLOCK_K": 128}, 4, 6), Config({"BLOCK_N": 64, "BLOCK_K": 128}, 4, 4)),
+    64: (Config({"BLOCK_N": 64, "BLOCK_K": 128}, 4, 3), Config({"BLOCK_N": 64, "BLOCK_K": 128}, 4, 3)),
 }
 _UNPACKED = Config({"BLOCK_N": 16, "BLOCK_K": 256}, 4, 1)
 # Weights of a slice: 32 MiB in bfloat16, which fits into a large card's L2 cache.
@@ -48,6 +52,12 @@ def _values(word, S: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr):
     if S >= FIT:
         word = word >> (BITS * FIT)
     return ((word & MASK) ^ MAGIC).to(tl.float32, bitcast=True) - LARGE
+
+
+@triton.jit
+def _pair(word, S: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr):
+    """Values S and S + 1 of words, in a last dimension."""
+    return tl.join(_values(word, S, BITS, BIAS), _values(word, S + 1, BITS, BIAS))
 
 
 @triton.jit
@@ -78,10 +88,12 @@ def _vector_kernel(
         units = first // 4 + fours
         for part in tl.static_range(PARTS):  # pyright: ignore
             sums = tl.zeros((BLOCK_N, WORDS), tl.float32)
-            for step in tl.static_range(STEPS):  # pyright: ignore
-                depth = (first + places) // 4 * UNIT + 4 * (part * STEPS + step) + places % 4
-                x = tl.load(x_ptr + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
+            for step in tl.static_range(0, STEPS, 2):  # pyright: ignore
+                depth = (first + places) // 4 * UNIT + 4 * (part * STEPS + step) + 2 * (places % 4)
+                two = depth[:, None] + tl.arange(0, 2)[None, :]
+                x, next_x = tl.split(tl.load(x_ptr + two, mask=two < DEPTH, other=0.0).to(tl.float32))
                 sums += _values(word, part * STEPS + step, BITS, BIAS) * x[None, :]
+                sums += _values(word, part * STEPS + step + 1, BITS, BIAS) * next_x[None, :]
             own_depth = units * UNIT + part * (UNIT // PARTS)
             is_scale = is_column[:, None] & (own_depth < DEPTH)[None, :]
             scale_ptrs = scale_rows + (own_depth // GROUP)[None, :]
@@ -98,34 +110,40 @@ def _vector_kernel(
 
 
 @triton.jit
-def _tile(
-    words_ptr, scales_ptr, minima_ptr, columns, first, stride_words, stride_scale,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    BIAS: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def tile(
+    words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, is_row, first, DEPTH: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Weights `first` to first + BLOCK_K of the matrix's rows `columns`, float32 [BLOCK_N, BLOCK_K].
+    """Weights `first` to first + BLOCK_K of BLOCK_N rows of a matrix, float32 [BLOCK_N, BLOCK_K].
+
+    word_rows, scale_rows: where the rows begin, int64 [BLOCK_N].
+
+    Only joins and views lie between the words and the result: Triton can read the words in a product's own layout.
 
     SHARED: neighbours in BLOCK_K that share a scale.
     """
     PER_WORD: tl.constexpr = 32 // BITS
     UNITS: tl.constexpr = BLOCK_K // (4 * PER_WORD)
     NUM_UNITS: tl.constexpr = (DEPTH + 4 * PER_WORD - 1) // (4 * PER_WORD)
-    is_column = columns < WIDTH
     units, four, parts = tl.arange(0, UNITS), tl.arange(0, 4), tl.arange(0, BLOCK_K // SHARED)
-    word_ptrs = words_ptr + columns.to(tl.int64)[:, None, None] * stride_words
+    word_ptrs = words_ptr + word_rows[:, None, None]
     word_ptrs += (4 * units[:, None] + four[None, :])[None, :, :] + first // PER_WORD
-    scale_ptrs = columns.to(tl.int64)[:, None] * stride_scale + ((first + parts * SHARED) // GROUP)[None, :]
-    mask, scale_mask = is_column[:, None, None], is_column[:, None]
+    groups = first // GROUP + parts if SHARED == GROUP else (first + parts * SHARED) // GROUP
+    scale_ptrs = scale_rows[:, None] + groups[None, :]
+    mask, scale_mask = is_row[:, None, None], is_row[:, None]
     if DEPTH % BLOCK_K != 0:
         mask &= (first // (4 * PER_WORD) + units < NUM_UNITS)[None, :, None]
         scale_mask &= (first + parts * SHARED < DEPTH)[None, :]
     word = tl.load(word_ptrs, mask=mask, other=0)
     scale = tl.load(scales_ptr + scale_ptrs, mask=scale_mask, other=0.0).to(tl.float32)
-    shifts = BITS * tl.arange(0, PER_WORD)[None, None, :, None]
-    code = (word[:, :, None, :] >> shifts) & (2**BITS - 1)
-    # Same trick as in `_values`.
-    large = (code ^ (0x4B000080 if BITS == 8 else 0x4B000000)).to(tl.float32, bitcast=True)
-    weight = tl.reshape(large - (8388608.0 + BIAS), (BLOCK_N, BLOCK_K // SHARED, SHARED)) * scale[:, :, None]
+    values = tl.join(_pair(word, 0, BITS, BIAS), _pair(word, 2, BITS, BIAS))  # pyright: ignore
+    values = tl.permute(values, (0, 1, 4, 2, 3))
+    if BITS == 4:
+        others = tl.join(_pair(word, 4, BITS, BIAS), _pair(word, 6, BITS, BIAS))  # pyright: ignore
+        values = tl.join(values, tl.permute(others, (0, 1, 4, 2, 3)))
+        values = tl.permute(values, (0, 1, 5, 2, 3, 4))
+    weight = tl.reshape(values, (BLOCK_N, BLOCK_K // SHARED, SHARED)) * scale[:, :, None]
     if HAS_MINIMA:
         minimum = tl.load(minima_ptr + scale_ptrs, mask=scale_mask, other=0.0).to(tl.float32)
         weight += minimum[:, :, None]
@@ -143,20 +161,21 @@ def _tiles_kernel(
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth, is_row, is_column = tl.arange(0, BLOCK_K), rows < num_rows, columns < WIDTH
-    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * stride_x + depth[None, :]
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    word_rows, scale_rows = columns.to(tl.int64) * stride_words, columns.to(tl.int64) * stride_scale
+    x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * stride_x + depth[:, None]
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for first in range(0, DEPTH, BLOCK_K):
-        x_mask = is_row[:, None]
+        x_mask = is_row[None, :]
         if DEPTH % BLOCK_K != 0:
-            x_mask &= (first + depth < DEPTH)[None, :]
+            x_mask &= (first + depth < DEPTH)[:, None]
         x = tl.load(x_ptrs + first, mask=x_mask, other=0.0)
-        weight = _tile(
-            words_ptr, scales_ptr, minima_ptr, columns, first, stride_words, stride_scale,
-            WIDTH, DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
+        weight = tile(
+            words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, is_column, first,
+            DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        total = dot(x, tl.trans(round_to(weight, x.dtype)), total, PRECISION)
-    out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
-    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+        total = dot(round_to(weight, x.dtype), x, total, PRECISION)
+    out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * stride_out + columns[:, None]
+    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=is_row[None, :] & is_column[:, None])
 
 
 @triton.jit
@@ -167,9 +186,10 @@ def _unpacked_kernel(
 ):  # fmt: skip
     """BLOCK_N rows and BLOCK_K columns of the matrix [WIDTH, DEPTH] in its dtype."""
     columns, first = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_K
-    weight = _tile(
-        words_ptr, scales_ptr, minima_ptr, columns, first, stride_words, stride_scale,
-        WIDTH, DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
+    word_rows, scale_rows = columns.to(tl.int64) * stride_words, columns.to(tl.int64) * stride_scale
+    weight = tile(
+        words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, columns < WIDTH, first,
+        DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     depth = first + tl.arange(0, BLOCK_K)
     matrix_ptrs = matrix_ptr + columns.to(tl.int64)[:, None] * DEPTH + depth[None, :]
@@ -193,22 +213,15 @@ def integer_linear(
     """
     (num_rows, depth), num_out = x.shape, len(words)
     out = x.new_empty(num_rows, num_out) if out is None else out
-    assert bits in (4, 8)
-    assert width == 16 or width % 32 == 0
-    assert words.shape == (num_out, cdiv(depth, 32) * bits)
-    assert scales.shape == (num_out, cdiv(depth, width))
-    assert minima is None or (minima.shape, minima.stride()) == (scales.shape, scales.stride())
+    assert words.shape[1] == cdiv(depth, 32) * bits
     assert out.shape == (num_rows, num_out)
     assert out.dtype == x.dtype
-    # A dimension of size 1 is dense with any stride.
-    assert x.stride(1) == words.stride(1) == out.stride(1) == 1
-    assert scales.stride(1) == 1 or scales.shape[1] == 1
+    assert x.stride(1) == out.stride(1) == 1
+    constants = {"WIDTH": num_out, **constants_of(words, scales, minima, depth, bits=bits, width=width)}
     if num_rows == 0:
         return out
     arguments = x, words, scales, scales if minima is None else minima, out
     strides = words.stride(0), scales.stride(0)
-    constants = {"WIDTH": num_out, "DEPTH": depth, "BITS": bits, "GROUP": width, "HAS_MINIMA": minima is not None}
-    constants["BIAS"] = 128 if bits == 8 else 8 if minima is None else 0
     shape = f"b{bits}_N{num_out}_K{depth}"
     if num_rows == 1:
         default = _VECTOR[min(4, next_power_of_2(cdiv(words.shape[1], 128)))]
@@ -217,12 +230,11 @@ def integer_linear(
         grid = (cdiv(num_out, config.blocks["BLOCK_N"]),)
         launch(_vector_kernel, grid, *arguments, *strides, config=config, **constants)
         return out
-    shared = width & -width  # the largest power of two that divides it
     form = next((most for most in _TILES if num_rows <= most), None)
     if form is None:
         step = max(1, _SLICE // depth)
         matrix = x.new_empty(min(step, num_out), depth)
-        config, constants["SHARED"] = _UNPACKED, min(shared, _UNPACKED.blocks["BLOCK_K"])
+        config, constants["SHARED"] = _UNPACKED, neighbours(width, _UNPACKED)
         for first in range(0, num_out, step):
             rows = slice(first, min(first + step, num_out))
             constants["WIDTH"] = rows.stop - rows.start
@@ -232,10 +244,40 @@ def integer_linear(
             torch.mm(x, matrix[: constants["WIDTH"]].T, out=out[:, rows])
         return out
     is_wide = num_out > _FEW_COLUMNS * num_multiprocessors(x.device)
-    config = config_for("integer_tiles", x.device, f"M{form}_{shape}", _TILES[form][is_wide])
+    default = halved(_TILES[form][is_wide], x.dtype)
+    config = config_for("integer_tiles", x.device, f"M{form}_{shape}", default)
     grid = 1, cdiv(num_out, config.blocks["BLOCK_N"])
-    constants["SHARED"] = min(shared, config.blocks["BLOCK_K"])
+    constants["SHARED"] = neighbours(width, config)
     constants["PRECISION"] = "ieee" if x.dtype == torch.float32 else "tf32"
     sizes = num_rows, *strides, x.stride(0), out.stride(0)
     launch(_tiles_kernel, grid, *arguments, *sizes, config=config, BLOCK_M=form, **constants)
     return out
+
+
+def constants_of(
+    words: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, depth: int, *, bits: int, width: int
+) -> dict[str, Any]:
+    """A format's constants in the kernels, for matrices [..., M, depth]."""
+    assert bits in (4, 8)
+    assert width == 16 or width % 32 == 0
+    assert words.shape == (*scales.shape[:-1], cdiv(depth, 32) * bits)
+    assert scales.shape[-1] == cdiv(depth, width)
+    assert minima is None or (minima.shape, minima.stride()) == (scales.shape, scales.stride())
+    # A dimension of size 1 is dense with any stride.
+    assert words.stride(-1) == 1
+    assert scales.stride(-1) == 1 or scales.shape[-1] == 1
+    bias = 128 if bits == 8 else 8 if minima is None else 0
+    return {"DEPTH": depth, "BITS": bits, "GROUP": width, "HAS_MINIMA": minima is not None, "BIAS": bias}
+
+
+def neighbours(width: int, config: Config) -> int:
+    """SHARED of a tile: the largest power of two that divides a group's columns, at most the tile's."""
+    return min(width & -width, config.blocks["BLOCK_K"])
+
+
+def halved(config: Config, dtype: torch.dtype) -> Config:
+    """A configuration for bfloat16; in float32 with half as many columns at a time, which take the same memory."""
+    if dtype != torch.float32:
+        return config
+    blocks = {**config.blocks, "BLOCK_K": config.blocks["BLOCK_K"] // 2}
+    return Config(blocks, config.num_warps, config.num_stages)

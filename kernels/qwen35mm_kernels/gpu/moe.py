@@ -7,11 +7,16 @@ weighted sum over each token's pairs. Nothing waits for the host: grids are uppe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.integers import halved
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 
 MAX_EXPERTS = 1024
@@ -123,7 +128,7 @@ def _group_kernel(
 
 
 @triton.jit
-def _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
+def grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
     """A tile of `_group_kernel`: its expert, its pairs [BLOCK_M] and which of them exist."""
     offsets = tl.arange(0, BLOCK_M)
     expert = tl.load(tiles_ptr + tile * 3)
@@ -133,7 +138,7 @@ def _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _direct_rows(
+def direct_rows(
     chosen_ptr, stride_token, stride_choice, num_tokens, tile,
     TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -168,9 +173,9 @@ def _experts_kernel(
     """
     tile = tl.program_id(1)
     if GROUPED:
-        expert, pairs, is_row = _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)  # pyright: ignore
+        expert, pairs, is_row = grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)  # pyright: ignore
     else:
-        expert, pairs, is_row = _direct_rows(  # pyright: ignore
+        expert, pairs, is_row = direct_rows(  # pyright: ignore
             chosen_ptr, stride_token, stride_choice, num_tokens, tile, TOP_K, TOP_K_PADDED, BLOCK_M
         )
     if tl.max(is_row.to(tl.int32)) == 0:
@@ -220,37 +225,76 @@ def moe_experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """The last dimension of x, gate_up and down must be dense; other strides are free."""
-    num_tokens, top_k = chosen.shape
     num_experts, hidden, width = down.shape
-    assert x.shape == (num_tokens, hidden)
+    assert x.shape == (len(chosen), hidden)
     assert gate_up.shape == (num_experts, 2 * width, hidden)
     assert weights.shape == chosen.shape
     assert x.dtype == gate_up.dtype == down.dtype == weights.dtype
     assert x.stride(-1) == gate_up.stride(-1) == down.stride(-1) == 1
-    num_pairs = num_tokens * top_k
-    block_m = rows_of_a_tile(num_pairs, num_experts)
-    gate_up_config, down_config = _configs(x, hidden, width, block_m)
 
-    grouped = num_tokens > block_m
-    pairs, tiles, num_tiles = _group(chosen, num_experts, block_m) if grouped else (chosen, chosen, num_pairs)
-    inner = x.new_empty(num_pairs, width)
-    outputs = x.new_empty(num_pairs, hidden)
-    for source, matrix, target, config in ((x, gate_up, inner, gate_up_config), (inner, down, outputs, down_config)):
+    def multiply(source: torch.Tensor, target: torch.Tensor, pairs: Pairs, *, swiglu: bool) -> None:
+        matrix, config = (gate_up, configs[0]) if swiglu else (down, configs[1])
         launch(
             _experts_kernel,
-            (cdiv(target.shape[1], config.blocks["BLOCK_N"]), num_tiles),
-            *(source, matrix, target, chosen, pairs, tiles),
-            *(source.stride(0), *matrix.stride()[:2], *chosen.stride(), num_tokens),
+            (cdiv(target.shape[1], config.blocks["BLOCK_N"]), pairs.num_tiles),
+            *(source, matrix, target, *pairs.tensors),
+            *(source.stride(0), *matrix.stride()[:2], *pairs.sizes),
             config=config,
             DEPTH=source.shape[1],
             WIDTH=target.shape[1],
-            SWIGLU=matrix is gate_up,
-            TOP_K=top_k,
-            TOP_K_PADDED=next_power_of_2(top_k),
-            GROUPED=grouped,
+            SWIGLU=swiglu,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-            BLOCK_M=block_m,
+            **pairs.constants,
         )
+
+    pairs = group(chosen, num_experts)
+    configs = _configs(x, hidden, width, pairs.block_m)
+    return over_pairs(multiply, x, width, weights, pairs)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a batch, by tiles.
+
+    Attributes:
+        block_m: rows of a tile.
+        tensors: chosen, pairs and tiles of the kernels, the last two unused if nothing is grouped.
+        sizes: the kernels' numbers: strides of chosen, and the number of tokens.
+        constants: those of the kernels that say how a tile finds its pairs.
+    """
+
+    block_m: int
+    num_tiles: int
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    sizes: tuple[int, int, int]
+    constants: dict[str, Any]
+
+
+def group(chosen: torch.Tensor, num_experts: int) -> Pairs:
+    """One launch for more tokens than a tile has rows, none for fewer."""
+    num_tokens, top_k = chosen.shape
+    block_m = rows_of_a_tile(chosen.numel(), num_experts)
+    is_grouped = num_tokens > block_m
+    lists = _group(chosen, num_experts, block_m) if is_grouped else (chosen, chosen, chosen.numel())
+    constants = {"TOP_K": top_k, "TOP_K_PADDED": next_power_of_2(top_k), "GROUPED": is_grouped, "BLOCK_M": block_m}
+    sizes = chosen.stride(0), chosen.stride(1), num_tokens
+    return Pairs(block_m, lists[2], (chosen, lists[0], lists[1]), sizes, constants)
+
+
+def over_pairs(
+    multiply: Callable[..., None], x: torch.Tensor, width: int, weights: torch.Tensor, pairs: Pairs
+) -> torch.Tensor:
+    """The experts' two products, and the weighted sum.
+
+    Args:
+        multiply: fills its target [pairs, ...] from a source: multiply(source, target, pairs, swiglu=...), where gate
+            and up are x's own product.
+    """
+    (num_tokens, hidden), top_k = x.shape, weights.shape[1]
+    inner = x.new_empty(num_tokens * top_k, width)
+    outputs = x.new_empty(num_tokens * top_k, hidden)
+    multiply(x, inner, pairs, swiglu=True)
+    multiply(inner, outputs, pairs, swiglu=False)
     out = x.new_empty(num_tokens, hidden)
     config = config_for("moe_combine", x.device, f"K{hidden}", Config({"BLOCK_N": 1024}, 4))
     launch(
@@ -271,13 +315,8 @@ def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
 
 
 def _configs(x: torch.Tensor, hidden: int, width: int, block_m: int) -> tuple[Config, Config]:
-    # float32 takes twice the shared memory and doesn't use the matrix units.
-    factor = 2 if x.dtype == torch.float32 else 1
-    name = f"M{block_m}_K{hidden}_N{width}" + ("_fp32" if factor == 2 else "")
-    gate_up, down = (
-        Config({**config.blocks, "BLOCK_K": config.blocks["BLOCK_K"] // factor}, config.num_warps, config.num_stages)
-        for config in _DEFAULTS[block_m]
-    )
+    name = f"M{block_m}_K{hidden}_N{width}" + ("_fp32" if x.dtype == torch.float32 else "")
+    gate_up, down = (halved(config, x.dtype) for config in _DEFAULTS[block_m])
     return config_for("moe_gate_up", x.device, name, gate_up), config_for("moe_down", x.device, name, down)
 
 

@@ -13,7 +13,7 @@ from qwen35mm_kernels.reference.conv1d import causal_conv1d
 from qwen35mm_kernels.reference.fp8 import fp8_linear
 from qwen35mm_kernels.reference.gated_delta_rule import gated_delta_prefill, gdn_decode_step
 from qwen35mm_kernels.reference.integers import integer_linear
-from qwen35mm_kernels.reference.moe import moe_experts, moe_route
+from qwen35mm_kernels.reference.moe import integer_experts, moe_experts, moe_route
 from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, norm_linear, rms_norm
 from qwen35mm_kernels.reference.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.reference.sampling import sample
@@ -27,6 +27,7 @@ __all__ = [
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",
+    "integer_experts",
     "integer_linear",
     "moe_experts",
     "moe_route",

@@ -1,8 +1,9 @@
 """Products with integer weights and scales, in a layout that GPUs read 16 bytes at a time.
 
 A row of a matrix is `words` of 32 bits. 32 columns take `bits` words. Four words hold 16 columns of 8 bits or 32
-columns of 4 bits: the bits from `bits * s` on of word j are column 4 s + j, so that four words give values for four
-neighbours of x at a time. Columns that pad the last words are zeros.
+columns of 4 bits: the bits from `bits * s` on of word j are column 8 (s // 2) + 2 j + s % 2. So four words give pairs
+of values for eight neighbours of x at a time, where matrix units want those of a first operand. Columns that pad the
+last words are zeros.
 """
 
 from __future__ import annotations
@@ -36,15 +37,30 @@ def integer_linear(
         [N, M] in x's dtype; `out` if given.
     """
     out = torch.empty(len(x), len(words), dtype=x.dtype) if out is None else out
-    matrix = torch.zeros(len(words), x.shape[1])
+    matrix = integer_matrix(words, scales, minima, num_in=x.shape[1], bits=bits, width=width)
+    for row, target in zip(x.float(), out, strict=True):
+        target.copy_(matrix @ row)
+    return out
+
+
+def integer_matrix(
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor | None = None,
+    *,
+    num_in: int,
+    bits: int,
+    width: int,
+) -> torch.Tensor:
+    """[M, num_in] float32: the matrix of `integer_linear`."""
+    matrix = torch.zeros(len(words), num_in)
     per_word = 32 // bits
-    for column in range(x.shape[1]):
+    for column in range(num_in):
         four, inside = divmod(column, 4 * per_word)
-        code = words[:, 4 * four + inside % 4] >> (bits * (inside // 4)) & (1 << bits) - 1
+        place = 2 * (inside // 8) + inside % 2
+        code = words[:, 4 * four + inside % 8 // 2] >> (bits * place) & (1 << bits) - 1
         integers = code - 256 * (code > 127) if bits == 8 else code if minima is not None else code - 8
         matrix[:, column] = integers * scales[:, column // width].float()
         if minima is not None:
             matrix[:, column] += minima[:, column // width].float()
-    for row, target in zip(x.float(), out, strict=True):
-        target.copy_(matrix @ row)
-    return out
+    return matrix

@@ -5,7 +5,11 @@ Source: Qwen3_5MoeTopKRouter and Qwen3_5MoeExperts of transformers' modeling_qwe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+
+from qwen35mm_kernels.reference.integers import integer_matrix
 
 
 def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,3 +63,30 @@ def moe_experts(
             gate, up = (gate_up[expert].float() @ row).split(width)
             out[token] += weight * (down[expert].float() @ (gate / (1 + torch.exp(-gate)) * up))
     return out.to(x.dtype)
+
+
+def integer_experts(
+    x: torch.Tensor,
+    gate_up: tuple[torch.Tensor, ...],
+    down: tuple[torch.Tensor, ...],
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    formats: Sequence[tuple[int, int]],
+) -> torch.Tensor:
+    """`moe_experts` with integer matrices.
+
+    Args:
+        gate_up: words, scales and perhaps minima of `integer_linear`, each with a dimension for experts in front.
+        down: the same.
+        formats: bits and width of gate_up and of down.
+
+    Returns:
+        [N, hidden] in x's dtype.
+    """
+    hidden, width = x.shape[1], gate_up[0].shape[1] // 2
+    matrices = []
+    for parts, num_in, (bits, group) in zip((gate_up, down), (hidden, width), formats, strict=True):
+        experts = zip(*parts, strict=True)
+        matrices.append(torch.stack([integer_matrix(*each, num_in=num_in, bits=bits, width=group) for each in experts]))
+    return moe_experts(x, matrices[0], matrices[1], chosen, weights)

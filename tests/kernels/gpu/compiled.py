@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class Compiled:
         spilled_bytes: of one thread, to local memory.
         shared_bytes: of one program.
         instructions: how often each machine instruction occurs, by its first word (HGMMA, LDGSTS, ...).
+        in_loop: the same inside the longest loop, by all words (STS.U16, BAR.SYNC.DEFER_BLOCKING, ...).
         repeated: how often each product is computed, 1 where every warp has a part of its own; none for those that one
             thread issues for all (Blackwell).
     """
@@ -59,6 +61,7 @@ class Compiled:
     spilled_bytes: int
     shared_bytes: int
     instructions: Mapping[str, int]
+    in_loop: Mapping[str, int]
     repeated: Sequence[int]
 
 
@@ -108,10 +111,23 @@ def _compile(variant: Variant, capability: int) -> Compiled:
         usage = _tool("cuobjdump", "--dump-resource-usage", str(cubin))
         machine_code = _tool("nvdisasm", "-c", str(cubin))
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
-    counts: dict[str, int] = {}
-    for word in re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", machine_code, re.MULTILINE):
-        counts[word] = counts.get(word, 0) + 1
-    return Compiled(registers, stack, compiled.metadata.shared, counts, _repeated(compiled.asm["ttgir"]))
+    counts = dict(Counter(word.partition(".")[0] for word in _words(machine_code)))
+    in_loop = dict(Counter(_words(_longest_loop(machine_code))))
+    return Compiled(registers, stack, compiled.metadata.shared, counts, in_loop, _repeated(compiled.asm["ttgir"]))
+
+
+def _words(machine_code: str) -> list[str]:
+    """Each instruction's name."""
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)", machine_code, re.MULTILINE)
+
+
+def _longest_loop(machine_code: str) -> str:
+    """What lies between a jump back and its target, the most of all; empty without a loop."""
+    places = {label[1]: label.start() for label in re.finditer(r"^(\.L_x_\d+):", machine_code, re.MULTILINE)}
+    jumps = re.finditer(r"\bBRA[^\n]*`\((\.L_x_\d+)\)", machine_code)
+    loops = [machine_code[places[jump[1]] : jump.end()] for jump in jumps if places[jump[1]] < jump.start()]
+    # A kernel's last jump is to itself.
+    return max(loops, key=len, default="")
 
 
 def _repeated(ttgir: str) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, integers, rope_kv
+from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, integers, moe_integers, rope_kv
 from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.moe import _DEFAULTS
 from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
@@ -387,11 +387,55 @@ def test_tiles_of_integers_use_a_cards_matrix_units(
     )
     # Two registers of one form on Blackwell.
     assert found.spilled_bytes <= (8 if capability == 100 else 0)
+    _weights_go_from_registers_into_products(found, capability)
+    # Scales, too, come while the last ones are worked on.
+    assert not [word for word in found.in_loop if word.startswith("LDG.")]
+
+
+def _weights_go_from_registers_into_products(found: Compiled, capability: int, num_scales: int = 0) -> None:
+    """On Hopper nothing of them is stored to shared memory. Others store 16 bytes at a time.
+
+    num_scales: stores of scales, where a tile has too few of them to be copied ahead.
+    """
     assert found.shared_bytes <= CONSUMER_SHARED_BYTES
-    unit = "HMMA" if form == 16 or capability < 90 else "HGMMA" if capability == 90 else "UTCHMMA"
+    unit = "HMMA" if capability < 90 else "HGMMA" if capability == 90 else "UTCHMMA"
     assert found.instructions[unit] > 0
     # Rows and words come to shared memory while the last ones are worked on.
     assert found.instructions["LDGSTS"] > 0
+    stores = sum(count for word, count in found.in_loop.items() if word.startswith("STS"))
+    narrow = sum(count for word, count in found.in_loop.items() if word.startswith("STS") and ".128" not in word)
+    barriers = sum(count for word, count in found.in_loop.items() if word.startswith("BAR."))
+    if capability == 90:
+        assert stores <= num_scales
+        assert barriers <= 2 + num_scales
+    assert narrow <= num_scales
+
+
+@pytest.mark.parametrize("swiglu", [True, False])
+@pytest.mark.parametrize("block_m", [16, 64, 128])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_experts_of_integers_use_a_cards_matrix_units(capability: int, bits: int, block_m: int, swiglu: bool) -> None:
+    """The 35B-A3B's, with the shared one: hidden 2048, width 512, 9 of 257."""
+    grouped, config = block_m > 16, moe_integers._DEFAULTS[block_m]
+    found = compiled(
+        "moe_integers:_integer_experts_kernel",
+        capability,
+        config,
+        {
+            "*bf16:16": "x_ptr scales_ptr minima_ptr out_ptr",
+            "*i64:16": "chosen_ptr" if grouped else "chosen_ptr pairs_ptr tiles_ptr",
+            "*i32:16": "words_ptr" + (" pairs_ptr tiles_ptr" if grouped else ""),
+            "i32:16": "stride_x stride_word_expert stride_word_row stride_scale_expert stride_scale_row",
+            "i32": "stride_token stride_choice num_tokens",
+        },
+        ({"DEPTH": 2048, "WIDTH": 512} if swiglu else {"DEPTH": 512, "WIDTH": 2048})
+        | {"BITS": bits, "GROUP": 32, "HAS_MINIMA": False, "BIAS": 128 if bits == 8 else 8, "SHARED": 32}
+        | {"SWIGLU": swiglu, "TOP_K": 9, "TOP_K_PADDED": 16, "GROUPED": grouped, "PRECISION": "tf32"}
+        | {"BLOCK_M": block_m},
+    )
+    assert found.spilled_bytes == 0
+    _weights_go_from_registers_into_products(found, capability, num_scales=int(block_m == 128))
 
 
 @pytest.mark.parametrize("kind", _INTEGER_FORMATS)

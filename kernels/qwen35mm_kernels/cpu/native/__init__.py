@@ -5,6 +5,7 @@ They need a library that `library.find_library` finds. Unsupported tensors go to
 
 from qwen35mm_kernels.cpu import (
     fp8_linear,
+    integer_experts,
     integer_linear,
     moe_experts,
     moe_route,
@@ -29,6 +30,7 @@ __all__ = [
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",
+    "integer_experts",
     "integer_linear",
     "moe_experts",
     "moe_route",

@@ -69,8 +69,9 @@ class ModelOptions:
     weights: Annotated[
         str,
         _model(
-            help="Format of the weights: auto, bf16, int8 or int4. int8 takes a little over half the memory, int4 less "
-            "than half. auto keeps the checkpoint's format; on a processor it takes int8, then int4, if it doesn't fit."
+            help="Format of the weights: auto, bf16, int8, int4 or, on cards, fp8. int8 and fp8 take a little over "
+            "half the memory, int4 less than half. auto keeps the checkpoint's format; on a processor it takes int8, "
+            "then int4, if it doesn't fit."
         ),
     ] = "auto"
     device: Annotated[

@@ -123,12 +123,12 @@ class Captioner:
                 `max_video_tokens`.
         """
         from qwen35mm.model.load import DTYPES
-        from qwen35mm.model.weight_formats import AS_STORED, FP8, INTEGER_FORMATS
+        from qwen35mm.model.weight_formats import AS_STORED, FP8, ROUNDED_FORMATS
 
         own = self.describe()
         model, budget = own["model"], own["budget"]
         dtypes = [model["dtype"]] if "dtype" in asked else map(str, DTYPES.values())
-        formats = [model.get("integers")] if "weights" in asked else (None, *INTEGER_FORMATS, AS_STORED, FP8)
+        formats = [model.get("integers")] if "weights" in asked else (None, *ROUNDED_FORMATS, AS_STORED, FP8)
         others: list[Mapping[str, Any]] = []
         for dtype, integers, device in product(dtypes, formats, ("cpu", "cuda")):
             sizes = vars(MediaBudget.for_device(device))

@@ -23,8 +23,8 @@ def evaluate(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Formats with commas between: bf16, float32, int8, int4; auto is as a quantised checkpoint has them. "
-            "Without it int8,int4, or none beside --kv-dtype, --kv-keep and --lora.",
+            help="Formats with commas between: bf16, float32, int8, int4, fp8; auto is as a quantised checkpoint has "
+            "them. Without it int8,int4, or none beside --kv-dtype, --kv-keep and --lora.",
             metavar="FORMATS",
         ),
     ] = None,

@@ -33,7 +33,7 @@ def plan(
     model: Annotated[str, typer.Argument(help="A checkpoint's folder, a GGUF file or a Hugging Face id.")],
     context: Annotated[int | None, typer.Option(help="Most tokens of a conversation; by default as for chat.")] = None,
     slots: Annotated[int | None, typer.Option(help="Replies at one time; by default 4.")] = None,
-    weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8 or int4.")] = "auto",
+    weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8, int4 or fp8.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="auto (all useful types), or as for chat.")] = "auto",
     kv_keep: Annotated[str, typer.Option(metavar="SHARE", help="As for chat: 1 keeps all keys and values.")] = "1",
     lora: Annotated[

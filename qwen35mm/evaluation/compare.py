@@ -18,12 +18,12 @@ from qwen35mm.evaluation.divergence import Divergence
 from qwen35mm.evaluation.passages import Passage, diverge, hidden_states, text_passages
 from qwen35mm.evaluation.skill_test import Accuracy, SkillTest
 from qwen35mm.model import load
-from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
+from qwen35mm.model.weight_formats import ROUNDED_FORMATS, Weight
 from qwen35mm.model.weights import loaded_bytes
 
 REFERENCES = ("bf16", "float32")
 # `auto` keeps the format of a quantised checkpoint.
-FORMATS = (*REFERENCES, *INTEGER_FORMATS, "auto")
+FORMATS = (*REFERENCES, *ROUNDED_FORMATS, "auto")
 DEFAULT_TEXT = "evaluation.txt"
 # Of keys and values.
 ALL = "1"

@@ -22,7 +22,7 @@ from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
 from qwen35mm.model.mtp import num_draft_ids
 from qwen35mm.model.vocabulary import GrammarVocabulary
-from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
+from qwen35mm.model.weight_formats import AS_STORED, FP8, ROUNDED_FORMATS
 from qwen35mm.model.weights import OnRead, find_mtp, load_model
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
@@ -33,7 +33,7 @@ from qwen35mm_preprocess import ImageProcessing, VideoProcessing, family_process
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # Values of `weights`. `bf16` and `auto` follow `dtype`; `auto` keeps a quantised checkpoint's own format.
-WEIGHTS = ("auto", "bf16", "int8", "int4")
+WEIGHTS = ("auto", "bf16", *ROUNDED_FORMATS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +101,9 @@ def load(
         device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs; `cuda:0,cpu`
             computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU with enough room,
             else all GPUs together, and the CPU where there is no GPU.
-        weights: `bf16`; `int8` or `int4`: matrices in a half or a quarter of the memory. `auto` keeps the checkpoint's
-            precision: `dtype`, or with bfloat16 a quantised checkpoint's integers or FP8 (on cards that multiply it).
-            `model_library` chooses what fits into memory.
+        weights: `bf16`; `int8`, `fp8` (for cards) or `int4`: matrices in a half or a quarter of the memory. `auto`
+            keeps the checkpoint's precision: `dtype`, or with bfloat16 a quantised checkpoint's integers or FP8 (on
+            cards that multiply it). `model_library` chooses what fits into memory.
         weights_cache: keeps quantised weights for the processor on disk for the next start.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
         mtp: loads the checkpoint's layer that drafts tokens, if it has one.
@@ -155,7 +155,7 @@ def load(
         name=model_name(path_or_hub_id),
         path=folder,
         model=model,
-        weights=model.integers or weights_name(torch_dtype),
+        weights="fp8" if model.integers == FP8 else model.integers or weights_name(torch_dtype),
         config=config,
         tokenizer=tokenizer,
         template=template,
@@ -230,14 +230,14 @@ def choose_dtype(name: str) -> torch.dtype:
 
 
 def choose_integers(weights: str, dtype: torch.dtype) -> str | None:
-    """The integer format for `load`'s `weights`: int8, int4, `AS_STORED` or None. Raises ConfigError."""
+    """The format for `load`'s `weights`: one of `ROUNDED_FORMATS`, `AS_STORED` or None. Raises ConfigError."""
     if weights not in WEIGHTS:
         raise ConfigError(f"weights must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}; got '{weights}'.")
     if weights == "bf16" and dtype != torch.bfloat16:
         raise ConfigError("bf16 weights need --dtype bfloat16 (or auto): float32 keeps them in float32.")
     if weights == "auto" and dtype == torch.bfloat16:
         return AS_STORED
-    return weights if weights in INTEGER_FORMATS else None
+    return weights if weights in ROUNDED_FORMATS else None
 
 
 def _as_ids(value: Any) -> set[int]:

@@ -113,7 +113,7 @@ class SparseMoE(nn.Module):
         self.gate = Linear(hidden_size, config.num_experts, factory.exact())
         shared = MLP(hidden_size, config.shared_intermediate_size, factory)
         self.is_joined = _is_one_more(shared, config, factory.device)
-        self.experts = Experts(hidden_size, config, factory, shared if self.is_joined else None)
+        self.experts = Experts(hidden_size, config, factory.experts(), shared if self.is_joined else None)
         self.shared_expert = shared
         self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 

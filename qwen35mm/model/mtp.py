@@ -16,7 +16,7 @@ from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.decoder_layer import DecoderLayer
 from qwen35mm.model.layers import Linear, RMSNorm, Unnormed
-from qwen35mm.model.weight_formats import INTEGER_FORMATS, Factory, Weight, new_weight
+from qwen35mm.model.weight_formats import ROUNDED_FORMATS, Factory, Weight, new_weight
 from qwen35mm_kernels.cpu.native.library import find_library
 
 # Rows of the output head that drafts are chosen from. The whole head is a third of a small model.
@@ -39,7 +39,7 @@ def draft_head_format(integers: str | None, *, on_cpu: bool) -> str | None:
     Args:
         integers: the model's.
     """
-    return "int8" if integers in INTEGER_FORMATS or (on_cpu and find_library() is not None) else None
+    return "int8" if integers in ROUNDED_FORMATS or (on_cpu and find_library() is not None) else None
 
 
 class MultiTokenPrediction(nn.Module):

@@ -18,6 +18,7 @@ from torch import nn
 
 from qwen35mm.model.dense import linear
 from qwen35mm_kernels import select_backend
+from qwen35mm_kernels.cpu.fp8 import rounded_rows
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups, PackedMatrix
 from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack, quantise
@@ -26,10 +27,13 @@ from qwen35mm_kernels.reference.fp8 import Blocks
 
 # Bits of a value by format name, including a group's scale. None: the activations' dtype.
 INTEGER_FORMATS = {"int8": 8.5, "int4": 4.5}
+# Eight-bit floats made from any checkpoint, a scale for 128 neighbours of a row. `auto` never chooses them.
+ROUNDED_FP8 = "fp8"
+ROUNDED_FORMATS = {**INTEGER_FORMATS, ROUNDED_FP8: Blocks(rows=1).bits_per_value}
 # A checkpoint's own integers, where products take them exactly; its other tensors have the activations' dtype.
 AS_STORED = "as stored"
 # A checkpoint's own eight-bit floats, on cards that multiply them.
-FP8 = "fp8"
+FP8 = "fp8 as stored"
 _ROWS_AT_ONCE = 2048
 _VALUES_AT_ONCE = 1 << 19
 
@@ -44,7 +48,7 @@ class Factory:
 
     Attributes:
         dtype: of activations, and of weights that aren't integers.
-        integers: `int8`, `int4`, `AS_STORED` or `FP8` for matrices that may be quantised.
+        integers: one of `ROUNDED_FORMATS`, `AS_STORED` or `FP8` for matrices that may be quantised.
         is_mapped: packed matrices get their memory from `PackedWeight.take`, and use none before.
     """
 
@@ -59,7 +63,11 @@ class Factory:
 
     def head(self) -> Factory:
         """The factory for embeddings and the output head, which fewer than eight bits harm more than the layers."""
-        return replace(self, integers="int8" if self.integers in INTEGER_FORMATS else self.integers)
+        return replace(self, integers="int8" if self.integers in ROUNDED_FORMATS else self.integers)
+
+    def experts(self) -> Factory:
+        """The factory for experts, whose grouped products have none of eight-bit floats."""
+        return replace(self, integers="int8") if self.integers == ROUNDED_FP8 else self
 
 
 class Weight(nn.Module, abc.ABC):
@@ -281,7 +289,7 @@ class CardWeight(QuantisedWeight):
 
 
 class Fp8Weight(Weight):
-    """A checkpoint's matrix of eight-bit floats; its products round the activations too.
+    """A matrix of eight-bit floats, a checkpoint's own or rounded; its products round the activations too.
 
     Attributes:
         values: [out_features, in_features] e4m3.
@@ -300,10 +308,14 @@ class Fp8Weight(Weight):
         self.register_buffer("scales", torch.empty(shape, dtype=torch.float32, device=factory.device))
 
     def fill(self, first: int, rows: Rows) -> None:
-        assert isinstance(rows, GroupedRows), "eight-bit floats come as they are stored"
         index = torch.arange(first, first + len(rows))
-        self.values[first : first + len(index)] = rows.integers
-        self.scales[index // self.blocks.rows] = rows.scales.to(self.device)
+        if isinstance(rows, GroupedRows):
+            codes, scales = rows.integers, rows.scales
+        else:
+            assert self.blocks == Blocks(rows=1), "rows may come singly"
+            codes, scales = rounded_rows(rows.to(self.device))
+        self.values[first : first + len(index)] = codes
+        self.scales[index // self.blocks.rows] = scales.to(self.device)
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -422,6 +434,8 @@ def new_weight(
     if factory.integers is not None and exact_rows:
         main = new_weight(out_features - exact_rows, in_features, factory)
         return StackedWeight([main, new_weight(exact_rows, in_features, factory.exact())], factory)
+    if factory.integers == ROUNDED_FP8:
+        return Fp8Weight(out_features, in_features, factory, Blocks(rows=1))
     if factory.integers in (AS_STORED, FP8):
         return StoredWeight(out_features, in_features, factory)
     if factory.device.type == "cpu" and find_library() is not None:

@@ -42,6 +42,8 @@ from qwen35mm.model.weight_formats import (
     AS_STORED,
     FP8,
     INTEGER_FORMATS,
+    ROUNDED_FORMATS,
+    ROUNDED_FP8,
     StackedWeight,
     Weight,
 )
@@ -164,11 +166,21 @@ def find_mtp(folder: str | Path, config: ModelConfig) -> ModelConfig:
 
 
 def check_integers(integers: str | None, devices: Sequence[torch.device]) -> None:
-    """Raises ConfigError for integers on a GPU that has no kernels for them."""
+    """Raises ConfigError for a format on a GPU that has no kernels for it. A processor takes all, fp8 slowly."""
     for kind in {device.type for device in devices if device.type != "cpu"}:
-        if integers in INTEGER_FORMATS and (why := why_not_triton(kind)) is not None:
+        if integers in ROUNDED_FORMATS and (why := why_not_triton(kind)) is not None:
             raise ConfigError(
                 f"{integers} weights need Triton's kernels on {kind}. {why}. Use --device cpu or --weights bf16."
+            )
+    if integers != ROUNDED_FP8:
+        return
+    for device in devices:
+        if device.type == "cpu":
+            logger.warning("fp8 weights are for cards: a processor multiplies them slowly. Use int8 there.")
+        elif not multiplies_fp8(device):
+            raise ConfigError(
+                f"fp8 weights need a card that multiplies them, of compute capability 8.9 or newer; {device} doesn't. "
+                "Use --weights int8."
             )
 
 
@@ -300,7 +312,7 @@ def _bytes_of(
     held = held_formats(stored, dtype, integers, devices)
 
     def num_bytes(name: str) -> float:
-        if integers in INTEGER_FORMATS:
+        if integers in ROUNDED_FORMATS:
             bits = _integer_bits(name, integers)
         else:
             bits = held[name].bits_per_value if name in held else None
@@ -311,11 +323,11 @@ def _bytes_of(
 
 def _integer_bits(name: str, integers: str) -> float | None:
     """Bits of a value in an integer format; None for a tensor that stays a float."""
-    if name in (EMBEDDING, LM_HEAD):
+    if name in (EMBEDDING, LM_HEAD) or (_EXPERTS in name and integers == ROUNDED_FP8):
         return INTEGER_FORMATS["int8"]
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_matrix = last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z", "fc")
-    return INTEGER_FORMATS[integers] if name.startswith((TEXT_PREFIX, MTP_PREFIX)) and is_matrix else None
+    return ROUNDED_FORMATS[integers] if name.startswith((TEXT_PREFIX, MTP_PREFIX)) and is_matrix else None
 
 
 def _on_cards(devices: Sequence[torch.device]) -> bool:

@@ -14,7 +14,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.config.model import MEDIA_TOKENS
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.load import choose_dtype, weights_name
-from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weight_formats import ROUNDED_FORMATS
 from qwen35mm.model.weights import weights_bytes
 from qwen35mm.model_library.fit import fit_tensors
 from qwen35mm.model_library.memory import tokenizer_bytes
@@ -161,7 +161,7 @@ class HubModel:
             fitted, _ = fit_tensors(options, config, self.tensors, self.hub_id, **how, size_of=size_of)
         except ConfigError:
             return None
-        return fitted.weights if fitted.weights in INTEGER_FORMATS else weights_name(choose_dtype(options.dtype))
+        return fitted.weights if fitted.weights in ROUNDED_FORMATS else weights_name(choose_dtype(options.dtype))
 
 
 @functools.cache

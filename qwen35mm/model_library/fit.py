@@ -25,7 +25,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, read_config, weights_name
-from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
+from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS, ROUNDED_FORMATS
 from qwen35mm.model.weights import as_stored, bytes_read_per_token, check_integers, weights_bytes
 from qwen35mm.model_library.memory import (
     Available,
@@ -173,7 +173,7 @@ def fit_tensors(
     for integers in (asked, *(INTEGER_FORMATS if can_round else ())):
         if refused is not None and size_of(integers) >= size_of(asked):
             continue
-        chosen = integers if integers in INTEGER_FORMATS else None
+        chosen = integers if integers in ROUNDED_FORMATS else None
         try:
             need = memory_need(name, config, size_of(integers), options, integers=chosen, **how)
         except NoRoomError as error:

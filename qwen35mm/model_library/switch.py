@@ -17,7 +17,7 @@ from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, Samp
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype, read_config
-from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weight_formats import ROUNDED_FORMATS
 from qwen35mm.model.weights import OnRead
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.changes import Changes
@@ -83,7 +83,7 @@ class BackendSwitch:
         elif isinstance(backend, LocalBackend):
             integers, asked = backend.loaded.model.integers, self._options.weights
             plain = "bf16" if asked == "bf16" else "auto"
-            self._fitted = replace(self._options, weights=integers if integers in INTEGER_FORMATS else plain)
+            self._fitted = replace(self._options, weights=integers if integers in ROUNDED_FORMATS else plain)
         self._changes = Changes()
         # Adapters change the model that they were named with, and no other.
         self._adapted = backend.loaded.path if isinstance(backend, LocalBackend) else None

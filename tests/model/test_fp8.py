@@ -15,13 +15,24 @@ from safetensors.torch import load_file, save_file
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.batches import prefill_batch
-from qwen35mm.errors import CheckpointError
+from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model import Qwen35Model
 from qwen35mm.model import weights as loading
 from qwen35mm.model.devices import DeviceMap, DeviceRequest
 from qwen35mm.model.load import choose_integers
-from qwen35mm.model.weight_formats import FP8, Factory, Fp8Weight, PlainWeight, StackedWeight, StoredWeight, Weight
-from qwen35mm.model.weights import load_model, loaded_bytes, weights_bytes
+from qwen35mm.model.weight_formats import (
+    FP8,
+    ROUNDED_FORMATS,
+    CardWeight,
+    Factory,
+    Fp8Weight,
+    PlainWeight,
+    StackedWeight,
+    StoredWeight,
+    Weight,
+    new_weight,
+)
+from qwen35mm.model.weights import check_integers, load_model, loaded_bytes, weights_bytes
 from qwen35mm_kernels import reference
 from qwen35mm_kernels.cpu.native.products import GroupedRows
 from qwen35mm_kernels.reference.fp8 import Blocks
@@ -226,3 +237,59 @@ def test_parts_that_are_not_fp8_stand_apart() -> None:
     weight.lay_out([(100, Blocks(128)), (100, None), (100, Blocks(1, is_whole=True))])
     assert [type(part) for part in weight.parts] == [Fp8Weight, PlainWeight, Fp8Weight]
     assert weight.parts[2].scales.shape == (100, 1)
+
+
+def test_rows_are_rounded_as_they_come() -> None:
+    values = torch.randn(77, 200).bfloat16() * torch.logspace(-3, 3, 77)[:, None].bfloat16()
+    values[5] = 0
+    weight = new_weight(77, 200, Factory(BFLOAT16, torch.device("cpu"), "fp8"))
+    assert isinstance(weight, Fp8Weight)
+    for start, stop in ((0, 50), (50, 77)):
+        weight.fill(start, values[start:stop])
+    rows = weight.rows(torch.arange(77))
+    # Half of a step of three bits at most, of numbers near a group's largest.
+    assert ((rows.float() - values.float()).abs() <= values.float().abs().amax(1, keepdim=True) / 16).all()
+    assert relative_error(rows, values) < 0.03
+    x = torch.randn(9, 200).bfloat16()
+    assert relative_error(weight.product(x), reference.fp8_linear(x, weight.values, weight.scales)) < 5e-3
+    told = ROUNDED_FORMATS["fp8"] / 8
+    assert sum(x.nbytes for x in weight.buffers()) == pytest.approx(77 * 200 * told, rel=0.01)
+
+
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
+def test_a_checkpoint_of_floats_becomes_fp8_on_a_processor_too(
+    spec: TinySpec, tiny: TinyCheckpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny.folder(spec)
+    ours, theirs = (loaded(folder, weights) for weights in ("fp8", "bf16"))
+    assert "fp8 weights are for cards" in caplog.text
+    rounded = [name for name, x in matrices(ours).items() if isinstance(x, Fp8Weight)]
+    assert len(rounded) > 5
+    assert not any("visual" in name or "lm_head" in name for name in rounded)
+    x = torch.randn(7, ours.config.text.hidden_size).bfloat16()
+    for index in range(len(ours.layers)):
+        both = (model.get_submodule(f"layers.{index}.mlp")(x) for model in (ours, theirs))
+        assert 1e-3 < relative_error(*both) < 0.08
+    assert logits_of(ours, torch.arange(3, 24)).isfinite().all()
+
+
+def test_a_card_counts_and_holds_fp8_with_experts_of_eight_bits(tiny: TinyCheckpoints) -> None:
+    folder = tiny.folder(MOE)
+    config, stored = ModelConfig.from_pretrained(folder), read_checkpoint(folder, None)
+    model = Qwen35Model(config, dtype=BFLOAT16, device=torch.device("meta"), integers="fp8")
+    experts = [x for name, x in model.named_modules() if name.endswith("experts.down_proj")]
+    assert experts
+    assert all(isinstance(x, CardWeight) and x.groups.bits == 8 for x in experts)
+    told = weights_bytes(stored, BFLOAT16, "fp8", [torch.device("cuda", 0)])
+    held = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+    assert told <= held < 1.1 * told
+    assert told < 1.02 * weights_bytes(stored, BFLOAT16, "int8", [torch.device("cuda", 0)])
+
+
+def test_a_card_that_does_not_multiply_them_refuses_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [torch.device("cuda", index) for index in range(2)]
+    monkeypatch.setattr(loading, "why_not_triton", lambda kind: None)
+    monkeypatch.setattr(loading, "multiplies_fp8", lambda device: device.index == 0)
+    check_integers("fp8", cards[:1])
+    with pytest.raises(ConfigError, match=r"capability 8\.9 or newer; cuda:1 doesn't. Use --weights int8\."):
+        check_integers("fp8", cards)

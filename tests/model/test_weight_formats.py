@@ -115,7 +115,7 @@ def test_the_bytes_are_those_that_loading_takes(spec: TinySpec, integers: str | 
 
 
 def test_what_cannot_be_had_is_refused(tiny: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="weights must be auto, bf16, int8 or int4; got 'int3'"):
+    with pytest.raises(ConfigError, match="weights must be auto, bf16, int8, int4 or fp8; got 'int3'"):
         load(tiny.folder(DENSE), weights="int3")
     with pytest.raises(ConfigError, match="bf16 weights need --dtype bfloat16"):
         load(tiny.folder(DENSE), dtype="float32", weights="bf16")

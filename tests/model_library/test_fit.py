@@ -107,7 +107,7 @@ def test_a_format_that_was_asked_for_is_kept_to_and_a_smaller_one_named() -> Non
     with pytest.raises(NoRoomError, match=r"int8 weights take .* With --weights int4 it fits"):
         fit_demo(small - 1, replace(OPTIONS, weights="int8"))
     assert fit_demo(small, replace(OPTIONS, weights="int8"))[0].weights == "int8"
-    with pytest.raises(ConfigError, match="weights must be auto, bf16, int8 or int4"):
+    with pytest.raises(ConfigError, match="weights must be auto, bf16, int8, int4 or fp8"):
         fit_demo(small, replace(OPTIONS, weights="q4"))
 
 

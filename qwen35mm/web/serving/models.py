@@ -18,7 +18,7 @@ from qwen35mm.chat.replies.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
 from qwen35mm.http.requests import request
 from qwen35mm.model.load import WEIGHTS, choose_dtype
-from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
+from qwen35mm.model.weight_formats import AS_STORED, ROUNDED_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
 from qwen35mm.model_library.hub import lacking_disk_bytes, missing
 from qwen35mm.model_library.installed import InstalledModel
@@ -268,7 +268,7 @@ class Models:
             fit = say("needs more memory than this machine has")
         elif more:
             fit = say("needs {size} more disk space", size=size(more))
-        elif weights in INTEGER_FORMATS:
+        elif weights in ROUNDED_FORMATS:
             fit = say("fits this machine with {weights} weights", weights=weights)
         else:
             fit = say("fits this machine")
@@ -339,7 +339,7 @@ def _suggested(plan: FormatPlan, dtype: torch.dtype) -> dict[str, Any]:
     """The settings of a plan, as arguments of `change_model` and as text."""
     length = plan.needed.context_length if plan.fits else plan.largest_context
     label = _in_words(plan.weights, kv_formats_of(plan.kv_dtype, dtype), length or 0)
-    weights = plan.weights if plan.weights in INTEGER_FORMATS else "auto"
+    weights = plan.weights if plan.weights in ROUNDED_FORMATS else "auto"
     return {"context_length": length, "weights": weights, "kv_dtype": plan.kv_dtype, "label": label}
 
 

@@ -1,7 +1,8 @@
 """Formats of keys and values in the cache: plain numbers, or codes with a scale for every 32 neighbours.
 
-A row holds one head of one token. Its bytes depend only on its values. A format with codes has rows of bytes, one block
-for each `GROUP` values: the scale in bfloat16, then the codes. `reference.kv_formats` has the naive version.
+A row holds one head of one token. Its bytes depend only on its values. A format with codes has rows of bytes: all codes
+first, then a scale in bfloat16 for each `GROUP` values, so that cards read codes 16 bytes at a time.
+`reference.kv_formats` has the naive version.
 
 A rotated format stores H D x instead of x, where D is a diagonal of fixed signs and H the normalised Walsh-Hadamard
 matrix (QuaRot, arXiv:2404.00456). This spreads the outliers of a few channels over all channels. Rotated keys and
@@ -88,7 +89,7 @@ class KVFormat:
             steps = torch.where((scale > 0) & scale.isfinite(), x / scale.float(), 0.0)
             levels = self.levels.to(x.device)
             codes = torch.bucketize(steps, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
-            return torch.cat([scale.view(torch.uint8), _pack(codes, self.bits)], dim=-1)
+            return torch.cat([_pack(codes, self.bits), scale.view(torch.uint8)], dim=-1)
         groups = x.unflatten(-1, (-1, GROUP))
         top, bottom = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
         extreme = torch.where(top > -bottom, top, bottom)
@@ -101,7 +102,7 @@ class KVFormat:
             codes = steps.clamp(-127, 127).round().to(torch.int8).view(torch.uint8)
         else:
             codes = _pack((steps.clamp(-8, 7).round() + 8).to(torch.uint8), 4)
-        return torch.cat([scale.view(torch.uint8), codes], dim=-1).flatten(-2)
+        return torch.cat([codes.flatten(-2), scale.view(torch.uint8).flatten(-2)], dim=-1)
 
     def dequantise(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows [..., row_width] -> values [..., D] in `dtype`. Rounds each product of code and scale once."""
@@ -121,9 +122,8 @@ class KVFormat:
         """Like `dequantise`, but leaves rotated rows rotated."""
         if not self.bits:
             return rows.to(dtype)
-        blocks = self._blocks(rows)
-        scale = blocks[..., :_SCALE_BYTES].contiguous().view(torch.bfloat16).float()
-        codes = blocks[..., _SCALE_BYTES:]
+        codes, scale = self._parts(rows)
+        scale = scale.float()
         if self.has_levels:
             steps = self.levels.to(rows.device)[_unpack(codes, self.bits).long()]
             return (steps * scale).flatten(-2).to(dtype)
@@ -139,11 +139,14 @@ class KVFormat:
         """Whether all scales of rows [..., row_width] are finite. Plain numbers are not checked: the caller can."""
         if not self.bits or not rows.numel():
             return True
-        return bool(self._blocks(rows)[..., :_SCALE_BYTES].contiguous().view(torch.bfloat16).isfinite().all())
+        return bool(self._parts(rows)[1].isfinite().all())
 
-    def _blocks(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [..., row_width] split into blocks of one scale, [..., blocks, bytes]."""
-        return rows.unflatten(-1, (1, -1) if self.has_levels else (-1, _SCALE_BYTES + GROUP * self.bits // 8))
+    def _parts(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows [..., row_width] as codes [..., groups, bytes] and bfloat16 scales [..., groups, 1]."""
+        width, of_group = rows.shape[-1], GROUP * self.bits // 8
+        num_groups = 1 if self.has_levels else width // (_SCALE_BYTES + of_group)
+        codes, scales = rows.split([width - num_groups * _SCALE_BYTES, num_groups * _SCALE_BYTES], dim=-1)
+        return codes.unflatten(-1, (num_groups, -1)), scales.contiguous().view(torch.bfloat16)[..., None]
 
 
 def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:

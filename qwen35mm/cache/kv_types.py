@@ -51,9 +51,15 @@ def check_kv_formats(formats: KVFormats, text: TextConfig, devices: Sequence[tor
                 f"{format.name} keeps keys and values in groups of {GROUP}, and this model's heads have "
                 f"{text.head_dim} dimensions. Take bf16 or f16."
             )
-        if not format.on_cards and any(device.type != "cpu" for device in devices):
+        on_cards = any(device.type != "cpu" for device in devices)
+        if not format.on_cards and on_cards:
             known = ", ".join(name for name, each in FORMATS.items() if each.on_cards)
             raise ConfigError(
                 f"{format.name} works only on a CPU. On a GPU keys and values can be kept as {known}. Take one of "
                 "these, or --device cpu."
+            )
+        if on_cards and format.bits and format.row_bytes(text.head_dim) % 4:
+            raise ConfigError(
+                f"A GPU reads rows of {format.name} four bytes at a time, for which heads need a multiple of 64 "
+                f"dimensions, and this model's have {text.head_dim}. Take bf16 or f16."
             )

@@ -32,8 +32,8 @@ _LARGE = Config({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2)
 # From Blackwell on, sums come from a separate memory, and the registers have no room for wider tiles.
 _BLACKWELL = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=3)
 _SMALL = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2)
-# For keys and values of another type than the queries: their tiles need registers. Codes aren't prefetched, and only
-# one float32 tile fits into 99 KB beside the queries.
+# For keys and values of another type than the queries: their tiles need registers. Only one float32 tile fits into
+# 99 KB beside the queries.
 _LARGE_KEPT = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=2)
 _SMALL_KEPT = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1)
 # _PROGRAMS programs fill a card; further parts cost more in sums than they save. A part shorter than _MIN_PART isn't

@@ -15,8 +15,8 @@ from qwen35mm_kernels.gpu.arithmetic import round_to
 from qwen35mm_kernels.kv_formats import FORMATS, GROUP, KVFormat, KVFormats, formats_of
 
 _GROUP = tl.constexpr(GROUP)
-# Two-byte words of a block: one of its scale, and those of its codes.
-_WORDS, _INT4_WORDS = tl.constexpr(1 + GROUP // 2), tl.constexpr(1 + GROUP // 4)
+# Four-byte words of a group's codes.
+_WORDS, _INT4_WORDS = tl.constexpr(GROUP // 4), tl.constexpr(GROUP // 8)
 _INT8_LARGEST = tl.constexpr(FORMATS["int8"].largest)
 _E4M3_LARGEST = tl.constexpr(FORMATS["fp8"].largest)
 _E5M2_LARGEST = tl.constexpr(FORMATS["fp8_e5m2"].largest)
@@ -32,8 +32,8 @@ def known_formats(formats: KVFormats | None, k_cache: torch.Tensor, v_cache: tor
         assert format.on_cards, format
         assert (cache.dtype, cache.shape[2]) == (format.dtype, format.row_width(head_dim))
         assert cache.stride(2) == 1
-        # Codes are read two bytes at a time.
-        assert not format.bits or not any(n % 2 for n in (cache.data_ptr(), *cache.stride()[:2]))
+        # Codes are read four bytes at a time at least.
+        assert not format.bits or not any(n % 4 for n in (cache.data_ptr(), *cache.stride()[:2]))
     return found
 
 
@@ -49,19 +49,20 @@ def load_rows(rows, offset, mask, dtype: tl.constexpr, FORMAT: tl.constexpr, HEA
     rows + offset: pointers [N, 1] to the starts of rows; mask: [N, 1] or None; masked rows give zeros.
     """
     if rows.dtype.scalar.element_ty == tl.uint8:
-        # Blocks begin at even bytes, so a load takes at most two bytes.
         NUM_GROUPS: tl.constexpr = HEAD_DIM // _GROUP
         WORDS: tl.constexpr = _INT4_WORDS if FORMAT == "int4" else _WORDS
-        block = (rows + offset).to(tl.pointer_type(tl.uint16)) + WORDS * tl.arange(0, NUM_GROUPS)[None, :]
-        scale = (_load(block, mask).to(tl.uint32) << 16).to(tl.float32, bitcast=True)[:, :, None]
-        words = block[:, :, None] + (1 + tl.arange(0, WORDS - 1)[None, None, :])
-        word = _load(words, None if mask is None else mask[:, :, None])
+        words = (rows + offset).to(tl.pointer_type(tl.uint32)) + tl.arange(0, NUM_GROUPS * WORDS)[None, :]
+        word = tl.reshape(_load(words, mask), (words.shape[0], NUM_GROUPS, WORDS))
+        scales = (rows + (offset + NUM_GROUPS * WORDS * 4)).to(tl.pointer_type(tl.uint16))
+        kept = _load(scales + tl.arange(0, NUM_GROUPS)[None, :], mask)
+        scale = (kept.to(tl.uint32) << 16).to(tl.float32, bitcast=True)[:, :, None]
         if FORMAT == "int4":
-            first = _joined(_values_4(word, scale, dtype), _values_4(word >> 8, scale, dtype))
-            second = _joined(_values_4(word >> 4, scale, dtype), _values_4(word >> 12, scale, dtype))
+            # A byte has codes of both halves of its group.
+            first = _interleaved(word, 0, scale, dtype, FORMAT)
+            second = _interleaved(word, 4, scale, dtype, FORMAT)
             values = tl.permute(tl.join(first, second), (0, 1, 3, 2))
         else:
-            values = _joined(_values_8(word << 8, scale, dtype, FORMAT), _values_8(word & 0xFF00, scale, dtype, FORMAT))
+            values = _interleaved(word, 0, scale, dtype, FORMAT)
         values = tl.reshape(values, (values.shape[0], HEAD_DIM))
     else:
         values = _load(rows + (offset + tl.arange(0, HEAD_DIM)[None, :]), mask)
@@ -91,11 +92,10 @@ def store_rows(rows, values, mask, FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr)
         divides = (tl.abs(scale) > 0) & (tl.abs(scale) < float("inf"))
         divisor = tl.broadcast_to(tl.where(divides, scale, 1.0)[:, :, None], groups.shape)
         steps = tl.where(divides[:, :, None], tl.div_rn(groups, divisor), 0.0)
-        WORDS: tl.constexpr = _INT4_WORDS if FORMAT == "int4" else _WORDS
-        block = rows + 2 * WORDS * tl.arange(0, HEAD_DIM // _GROUP)[None, :]
-        bits = kept.to(tl.uint16, bitcast=True)
-        tl.store(block, (bits & 0xFF).to(tl.uint8), mask=mask)
-        tl.store(block + 1, (bits >> 8).to(tl.uint8), mask=mask)
+        CODES: tl.constexpr = 4 * (_INT4_WORDS if FORMAT == "int4" else _WORDS)
+        group = tl.arange(0, HEAD_DIM // _GROUP)[None, :]
+        scales = (rows + HEAD_DIM // _GROUP * CODES).to(tl.pointer_type(tl.uint16))
+        tl.store(scales + group, kept.to(tl.uint16, bitcast=True), mask=mask)
         if FORMAT == "int4":
             whole = (_clamped(steps, -8.0, 7.0) + _TO_WHOLE) - _TO_WHOLE + 8.0
             halves = tl.reshape(whole.to(tl.int32), (values.shape[0], HEAD_DIM // _GROUP, 2, _GROUP // 2))
@@ -108,8 +108,8 @@ def store_rows(rows, values, mask, FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr)
         else:
             tl.static_assert(FORMAT == "fp8")
             code = _float_code(_clamped(steps, -_E4M3_LARGEST, _E4M3_LARGEST), 3, 7)
-        place = 2 + tl.arange(0, code.shape[2])[None, None, :]
-        tl.store(block[:, :, None] + place, code.to(tl.uint8), mask=mask[:, :, None])
+        codes = tl.reshape(code.to(tl.uint8), (values.shape[0], HEAD_DIM // _GROUP * CODES))
+        tl.store(rows + tl.arange(0, HEAD_DIM // _GROUP * CODES)[None, :], codes, mask=mask)
     else:
         if FORMAT == "f16":
             values = tl.where(values != values, values, _clamped(values, -65504.0, 65504.0))
@@ -123,28 +123,42 @@ def _load(pointers, mask):
 
 
 @triton.jit
-def _values_8(bits, scale, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Values of codes in the upper bytes of uint16, lower bytes zero. Moves an exact power of two into the scale."""
+def _interleaved(word, SHIFT: tl.constexpr, scale, dtype: tl.constexpr, FORMAT: tl.constexpr):
+    """Values of the codes that begin at bit SHIFT of each byte of words [N, G, n]: [N, G, 4 n]."""
+    if FORMAT == "int4":
+        values = tl.join(
+            tl.join(_values_4(word >> SHIFT, scale, dtype), _values_4(word >> (SHIFT + 16), scale, dtype)),
+            tl.join(_values_4(word >> (SHIFT + 8), scale, dtype), _values_4(word >> (SHIFT + 24), scale, dtype)),
+        )
+    else:
+        values = tl.join(
+            tl.join(_values_8(word << 8, scale, dtype, FORMAT), _values_8(word >> 8, scale, dtype, FORMAT)),
+            tl.join(_values_8(word, scale, dtype, FORMAT), _values_8(word >> 16, scale, dtype, FORMAT)),
+        )
+    return tl.reshape(values, (values.shape[0], values.shape[1], 4 * values.shape[2]))
+
+
+@triton.jit
+def _values_8(word, scale, dtype: tl.constexpr, FORMAT: tl.constexpr):
+    """Values of codes in the second bytes of words. Moves an exact power of two into a scale."""
     if FORMAT == "int8":
-        steps, unit = bits.to(tl.int16, bitcast=True), 2.0**-8
+        # The bits as the lowest of a large float: a conversion would take four times an addition's time.
+        large = (((word >> 8) & 0xFF) ^ 0x4B000080).to(tl.float32, bitcast=True)
+        values = (large - 8388736.0) * scale
     elif FORMAT == "fp8_e5m2":
-        steps, unit = bits.to(tl.float16, bitcast=True), 1.0
+        values = (word & 0xFF00).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * scale
     else:
         tl.static_assert(FORMAT == "fp8")
         # A float16 with the same bits has an exponent lower by eight.
-        steps, unit = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.float16, bitcast=True), 256.0
-    return round_to(steps.to(tl.float32) * (scale * unit), dtype)
+        steps = ((word & 0x8000) | ((word & 0x7F00) >> 1)).to(tl.uint16).to(tl.float16, bitcast=True)
+        values = steps.to(tl.float32) * (scale * 256.0)
+    return round_to(values, dtype)
 
 
 @triton.jit
 def _values_4(bits, scale, dtype: tl.constexpr):
-    return round_to(((bits & 15).to(tl.float32) - 8.0) * scale, dtype)
-
-
-@triton.jit
-def _joined(first, second):
-    """Interleaves two [N, G, n] -> [N, G, 2 n]."""
-    return tl.reshape(tl.join(first, second), (first.shape[0], first.shape[1], 2 * first.shape[2]))
+    large = ((bits & 15) ^ 0x4B000000).to(tl.float32, bitcast=True)
+    return round_to((large - 8388616.0) * scale, dtype)
 
 
 @triton.jit

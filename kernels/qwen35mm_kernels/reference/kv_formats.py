@@ -21,7 +21,7 @@ def quantise(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
     if format.has_levels:
         return _quantise_to_levels(format, x)
     blocks = [_quantise_group(format, x[start : start + GROUP]) for start in range(0, len(x), GROUP)]
-    return torch.cat(blocks)
+    return torch.cat([codes for codes, _ in blocks] + [scale for _, scale in blocks])
 
 
 def dequantise(format: KVFormat, row: torch.Tensor) -> torch.Tensor:
@@ -33,10 +33,11 @@ def dequantise_all(format: KVFormat, rows: torch.Tensor) -> torch.Tensor:
     """Rows of all tokens and heads [N, Hkv, row_width] -> values [N, Hkv, D] float32."""
     if not format.bits:
         return rows.float()
-    size = rows.shape[-1] if format.has_levels else 2 + GROUP * format.bits // 8
+    count = 1 if format.has_levels else rows.shape[-1] // (2 + GROUP * format.bits // 8)
 
     def values_of(head: torch.Tensor) -> list[float]:
-        return [value for block in head.split(size) for value in _values(format, block)]
+        groups = zip(head[: -2 * count].chunk(count), head[-2 * count :].split(2), strict=True)
+        return [value for codes, scale in groups for value in _values(format, codes, scale)]
 
     values = torch.tensor([[values_of(head) for head in token] for token in rows])
     return _hadamard(values) * _signs(values.shape[-1]) if format.is_rotated else values
@@ -72,10 +73,11 @@ def _quantise_to_levels(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
         packed = bytes(codes[i + j] | codes[i + j + 16] << 4 for i in range(0, len(codes), 32) for j in range(16))
     else:
         packed = sum(code << 3 * i for i, code in enumerate(codes)).to_bytes(len(codes) * 3 // 8, "little")
-    return torch.cat([scale[None].view(torch.uint8), torch.tensor(list(packed), dtype=torch.uint8)])
+    return torch.cat([torch.tensor(list(packed), dtype=torch.uint8), scale[None].view(torch.uint8)])
 
 
-def _quantise_group(format: KVFormat, values: torch.Tensor) -> torch.Tensor:
+def _quantise_group(format: KVFormat, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scale, as bytes."""
     extreme = values[int(values.abs().argmax())]
     if format.bits == 4 and values.max() == -values.min():
         extreme = values.min()
@@ -91,11 +93,11 @@ def _quantise_group(format: KVFormat, values: torch.Tensor) -> torch.Tensor:
             codes.append(round(step.clamp(-8, 7).item()) + 8)
     if format.bits == 4:
         codes = [low | high << 4 for low, high in zip(codes[: GROUP // 2], codes[GROUP // 2 :], strict=True)]
-    return torch.cat([scale[None].view(torch.uint8), torch.tensor(codes, dtype=torch.uint8, device=values.device)])
+    return torch.tensor(codes, dtype=torch.uint8, device=values.device), scale[None].view(torch.uint8)
 
 
-def _values(format: KVFormat, block: torch.Tensor) -> list[float]:
-    scale, codes = block[:2].clone().view(torch.bfloat16).item(), block[2:]
+def _values(format: KVFormat, codes: torch.Tensor, scale_bytes: torch.Tensor) -> list[float]:
+    scale = scale_bytes.clone().view(torch.bfloat16).item()
     if format.has_levels and format.bits == 3:
         levels, packed = format.levels.tolist(), int.from_bytes(bytes(codes.tolist()), "little")
         steps = [levels[packed >> 3 * i & 7] for i in range(len(codes) * 8 // 3)]

@@ -230,21 +230,28 @@ def test_attention_in_decode_keeps_loads_in_flight(capability: int) -> None:
     assert found.instructions["LDGSTS"] >= 48
 
 
-def test_codes_of_keys_and_values_need_no_card_that_converts_them() -> None:
-    """For 8.0, which has no eight-bit floats: nothing spills, and three programs fit onto a multiprocessor."""
-    formats = {"K_FORMAT": "fp8", "V_FORMAT": "int4"}
+@pytest.mark.parametrize(
+    ("capability", "names"), [(80, ("fp8", "int4")), (90, ("int8", "int8")), (90, ("int4", "int4"))]
+)
+def test_codes_of_keys_and_values_are_copied_ahead(capability: int, names: tuple[str, str]) -> None:
+    """Also for 8.0, which has no eight-bit floats: nothing spills."""
     found = compiled(
         "attention_decode:_decode_splits_kernel",
-        80,
+        capability,
         attention_decode._KEPT,
         {**_DECODE_TYPES, "*bf16:16": "q", "*u8:16": "k_cache v_cache"},
-        _DECODE_CONSTANTS | formats,
+        _DECODE_CONSTANTS | {"K_FORMAT": names[0], "V_FORMAT": names[1]},
     )
     assert found.spilled_bytes == 0
-    assert found.num_registers <= THREE_PROGRAMS
+    # Two programs to a multiprocessor, whose next tiles are on their way; those of eight bits leave room for three.
+    assert found.num_registers <= (184 if "int4" in names else THREE_PROGRAMS)
     assert found.shared_bytes <= CONSUMER_SHARED_BYTES // 3
-    # Two codes of eight bits, or four of four, and scales: not a load for each code, which were 64.
-    assert found.instructions["LDG"] <= 16 + 8 + 8
+    # Codes come 16 bytes at a time, while others are worked on; two loads are scales.
+    tile_bytes = 16 * 256 * sum({"int4": 4}.get(name, 8) for name in names) // 8
+    copies = [count for word, count in found.in_loop.items() if word.startswith("LDGSTS") and ".128" in word]
+    assert sum(copies) == tile_bytes // (16 * 128)
+    assert sum(count for word, count in found.in_loop.items() if ".U16" in word and word.startswith("LDG.")) == 2
+    assert not {"I2F", "I2FP"} & set(found.instructions)
     assert found.instructions["HMMA"] > 0
 
 

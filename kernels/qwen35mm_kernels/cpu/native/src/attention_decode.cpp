@@ -57,7 +57,7 @@ INLINE void score(Row row, const float *queries, long query_row, const uint8_t *
     over_vectors(dim, [&](long d, auto some) {
         prefetch(row, keys, K, d);
         for (int j = 0; j < K; j++) {
-            vf key = row.from(keys[j], d, some);
+            vf key = row.from(keys[j], dim, d, some);
             for (int h = 0; h < H; h++) sums[h * K + j] = fma(key, load(queries + h * query_row + d), sums[h * K + j]);
         }
     });
@@ -80,7 +80,7 @@ INLINE void add_values(Row row, const float *weights, const uint8_t *const *valu
             for (int v = 0; v < V; v++) total[h][v] = load(sums + h * sums_row + d + v * LANES);
         for (int j = 0; j < KEYS; j++) {
             vf value[V];
-            for (int v = 0; v < V; v++) value[v] = row.from(values[j], d + v * LANES, some);
+            for (int v = 0; v < V; v++) value[v] = row.from(values[j], dim, d + v * LANES, some);
             for (int h = 0; h < H; h++)
                 for (int v = 0; v < V; v++) total[h][v] = fma(value[v], splat(weights[h * PART + j]), total[h][v]);
         }

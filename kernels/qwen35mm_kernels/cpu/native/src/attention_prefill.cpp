@@ -108,7 +108,7 @@ struct Rows {
         with_format(format, [&](auto kept) {
             for (long i = 0; i < count; i++, to += row) {
                 rows[i] = to;
-                over_vectors(dim, [&](long d, auto some) { store(to + d, kept.from(from[i], d, some)); });
+                over_vectors(dim, [&](long d, auto some) { store(to + d, kept.from(from[i], dim, d, some)); });
             }
         });
     }

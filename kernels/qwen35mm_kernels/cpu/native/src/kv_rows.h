@@ -110,23 +110,26 @@ INLINE vu load_bytes(const uint8_t *p) {
 #endif
 }
 
-// A row of codes in a format. from(row, d, some) gives its values from d on.
+// A row of codes in a format, and behind them a scale for each group. from(row, dim, d, some) gives its values from d
+// on.
 template <long FORMAT>
 struct KVRow {
     static constexpr bool IS_GROUPED = true;
     static constexpr long NUMBER = FORMAT;
     static constexpr long CODE_BYTES = FORMAT == KV_INT4 ? KV_GROUP / 2 : KV_GROUP;
-    static constexpr long BLOCK = KV_SCALE_BYTES + CODE_BYTES;
 
-    // The first byte of value d.
-    static long offset(long d) { return d / KV_GROUP * BLOCK; }
+    // The first byte of the codes of value d's group.
+    static long offset(long d) { return d / KV_GROUP * CODE_BYTES; }
+
+    // The scale of that group.
+    static long scale_at(long dim, long d) { return offset(dim) + d / KV_GROUP * KV_SCALE_BYTES; }
 
     template <class Some>
-    static INLINE_MEMBER vf from(const uint8_t *row, long d, Some) {
-        const uint8_t *block = row + offset(d), *codes = block + KV_SCALE_BYTES;
+    static INLINE_MEMBER vf from(const uint8_t *row, long dim, long d, Some) {
+        const uint8_t *codes = row + offset(d);
         const long i = d % KV_GROUP;
         bf16 bits;
-        memcpy(&bits, block, sizeof bits);
+        memcpy(&bits, row + scale_at(dim, d), sizeof bits);
         const vf scale = splat(bf16_to_float(bits));
         if constexpr (FORMAT == KV_INT4) {
             const vu nibbles = load_bytes(codes + i % 16) >> int(i / 16 * 4) & 15u;
@@ -144,30 +147,30 @@ struct KVRow {
     }
 };
 
-// One scale, then the codes of levels.
+// The codes of levels, then one scale.
 template <int BITS>
 struct LevelRow {
     static constexpr bool IS_GROUPED = false;
 
-    static long offset(long d) { return KV_SCALE_BYTES + d * BITS / 8; }
+    static long offset(long d) { return d * BITS / 8; }
 
     template <class Some>
-    static INLINE_MEMBER vf from(const uint8_t *row, long d, Some) {
+    static INLINE_MEMBER vf from(const uint8_t *row, long dim, long d, Some) {
         bf16 bits;
-        memcpy(&bits, row, sizeof bits);
+        memcpy(&bits, row + offset(dim), sizeof bits);
         const float scale = bf16_to_float(bits);
         const uint8_t *codes = row + offset(d / KV_GROUP * KV_GROUP);
         const long i = d % KV_GROUP;
         if constexpr (BITS == 4) return levels_of<4>(load_bytes(codes + i % 16) >> int(i / 16 * 4) & 15u) * scale;
-        // Three bytes have eight codes. A word that ends with them stays inside the row.
+        // Three bytes have eight codes. A word that begins with them stays inside the row, which ends with the scale.
         const auto word = [&](long some) {
             uint32_t bits;
-            memcpy(&bits, codes + some / 8 * 3 - 1, sizeof bits);
+            memcpy(&bits, codes + some / 8 * 3, sizeof bits);
             return splat_int(int32_t(bits));
         };
         const vi lanes = lane_index() + int32_t(i % 8);
         const vi words = LANES == 16 ? (lanes < 8 ? word(i) : word(i + 8)) : word(i);
-        return levels_of<3>(reinterpret_cast<vu>(words) >> reinterpret_cast<vu>(8 + 3 * (lanes & 7)) & 7u) * scale;
+        return levels_of<3>(reinterpret_cast<vu>(words) >> reinterpret_cast<vu>(3 * (lanes & 7)) & 7u) * scale;
     }
 };
 template <>
@@ -182,7 +185,7 @@ struct PlainRow {
     static long offset(long d) { return d * long(sizeof(T)); }
 
     template <class Some>
-    static INLINE_MEMBER vf from(const uint8_t *row, long d, Some some) {
+    static INLINE_MEMBER vf from(const uint8_t *row, long, long d, Some some) {
         return load(reinterpret_cast<const T *>(row) + d, some);
     }
 };
@@ -197,7 +200,7 @@ struct KVRow<KV_F16> {
     static long offset(long d) { return d * 2; }
 
     template <class Some>
-    static INLINE_MEMBER vf from(const uint8_t *row, long d, Some some) {
+    static INLINE_MEMBER vf from(const uint8_t *row, long, long d, Some some) {
         const bf16 *bits = reinterpret_cast<const bf16 *>(row) + d;
         if constexpr (std::is_same_v<Some, Part>) {
             bf16 lanes[LANES] = {};

@@ -51,14 +51,13 @@ INLINE uint16_t to_half(float x) {
 }
 
 template <long FORMAT>
-INLINE void write_group(const float *x, uint8_t *to) {
+INLINE void write_group(const float *x, uint8_t *to, uint8_t *scale_to) {
     constexpr float LARGEST = FORMAT == KV_INT8 ? 127.0f : FORMAT == KV_FP8 ? 448.0f : 57344.0f;
     const GroupRange range = range_of(x);
     const float extreme = range.top > -range.bottom ? range.top : range.bottom;
     const bf16 stored = to_bf16(FORMAT == KV_INT4 ? extreme / -8.0f : std::fabs(extreme) / LARGEST);
     const float scale = bf16_to_float(stored);
-    memcpy(to, &stored, sizeof stored);
-    to += KV_SCALE_BYTES;
+    memcpy(scale_to, &stored, sizeof stored);
     float steps[KV_GROUP];
     for (long i = 0; i < KV_GROUP; i++) steps[i] = std::fabs(scale) > 0.0f ? x[i] / scale : 0.0f;
     const auto bounded = [&](long i, float low, float high) { return std::min(high, std::max(low, steps[i])); };
@@ -79,8 +78,7 @@ INLINE void write_levels(const float *x, long dim, uint8_t *row) {
     double squares = 0.0;
     for (long d = 0; d < dim; d++) squares += double(x[d]) * double(x[d]);
     const bf16 stored = to_bf16(float(std::sqrt(squares / double(dim))));
-    memcpy(row, &stored, sizeof stored);
-    row += KV_SCALE_BYTES;
+    memcpy(row + dim * BITS / 8, &stored, sizeof stored);
     const float scale = bf16_to_float(stored), *levels = Levels<BITS>::ALL;
     const bool has_steps = scale > 0.0f && scale < INFINITY;
     for (long first = 0; first < dim; first += KV_GROUP, row += KV_GROUP * BITS / 8) {
@@ -124,6 +122,7 @@ INLINE void write_row(long format, float *x, long dim, uint8_t *row) {
     with_format(format, [&](auto kept) {
         using Row = decltype(kept);
         if constexpr (Row::IS_GROUPED)
-            for (long d = 0; d < dim; d += KV_GROUP) write_group<Row::NUMBER>(x + d, row + Row::offset(d));
+            for (long d = 0; d < dim; d += KV_GROUP)
+                write_group<Row::NUMBER>(x + d, row + Row::offset(d), row + Row::scale_at(dim, d));
     });
 }

@@ -102,9 +102,14 @@ def steps(out: Path, *, dry: bool = False) -> list[Step]:
         ),
         Step("parts-0.8B", own("parts", "--size", "0.8B"), 40),
         Step("decode-9B", own("decode", "--size", "9B"), 30),
-        Step("decode-9B-int8", own("decode", "--size", "9B", "--integers", "int8"), 30),
+        *(
+            Step(f"decode-9B-{format}", own("decode", "--size", "9B", "--integers", format), 30)
+            for format in ("int8", "int4", "fp8")
+        ),
+        Step("experts", bench("kernels", "--only", "experts", "--models", "35B-A3B", "--lengths", "512,4096"), 40),
         Step("gdn", bench("kernels", "--only", "gated_delta", "--models", "9B", "--lengths", "512,4096"), 40),
         Step("make", bench("make_random", "--size", "0.8B", "--out", model), 40),
+        Step("kv-types", bench("kv_types", *on_model, "--context", "8192"), 40),
         Step("first-token", bench("first_token", *on_model), 30),
         Step("captions", bench("captioning", *on_model, "--items", "500", "--slots", "16", "--no-peer"), 40),
     ]
@@ -177,7 +182,9 @@ def filled(engine: BareEngine) -> BareEngine:
                 continue
             if weight.is_floating_point():
                 target: Any = SimpleNamespace(name=name, shape=weight.shape)
-                weight.copy_(random_tensor(target, weight.dtype, generator))
+                # Random numbers are made in no type of one byte.
+                made = random_tensor(target, torch.bfloat16 if weight.itemsize == 1 else weight.dtype, generator)
+                weight.copy_(made)
             else:
                 weight.random_(generator=generator)
     return engine
@@ -345,7 +352,7 @@ def main() -> None:
     options.add_argument("--sizes", type=lambda text: text.split(","), default=["0.8B", "9B"], help="what to compile")
     options.add_argument("--part", choices=["prefill", "rows", "decode", "parts"], help="one step's work, here")
     options.add_argument("--size", default="0.8B")
-    options.add_argument("--integers", choices=["int8", "int4"])
+    options.add_argument("--integers", choices=["int8", "int4", "fp8"])
     options.add_argument("--exact", action="store_true", help="add parts of a split product in float32")
     options.add_argument("--no-splits", action="store_true", help="with --exact: split no product")
     arguments = parse(options)

@@ -74,7 +74,8 @@ def stored_as(format: str, targets: Iterable[Target]) -> Mapping[str, Source | T
 def main() -> None:
     arguments = parse(parser(__doc__, model=False, repeats=None))
     formats = {"bf16": ("bf16", None), "bf16, `--weights int8`": ("bf16", "int8")}
-    formats |= {"bf16, `--weights int4`": ("bf16", "int4"), "FP8": ("fp8", AS_STORED)}
+    formats |= {"bf16, `--weights int4`": ("bf16", "int4"), "bf16, `--weights fp8`": ("bf16", "fp8")}
+    formats |= {"FP8": ("fp8", AS_STORED)}
     formats |= {"GPTQ, AWQ, 4 bits": ("awq", AS_STORED), "GPTQ, 8 bits": ("gptq", AS_STORED)}
     formats |= {f"GGUF, {kind}": (kind, AS_STORED) for kind in ("Q8_0", "Q4_0", "Q4_K")}
     configs = [ModelConfig.from_dict(make_config(size, "bfloat16")) for size in SIZES]

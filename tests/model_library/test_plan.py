@@ -76,7 +76,7 @@ def test_a_model_of_the_catalogue_is_planned_without_the_network(
     assert replace(known, name=read.name, weights_from="config.json", download_bytes=None) == read
 
 
-def test_on_a_card_the_forecast_counts_integers_and_a_mixtures_experts_as_bfloat16(
+def test_on_a_card_the_forecast_counts_integers_and_a_mixtures_experts_too(
     config_alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -94,10 +94,7 @@ def test_on_a_card_the_forecast_counts_integers_and_a_mixtures_experts_as_bfloat
     for folder in (config_alone, config_alone / "dense"):
         sizes = {name: weights_bytes(folder, name, "cuda:0") for name in ("bf16", "int8", "int4")}
         on_cpu = weights_bytes(folder, "int4", "cpu")
-        assert sizes["bf16"] > sizes["int8"] > sizes["int4"] >= on_cpu
-        # 40 layers of 256 experts with three matrices of 2,048 x 512.
-        experts = 40 * 256 * 3 * 2_048 * 512 if folder == config_alone else 0
-        assert sizes["int4"] - on_cpu == experts * (16 - 4.5) / 8
+        assert sizes["bf16"] > sizes["int8"] > sizes["int4"] == on_cpu
 
 
 def test_what_fits_is_as_long_as_it_says(config_alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,11 @@ def load_rows(rows, offset, mask, dtype: tl.constexpr, FORMAT: tl.constexpr, HEA
         scale = (kept.to(tl.uint32) << 16).to(tl.float32, bitcast=True)[:, :, None]
         if FORMAT == "int4":
             # A byte has codes of both halves of its group.
-            first = _interleaved(word, 0, scale, dtype, FORMAT)
-            second = _interleaved(word, 4, scale, dtype, FORMAT)
+            first = _interleaved(word, 0, scale, dtype, FORMAT)  # pyright: ignore
+            second = _interleaved(word, 4, scale, dtype, FORMAT)  # pyright: ignore
             values = tl.permute(tl.join(first, second), (0, 1, 3, 2))
         else:
-            values = _interleaved(word, 0, scale, dtype, FORMAT)
+            values = _interleaved(word, 0, scale, dtype, FORMAT)  # pyright: ignore
         values = tl.reshape(values, (values.shape[0], HEAD_DIM))
     else:
         values = _load(rows + (offset + tl.arange(0, HEAD_DIM)[None, :]), mask)

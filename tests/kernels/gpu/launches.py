@@ -8,6 +8,7 @@ shape) is an error on meta tensors. Runs as a child, because here kernels are in
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ INTEGERS = (
     (64, 8, 128, False),
     (2048, 4, 128, True),
 )
+# Tokens for each number of rows of an expert's tile, of 8 in 256 experts.
+EXPERT_ROWS = (1, 2048, 4096)
 
 # What is run, and its name.
 Runs = Iterator[tuple[str, Callable[[], object]]]
@@ -124,6 +127,19 @@ def _multiply_integers(num_in: int, num_rows: int, bits: int, width: int, has_mi
     gpu.integer_linear(x, words, scales, minima, bits=bits, width=width)
 
 
+def _multiply_experts(text: Any, num_rows: int, integers: str, dtype: Any) -> None:
+    """A layer's experts in integers."""
+    import torch
+
+    from qwen35mm.model.mlp import Experts
+    from qwen35mm.model.weight_formats import Factory
+
+    meta, count = torch.device("meta"), text.moe.num_experts_per_tok
+    experts = Experts(text.hidden_size, text.moe, Factory(dtype, meta, integers), None)
+    x, weights = (torch.empty(num_rows, width, dtype=dtype, device=meta) for width in (text.hidden_size, count))
+    experts(x, torch.empty(num_rows, count, dtype=torch.int64, device=meta), weights)
+
+
 def _piece(engine: Any, length: int, history: int = 0) -> None:
     with engine.piece(length, history) as run:
         run()
@@ -149,6 +165,12 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
     for kind in INTEGERS:
         run = functools.partial(_multiply_integers, config.text.hidden_size, *kind, model.dtype)
         yield f"integers {kind}", run
+    if config.text.moe is not None:
+        for rows, integers in itertools.product(EXPERT_ROWS, ("int8", "int4")):
+            yield (
+                f"experts {rows} {integers}",
+                functools.partial(_multiply_experts, config.text, rows, integers, model.dtype),
+            )
     embeds = torch.empty(3, config.text.hidden_size, dtype=model.dtype, device=META)
     # What a mixture's layer launches where its shared expert stands apart, and a dense one's.
     yield "mlp", functools.partial(MLP(config.text.hidden_size, 512, Factory(model.dtype, META)), embeds)

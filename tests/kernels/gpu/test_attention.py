@@ -122,8 +122,8 @@ def test_codes_are_read_as_the_values_that_they_stand_for(
     monkeypatch.setattr(decode, "_KEPT", decode._DEFAULT[dtype])
     monkeypatch.setattr(prefill, "_LARGE_KEPT", prefill._LARGE)
     pair = FORMATS[formats[0]], FORMATS[formats[1]]
-    pool = Pool([70], num_kv_heads=1, head_dim=32, dtype=dtype)
-    q, gate = queries(1, 2, 32, dtype)
+    pool = Pool([70], num_kv_heads=1, head_dim=64, dtype=dtype)
+    q, gate = queries(1, 2, 64, dtype)
     caches = [format.quantise(cache) for format, cache in zip(pair, (pool.k_cache, pool.v_cache), strict=True)]
     values = [format.dequantise(cache, dtype) for format, cache in zip(pair, caches, strict=True)]
     for op, where in (

@@ -20,6 +20,9 @@ for _power, _letter in enumerate("kmgt", start=1):
 # At most twelve digits and three decimals, so that parsing stays quick.
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([smhd]?)", re.ASCII)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
 
 def parse_size(text: str) -> int:
     """Bytes of "8GiB", "8G" (the same), "8GB" (of 1,000 MB), "0.5 GiB", "1000000" or "0".
@@ -32,6 +35,20 @@ def parse_size(text: str) -> int:
     if found is None or unit is None:
         raise typer.BadParameter(f"expected a size such as 8GiB, 500MB or 0; got '{text}'.")
     return int(Decimal(found[1]) * unit)
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds of "10m", "1.5h", "30s", "90" or "0"; None for "never", and for -1 as Ollama writes it.
+
+    Raises:
+        typer.BadParameter: it is no time.
+    """
+    if text.strip().lower() in ("never", "-1"):
+        return None
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None:
+        raise typer.BadParameter(f"expected a time such as 10m, 30s, 2h, 0 or never; got '{text}'.")
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 class Logins(tuple[tuple[str, str], ...]):

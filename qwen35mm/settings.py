@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -27,6 +28,7 @@ from qwen35mm.option_values import (
     parse_logins,
     parse_names,
     parse_size,
+    parse_time,
     parse_token,
 )
 
@@ -228,12 +230,12 @@ class ModelOptions:
     @property
     def source(self) -> str | Path:
         """The checkpoint to load."""
-        return self.model or demo_model_path()
+        return _split_name(self.model)[0] or demo_model_path()
 
     @property
     def name(self) -> str:
-        """The model's name: that of its folder or file, or the Hub id."""
-        return model_name(self.source)
+        """The model's name: the given one, else that of its folder or file, or the Hub id."""
+        return _split_name(self.model)[1] or model_name(self.source)
 
     @property
     def limits(self) -> MediaLimits:
@@ -287,9 +289,7 @@ class ModelOptions:
 
     def for_another_folder(self) -> ModelOptions:
         """The same with absolute paths, for a process that starts in another folder, for example on a cluster."""
-        changes: dict[str, Any] = {}
-        if self.model is not None and Path(self.model).exists():
-            changes["model"] = str(Path(self.model).absolute())
+        changes: dict[str, Any] = {"model": _absolute(self.model)}
         if self.cache_dir is not None:
             changes["cache_dir"] = self.cache_dir.absolute()
         if self.kv_gates not in ("auto", "none", ""):
@@ -379,6 +379,70 @@ class ModelOptions:
             color=self.color or None,
         )
         return replace(MediaBudget.for_device("cuda" if on_gpu else "cpu"), **chosen)
+
+
+@dataclass(frozen=True)
+class ModelsOptions(ModelOptions):
+    """Several models that share the other options."""
+
+    model: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride] - `each` has the single ones
+        list[str] | None,
+        _model(
+            metavar="MODEL[=NAME]",
+            help="A folder, a GGUF file, ollama:NAME or a Hugging Face id; by default the bundled demo. May be "
+            "repeated: requests choose a model by its name, and --max-memory decides how many are loaded at a time.",
+        ),
+    ] = None
+    keep_alive: Annotated[
+        float | None,
+        _model(
+            parser=parse_time,
+            metavar="TIME",
+            help="Unload a model that nobody has used for so long: 10m, 1h, 0 or never, the default. A model also "
+            "leaves when another one needs its memory.",
+        ),
+    ] = None
+
+    def each(self) -> list[ModelOptions]:
+        """The options of each model.
+
+        Raises:
+            ConfigError: two models or adapters have the same name.
+        """
+        shared = {each.name: getattr(self, each.name) for each in fields(ModelOptions)}
+        given, variable = self.model or [None], os.environ.get(f"{self.ENVIRONMENT}MODEL", "")
+        if given == variable.split():
+            # Typer splits a variable at spaces, and a folder may have one.
+            given = [each.strip() for each in variable.split(",")]
+        found = [ModelOptions(**shared | {"model": model}) for model in given]
+        names = [*(each.name for each in found), *(each.name for each in read_choices(self.lora))]
+        for name in names:
+            if name is not None and names.count(name) > 1 and len(found) > 1:
+                raise ConfigError(f"Two models have the name '{name}': give one another name, as in MODEL=NAME.")
+        return found
+
+    def for_another_folder(self) -> ModelsOptions:
+        own = replace(self, model=None)
+        found = ModelOptions.for_another_folder(own)  # pyright: ignore[reportArgumentType]
+        return replace(found, model=None if self.model is None else [_absolute(each) or "" for each in self.model])
+
+
+def _absolute(model: str | None) -> str | None:
+    """A model with its path from the root, if it is one."""
+    source, name = _split_name(model)
+    if source is None or not Path(source).exists():
+        return model
+    return "=".join([str(Path(source).absolute()), *([name] if name else [])])
+
+
+def _split_name(model: str | None) -> tuple[str | None, str | None]:
+    """A model and its name, of MODEL or MODEL=NAME. A folder may have the mark in its name."""
+    if model is None or "=" not in model or Path(model).expanduser().exists():
+        return model or None, None
+    source, _, name = model.rpartition("=")
+    if not source or not name.strip():
+        raise ConfigError(f"--model is MODEL or MODEL=NAME; got {model!r}.")
+    return source, name.strip()
 
 
 data_dir_option = _folder(

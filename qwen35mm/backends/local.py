@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,18 @@ class LocalBackend(ModelBackend, LocalTexts):
             template_options=template_options,
             min_segment=min_segment,
         )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine was closed, or failed: it answers nothing any more."""
+        return self.engine.has_ended
+
+    def without_weights(self) -> LocalBackend:
+        """A copy that makes and counts prompts but answers nothing, for the time after `close`."""
+        shell = copy.copy(self)
+        del shell.engine
+        shell.loaded = replace(self.loaded, model=None)  # pyright: ignore[reportArgumentType]
+        return shell
 
     async def _answer(
         self, work: Request, request: GenerationRequest | None, *, commits: bool = False

@@ -1,4 +1,4 @@
-"""Shows how far a model's weights are read: as a bar on a terminal, else in the log."""
+"""Loads a program's models, and shows how far weights are read: as a bar on a terminal, else in the log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from qwen35mm.backends.shelf import Shelf
     from qwen35mm.model.weights import OnRead
+    from qwen35mm.model_library import BackendOptions
+    from qwen35mm.settings import ModelsOptions
 
 logger = logging.getLogger(__name__)
 
@@ -44,3 +48,31 @@ def shown_loading() -> Iterator[OnRead]:
 
     with bars:
         yield report
+
+
+@contextlib.contextmanager
+def open_shelf(
+    models: ModelsOptions, options: BackendOptions, *, keeps_prompts: bool = False, max_waiting: int = 64
+) -> Iterator[Shelf]:
+    """A shelf with all models, of which the first is loaded; closed at the end.
+
+    Args:
+        options: for all models.
+        keeps_prompts, max_waiting: see `Shelf`.
+
+    Raises:
+        Qwen35mmError: a model, an adapter or a setting can't be used.
+    """
+    from qwen35mm.backends.shelf import Shelf
+    from qwen35mm.model_library.sharing import NamedModel, plan_models
+
+    named = [NamedModel(each.source, each.name) for each in models.each()]
+    planned, memory_bytes = plan_models(named, options, keeps_prompts=keeps_prompts)
+    how = {"keep_alive_s": models.keep_alive, "keeps_prompts": keeps_prompts, "max_waiting": max_waiting}
+    with contextlib.closing(Shelf([each.offer() for each in planned], memory_bytes, **how)) as shelf:
+        first = planned[0]
+        with shown_loading() as progress:
+            shelf.put(
+                first.model.name, replace(first.options, progress=progress).load(first.folder, name=first.model.name)
+            )
+        yield shelf

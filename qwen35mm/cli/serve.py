@@ -9,22 +9,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from qwen35mm.checkpoints.lora_choices import read_choices
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
-from qwen35mm.cli.loading import shown_loading
+from qwen35mm.cli.loading import open_shelf, shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError, MissingExtraError
 from qwen35mm.option_values import Names, parse_folder, parse_names, with_options
-from qwen35mm.settings import HttpOptions, ModelOptions, given
+from qwen35mm.settings import HttpOptions, ModelsOptions, given
 from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
     from starlette.applications import Starlette
 
     from qwen35mm.http.settings import HttpSettings
@@ -101,7 +100,7 @@ class ClusterOptions:
 
 
 @with_options
-def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster: ClusterOptions) -> None:
+def serve(model: ModelsOptions, server: ServerOptions, http: HttpOptions, cluster: ClusterOptions) -> None:
     """Serve the model to other programs, in OpenAI's and Anthropic's protocols. Runs until Ctrl-C."""
     if is_shared(server.host) and server.api_key_file is None:
         raise ConfigError(
@@ -110,8 +109,9 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
     settings = http.settings()
     if "*" in settings.cors_origins and server.api_key_file is None:
         raise ConfigError("--cors-origin '*' lets every website call it: give --api-key-file.")
+    first, *others = models = model.each()
     if cluster.ray is None:
-        begin_digest(model.source, cache_folder(model))
+        begin_digest(first.source, cache_folder(first))
     with quick_imports():
         try:
             import qwen35mm.server.app  # noqa: F401 - with its dependencies
@@ -121,12 +121,15 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
         except ModuleNotFoundError as error:
             raise MissingExtraError("Serving other programs", "serve") from error
 
-    own = {model.name, "default", ANY_NAME, *(server.served_model_name or ())}
+    own = {first.name, "default", ANY_NAME, *(server.served_model_name or ())}
     if taken := [each.name for each in read_choices(model.lora) if each.name in own]:
         raise ConfigError(f"--lora {taken[0]}=...: {taken[0]} is a name of the model: give the adapter another one.")
+    if taken := [each.name for each in others if each.name in own]:
+        raise ConfigError(f"--model {taken[0]}: the first model has this name: give one another name, as MODEL=NAME.")
     keys = None if server.api_key_file is None else Keys.read(server.api_key_file)
     if server.media_root is not None and not server.media_root.is_dir():
         raise ConfigError(f"--media-root: there is no folder {server.media_root}.")
+    names = ", ".join(each.name for each in models)
     with ExitStack() as stack:
         if cluster.ray is None:
             app = _load(model, server, keys, settings, stack)
@@ -136,14 +139,14 @@ def serve(model: ModelOptions, server: ServerOptions, http: HttpOptions, cluster
             app,
             host=server.host,
             port=server.port,
-            line=lambda url: f"qwen35mm serves {model.name} on {url}/v1",
+            line=lambda url: f"qwen35mm serves {names} on {url}/v1",
             settings=settings,
         )
 
 
 def _load(
-    model: ModelOptions, server: ServerOptions, keys: Keys | None, settings: HttpSettings | None, stack: ExitStack
-) -> FastAPI:
+    model: ModelsOptions, server: ServerOptions, keys: Keys | None, settings: HttpSettings | None, stack: ExitStack
+) -> Starlette:
     """The application; `stack` closes what it opens."""
     with quick_imports():
         from qwen35mm.decoding import Decoders
@@ -152,38 +155,44 @@ def _load(
         from qwen35mm.server.fetch import fetch_media
         from qwen35mm.server.openai.responses.kept import KeptResponses
         from qwen35mm.server.parts import Sources
+        from qwen35mm.server.several import create_app_of_models
 
     data = user_folder("data")
     responses = server.responses_dir or (None if data is None else data / "responses")
-    options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
+    first, *others = model.each()
+    options = first.backend_options(user_folder("cache"))
     # Decodes clients' media in separate processes.
     options = replace(options, decoders=stack.enter_context(contextlib.closing(Decoders(options.limits))))
+    fetch = fetch_media(first.limits) if server.allow_urls else None
+    how: dict[str, Any] = {
+        "keys": keys,
+        "sources": Sources(server.media_root, fetch),
+        "kept": None if server.no_store or responses is None else KeptResponses.on_disk(responses),
+        "max_waiting": server.max_queue,
+        "settings": settings,
+        "only_this_machine": not is_shared(server.host),
+        "names": server.served_model_name or (),
+        "strict_fields": server.strict_fields,
+    }
+    if others or model.keep_alive is not None:
+        shelf = stack.enter_context(open_shelf(model, options, max_waiting=server.max_queue))
+        slots = {each.name: each.num_slots for each in shelf.offers}
+        return create_app_of_models(shelf, num_places=slots.__getitem__, **how)
+    options, folder = fit_source(options, first.source, first.name)
     with shown_loading() as progress:
-        backend = replace(options, progress=progress).load(folder, name=model.name)
+        backend = replace(options, progress=progress).load(folder, name=first.name)
     stack.callback(backend.close)
-    fetch = fetch_media(backend.media.limits) if server.allow_urls else None
-    return create_app(
-        backend,
-        keys=keys,
-        sources=Sources(server.media_root, fetch),
-        kept=None if server.no_store or responses is None else KeptResponses.on_disk(responses),
-        num_places=options.settings.slots,
-        max_waiting=server.max_queue,
-        settings=settings,
-        only_this_machine=not is_shared(server.host),
-        names=server.served_model_name or (),
-        strict_fields=server.strict_fields,
-    )
+    return create_app(backend, num_places=options.settings.slots, **how)
 
 
-def _load_app(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> FastAPI:
+def _load_app(model: ModelsOptions, server: ServerOptions, keys: Keys | None) -> Starlette:
     # The front has the guards. Everything here ends with its process.
     return _load(model, server, keys, None, ExitStack())
 
 
 @contextlib.contextmanager
 def _cluster(
-    model: ModelOptions, server: ServerOptions, cluster: ClusterOptions, keys: Keys | None, settings: HttpSettings
+    model: ModelsOptions, server: ServerOptions, cluster: ClusterOptions, keys: Keys | None, settings: HttpSettings
 ) -> Iterator[Starlette]:
     """The application in front of engines on a Ray cluster."""
     from qwen35mm.engine import EngineSettings

@@ -124,6 +124,11 @@ class AsyncEngine:
         """Whether the engine has nothing to do: no request, no history commit, nothing to hand to the disk."""
         return self._idle.is_set()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed, or failed."""
+        return self._closing
+
     def memory_use(self) -> dict[str, int]:
         """The cache's bytes and budgets; see `Runtime.memory_use`."""
         return self._engine.runtime.memory_use()

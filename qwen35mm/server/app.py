@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +28,7 @@ from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend, num_tokens
 from qwen35mm.server.identity import request_id_header, system_fingerprint
 from qwen35mm.server.keys import Keys
-from qwen35mm.server.models import anthropic_model, anthropic_models, openai_model
+from qwen35mm.server.models import Listed, anthropic_model, anthropic_models, listed, openai_model
 from qwen35mm.server.notes import HEADER, Notes, notes_of
 from qwen35mm.server.openai import chat_completions
 from qwen35mm.server.openai.choices import events_of_choices
@@ -90,6 +90,7 @@ def create_app(
     responses = ResponsesRoutes(api, backend, sources, kept or KeptResponses.in_memory())
     texts = TextRoutes(api, backend)
     tokens = TokenRoutes(api, backend, sources)
+    app.state.api = api
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(ApiError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
@@ -167,12 +168,7 @@ class Api(Service):
     async def models(self, request: Request) -> Response:
         """List the names of the model."""
         self.caller(request)
-        loaded = self._backend.loaded
-        names = (loaded.name, *(name for name in self._names if name != ANY_NAME), *loaded.named_adapters)
-        if _is_anthropic(request):
-            return JSONResponse(anthropic_models(names, self._created))
-        data = [openai_model(self._backend, name, self._created) for name in names]
-        return JSONResponse({"object": "list", "data": data})
+        return list_models(request, self._listed(), self._created)
 
     async def model(self, request: Request) -> Response:
         """Describe the model of this name."""
@@ -180,9 +176,13 @@ class Api(Service):
         name = request.path_params["name"]
         known = self.check_model(name)
         shown = name if name in self._names else known
-        if _is_anthropic(request):
-            return JSONResponse(anthropic_model(shown, self._created))
-        return JSONResponse(openai_model(self._backend, shown, self._created))
+        found = {each.name: each for each in self._listed()}
+        return show_model(
+            request, replace(found.get(shown, found[self._backend.loaded.name]), name=shown), self._created
+        )
+
+    def _listed(self) -> list[Listed]:
+        return listed(self._backend, [name for name in self._names if name != ANY_NAME])
 
     async def version(self, request: Request) -> Response:
         """The program's version."""
@@ -196,17 +196,30 @@ class Api(Service):
     async def ready(self, request: Request) -> Response:
         """Whether the server takes requests, and how many are waiting."""
         self.caller(request)
-        return JSONResponse({"status": "ready", "waiting": self._queue.num_waiting})
+        return JSONResponse({"status": "ready", "waiting": self.num_waiting})
 
     async def metrics(self, request: Request) -> Response:
         """Counters and gauges, in Prometheus' format."""
         self.caller(request)
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.counted(), media_type=CONTENT_TYPE_LATEST)
 
     async def document(self, request: Request) -> Response:
         """The OpenAPI document."""
         self.caller(request)
         return JSONResponse(await asyncio.to_thread(request.app.openapi))
+
+
+def list_models(request: Request, models: Sequence[Listed], created: int) -> Response:
+    """All models, in the client's protocol."""
+    if _is_anthropic(request):
+        return JSONResponse(anthropic_models([each.name for each in models], created))
+    return JSONResponse({"object": "list", "data": [openai_model(each, created) for each in models]})
+
+
+def show_model(request: Request, model: Listed, created: int) -> Response:
+    """One model, in the client's protocol."""
+    shown = anthropic_model(model.name, created) if _is_anthropic(request) else openai_model(model, created)
+    return JSONResponse(shown)
 
 
 def _is_anthropic(request: Request) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -11,6 +12,7 @@ from qwen35mm.contract import Event, Finished, PromptRead, Result
 from qwen35mm.server.generation import ServedBackend
 from qwen35mm.server.queue import FairQueue
 
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .*)")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -80,3 +82,21 @@ class RequestMetrics:
             self.result = event.result
         elif isinstance(event, PromptRead):
             self.read = event
+
+
+def labelled(texts: Mapping[str, str], label: str) -> str:
+    """Merges Prometheus texts of several engines or models; each sample gets a label with its text's key."""
+    families: dict[str, list[str]] = {}
+    for key, text in texts.items():
+        heads: list[str] = []
+        name, value = "", key.replace("\\", "\\\\").replace('"', '\\"')
+        for line in text.splitlines():
+            if line.startswith("#"):
+                name = line.split(" ", 3)[2]
+                heads = families.setdefault(name, [])
+                if line not in heads:
+                    heads.append(line)
+            elif found := _SAMPLE.fullmatch(line):
+                labels = ",".join(filter(None, [found[2], f'{label}="{value}"']))
+                families[name].append(f"{found[1]}{{{labels}}}{found[3]}")
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,12 +26,19 @@ from qwen35mm.server.streams import first_of, note_stand_ins, read_ahead
 
 # Among the model's names: it answers to every name.
 ANY_NAME = "*"
-_MAX_NAME = 200  # characters
+MAX_NAME = 200  # characters
 # For one request that asks for several replies; other requests wait in the queue, too.
 _STREAMS_AT_ONCE = 4
 # An event of one reply, or of one of several replies.
 E = TypeVar("E", Event, OfChoice)
 E_contra = TypeVar("E_contra", contravariant=True)
+
+
+def no_such_model(name: str, here: Iterable[str]) -> ApiError:
+    """The error for a name that no model has. `here`: the names that there are."""
+    names = list(here)
+    told = f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'}"
+    return ApiError(404, f"There is no model {name[:MAX_NAME]!r} here; {told}.", "model", "model_not_found")
 
 
 class Reader(Protocol[E_contra]):
@@ -53,6 +61,15 @@ class Service:
         self._metrics = Metrics(backend, queue)
         self._created = int(time.time())
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return self._queue.num_waiting
+
+    def counted(self) -> bytes:
+        """Counters and gauges as Prometheus reads them."""
+        return generate_latest(self._metrics.registry)
+
     def caller(self, request: Request) -> Caller:
         return self._keys.caller_of(request)
 
@@ -67,11 +84,10 @@ class Service:
             return own
         if self.adapter_of(name) is not None:
             return name
-        if ANY_NAME in self._names and len(name) <= _MAX_NAME:
+        if ANY_NAME in self._names and len(name) <= MAX_NAME:
             return name
         if name not in self._names:
-            here = ", ".join(map(repr, (own, *self._backend.loaded.named_adapters)))
-            raise ApiError(404, f"There is no model {name[:_MAX_NAME]!r} here; {here} is.", "model", "model_not_found")
+            raise no_such_model(name, (own, *self._backend.loaded.named_adapters))
         return own
 
     def adapter_of(self, name: str | None) -> str | None:

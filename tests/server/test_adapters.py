@@ -92,7 +92,7 @@ def test_an_unknown_name_is_not_found(server: tuple[str, LocalBackend]) -> None:
     body = {"model": "other", "messages": [{"role": "user", "content": QUESTION}]}
     answer = HTTP.post(f"{address}/v1/chat/completions", json=body)
     assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "There is no model 'other' here; 'demo', 'poet', 'x/y' is."
+    assert answer.json()["error"]["message"] == "There is no model 'other' here; 'demo', 'poet', 'x/y' are."
 
 
 async def test_a_client_of_ours_names_one_as_its_model(server: tuple[str, LocalBackend]) -> None:

@@ -22,14 +22,15 @@ from starlette.routing import Route
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, read_bytes
 from qwen35mm.http.errors import HttpError
 from qwen35mm.http.settings import HttpSettings
-from qwen35mm.http.streams import frame, until_the_end, while_connected
+from qwen35mm.http.streams import until_the_end, while_connected
 from qwen35mm.pools import PROMPTS
-from qwen35mm.server.anthropic.reply import error_frame
 from qwen35mm.server.app import answering, limits
 from qwen35mm.server.cluster.calls import AsgiMessage, Call, EngineLostError, scope_of
 from qwen35mm.server.cluster.conversations import addresses_of
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.keys import ANYBODY, Keys
+from qwen35mm.server.metrics import labelled
+from qwen35mm.server.paths import last_frame
 
 # A request isn't sent again after this many engines died on it.
 _MAX_BEGUN = 3
@@ -39,7 +40,6 @@ _NAMED = re.compile(r"/v1/responses/(resp_[0-9a-f]{32})(?:/.*)?")
 _GOES_ON = re.compile(rb'"previous_response_id"\s*:\s*"resp_')
 _MADE = re.compile(rb'"id":"(resp_[0-9a-f]{32})"')
 _MOST_RESPONSES = 20_000
-_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .*)")
 
 
 class Cluster(Protocol):
@@ -94,7 +94,7 @@ class _Front:
         self._keys.caller_of(request)
         answers = await self._cluster.everywhere(Call(scope_of(request)))
         texts = {engine: body.decode() for engine, (status, body) in answers.items() if status == 200}
-        return Response(labelled(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(labelled(texts, "engine"), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def pass_on(self, request: Request) -> Response:
         scope, body, addresses, caller, is_bound = scope_of(request), b"", (), ANYBODY, False
@@ -172,32 +172,4 @@ async def _body(answer: AsyncGenerator[AsgiMessage, None], request: Request) -> 
                 num_events += data.count(b"\n\n")
                 yield data
         except (ApiError, HttpError) as error:
-            yield _error_frame(api_error(error), request.url.path, num_events)
-
-
-def _error_frame(error: ApiError, path: str, num_events: int) -> bytes:
-    """The last event of a stream, in its protocol's form."""
-    if path.startswith("/v1/messages"):
-        return error_frame(error)
-    if path.startswith("/v1/responses"):
-        told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-        return frame({**told, "sequence_number": num_events}, "error")
-    return frame(error.body)
-
-
-def labelled(texts: Mapping[str, str]) -> str:
-    """Merges the engines' Prometheus texts; each sample gets the label `engine`."""
-    families: dict[str, list[str]] = {}
-    for engine, text in texts.items():
-        heads: list[str] = []
-        name = ""
-        for line in text.splitlines():
-            if line.startswith("#"):
-                name = line.split(" ", 3)[2]
-                heads = families.setdefault(name, [])
-                if line not in heads:
-                    heads.append(line)
-            elif found := _SAMPLE.fullmatch(line):
-                labels = ",".join(filter(None, [found[2], f'engine="{engine}"']))
-                families[name].append(f"{found[1]}{{{labels}}}{found[3]}")
-    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+            yield last_frame(api_error(error), request.url.path, num_events)

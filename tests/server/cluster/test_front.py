@@ -14,8 +14,9 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.server.app import create_app
 from qwen35mm.server.cluster.calls import App, AsgiMessage, Call, EngineLostError, run_app
 from qwen35mm.server.cluster.conversations import addresses_of
-from qwen35mm.server.cluster.front import create_front, labelled
+from qwen35mm.server.cluster.front import create_front
 from qwen35mm.server.keys import Keys
+from qwen35mm.server.metrics import labelled
 from tests.server.conftest import HTTP, PATIENCE_S, sent, serving
 
 KEY = "first-key-of-sixteen"
@@ -204,7 +205,7 @@ def test_metrics_of_all_engines_stand_in_one_text(backend: LocalBackend) -> None
 
 def test_families_of_several_engines_stay_together() -> None:
     text = '# HELP n Many.\n# TYPE n counter\nn{end="a b"} 1.0\nn 2.0 17\n# HELP m Much.\n# TYPE m gauge\nm 1.0\n'
-    assert labelled({"a": text, "b": text}).splitlines() == [
+    assert labelled({"a": text, "b": text}, "engine").splitlines() == [
         "# HELP n Many.",
         "# TYPE n counter",
         'n{end="a b",engine="a"} 1.0',

@@ -1,0 +1,404 @@
+"""Several models in one program: loaded when a request names one, unloaded when another one needs their memory.
+
+All models are in this process, each with an engine of its own. So they share decoders and folders, and a page counts
+tokens without asking another process. An error of Python, such as a damaged file or too little memory while a model is
+loaded, ends nothing but the requests for that model. A crash of the process ends all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.contract import Event, GenerationRequest
+from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, report_bug
+from qwen35mm_preprocess.say import Said, said_of, say
+
+logger = logging.getLogger(__name__)
+
+# As llama-server calls them.
+State = Literal["unloaded", "loading", "loaded", "failed"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A model that the program offers, loaded or not.
+
+    Attributes:
+        name: by which a request chooses it.
+        num_bytes: the most memory that it takes, by its plan.
+        load: loads it; called in a thread.
+        check: raises if its files can't be used; called in a thread, before other models are unloaded for it.
+        has_room: whether the machine has the least memory that it needs; called in a thread.
+        names: further names.
+        adapters: names of adapters that a request may choose instead.
+        context_length: most tokens of a conversation.
+        num_slots: requests that it computes at one time.
+        sees: whether it takes pictures and videos.
+    """
+
+    name: str
+    num_bytes: int
+    load: Callable[[], LocalBackend]
+    check: Callable[[], object] = lambda: None
+    has_room: Callable[[], bool] = lambda: True
+    names: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    context_length: int = 0
+    num_slots: int = 4
+    sees: bool = True
+
+
+class _Place:
+    """A model's place on the shelf.
+
+    Attributes:
+        shell: the model without its weights, once it was loaded: it still makes and counts prompts.
+        num_leases: requests that are answered.
+        used_at: when the last one began or ended.
+        is_leaving: whether it takes no more requests, because another model waits for its memory.
+        error: why it couldn't be loaded; None if it could.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.backend: LocalBackend | None = None
+        self.shell: LocalBackend | None = None
+        self.num_leases = 0
+        self.used_at = 0.0
+        self.is_leaving = self.is_loading = False
+        self.error: Said | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.backend is not None and not self.is_leaving
+
+    def put(self, backend: LocalBackend, now: float) -> None:
+        self.backend, self.error, self.used_at = backend, None, now
+
+
+class Shelf:
+    """Lends the backends of several models. For use from one event loop.
+
+    Requests for a model that isn't loaded wait in a line, and the model of the first one is loaded next. If the memory
+    doesn't hold it beside the others, the least recently used one leaves, but never one that answers: then new requests
+    for that one wait, too, so that its running answers come to an end.
+
+    Args:
+        memory_bytes: for all loaded models together, by their plans.
+        keeps_prompts: whether an unloaded model still makes and counts prompts, for a page that shows it.
+        keep_alive_s: a model that answers nobody for so long is unloaded; None keeps it until memory is needed.
+        max_waiting: requests that may wait for models; more are refused.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        offers: Iterable[Offer],
+        memory_bytes: int,
+        *,
+        keep_alive_s: float | None = None,
+        keeps_prompts: bool = False,
+        max_waiting: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._places = {each.name: _Place(each) for each in offers}
+        self._memory_bytes = memory_bytes
+        self._keep_alive_s = keep_alive_s
+        self._keeps_prompts = keeps_prompts
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._line: list[tuple[_Place, asyncio.Future[LocalBackend]]] = []
+        # One model is loaded or unloaded at a time.
+        self._changing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._mover: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def offers(self) -> list[Offer]:
+        """All models; the first one answers requests that name none."""
+        return [place.offer for place in self._places.values()]
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._memory_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The most that the loaded models take, by their plans."""
+        return sum(place.offer.num_bytes for place in self._places.values() if place.backend is not None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model."""
+        return len(self._line)
+
+    def state(self, name: str) -> State:
+        place = self._places[name]
+        if place.backend is not None:
+            return "loaded"
+        return "loading" if place.is_loading else "unloaded" if place.error is None else "failed"
+
+    def error(self, name: str) -> Said | None:
+        """Why a model couldn't be loaded; None if it could, or wasn't tried."""
+        return self._places[name].error
+
+    def put(self, name: str, backend: LocalBackend) -> None:
+        """Puts a model that is loaded already into its place."""
+        self._places[name].put(backend, self._clock())
+
+    def known(self, name: str) -> LocalBackend:
+        """A model's backend; between two loads without its weights and its engine.
+
+        Raises:
+            EngineError: it was never loaded.
+        """
+        place = self._places[name]
+        found = place.backend or place.shell
+        if found is None:
+            raise EngineError(say("The model '{name}' isn't loaded.", name=name))
+        return found
+
+    def loaded(self, name: str) -> LocalBackend | None:
+        return self._places[name].backend
+
+    @contextlib.asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[LocalBackend]:
+        """Lends a model's backend, which isn't unloaded until the end of the block. Loads the model if necessary.
+
+        Raises:
+            EngineError: it can't be loaded, with the reason, or the program ends.
+            QueueFullError: too many requests wait for models.
+        """
+        backend = await self.take(name)
+        try:
+            yield backend
+        finally:
+            del backend
+            self.give_back(name)
+
+    async def take(self, name: str) -> LocalBackend:
+        """As `lease`, until `give_back`."""
+        place = self._places[name]
+        if self._is_closed:
+            raise EngineError(say("The program is shutting down."))
+        if place.backend is not None and place.backend.has_ended:
+            # Its engine failed; the log has the reason. The next one may do better.
+            self._take_off(place)
+        if place.is_open:
+            assert place.backend is not None
+            self._lend(place)
+            return place.backend
+        if len(self._line) >= self._max_waiting:
+            raise QueueFullError(f"{len(self._line)} requests are waiting already. Try again in a moment.")
+        turn: asyncio.Future[LocalBackend] = asyncio.get_running_loop().create_future()
+        entry = (place, turn)
+        self._line.append(entry)
+        if self._mover is None or self._mover.done():
+            self._mover = asyncio.ensure_future(self._move())
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if entry in self._line:
+                self._line.remove(entry)
+                self._changed.set()
+            elif not turn.cancelled() and turn.exception() is None:
+                self.give_back(name)
+            raise
+
+    def give_back(self, name: str) -> None:
+        """Ends a lease."""
+        place = self._places[name]
+        place.num_leases -= 1
+        place.used_at = self._clock()
+        self._changed.set()
+        self._look_later(place)
+
+    def watch(self) -> None:
+        """Begins to count the time of models that nobody has used since the start."""
+        for place in self._places.values():
+            self._look_later(place)
+
+    async def unload_idle(self) -> None:
+        """Unloads the models that have been idle for `keep_alive_s`."""
+        async with self._changing:
+            for place in self._places.values():
+                is_idle = place.is_open and not place.num_leases
+                if is_idle and self._keep_alive_s is not None and self._idle_s(place) >= self._keep_alive_s:
+                    logger.info("%s is unloaded: nobody has used it for a while", place.offer.name)
+                    await self._unload(place)
+
+    def close(self) -> None:
+        """Closes all backends; returns once their disk caches are written."""
+        self._is_closed = True
+        for place in self._places.values():
+            if place.backend is not None:
+                self._take_off(place).pop().close()
+
+    def _idle_s(self, place: _Place) -> float:
+        return self._clock() - place.used_at
+
+    def _look_later(self, place: _Place) -> None:
+        if self._keep_alive_s is not None and place.backend is not None and not place.num_leases:
+            wait_s = max(self._keep_alive_s - self._idle_s(place), 0)
+            asyncio.get_running_loop().call_later(wait_s, lambda: self._run(self.unload_idle()))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self._tasks.discard)
+
+    def _lend(self, place: _Place) -> None:
+        place.num_leases += 1
+        place.used_at = self._clock()
+
+    async def _move(self) -> None:
+        """Lets the line in, model by model."""
+        while self._line:
+            place = self._line[0][0]
+            error = None
+            async with self._changing:
+                try:
+                    if not place.is_open:
+                        await self._load(place)
+                except Qwen35mmError as problem:
+                    error = said_of(problem)
+                except MemoryError:
+                    error = say("there isn't enough memory")
+                except Exception as problem:
+                    error = report_bug(logger, "a model could not be loaded", problem)
+            self._let_in(place, error)
+
+    def _let_in(self, place: _Place, error: Said | None) -> None:
+        turns = [turn for each, turn in self._line if each is place]
+        if error is not None:
+            place.error = error
+            logger.warning("%s can't be loaded: %s", place.offer.name, error)
+        elif not place.is_open:
+            return  # whoever waited for it has left
+        self._line = [entry for entry in self._line if entry[0] is not place]
+        for turn in turns:
+            if error is not None:
+                words = say("The model '{name}' can't be loaded: {reason}", name=place.offer.name, reason=error)
+                turn.set_exception(EngineError(words))
+            else:
+                assert place.backend is not None
+                self._lend(place)
+                turn.set_result(place.backend)
+
+    def _is_wanted(self, place: _Place) -> bool:
+        return any(each is place for each, _ in self._line)
+
+    async def _load(self, place: _Place) -> None:
+        """Loads a model once there is room; does nothing if everybody who waited for it has left."""
+        offer = place.offer
+        place.is_loading = True
+        try:
+            await asyncio.to_thread(offer.check)
+            if not await self._make_room(place):
+                return
+            began_s = self._clock()
+            backend = await asyncio.to_thread(_loaded, offer)
+            if self._is_closed:
+                backend.close()
+                raise EngineError(say("The program is shutting down."))
+            place.put(backend, self._clock())
+            logger.info("%s was loaded in %.1f s", offer.name, self._clock() - began_s)
+            self._look_later(place)
+        finally:
+            place.is_loading = False
+
+    async def _make_room(self, wanted: _Place) -> bool:
+        """Unloads models until there is room; False if nobody waits for it any more."""
+        others = [place for place in self._places.values() if place is not wanted]
+        try:
+            while not await self._has_room(wanted):
+                loaded = [place for place in others if place.backend is not None]
+                if not loaded:
+                    return True  # the plan is for this case
+                if idle := [place for place in loaded if not place.num_leases]:
+                    await self._unload(min(idle, key=lambda place: place.used_at))
+                    continue
+                min(loaded, key=lambda place: place.used_at).is_leaving = True
+                self._changed.clear()
+                await self._changed.wait()
+                if not self._is_wanted(wanted):
+                    return False
+            return True
+        finally:
+            for place in others:
+                place.is_leaving = False
+
+    async def _has_room(self, wanted: _Place) -> bool:
+        if self.used_bytes + wanted.offer.num_bytes > self._memory_bytes:
+            return False
+        return await asyncio.to_thread(wanted.offer.has_room)
+
+    def _take_off(self, place: _Place) -> list[LocalBackend]:
+        """A place's backend, in a list to empty: a thread keeps its function a moment longer than its caller waits."""
+        assert place.backend is not None
+        found, place.backend, place.is_leaving = [place.backend], None, False
+        if self._keeps_prompts:
+            place.shell = found[0].without_weights()
+        return found
+
+    async def _unload(self, place: _Place) -> None:
+        leaving = self._take_off(place)
+        await asyncio.to_thread(lambda: leaving.pop().close())
+
+
+def _loaded(offer: Offer) -> LocalBackend:
+    # An unloaded backend has reference cycles; we need its memory now.
+    gc.collect()
+    return offer.load()
+
+
+class OnShelf:
+    """A model of a shelf as a backend, for those who hold a lease.
+
+    Attributes:
+        name: of the model.
+    """
+
+    def __init__(self, shelf: Shelf, name: str) -> None:
+        self.shelf = shelf
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.shelf.known(self.name), name)
+
+    def memory(self) -> dict[str, int]:
+        """The loaded model's; zeros while it isn't loaded."""
+        backend = self.shelf.loaded(self.name)
+        if backend is not None:
+            return backend.memory()
+        return {f"{part}{kind}_bytes": 0 for part in ("kv", "states", "vision") for kind in ("", "_budget")}
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """The loaded model's; a model that isn't loaded is idle."""
+        backend = self.shelf.loaded(self.name)
+        return backend is None or backend.wait_idle(timeout_s)
+
+
+class LentBackend(OnShelf):
+    """A model of a shelf as a backend for others: each stream is a lease, and loads the model if necessary.
+
+    The model's name may be changed between two requests.
+    """
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        """See `LocalBackend`; also raises `Shelf.lease`'s errors."""
+        async with self.shelf.lease(self.name) as backend:
+            events = backend.stream(request)
+            del backend
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    yield event

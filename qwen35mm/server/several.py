@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from qwen35mm.backends.shelf import Offer, OnShelf, Shelf
+from qwen35mm.errors import EngineError
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, read_bytes
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import KEEP_ALIVE_S, while_connected
@@ -204,7 +205,10 @@ class _Front:
                 await while_connected(request, asyncio.wait({taking}, timeout=wait_s))
                 if not taking.done():
                     await late.comment()
-            await taking
+            try:
+                await taking
+            except EngineError as error:
+                raise ApiError(503, str(error), code="model_not_loaded") from None
         except BaseException as error:
             if taking.cancel() is False and not taking.cancelled() and taking.exception() is None:
                 self._shelf.give_back(name)

@@ -38,7 +38,7 @@ Times = dict[str, float]
 
 def ask(model: str, folder: Path) -> Times:
     """Seconds to the answer's first word."""
-    with _started(folder, "ask", _QUESTION, "--no-think", "--max-tokens", "4", "--model", model) as (process, began):
+    with started(folder, "ask", _QUESTION, "--no-think", "--max-tokens", "4", "--model", model) as (process, began):
         assert process.stdout is not None
         assert process.stdout.read(1), "no answer was printed"
         return {"first token": time.perf_counter() - began}
@@ -48,7 +48,7 @@ def caption(model: str, folder: Path) -> Times:
     """Seconds to a picture's one-token caption."""
     shutil.copy(asset_path("samples") / "one-shape.png", folder / "picture.png")
     limits = ("--max-tokens", "1", "--keep-unfinished", "--attempts", "1", "--preset", "plain", "--model", model)
-    with _started(folder, "caption", "picture.png", *limits) as (process, began):
+    with started(folder, "caption", "picture.png", *limits) as (process, began):
         while not (folder / "picture.txt").exists():
             assert process.poll() is None, "no caption was written"
             assert time.perf_counter() - began < _PATIENCE_S, "no caption was written"
@@ -58,8 +58,8 @@ def caption(model: str, folder: Path) -> Times:
 
 def serve(model: str, folder: Path) -> Times:
     """Seconds to the answer of `/ready`, and to the first word of a reply."""
-    with _started(folder, "serve", "--port", "0", "--model", model) as (process, began):
-        address = _address(process)
+    with started(folder, "serve", "--port", "0", "--model", model) as (process, began):
+        address = address_of(process)
         httpx.get(f"{address}/ready").raise_for_status()
         times = {"the server answers": time.perf_counter() - began}
         asked = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 4, "stream": True}
@@ -72,8 +72,8 @@ def serve(model: str, folder: Path) -> Times:
 
 def chat(model: str, folder: Path, browser: Browser) -> Times:
     """Seconds to the address, to the page's text field, and to the first word of an answer."""
-    with _started(folder, "chat", "--port", "0", "--model", model) as (process, began):
-        address = _address(process)
+    with started(folder, "chat", "--port", "0", "--model", model) as (process, began):
+        address = address_of(process)
         times = {"the server answers": time.perf_counter() - began}
         page = browser.new_page()
         page.set_default_timeout(1000 * _PATIENCE_S)
@@ -90,7 +90,7 @@ def chat(model: str, folder: Path, browser: Browser) -> Times:
 
 
 @contextlib.contextmanager
-def _started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+def started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """Starts a command that keeps all its files in `folder`; yields it and the time of its start."""
     kept = {"XDG_CACHE_HOME": "cache", "XDG_DATA_HOME": "data", "GRADIO_TEMP_DIR": "up"}
     environment = {**os.environ, **{name: str(folder / place) for name, place in kept.items()}}
@@ -108,7 +108,7 @@ def _started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[b
         process.stdout.close()
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
+def address_of(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     found = re.search(rb"(http://\S+?)(/v1)?\s", process.stdout.readline())
     assert found, "no address was printed"

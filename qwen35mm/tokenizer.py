@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import ctypes
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from qwen35mm.errors import CheckpointError
+from qwen35mm.malloc import give_back_freed
 from qwen35mm.outside_json import read_json
 
 # Characters to try first for each allowed token: most texts have fewer per token.
@@ -115,9 +115,8 @@ class Tokenizer:
             _add_configured_tokens(full, read_tokenizer_config(folder))
             made = cls(full)
         if path.stat().st_size >= _LARGE_FILE:
-            # glibc only, which otherwise keeps what reading took: more than the tokenizer does.
-            with contextlib.suppress(OSError, AttributeError, TypeError):
-                ctypes.CDLL(None).malloc_trim(0)
+            # Reading took more than the tokenizer does.
+            give_back_freed()
         return made
 
     def encode_plain(self, text: str, most: int | None = None) -> list[int]:

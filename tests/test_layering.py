@@ -40,7 +40,7 @@ LAYERS = [
         "qwen35mm_kernels",
     ],
     ["qwen35mm_preprocess"],
-    ["qwen35mm.cgroups"],
+    ["qwen35mm.cgroups", "qwen35mm.malloc"],
 ]
 # The package's own file only says where its public names live; the programs only start the command line.
 EXEMPT = {"qwen35mm", "qwen35mm.__main__", "app"}

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.contract import Event, GenerationRequest
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, report_bug
+from qwen35mm.malloc import give_back_freed
 from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
@@ -306,7 +307,7 @@ class Shelf:
             if not await self._make_room(place):
                 return
             began_s = self._clock()
-            backend = await asyncio.to_thread(_loaded, offer)
+            backend = await asyncio.to_thread(offer.load)
             if self._is_closed:
                 backend.close()
                 raise EngineError(say("The program is shutting down."))
@@ -353,12 +354,13 @@ class Shelf:
     async def _unload(self, place: _Place) -> None:
         leaving = self._take_off(place)
         await asyncio.to_thread(lambda: leaving.pop().close())
+        await asyncio.to_thread(_give_back_unloaded)
 
 
-def _loaded(offer: Offer) -> LocalBackend:
-    # An unloaded backend has reference cycles; we need its memory now.
+def _give_back_unloaded() -> None:
+    # An unloaded backend has reference cycles, and its memory has to go now.
     gc.collect()
-    return offer.load()
+    give_back_freed()
 
 
 class OnShelf:

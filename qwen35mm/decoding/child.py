@@ -7,7 +7,6 @@ process ends with its input, even in the middle of a job, so it doesn't outlive 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
 import os
@@ -22,6 +21,7 @@ import av.logging
 import psutil
 
 from qwen35mm.decoding.answers import Answer, send_answer, send_error, send_progress
+from qwen35mm.malloc import give_back_freed
 from qwen35mm_preprocess import MediaError, MediaLimitError, MediaLimits, MediaSourceError, libtiff
 from qwen35mm_preprocess.say import Said, say
 
@@ -76,9 +76,7 @@ def _next(messages: queue.SimpleQueue[Work]) -> Work:
     """The next job. If none comes soon, gives freed memory back to the system first."""
     with contextlib.suppress(queue.Empty):
         return messages.get(timeout=_SOON_S)
-    # glibc only, which otherwise keeps some hundred MiB.
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_freed()
     return messages.get()
 
 

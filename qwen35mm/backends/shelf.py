@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Event, GenerationRequest
+from qwen35mm.contract import Event, GenerationRequest, Progress
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, report_bug
 from qwen35mm.malloc import give_back_freed
 from qwen35mm_preprocess.say import Said, said_of, say
@@ -200,7 +200,8 @@ class Shelf:
             self._lend(place)
             return place.backend
         if len(self._line) >= self._max_waiting:
-            raise QueueFullError(f"{len(self._line)} requests are waiting already. Try again in a moment.")
+            words = say("{n} {n|request is|requests are} waiting already. Try again in a moment.", n=len(self._line))
+            raise QueueFullError(words)
         turn: asyncio.Future[LocalBackend] = asyncio.get_running_loop().create_future()
         entry = (place, turn)
         self._line.append(entry)
@@ -398,6 +399,8 @@ class LentBackend(OnShelf):
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """See `LocalBackend`; also raises `Shelf.lease`'s errors."""
+        if self.shelf.loaded(self.name) is None:
+            yield Progress("load", 0, 0)
         async with self.shelf.lease(self.name) as backend:
             events = backend.stream(request)
             del backend

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PHASES = {
+    "load": "Loading the model",
     "wait": "Waiting in the queue",
     "read": "Reading media",
     "encode": "Encoding media",

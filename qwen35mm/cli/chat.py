@@ -17,16 +17,17 @@ import typer
 
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
-from qwen35mm.cli.loading import shown_loading
+from qwen35mm.cli.loading import open_shelf, shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError
 from qwen35mm.option_values import with_options
-from qwen35mm.settings import HttpOptions, ModelOptions, PageOptions, given
+from qwen35mm.settings import HttpOptions, ModelOptions, ModelsOptions, PageOptions, given
 from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.backends.remote.backend import RemoteBackend
+    from qwen35mm.backends.shelf import LentBackend
     from qwen35mm.backends.zero_gpu import ZeroGpuBackend
     from qwen35mm.engine import EngineSettings
     from qwen35mm.model_library import BackendSwitch
@@ -45,7 +46,7 @@ _TEMPORARY_DISK_BYTES = 4 << 30
 
 @with_options
 def chat(
-    model: ModelOptions,
+    model: ModelsOptions,
     page: PageOptions,
     http: HttpOptions,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
@@ -89,11 +90,12 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
 @contextlib.contextmanager
 def open_page(
     model: ModelOptions, page: PageOptions
-) -> Iterator[tuple[LocalBackend | BackendSwitch | RemoteBackend | ZeroGpuBackend, dict[str, Any]]]:
+) -> Iterator[tuple[LocalBackend | BackendSwitch | LentBackend | RemoteBackend | ZeroGpuBackend, dict[str, Any]]]:
     """Loads the model. Gives a backend, closed at the end, and the other arguments of `qwen35mm.web.serve`.
 
     One person's page keeps its cache and conversations, and can change its model. A page of strangers keeps neither.
-    On ZeroGPU each reply is a GPU call. With a server, no model is loaded.
+    Several models are on a shelf, and the page begins with the first one. On ZeroGPU each reply is a GPU call. With a
+    server, no model is loaded.
 
     Raises:
         Qwen35mmError: the model, the server or a setting can't be used.
@@ -105,10 +107,16 @@ def open_page(
     # Imports `spaces` before anything might touch CUDA.
     gpu = zero_gpu()
     shared = is_shared(page.host)
+    several = model if isinstance(model, ModelsOptions) else None
+    first, *others = [model] if several is None else several.each()
+    is_shelf = several is not None and bool(others or several.keep_alive is not None)
+    if is_shelf and gpu is not None:
+        raise ConfigError("On ZeroGPU the page has one model, which stays loaded: give one --model, no --keep-alive.")
     if gpu is None and not shared:
-        begin_digest(model.source, cache_folder(model))
+        begin_digest(first.source, cache_folder(first))
     with quick_imports() if gpu is None else contextlib.nullcontext():
         import qwen35mm.web  # noqa: F401 - reports a missing extra before a model is loaded
+        from qwen35mm.backends.shelf import LentBackend
         from qwen35mm.backends.zero_gpu import ZeroGpuBackend
         from qwen35mm.config import ModelConfig
         from qwen35mm.decoding import Decoders
@@ -128,14 +136,20 @@ def open_page(
         decoders = stack.enter_context(contextlib.closing(Decoders(limits)))
         options = replace(options, limits=limits, settings=engine, decoders=decoders)
         programs = _programs(page, shared, gpu is not None, options.settings)
-        source = model.source
         if shared and model.context_length is None:
-            source = find_checkpoint(source)
-            config = ModelConfig.from_pretrained(source, rope_scaling=options.rope_scaling)
-            options = options.with_context(min(_STRANGERS_CONTEXT, config.text.max_position_embeddings))
-        fitted, folder = fit_source(options, source, model.name)
+            folders = [find_checkpoint(each.source) for each in (first, *others)]
+            configs = [ModelConfig.from_pretrained(each, rope_scaling=options.rope_scaling) for each in folders]
+            most = min(config.text.max_position_embeddings for config in configs)
+            options = options.with_context(min(_STRANGERS_CONTEXT, most))
+        if several is not None and is_shelf:
+            shelf = stack.enter_context(
+                open_shelf(several, options, keeps_prompts=True, max_waiting=engine.max_waiting)
+            )
+            yield LentBackend(shelf, first.name), {**_how(page, shared), "programs": programs}
+            return
+        fitted, folder = fit_source(options, first.source, first.name)
         with shown_loading() as progress:
-            loaded = replace(fitted, progress=progress).load_model(folder, name=model.name)
+            loaded = replace(fitted, progress=progress).load_model(folder, name=first.name)
         if gpu is not None:
             backend = ZeroGpuBackend(
                 loaded,

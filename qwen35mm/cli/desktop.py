@@ -11,11 +11,11 @@ from qwen35mm.cli.chat import open_page
 from qwen35mm.cli.folders import user_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.option_values import with_options
-from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option
+from qwen35mm.settings import ModelsOptions, PageOptions, data_dir_option
 
 
 @with_options
-def desktop(model: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
+def desktop(model: ModelsOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
     """Open the chat in its own window. Closing the window ends the program."""
     with quick_imports():
         from qwen35mm.web import launch

@@ -16,7 +16,7 @@ from qwen35mm_preprocess.say import Said
 if TYPE_CHECKING:
     import torch
 
-Phase = Literal["wait", "read", "encode", "prefill"]
+Phase = Literal["load", "wait", "read", "encode", "prefill"]
 Channel = Literal["reasoning", "answer"]
 FinishReason = Literal["stop", "length"]
 
@@ -25,8 +25,8 @@ FinishReason = Literal["stop", "length"]
 class Progress:
     """Progress of the work before the first token.
 
-    `wait` counts the requests ahead, `read` decoded frames or images, `encode` vision layers times units, `prefill`
-    prompt tokens.
+    `load` counts nothing: the model is being loaded. `wait` counts the requests ahead, `read` decoded frames or images,
+    `encode` vision layers times units, `prefill` prompt tokens.
     """
 
     phase: Phase

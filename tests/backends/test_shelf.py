@@ -255,6 +255,6 @@ async def test_too_many_in_the_line_are_refused(make: Make) -> None:
     async with shelf.lease("a"):
         waits = asyncio.ensure_future(use(shelf, "b"))
         await settled()
-        with pytest.raises(QueueFullError, match="1 requests are waiting already"):
+        with pytest.raises(QueueFullError, match="1 request is waiting already"):
             await use(shelf, "b")
     await waits

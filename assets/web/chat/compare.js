@@ -70,7 +70,7 @@ class OwnSettings extends SettingsPanel {
     const [listed, now] = this.models
       ? await Promise.all([
           this.requests.ask("models", {}),
-          this.requests.call("plan", { context_length }).catch(() => null),
+          this.app.has_fixed_models ? null : this.requests.call("plan", { context_length }).catch(() => null),
         ])
       : [null, null];
     const model = listed && this.model(listed, now?.weights ?? []);
@@ -90,9 +90,10 @@ class OwnSettings extends SettingsPanel {
     const take = (/** @type {ModelChange | null} */ change) => {
       this.change = change;
       loading.hidden = !change;
-      plan.element.hidden = !change || Boolean(change.server);
+      const isPlanned = change && !change.server && !this.app.has_fixed_models;
+      plan.element.hidden = !isPlanned;
       allow(plan.element, true);
-      if (change && !change.server) plan.look(change);
+      if (isPlanned) plan.look(change);
     };
     const weights = formats.map(({ value, label, chosen }) =>
       h("option", { value: chosen ? "" : value, selected: chosen }, said(label)),

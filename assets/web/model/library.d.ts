@@ -12,6 +12,8 @@ export interface Model {
   usable: boolean;
   current: boolean;
   is_demo: boolean;
+  /** Whether it answers at once. */
+  is_loaded: boolean;
 }
 
 /** A model that can be downloaded. */

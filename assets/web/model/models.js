@@ -85,7 +85,7 @@ export class Models {
     this.#found = found;
     const another = h("option", { value: "" }, t("Another model from Hugging Face"));
     const onServer = h("option", { value: SERVER }, t("A model on a server"));
-    redraw(this.select, modelOptions(found), another, onServer);
+    redraw(this.select, modelOptions(found), !this.app.has_fixed_models && [another, onServer]);
   }
 
   /** What the model of an answer is called here; null where that isn't known. */
@@ -132,7 +132,7 @@ export class Models {
    * @param {string} [name] of the model
    */
   async propose(change, name = change.source ?? "") {
-    if (change.server) return this.change(change);
+    if (change.server || this.app.has_fixed_models) return this.change(change);
     // One at a time.
     if (change.is_new && !this.progress.hidden) return this.progress.click();
     const stay = this.state.chat.temporary ? t("This temporary chat ends.") : t("This chat and your draft stay.");
@@ -151,7 +151,7 @@ export class Models {
    * Resolves to whether the page reloads.
    */
   async change(/** @type {ModelChange} */ change) {
-    const answers = change.is_new ? [] : [...this.state.live.keys()];
+    const answers = change.is_new || this.app.has_fixed_models ? [] : [...this.state.live.keys()];
     if (answers.length && !(await askToStop())) return this.load();
     await Promise.all(answers.map((node) => this.requests.ask("stop", { node })));
     const state = await this.requests.ask("change_model", change);

@@ -175,6 +175,8 @@ def _listed(parts: Sequence[Said]) -> Said:
 
 def _phase(progress: Progress, path: Sequence[Node]) -> tuple[Said, float | None]:
     done, total = progress.done, progress.total
+    if progress.phase == "load":
+        return say("Loading the model"), None
     if progress.phase == "wait":
         return (say("Waiting in the queue, {n} ahead", n=done) if done else say("Waiting in the queue")), None
     share = min(done / total, 1.0) if total else None

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
+from qwen35mm.backends.shelf import LentBackend
 from qwen35mm.chat.documents.documents import can_read_web_pages
 from qwen35mm.chat.documents.encodings import ENCODINGS
 from qwen35mm.chat.quotas import ALONE, STRANGERS, STRANGERS_TEMPORARY, Usage
@@ -50,6 +51,7 @@ from qwen35mm.web.serving.guest import MAX_WAITING_EVENTS, Guest
 from qwen35mm.web.serving.logins import Logins
 from qwen35mm.web.serving.mcp_tool import McpTool
 from qwen35mm.web.serving.models import Models
+from qwen35mm.web.serving.offered_models import OfferedModels
 from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.programs import ProgramAccess, program_routes
@@ -134,6 +136,7 @@ def build_app(
     people = People(shared=shared, token=token, logins=logins, max_replies=max_replies)
     examples = choose_examples(load_samples())
     models = None if switch is None or servers is None else Models(switch, titles.rest, servers)
+    offered = OfferedModels(backend) if isinstance(backend, LentBackend) and not shared else None
 
     def describe() -> dict[str, Any]:
         return {
@@ -143,9 +146,10 @@ def build_app(
             "encodings": ENCODINGS,
             "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
-            "models": models is not None,
+            "models": models is not None or offered is not None,
+            "has_fixed_models": offered is not None,
             "suggestion": None if models is None else models.suggestion(),
-            "change": None if models is None else models.state(),
+            "change": None if (changing := models or offered) is None else changing.state(),
             "taken": None if models is None else models.taken(),
             "server": describe_server(backend.info),
             "titles": titles.enabled,
@@ -178,7 +182,7 @@ def build_app(
         return may_read_web and store.preferences(person.owner).get("read_web", read_web) is True
 
     files = Files(store, people, backend, usage, examples, reads_web=reads_web)
-    services = [api_of_chats, files, Previews(), Texts(store), *([models] if models else [])]
+    services = [api_of_chats, files, Previews(), Texts(store), *(each for each in (models, offered) if each)]
     turns_in_memory = Turns(backend, temporary, replies.beside(temporary), switch.larger_context if switch else None)
     chats_in_memory = TemporaryChats(temporary, lambda owner, each: turns_in_memory.stop(Person(owner), each))
     usage_in_memory = Usage(temporary, STRANGERS_TEMPORARY if shared else ALONE)
@@ -223,6 +227,8 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        if isinstance(backend, LentBackend):
+            backend.shelf.watch()
         async with tool.lives() if tool else contextlib.nullcontext():
             yield
         await guest.close()

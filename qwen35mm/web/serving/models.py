@@ -67,7 +67,7 @@ class Models:
         self._rest = rest
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
-        self._state = _told("")
+        self._state = told("")
         self._download: DownloadProgress | None = None
 
     @request
@@ -190,7 +190,7 @@ class Models:
             settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype, "kv_keep": kv_keep}
             change = self._load(source, is_new, **settings)
         self._cancelled = False
-        self._state = _told(_PHASES["check"], busy=True)
+        self._state = told(_PHASES["check"], busy=True)
         self._task = asyncio.create_task(self._change(change))
         return self.state()
 
@@ -258,6 +258,7 @@ class Models:
             "usable": model.usable,
             "current": is_current,
             "is_demo": model.folder == demo_model_path(),
+            "is_loaded": is_current,
         }
 
     def _downloadable(self, model: HubModel, room: Room) -> dict[str, Any]:
@@ -290,7 +291,7 @@ class Models:
 
     async def _load(self, source: str | None, is_new: bool, **settings: Any) -> None:
         if is_new and source is not None:
-            self._state = _told(say("Downloading {name}", name=source), busy=True)
+            self._state = told(say("Downloading {name}", name=source), busy=True)
             self._download = DownloadProgress()
             try:
                 how = {"progress": self._download.report, "cancelled": lambda: self._cancelled}
@@ -298,7 +299,7 @@ class Models:
             finally:
                 self._download = None
             # The person may have kept chatting.
-            self._state = _told(say("Waiting for the answer in progress"), busy=True)
+            self._state = told(say("Waiting for the answer in progress"), busy=True)
             await self._switch.until_idle()
         await self._rest()
         await self._switch.switch(source, **settings, on_progress=self._phase, on_read=self._read)
@@ -311,11 +312,11 @@ class Models:
         self._server = server.id
 
     def _phase(self, phase: str) -> None:
-        self._state = _told(_PHASES[phase], busy=True)
+        self._state = told(_PHASES[phase], busy=True)
 
     def _read(self, done: int, total: int) -> None:
         """Called in a thread while the weights are read."""
-        self._state = _told(_PHASES["load"], busy=True) | {"share": done / total}
+        self._state = told(_PHASES["load"], busy=True) | {"share": done / total}
 
     async def _change(self, change: Coroutine[Any, Any, None]) -> None:
         error = None
@@ -327,10 +328,10 @@ class Models:
             error = said_of(problem)
         except Exception as problem:
             error = report_bug(logger, "the model could not be changed", problem)
-        self._state = _told("", error=error)
+        self._state = told("", error=error)
 
 
-def _told(label: Said, *, busy: bool = False, error: Said | None = None) -> dict[str, Any]:
+def told(label: Said, *, busy: bool = False, error: Said | None = None) -> dict[str, Any]:
     """A change's state for the page."""
     return {"busy": busy, "is_download": False, "label": label, "detail": "", "share": None, "error": error}
 

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from qwen35mm.backends.shelf import LentBackend
 from qwen35mm.contract import Backend
 from qwen35mm.errors import Qwen35mmError
 from qwen35mm.http.bodies import RETRY_AFTER_S
@@ -71,19 +72,26 @@ class _ForPrograms:
         try:
             from qwen35mm.server.app import create_app
             from qwen35mm.server.openai.responses.kept import KeptResponses
+            from qwen35mm.server.several import create_app_of_models
         except ModuleNotFoundError as error:
             missing = ApiError(501, f"Programs can't be answered: install qwen35mm[serve]; {error.name} is missing.")
             return JSONResponse(missing.body, missing.status)
-        # Leaves one slot to the people on the page, if there are several.
-        places = max(self._access.slots - 1, 1)
-        return create_app(
-            _WhileLoaded(self._backend),  # pyright: ignore[reportArgumentType]
-            keys=self._access.keys,
-            kept=None if self._access.responses_dir is None else KeptResponses.on_disk(self._access.responses_dir),
-            num_places=places,
-            max_waiting=self._access.max_waiting,
-            settings=None,
-        )
+        how: dict[str, Any] = {
+            "keys": self._access.keys,
+            "kept": None if self._access.responses_dir is None else KeptResponses.on_disk(self._access.responses_dir),
+            "max_waiting": self._access.max_waiting,
+            "settings": None,
+        }
+        if isinstance(self._backend, LentBackend):
+            slots = {each.name: _places(each.num_slots) for each in self._backend.shelf.offers}
+            return create_app_of_models(self._backend.shelf, num_places=slots.__getitem__, **how)
+        loaded: Any = _WhileLoaded(self._backend)
+        return create_app(loaded, num_places=_places(self._access.slots), **how)
+
+
+def _places(slots: int) -> int:
+    """Leaves one slot to the people on the page, if there are several."""
+    return max(slots - 1, 1)
 
 
 class _WhileLoaded:

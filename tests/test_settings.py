@@ -17,8 +17,8 @@ from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
 from qwen35mm.model_library import BackendOptions
-from qwen35mm.option_values import parse_json_options, parse_logins, parse_size, with_options
-from qwen35mm.settings import ModelOptions, PageOptions
+from qwen35mm.option_values import parse_json_options, parse_logins, parse_size, parse_time, with_options
+from qwen35mm.settings import ModelOptions, ModelsOptions, PageOptions
 from qwen35mm_preprocess import MediaBudget
 
 # Settings of each kind, as a person writes them and as they arrive; cli/test_options.py has all.
@@ -279,6 +279,48 @@ def test_a_model_is_called_by_its_folder_its_file_or_its_id(tmp_path: Path, monk
     assert list(names.values()) == ["Some-4B", "Q4", "org/model"]
     elsewhere = [ModelOptions(model=model).for_another_folder().model for model in names]
     assert elsewhere == [str(tmp_path / "Some-4B"), str(tmp_path / "Q4-00001-of-00002.gguf"), "org/model"]
+
+
+def test_several_models_share_the_other_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "My model").mkdir()
+    (tmp_path / "a=b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QWEN35MM_MODEL", raising=False)
+    several = ModelsOptions(model=["My model", "My model=x", "a=b", "org/model=y"], weights="int8")
+    assert [each.name for each in several.each()] == ["My model", "x", "a=b", "y"]
+    assert [str(each.source) for each in several.each()] == ["My model", "My model", "a=b", "org/model"]
+    assert {each.weights for each in several.each()} == {"int8"}
+    there = several.for_another_folder().each()
+    assert [(str(each.source), each.name) for each in there] == [
+        (str(tmp_path / "My model"), "My model"), (str(tmp_path / "My model"), "x"), (str(tmp_path / "a=b"), "a=b"),
+        ("org/model", "y"),
+    ]  # fmt: skip
+    for taken, options in (
+        ("x", {"model": ["My model=x", "a=b=x"]}),
+        ("x", {"model": ["a=b=x", "y"], "lora": ["x=f"]}),
+    ):
+        with pytest.raises(ConfigError, match=f"Two models have the name '{taken}'"):
+            ModelsOptions(**options).each()  # type: ignore
+    for wrong in ("=x", "org/model="):
+        with pytest.raises(ConfigError, match="--model is MODEL or MODEL=NAME"):
+            ModelsOptions(model=[wrong]).each()[0].name  # noqa: B018
+    # As it comes from a variable.
+    monkeypatch.setenv("QWEN35MM_MODEL", "My model, a=b")
+    assert [each.name for each in ModelsOptions(model=["My", "model,", "a=b"]).each()] == ["My model", "a=b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10m", 600), ("1.5h", 5400), ("30 s", 30), ("90", 90), ("2D", 172_800), ("0", 0), ("never", None), ("-1", None)],
+)
+def test_times(text: str, seconds: float | None) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10x", "-2", "1e3", "9" * 20])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected a time such as 10m"):
+        parse_time(text)
 
 
 def test_keys_and_values_go_to_a_disk_for_a_context_that_was_asked_for_alone() -> None:

@@ -43,6 +43,7 @@ class Offer:
         context_length: most tokens of a conversation.
         num_slots: requests that it computes at one time.
         sees: whether it takes pictures and videos.
+        is_demo: whether it is the bundled demo model.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Offer:
     context_length: int = 0
     num_slots: int = 4
     sees: bool = True
+    is_demo: bool = False
 
 
 class _Place:

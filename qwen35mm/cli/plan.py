@@ -30,7 +30,13 @@ _PARTS = (
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A checkpoint's folder, a GGUF file or a Hugging Face id.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A checkpoint's folder, a GGUF file or a Hugging Face id; several for one program with all of them.",
+        ),
+    ],
     context: Annotated[int | None, typer.Option(help="Most tokens of a conversation; by default as for chat.")] = None,
     slots: Annotated[int | None, typer.Option(help="Replies at one time; by default 4.")] = None,
     weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8, int4 or fp8.")] = "auto",
@@ -54,9 +60,8 @@ def plan(
 ) -> None:
     """Show the memory that a model needs in each format of weights, and the context that fits."""
     with quick_imports():
-        from qwen35mm.model_library.plan import forecast
+        from qwen35mm.model_library.plan import forecast, room_for_models
     options = ModelOptions(
-        model=model,
         dtype=dtype,
         weights=weights,
         device=device,
@@ -71,13 +76,23 @@ def plan(
         max_video_tokens=max_video_tokens,
         max_memory=max_memory,
     )
-    found = forecast(model, options.backend_options())
+    backend_options = options.backend_options()
+    room_bytes = room_for_models(backend_options) if len(models) > 1 else None
+    found = [forecast(model, backend_options, room_bytes=room_bytes) for model in models]
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        told = [each.to_dict() for each in found]
+        typer.echo(json.dumps(told[0] if len(told) == 1 else told))
         return
     from rich.console import Console
 
-    _show(Console(), found)
+    console = Console()
+    for each in found:
+        _show(console, each)
+    if room_bytes is not None:
+        needed = [each.taken.needed.total_bytes for each in found]
+        how = "they all stay loaded" if sum(needed) <= room_bytes else "they don't fit together, so they take turns"
+        sizes = " + ".join(map(_mib, needed))
+        console.print(f"Together: {sizes} MiB needed, {_mib(room_bytes)} available: {how}.", highlight=False)
 
 
 def _show(console: Console, found: Forecast) -> None:

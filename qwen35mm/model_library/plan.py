@@ -199,6 +199,15 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     )
 
 
+def room_for_models(options: BackendOptions) -> int:
+    """The memory for several models in a new process, without the program itself."""
+    devices = DeviceRequest.parse(options.device).devices
+    on_cpu = all(device.type == "cpu" for device in devices)
+    if options.max_memory is not None:
+        return max(options.max_memory - resident_bytes() - STARTED_BYTES, 0)
+    return max(sum(map(available_bytes, devices)) - (STARTED_BYTES if on_cpu else 0), 0)
+
+
 def _memory_or_file(
     weights: str, config: ModelConfig, size: int, options: BackendOptions, memory_bytes: int, on_cpu: bool, *how: Any
 ) -> FormatPlan:

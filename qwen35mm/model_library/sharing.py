@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.shelf import Offer
 from qwen35mm.cache.planner import MIN_CACHED_STATES, STARTED_BYTES, host_memory_bytes
 from qwen35mm.checkpoints.adapters import with_adapters
@@ -79,6 +80,7 @@ class PlannedModel:
             context_length=self.context_length,
             num_slots=self.options.settings.slots,
             sees=self.sees,
+            is_demo=self.folder == demo_model_path(),
         )
 
 

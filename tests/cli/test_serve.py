@@ -16,6 +16,7 @@ import psutil
 import pytest
 from starlette.testclient import TestClient
 
+from qwen35mm.assets import demo_model_path
 from tests.children import environment
 from tests.cli.conftest import Run
 from tests.small_adapters import write_adapter
@@ -55,6 +56,25 @@ def test_adapters_are_models_of_their_own(asked: Callable[..., Any], qwen35mm: R
         assert "only `serve` and `chat` choose among adapters by name" in " ".join(done.stderr.split())
     done = qwen35mm("caption", tmp_path, "--preset", "plain", "--lora", adapter, "--backend", "http://127.0.0.1:1")
     assert "--lora changes a model on this machine" in " ".join(done.stderr.split())
+
+
+def test_several_models_are_served_by_their_names(asked: Callable[..., Any], qwen35mm: Run, tmp_path: Path) -> None:
+    demo, adapter = demo_model_path(), write_adapter(tmp_path / "adapter")
+    both = ("--model", demo, "--model", f"{demo}=bee", "--keep-alive", "10m", "--served-model-name", "alias")
+    found = asked("GET", "/v1/models", *both, "--lora", f"poet={adapter}").json()["data"]
+    assert [(each["id"], each["status"]["value"]) for each in found] == [
+        ("demo", "loaded"), ("alias", "loaded"), ("poet", "loaded"), ("bee", "unloaded")
+    ]  # fmt: skip
+    for name in ("bee", "poet"):
+        answer = asked("POST", "/v1/responses", *both, "--lora", f"poet={adapter}", json=ASKED | {"model": name})
+        assert answer.json()["model"] == name
+    for options, told in (
+        (("--model", demo, "--model", demo), "Two models have the name 'demo'"),
+        (("--model", demo, "--model", f"{demo}=default"), "the first model has this name"),
+        (("--model", demo, "--model", tmp_path), "config.json"),
+        (("--model", demo, "--keep-alive", "soon"), "expected a time such as 10m"),
+    ):
+        assert told in " ".join(qwen35mm("serve", *options).stderr.split())
 
 
 def test_responses_are_kept_where_it_is_said(asked: Callable[..., Any], tmp_path: Path) -> None:

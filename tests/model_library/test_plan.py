@@ -276,6 +276,16 @@ def test_adapters_that_requests_choose_are_counted(tmp_path: Path) -> None:
     assert merged.formats[0].needed.weights_bytes == plain.formats[0].needed.weights_bytes
 
 
+@pytest.mark.parametrize(("memory", "how"), [("8GiB", "they all stay loaded"), ("800MiB", "so they take turns")])
+def test_several_models_are_planned_together(memory: str, how: str) -> None:
+    command = ["plan", *[str(demo_model_path())] * 2, "--max-memory", memory]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert how in " ".join(done.stdout.split())
+    one, two = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert one["formats"] == two["formats"]
+
+
 def test_the_keys_and_values_that_attention_packs_for_amx_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(context_length: int, has_tiles: bool) -> int:
         monkeypatch.setattr("qwen35mm.engine.memory.uses_tiles", lambda dtype: has_tiles)

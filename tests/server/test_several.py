@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,11 +34,16 @@ class Loadable(Instant):
     def close(self) -> None:
         pass
 
+    def without_weights(self) -> Loadable:
+        return self
+
 
 class Models:
     """Two models: `demo` and `bee`, which also has an adapter's name; `bee` is loaded when it may be."""
 
-    def __init__(self, demo: LoadedModel, *, memory_bytes: int = 2, **options: Any) -> None:
+    def __init__(
+        self, demo: LoadedModel, *, memory_bytes: int = 2, keeps_prompts: bool = False, **options: Any
+    ) -> None:
         self.may_load = threading.Event()
         self.may_load.set()
         self.is_damaged = False
@@ -45,7 +51,7 @@ class Models:
         names = ("demo", "bee")
         offers = [Offer(name, 1, self._loader(name), context_length=4096, num_slots=2) for name in names]
         offers[1] = replace(offers[1], names=("wasp",), adapters=("poet",))
-        self.shelf = Shelf(offers, memory_bytes)
+        self.shelf = Shelf(offers, memory_bytes, keeps_prompts=keeps_prompts)
         self.app: Starlette = create_app_of_models(self.shelf, **options)
 
     def _loader(self, name: str) -> Any:
@@ -54,7 +60,7 @@ class Models:
             if self.is_damaged:
                 raise CheckpointError("model.safetensors is cut off.")
             adapters: Any = {"poet": SimpleNamespace(digest="1")} if name == "bee" else {}
-            return Loadable(replace(self._demo, name=name, named_adapters=adapters))
+            return Loadable(replace(self._demo, name=name, path=Path(name), named_adapters=adapters))
 
         return load
 

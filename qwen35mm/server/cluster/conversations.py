@@ -19,8 +19,8 @@ from pydantic import TypeAdapter
 
 # Remembered addresses, one for each message. 100 bytes each.
 MOST_ADDRESSES = 200_000
-# Fields that come first in a prompt, in all protocols.
-_HEAD = ("tools", "system", "instructions", "cache_salt")
+# What decides the states before the first message, in all protocols.
+_HEAD = ("model", "tools", "system", "instructions", "cache_salt")
 _OBJECT = TypeAdapter(dict[str, Any])
 _INSTRUCTIONS = ("system", "developer")
 _NONE: Mapping[tuple[str, str], tuple[bytes, ...]] = MappingProxyType({})

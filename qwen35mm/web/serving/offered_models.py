@@ -40,7 +40,7 @@ class OfferedModels:
                 "reason": shelf.error(offer.name),
                 "usable": True,
                 "current": offer.name == self._backend.name,
-                "is_demo": False,
+                "is_demo": offer.is_demo,
                 "is_loaded": shelf.state(offer.name) == "loaded",
             }
             for offer in shelf.offers

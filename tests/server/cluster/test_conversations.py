@@ -40,6 +40,7 @@ def test_a_turn_begins_with_the_addresses_of_the_turn_before() -> None:
         addresses({"role": "system", "content": "Be brief."}, user("hello")),
         addresses(SYSTEM, user("hello"), caller="somebody else"),
         addresses(SYSTEM, user("hello"), cache_salt="1"),
+        addresses(SYSTEM, user("hello"), model="other"),
         addresses(SYSTEM, user("hello"), tools=[{"type": "function", "function": {"name": "f"}}]),
         addresses(SYSTEM, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,a"}}]}),
     ],

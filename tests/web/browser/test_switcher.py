@@ -6,18 +6,23 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Route, expect
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.shelf import LentBackend
 from qwen35mm.engine import EngineSettings
+from qwen35mm.model import LoadedModel
 from qwen35mm.model_library import BackendOptions, BackendSwitch
 from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
 from tests.model_library.conftest import hub, hub_cache
 from tests.model_library.fake_hub import HUB_ID, FakeHub
+from tests.server.instant import TEXT
+from tests.server.test_several import Models
 from tests.web.browser import ChatPage, chat_pages
 from tests.web.browser.access import check_access
 
@@ -247,3 +252,47 @@ def test_a_download_goes_on_behind_the_chat(
         expect(shown).to_be_hidden()
         page.titles.click()
         expect(page.questions).to_have_count(1)
+
+
+@pytest.fixture
+def two_models(browser: Browser, demo: LoadedModel) -> Iterator[tuple[Models, str]]:
+    models = Models(demo, keeps_prompts=True)
+    models.shelf.put("demo", models.shelf.offers[0].load())
+    backend: Any = LentBackend(models.shelf, "demo")
+    server = serve(backend, port=0)
+    yield models, server.address
+    server.close()
+
+
+@pytest.mark.slow
+def test_the_models_of_the_command_line_are_chosen_without_questions(
+    browser: Browser, two_models: tuple[Models, str]
+) -> None:
+    models, address = two_models
+    with chat_pages(browser, address) as opener:
+        page: ChatPage = opener()
+        page.ask("Hello")
+        page.wait_ending(TEXT)
+        listed = page.page.get_by_role("dialog", name="Models")
+        page.page.get_by_role("button", name="demo", exact=True).click()
+        expect(listed.get_by_role("button")).to_contain_text(["In use", "bee"])
+        expect(listed).not_to_contain_text("Add a server")
+        models.may_load.clear()
+        listed.get_by_role("button", name="bee").click()
+        expect(page.dialog).to_contain_text("Loading the model")
+        models.may_load.set()
+        page.page.get_by_role("button", name="bee", exact=True).click()
+        expect(listed.get_by_role("button")).to_contain_text(["Ready", "In use"])
+        page.page.keyboard.press("Escape")
+        page.box.fill("And now?")
+        page.box.press("Enter")
+        expect(page.answers).to_have_count(2)
+        page.wait_ending(TEXT)
+
+        # Compared with an answer of the first model, which is there at once.
+        page.tool(page.answers.last, "Compare").click()
+        form = page.dialog.last
+        form.get_by_label("Model").first.select_option("demo")
+        expect(form).to_contain_text("The model is loaded first")
+        form.get_by_role("button", name="Answer", exact=True).click()
+        expect(page.dialog.locator(".side header strong")).to_have_text(["bee", "demo"])

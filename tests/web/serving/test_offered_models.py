@@ -1,0 +1,123 @@
+"""A page with several models: which one answers it, what it says of them, and programs beside it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from qwen35mm.backends.shelf import LentBackend
+from qwen35mm.chat.settings import Settings
+from qwen35mm.cli.chat import open_page
+from qwen35mm.errors import ConfigError
+from qwen35mm.model import LoadedModel
+from qwen35mm.settings import ModelsOptions, PageOptions
+from qwen35mm.web import serve
+from qwen35mm.web.serving.programs import ProgramAccess
+from qwen35mm_preprocess.say import english
+from tests.server.test_several import ASKED, Models
+from tests.web.serving.test_servers import PATIENCE_S, changed
+
+
+@pytest.fixture
+def models(demo: LoadedModel) -> Models:
+    return Models(demo, memory_bytes=1, keeps_prompts=True)
+
+
+@pytest.fixture
+def page(models: Models, tmp_path: Path) -> Iterator[httpx.Client]:
+    models.shelf.put("demo", models.shelf.offers[0].load())
+    backend: Any = LentBackend(models.shelf, "demo")
+    server = serve(backend, port=0, token="", data_dir=tmp_path, programs=ProgramAccess())
+    with httpx.Client(base_url=server.url, headers={"x-qwen35mm": "1"}, timeout=PATIENCE_S) as client:
+        yield client
+    server.close()
+
+
+@pytest.fixture
+def ask(page: httpx.Client) -> Any:
+    def call(method: str, **arguments: Any) -> Any:
+        answer = page.post(f"qwen35mm/api/{method}", json=arguments)
+        return answer.json() if answer.is_success else answer.json()["error"]["message"]
+
+    return call
+
+
+def told(ask: Any) -> list[tuple[str, bool, bool]]:
+    return [(each["name"], each["current"], each["is_loaded"]) for each in ask("models")["models"]]
+
+
+def answered(ask: Any, page: httpx.Client) -> Any:
+    """A question's answer when it has ended."""
+    sent = ask("send", text="Hello")
+    reply, chat = sent["reply"], sent["chat"]["id"]
+    with page.stream("POST", "qwen35mm/watch", json={"answers": [reply]}) as stream:
+        for _ in stream.iter_lines():
+            pass
+    return next(each for each in ask("open", conversation=chat)["messages"] if each["id"] == reply)
+
+
+def test_another_of_the_models_answers_and_the_first_again(ask: Any, page: httpx.Client, models: Models) -> None:
+    app = ask("start")["app"]
+    assert (app["model"], app["models"], app["has_fixed_models"], app["suggestion"]) == ("demo", True, True, None)
+    assert told(ask) == [("demo", True, True), ("bee", False, False)]
+    assert ask("models")["downloads"] == ask("models")["servers"] == []
+    assert answered(ask, page)["model"] == "demo"
+    assert changed(ask, source="bee") is None
+    assert told(ask) == [("demo", False, False), ("bee", True, True)]
+    assert ask("start")["app"]["settings"]["adapters"] == ["poet"]
+    assert answered(ask, page)["model"] == "bee"
+    # One that has left still counts what is typed, and comes back for the next answer.
+    assert changed(ask, source="demo") is None
+    page.post("v1/chat/completions", json=ASKED | {"model": "bee"}).raise_for_status()
+    assert told(ask) == [("demo", True, False), ("bee", False, True)]
+    assert ask("measure", text="Hello")["tokens"]["all"] > 0
+    assert ask("memory")
+    assert answered(ask, page)["model"] == "demo"
+    assert "There is no model 'other' here" in english(ask("change_model", source="other"))
+
+
+def test_trouble_with_another_model_keeps_the_one_that_answers(ask: Any, page: httpx.Client, models: Models) -> None:
+    models.is_damaged = True
+    assert "'bee' can't be loaded: model.safetensors is cut off." in english(changed(ask, source="bee"))
+    assert ask("start")["app"]["model"] == "demo"
+    assert english(ask("models")["models"][1]["reason"]) == "model.safetensors is cut off."
+    assert answered(ask, page)["model"] == "demo"
+
+
+def test_one_change_at_a_time(ask: Any, models: Models) -> None:
+    models.may_load.clear()
+    assert ask("change_model", source="bee")["busy"]
+    assert "already loading" in english(ask("change_model", source="demo"))
+    threading.Timer(0, models.may_load.set).start()
+    while ask("change_state")["busy"]:
+        pass
+    assert ask("start")["app"]["model"] == "bee"
+
+
+def test_programs_name_any_of_them(page: httpx.Client) -> None:
+    for name in ("bee", "demo"):
+        assert page.post("v1/chat/completions", json=ASKED | {"model": name}).json()["model"] == name
+    found = page.get("v1/models").json()["data"]
+    assert {each["id"]: each["status"]["value"] for each in found if "parent" not in each}["demo"] == "loaded"
+    assert page.post("v1/chat/completions", json=ASKED | {"model": "other"}).status_code == 404
+
+
+def test_the_command_opens_it_with_the_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ModelsOptions(device="cpu", model=["assets/demo=one", "assets/demo=two"], keep_alive=60.0)
+    with open_page(options, PageOptions()) as (backend, how):
+        assert isinstance(backend, LentBackend)
+        assert backend.info.name == "one"
+        assert backend.shelf.state("two") == "unloaded"
+        assert how["programs"] is not None
+        assert Settings.read({}).adapter(backend.info) is None
+    # `qwen35mm.cli.chat` is the command.
+    monkeypatch.setattr(sys.modules["qwen35mm.cli.chat"], "zero_gpu", lambda: print)
+    with pytest.raises(ConfigError, match="On ZeroGPU the page has one model"), open_page(options, PageOptions()):
+        pass

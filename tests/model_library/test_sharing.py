@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.backends.shelf import Shelf
+from qwen35mm.backends.shelf import LentBackend, Shelf
 from qwen35mm.cache import CacheSettings
 from qwen35mm.checkpoints.lora_choices import read_choices
+from qwen35mm.contract import GenerationRequest, Message, SamplingParams, Text
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, EngineError
 from qwen35mm.model_library import BackendOptions
 from qwen35mm.model_library.memory import NoRoomError
 from qwen35mm.model_library.sharing import NamedModel, plan_models, shares
+from tests.backends.events import collect, result_of
 from tests.small_adapters import write_adapter
 from tests.tiny import DENSE, TinyCheckpoints
 
@@ -83,6 +87,23 @@ def test_an_adapter_belongs_to_the_first_model_that_it_fits(tmp_path: Path) -> N
     assert (first.offer().adapters, second.offer().adapters) == (("poet",), ())
     with pytest.raises(CheckpointError, match="poet"):
         plan(1 << 40, tiny, NamedModel(tiny.source, "other"), options=options)
+
+
+async def test_two_answer_at_once_with_the_bits_of_one_alone() -> None:
+    (one, two), memory = plan(1 << 40, DEMO, BEE)
+    shelf = Shelf([one.offer(), two.offer()], memory)
+    # Sampled: the same bits give the same words.
+    asked = GenerationRequest(
+        [Message("user", (Text("What is a circle?"),))], SamplingParams(temperature=1.0, seed=1, max_tokens=12)
+    )
+    try:
+        backends: list[Any] = [LentBackend(shelf, name) for name in ("demo", "bee")]
+        alone = [result_of(await collect(each.stream(asked))).token_ids for each in backends]
+        both = await asyncio.gather(*(collect(each.stream(asked)) for each in backends))
+        assert [result_of(each).token_ids for each in both] == alone
+        assert alone[0] == alone[1]
+    finally:
+        shelf.close()
 
 
 async def test_a_damaged_model_is_found_before_another_leaves_and_repaired_ones_load(tmp_path: Path) -> None:

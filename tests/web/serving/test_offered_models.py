@@ -20,6 +20,7 @@ from qwen35mm.settings import ModelsOptions, PageOptions
 from qwen35mm.web import serve
 from qwen35mm.web.serving.programs import ProgramAccess
 from qwen35mm_preprocess.say import english
+from tests.server.instant import TEXT
 from tests.server.test_several import ASKED, Models
 from tests.web.serving.test_servers import PATIENCE_S, changed
 
@@ -78,7 +79,15 @@ def test_another_of_the_models_answers_and_the_first_again(ask: Any, page: httpx
     assert told(ask) == [("demo", True, False), ("bee", False, True)]
     assert ask("measure", text="Hello")["tokens"]["all"] > 0
     assert ask("memory")
-    assert answered(ask, page)["model"] == "demo"
+    models.may_load.clear()
+    sent = ask("send", text="Hello")
+    with page.stream("POST", "qwen35mm/watch", json={"answers": [sent["reply"]]}) as stream:
+        lines = stream.iter_lines()
+        while "Loading the model" not in next(lines):
+            pass
+        models.may_load.set()
+        assert any(TEXT in line for line in lines)
+    assert told(ask) == [("demo", True, True), ("bee", False, False)]
     assert "There is no model 'other' here" in english(ask("change_model", source="other"))
 
 

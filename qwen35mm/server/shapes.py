@@ -292,6 +292,7 @@ class Model(TypedDict):
     max_model_len: int
     context_length: int
     architecture: dict[str, list[str]]
+    status: dict[str, str]
 
 
 class Models(TypedDict):

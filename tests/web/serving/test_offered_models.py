@@ -126,6 +126,11 @@ def test_the_command_opens_it_with_the_first_model(tmp_path: Path, monkeypatch: 
         assert backend.shelf.state("two") == "unloaded"
         assert how["programs"] is not None
         assert Settings.read({}).adapter(backend.info) is None
+    # Where strangers share the page, each model has their limits, and programs need keys.
+    with open_page(options, PageOptions(host="0.0.0.0")) as (backend, how):
+        assert isinstance(backend, LentBackend)
+        assert (backend.context_length, [each.num_slots for each in backend.shelf.offers]) == (8192, [2, 2])
+        assert how["programs"] is None
     # `qwen35mm.cli.chat` is the command.
     monkeypatch.setattr(sys.modules["qwen35mm.cli.chat"], "zero_gpu", lambda: print)
     with pytest.raises(ConfigError, match="On ZeroGPU the page has one model"), open_page(options, PageOptions()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,7 @@ async def test_two_answer_at_once_with_the_bits_of_one_alone() -> None:
 async def test_a_damaged_model_is_found_before_another_leaves_and_repaired_ones_load(tmp_path: Path) -> None:
     folder = shutil.copytree(demo_model_path(), tmp_path / "bee")
     (one, two), _ = plan(1 << 40, DEMO, NamedModel(folder, "bee"))
-    shelf = Shelf([one.offer(), two.offer()], one.num_bytes)
+    shelf = Shelf([one.offer(), two.offer()], one.num_bytes, keeps_prompts=True)
     weights = (folder / "model.safetensors").read_bytes()
     try:
         async with shelf.lease("demo") as backend:
@@ -126,5 +128,11 @@ async def test_a_damaged_model_is_found_before_another_leaves_and_repaired_ones_
             assert made.total_bytes - made.runtime_bytes <= two.num_bytes
         assert shelf.state("demo") == "unloaded"
         assert backend.has_ended
+        # A page goes on counting with it, and its weights are gone all the same.
+        weights_gone = weakref.ref(backend.loaded.model)
+        del backend
+        gc.collect()
+        assert weights_gone() is None
+        assert shelf.known("demo").count_tokens([Message("user", (Text("Hello"),))]) > 0
     finally:
         shelf.close()

@@ -24,6 +24,7 @@ from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
 
+_EARLY_S = 0.01
 # As llama-server calls them.
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
@@ -253,7 +254,8 @@ class Shelf:
 
     def _look_later(self, place: _Place) -> None:
         if self._keep_alive_s is not None and place.backend is not None and not place.num_leases:
-            wait_s = max(self._keep_alive_s - self._idle_s(place), 0)
+            # A timer may come a moment early.
+            wait_s = max(self._keep_alive_s - self._idle_s(place), 0) + _EARLY_S
             asyncio.get_running_loop().call_later(wait_s, lambda: self._run(self.unload_idle()))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -282,7 +284,8 @@ class Shelf:
             self._let_in(place, error)
 
     def _let_in(self, place: _Place, error: Said | None) -> None:
-        turns = [turn for each, turn in self._line if each is place]
+        # One that was cancelled a moment ago is still in the line.
+        turns = [turn for each, turn in self._line if each is place and not turn.done()]
         if error is not None:
             place.error = error
             logger.warning("%s can't be loaded: %s", place.offer.name, error)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.shelf import LentBackend, Offer, Shelf
+from qwen35mm.contract import Progress
 from qwen35mm.errors import CheckpointError, EngineError, QueueFullError
 
 
@@ -104,7 +105,8 @@ async def test_a_model_is_loaded_when_it_is_asked_for_and_stays(make: Make) -> N
 async def test_two_answer_at_once(make: Make) -> None:
     shelf, _ = make(1, 1, memory=2)
     one, two = LentBackend(shelf, "a").stream("hello"), LentBackend(shelf, "b").stream("hi")  # type: ignore
-    assert (await anext(one), await anext(two)) == ("hello", "hi")
+    for stream, words in ((one, "hello"), (two, "hi")):
+        assert [await anext(stream), await anext(stream)] == [Progress("load", 0, 0), words]
     await one.aclose()
     await two.aclose()
 

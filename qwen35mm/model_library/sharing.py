@@ -21,7 +21,7 @@ from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, find_checkpoint
 from qwen35mm.model.weights import weights_bytes
-from qwen35mm.model_library.fit import asked_format, fit_source, read_shapes
+from qwen35mm.model_library.fit import asked_format, fit_source, named_adapters, read_shapes
 from qwen35mm.model_library.memory import (
     Available,
     available_bytes,
@@ -170,7 +170,8 @@ class _Fitted:
         fitted = replace(fitted, cache=cache)
         config, stored = read_shapes(folder, fitted)
         dtype = choose_dtype(fitted.dtype)
-        size = weights_bytes(stored, dtype, asked_format(fitted, stored, devices), devices)
+        integers = asked_format(fitted, stored, devices)
+        size = weights_bytes(stored, dtype, integers, devices, named_adapters(fitted))
         on_cpu = all(device.type == "cpu" for device in devices)
         how = {
             "name": model.name,

@@ -409,12 +409,14 @@ class ModelsOptions(ModelOptions):
         Raises:
             ConfigError: two models or adapters have the same name.
         """
-        shared = {each.name: getattr(self, each.name) for each in fields(ModelOptions)}
+        shared: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(ModelOptions) if each.name != "model"
+        }
         given, variable = self.model or [None], os.environ.get(f"{self.ENVIRONMENT}MODEL", "")
         if given == variable.split():
             # Typer splits a variable at spaces, and a folder may have one.
             given = [each.strip() for each in variable.split(",")]
-        found = [ModelOptions(**shared | {"model": model}) for model in given]
+        found = [ModelOptions(model=model, **shared) for model in given]
         names = [*(each.name for each in found), *(each.name for each in read_choices(self.lora))]
         for name in names:
             if name is not None and names.count(name) > 1 and len(found) > 1:
@@ -423,7 +425,7 @@ class ModelsOptions(ModelOptions):
 
     def for_another_folder(self) -> ModelsOptions:
         own = replace(self, model=None)
-        found = ModelOptions.for_another_folder(own)  # pyright: ignore[reportArgumentType]
+        found: Any = ModelOptions.for_another_folder(own)  # pyright: ignore[reportArgumentType]
         return replace(found, model=None if self.model is None else [_absolute(each) or "" for each in self.model])
 
 

@@ -12,14 +12,15 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.contract import Event, GenerationRequest, Progress
+from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, Progress
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, report_bug
 from qwen35mm.malloc import give_back_freed
+from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
@@ -382,6 +383,30 @@ class OnShelf:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shelf.known(self.name), name)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.shelf.known(self.name).info
+
+    @property
+    def media(self) -> MediaProcessor:
+        return self.shelf.known(self.name).media
+
+    @property
+    def is_demo(self) -> bool:
+        return self.shelf.known(self.name).is_demo
+
+    @property
+    def idles(self) -> bool:
+        return self.shelf.known(self.name).idles
+
+    @property
+    def context_length(self) -> int:
+        return self.shelf.known(self.name).context_length
+
+    def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
+        """See `ModelBackend`."""
+        return self.shelf.known(self.name).count_tokens(messages, **options)
 
     def memory(self) -> dict[str, int]:
         """The loaded model's; zeros while it isn't loaded."""

@@ -21,7 +21,7 @@ PY := $(VENV)/bin/python
 # Two installations in one environment: what the chat needs, and what the tests and everything else need.
 CHAT_STAMP := $(VENV)/.installed-chat
 STAMP := $(VENV)/.installed
-CHAT_EXTRAS := chat,diagrams,gguf,heif,schema
+CHAT_EXTRAS := chat,diagrams,gguf,heif,schema,tools
 # Python compiles what it imports. pip would compile every file of every package, which takes twenty seconds of a core.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-compile
 # What checks the page's scripts and styles. Node comes with the environment: machines and CI may have none.

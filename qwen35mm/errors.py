@@ -10,6 +10,7 @@
     │   ├── QueueFullError
     │   ├── QuotaError
     │   ├── BatchError
+    │   ├── ToolError
     │   └── RequestTimeoutError
     ├── EngineError
     ├── StorageError
@@ -74,6 +75,7 @@ __all__ = [
     "RequestError",
     "RequestTimeoutError",
     "StorageError",
+    "ToolError",
 ]
 
 
@@ -132,6 +134,10 @@ class BatchError(RequestError):
     def __init__(self, message: str, results: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.results = list(results)
+
+
+class ToolError(RequestError):
+    """A tool server can't be started or asked, or offers what can't be used."""
 
 
 class RequestTimeoutError(RequestError):

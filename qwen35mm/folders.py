@@ -1,9 +1,10 @@
-"""The user's own folders."""
+"""The user's own folders and files."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -27,3 +28,16 @@ def user_folder(kind: Literal["cache", "data"]) -> Path | None:
     except RuntimeError:  # Path.home() finds none
         return None
     return folder / "qwen35mm"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read: beside it, then renamed. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)

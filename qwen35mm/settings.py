@@ -517,6 +517,18 @@ class PageOptions:
             help="Let people have web addresses read into their messages. On your own page the settings can allow it.",
         ),
     ] = False
+    mcp_config: Annotated[
+        Path | None,
+        _page(
+            parser=parse_folder,
+            metavar="FILE",
+            help="JSON file with MCP servers, whose tools chats may switch on. Each call is asked for first.",
+        ),
+    ] = None
+    mcp_accounts: Annotated[
+        Names | None,
+        _page(parser=parse_names, metavar="NAMES", help="Accounts that may use --mcp-config; the others can't."),
+    ] = None
     backend: Annotated[
         str | None,
         _server(metavar="URL", help="An OpenAI-compatible server that answers instead of a model on this machine."),

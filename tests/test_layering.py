@@ -26,7 +26,7 @@ LAYERS = [
     ["qwen35mm.cache", "qwen35mm.model"],
     ["qwen35mm.checkpoints", "qwen35mm.prompt"],
     ["qwen35mm.chat"],
-    ["qwen35mm.decoding"],
+    ["qwen35mm.decoding", "qwen35mm.tools"],
     ["qwen35mm.config", "qwen35mm.tokenizer", "qwen35mm.assets", "qwen35mm.ray_cluster"],
     ["qwen35mm.contract"],
     [

@@ -46,6 +46,7 @@ EXTRAS_OF = {
     "qwen35mm/review/": ["serve"],
     "qwen35mm/tuning/": ["tune"],
     "qwen35mm/web/serving/mcp_tool": ["mcp"],
+    "qwen35mm/tools/": ["tools"],
     "qwen35mm/ray_cluster.py": ["ray"],
     "qwen35mm/checkpoints/gguf": ["gguf"],
     "preprocess/": ["heif", "jxl"],
@@ -56,7 +57,7 @@ EXTRAS_OF = {
     "qwen35mm/backends/scripting/functions.py": ["schema"],
     "examples/": ["chat"],
     "benchmarks/": ["dev"],
-    "tests/": ["dev", "eval", "chat", "serve", "schema", "datasets", "gguf", "ray"],
+    "tests/": ["dev", "eval", "chat", "serve", "schema", "datasets", "gguf", "ray", "tools"],
 }
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {

@@ -17,7 +17,7 @@ from tests.test_layering import modules
 
 # Errors that never leave the part of the program that raises them.
 INNER_ERRORS = {
-    *("AnswerError", "ApiError", "DownloadCancelled", "EngineLostError", "Fault", "NonsenseError"),
+    *("AnswerError", "ApiError", "DownloadCancelled", "EngineLostError", "Fault", "FloodError", "NonsenseError"),
     *("HttpError", "JsonLimitError", "RefusalError", "TooManyTokensError", "WorkError"),
 }
 

@@ -12,12 +12,13 @@ import { isAway } from "./chat/connection.js";
 import { ContextGauge } from "./chat/context.js";
 import { Link, waitingWords } from "./chat/link.js";
 import { showLogin } from "./chat/login.js";
-import { AnswerRow, QuestionRow } from "./chat/message.js";
+import { AnswerRow, QuestionRow, ResultRow } from "./chat/message.js";
 import { Presets } from "./chat/presets.js";
 import { SettingsPanel } from "./chat/settings.js";
 import { shortcutOf, showShortcuts } from "./chat/shortcuts.js";
 import { Sidebar } from "./chat/sidebar.js";
 import { PageState } from "./chat/state.js";
+import { ToolPanel } from "./chat/tools.js";
 import { Transcript } from "./chat/transcript.js";
 import { temporaryWords, welcome } from "./chat/welcome.js";
 import { Problem, post, Requests, SESSION_ADDRESS, tellAtEnd, uploadFor } from "./common/api.js";
@@ -105,8 +106,10 @@ class Page {
       },
     };
     this.transcript = new Transcript(
-      (message) =>
-        message.role === "user" ? new QuestionRow(message, messageDesk) : new AnswerRow(message, messageDesk),
+      (message) => {
+        if (message.role === "user") return new QuestionRow(message, messageDesk);
+        return message.role === "tool" ? new ResultRow(message, messageDesk) : new AnswerRow(message, messageDesk);
+      },
       (chat) =>
         welcome(chat.temporary, app, {
           offer,
@@ -144,8 +147,9 @@ class Page {
     this.models = new Models(app, requests, say, state);
     this.adapters = new AdapterMenu(app, state, (values) => this.changeSettings(values));
     this.comparison = new Comparison(messageDesk, this.models, presets);
+    const tools = new ToolPanel(requests, state, () => this.drawChoices());
     this.panel = new SettingsPanel({
-      ...{ app, preferences: state.preferences, models: this.models, presets, archives: this.sidebar.archives },
+      ...{ tools, app, preferences: state.preferences, models: this.models, presets, archives: this.sidebar.archives },
       change: (values) => this.changeSettings(values),
       prefer: (values) => this.changePreferences(values),
       close: () => this.toggleSettings(false),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,12 @@ MEDIA = {
 assert {*SAMPLING, *LENGTHS} == {name for name, number in PARAMETERS.items() if number.on_page}, (
     "the page offers the parameters of SamplingParams that say on_page"
 )
-NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA}
+TOOLS = {
+    "max_calls": Field(0, 1000, 1, say("Calls per question"), say("So many run without asking, if you allowed that.")),
+}
+# As many as a search with a look at its results takes.
+MAX_CALLS = 20
+NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA, **TOOLS}
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,9 @@ SWITCHES = {
     "reasoning_effort": Switch(say("Thinking effort"), say("How much the model is asked to think.")),
     "add_vision_id": Switch(say("Numbered pictures"), say("The model sees a number before each picture and video.")),
 }
-NAMES = frozenset({*NUMBERS, *SWITCHES, "system", "thinking", "adapter"})
+NAMES = frozenset({*NUMBERS, *SWITCHES, "system", "thinking", "adapter", "tools"})
 _MAX_ADAPTER_CHARS = 200
+_TOOLS = re.compile(r"[A-Za-z0-9_-]{1,32}(,[A-Za-z0-9_-]{1,32}){0,31}")
 _EFFORT_NAMES = {
     "minimal": say("Minimal"),
     "low": say("Low"),
@@ -156,6 +163,17 @@ class Settings:
         name = self.values.get("adapter")
         return name if name in model.adapters else None
 
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the tool servers that the chat may use."""
+        names = str(self.values.get("tools", ""))
+        return tuple(sorted(set(names.split(",")))) if names else ()
+
+    @property
+    def max_calls(self) -> int:
+        """The calls of one question that may run without asking."""
+        return int(self.values.get("max_calls", MAX_CALLS))
+
     def budget(self, default: MediaBudget) -> MediaBudget:
         """The budget of media, with the machine's defaults for what isn't set."""
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
@@ -174,6 +192,7 @@ def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     values |= settings.template_options(model)
     values["system"] = settings.system[:_SHOWN_SYSTEM_CHARS] or None
     values["weights"], values["adapter"] = model.weights, settings.adapter(model)
+    values["tools"] = ",".join(settings.tools) or None
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -188,8 +207,9 @@ def describe_settings(backend: Backend) -> dict[str, Any]:
         "max_image_tokens": budget.max_image_tokens,
         "max_video_tokens": budget.max_video_tokens,
         "thinking": backend.info.default_enable_thinking,
+        "max_calls": MAX_CALLS,
     }
-    groups = {"sampling": SAMPLING, "length": LENGTHS, "media": MEDIA}
+    groups = {"sampling": SAMPLING, "length": LENGTHS, "media": MEDIA, "tools": TOOLS}
     fields = {
         name: {
             "group": group,
@@ -230,6 +250,10 @@ def _check(name: str, value: Any) -> Any:
     if name == "adapter":
         if not isinstance(value, str) or len(value) > _MAX_ADAPTER_CHARS:
             raise ConfigError(say("There is no adapter {name}.", name=_short(value)))
+        return value
+    if name == "tools":
+        if not isinstance(value, str) or not _TOOLS.fullmatch(value):
+            raise ConfigError(say("The tools must be up to 32 names of servers with commas between them."))
         return value
     if name in SWITCHES:
         effort = name == "reasoning_effort"

@@ -23,6 +23,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import HttpOptions, ModelOptions, ModelsOptions, PageOptions, given
 from qwen35mm.strangers import is_shared
+from qwen35mm.tools.config import read_servers
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
@@ -77,7 +78,18 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
     if is_shared(page.host):
         raise ConfigError("--ui gradio is for one person on this machine: leave out --host, or give 127.0.0.1.")
     lacking = {
-        page: ("auth", "auth_file", "guests", "data_dir", "api_key_file", "no_api", "mcp", "read_web"),
+        page: (
+            "auth",
+            "auth_file",
+            "guests",
+            "data_dir",
+            "api_key_file",
+            "no_api",
+            "mcp",
+            "mcp_config",
+            "mcp_accounts",
+            "read_web",
+        ),
         http: ("cors_origin", "embed_origin", "base_path"),
     }
     for name in (name for options, names in lacking.items() for name in names if getattr(options, name)):
@@ -112,6 +124,7 @@ def open_page(
     is_shelf = several is not None and bool(others or several.keep_alive is not None)
     if is_shelf and gpu is not None:
         raise ConfigError("On ZeroGPU the page has one model, which stays loaded: give one --model, no --keep-alive.")
+    how = _how(page, shared)
     if gpu is None and not shared:
         begin_digest(first.source, cache_folder(first))
     with quick_imports() if gpu is None else contextlib.nullcontext():
@@ -135,7 +148,7 @@ def open_page(
         limits = _limits(model, page)
         decoders = stack.enter_context(contextlib.closing(Decoders(limits)))
         options = replace(options, limits=limits, settings=engine, decoders=decoders)
-        programs = _programs(page, shared, gpu is not None, options.settings)
+        programs = _programs(page, how["data_dir"], shared, gpu is not None, options.settings)
         if shared and model.context_length is None:
             folders = [find_checkpoint(each.source) for each in (first, *others)]
             configs = [ModelConfig.from_pretrained(each, rope_scaling=options.rope_scaling) for each in folders]
@@ -145,7 +158,7 @@ def open_page(
             shelf = stack.enter_context(
                 open_shelf(several, options, keeps_prompts=True, max_waiting=engine.max_waiting)
             )
-            yield LentBackend(shelf, first.name), {**_how(page, shared), "programs": programs}
+            yield LentBackend(shelf, first.name), {**how, "programs": programs}
             return
         fitted, folder = fit_source(options, first.source, first.name)
         with shown_loading() as progress:
@@ -165,7 +178,7 @@ def open_page(
             local = fitted.start(loaded)
             backend = local if shared else BackendSwitch(local, options, fitted=fitted)
         stack.callback(backend.close)
-        yield backend, {**_how(page, shared), "programs": programs, **({} if gpu is None else {"through_gradio": True})}
+        yield backend, {**how, "programs": programs, **({} if gpu is None else {"through_gradio": True})}
 
 
 @contextlib.contextmanager
@@ -173,6 +186,7 @@ def _open_server(
     address: str, model: ModelOptions, page: PageOptions
 ) -> Iterator[tuple[BackendSwitch | RemoteBackend, dict[str, Any]]]:
     shared = is_shared(page.host)
+    how = _how(page, shared)
     if model.model is not None:
         raise ConfigError("--model and --backend both name the model: give one of them.")
     if model.lora:
@@ -198,9 +212,9 @@ def _open_server(
         programs = None
         if not shared:
             options = replace(model.backend_options(user_folder("cache")), limits=limits, decoders=decoders)
-            programs = _programs(page, shared, False, options.settings)
+            programs = _programs(page, how["data_dir"], shared, False, options.settings)
             backend = stack.enter_context(contextlib.closing(BackendSwitch(remote, options)))
-        yield backend, {**_how(page, shared), "programs": programs, "server": server}
+        yield backend, {**how, "programs": programs, "server": server}
 
 
 def _how(page: PageOptions, shared: bool) -> dict[str, Any]:
@@ -209,7 +223,8 @@ def _how(page: PageOptions, shared: bool) -> dict[str, Any]:
     address = {"host": page.host, "port": page.port, "token": page.token, "calls": not page.no_api, "mcp": page.mcp}
     address["read_web"] = page.read_web
     who = {"auth": page.auth or (), "auth_file": page.auth_file, "guests": page.guests}
-    return {**address, **who, "data_dir": data_dir}
+    tools = () if page.mcp_config is None else read_servers(page.mcp_config)
+    return {**address, **who, "data_dir": data_dir, "tools": tools, "tool_accounts": page.mcp_accounts or ()}
 
 
 def _backend_key(page: PageOptions) -> str | None:
@@ -257,7 +272,9 @@ def zero_gpu() -> Callable[..., Any] | None:
         ) from None
 
 
-def _programs(page: PageOptions, shared: bool, on_zero_gpu: bool, engine: EngineSettings) -> ProgramAccess | None:
+def _programs(
+    page: PageOptions, data_dir: Path | None, shared: bool, on_zero_gpu: bool, engine: EngineSettings
+) -> ProgramAccess | None:
     """The programs that may use the model beside the page: on your own page those with its token, else those with a
     key."""
     from qwen35mm.server.keys import Keys
@@ -271,7 +288,6 @@ def _programs(page: PageOptions, shared: bool, on_zero_gpu: bool, engine: Engine
             "the endpoint /chat with gradio_client."
         )
     keys = Keys([]) if page.api_key_file is None else Keys.read(page.api_key_file)
-    data_dir = _how(page, shared)["data_dir"]
     responses = None if data_dir is None else data_dir / "responses"
     return ProgramAccess(keys, engine.slots, responses_dir=responses, **given(max_waiting=page.max_queue))
 

@@ -1,6 +1,7 @@
 // A message of the conversation: what was asked or answered, and what can be done with it.
 
-/** @import { Answer, AnswerView, App, Attachment, Child, Message, Question, Said, Work } from "../common/types.d.ts" */
+/** @import { Answer, AnswerView, App, Attachment, Child, Message, Question } from "../common/types.d.ts" */
+/** @import { Said, ToolResult, Work } from "../common/types.d.ts" */
 /** @import { MediaDesk } from "../media/viewer.js" */
 /** @import { Requests } from "../common/api.js" */
 /** @import { PageState } from "./state.js" */
@@ -15,6 +16,7 @@ import { ShownStrip } from "../media/strip.js";
 import { textCard } from "../media/texts.js";
 import { lookAt, sentFiles } from "../media/viewer.js";
 import { Blocks, copy } from "./blocks.js";
+import { Calls, toolName } from "./calls.js";
 import { answerEditor, isEdited } from "./editor.js";
 
 /**
@@ -50,7 +52,7 @@ export class Row {
     this.id = id;
     this.body = h("div.body");
     this.tools = h("div.tools.row.wrap.quiet");
-    const label = role === "user" ? t("You") : t("Answer");
+    const label = role === "user" ? t("You") : role === "tool" ? t("Result of a tool") : t("Answer");
     this.element = h("article.message", { class: role, "data-id": id, "aria-label": label }, this.body, this.tools);
   }
 
@@ -91,26 +93,22 @@ export class Row {
   }
 }
 
-/** @extends {Row<Question>} */
-export class QuestionRow extends Row {
+/**
+ * A message with files.
+ * @template {Question | ToolResult} M
+ * @extends {Row<M>}
+ */
+class FilesRow extends Row {
   /** By the places of their videos. @type {Map<number, { of: string, strip: ShownStrip }>} */
   #strips = new Map();
 
-  /** @override */
-  draw(/** @type {Question} */ message) {
-    const files = message.attachments.map((each, at) => this.file(each, at));
-    redraw(
-      this.body,
-      files.length > 0 && h("div.files.row.wrap", files),
-      message.text && h("div.bubble", { dir: "auto" }, message.text),
-      leftOut(message.left_out),
-    );
-    const answer = () => this.desk.state.answer(message.id);
-    this.drawTools(
-      message,
-      message.unanswered && button("plain", [icon("goOn"), t("Answer this question")], answer),
-      iconButton("edit", t("Edit"), () => this.desk.edit(message)),
-      this.deleteButton(message),
+  files(/** @type {M} */ { attachments }) {
+    return (
+      attachments.length > 0 &&
+      h(
+        "div.files.row.wrap",
+        attachments.map((each, at) => this.file(each, at)),
+      )
     );
   }
 
@@ -149,6 +147,49 @@ export class QuestionRow extends Row {
     strip.element.open = before?.strip.element.open ?? false;
     this.#strips.set(at, { of, strip });
     return h("div.video", { "data-at": String(at) }, shown, strip.element);
+  }
+}
+
+/** @extends {FilesRow<Question>} */
+export class QuestionRow extends FilesRow {
+  /** @override */
+  draw(/** @type {Question} */ message) {
+    redraw(
+      this.body,
+      this.files(message),
+      message.text && h("div.bubble", { dir: "auto" }, message.text),
+      leftOut(message.left_out),
+    );
+    const answer = () => this.desk.state.answer(message.id);
+    this.drawTools(
+      message,
+      message.unanswered && button("plain", [icon("goOn"), t("Answer this question")], answer),
+      iconButton("edit", t("Edit"), () => this.desk.edit(message)),
+      this.deleteButton(message),
+    );
+  }
+}
+
+/** What a tool gave, for the person to unfold; its pictures are seen at once. @extends {FilesRow<ToolResult>} */
+export class ResultRow extends FilesRow {
+  #isOpen = false;
+
+  /** @override */
+  draw(/** @type {ToolResult} */ message) {
+    const { status, text, name } = message;
+    const tool = toolName(name);
+    const title =
+      status === "running"
+        ? t("Waiting for {tool}", { tool })
+        : status === "finished"
+          ? t("Result of {tool}", { tool })
+          : t("No result of {tool}", { tool });
+    const fold = h("details.fold.quiet.result", { open: this.#isOpen }, h("summary", title), h("pre", text));
+    fold.addEventListener("toggle", () => {
+      this.#isOpen = fold.open;
+    });
+    redraw(this.body, fold, this.files(message));
+    this.tools.replaceChildren();
   }
 }
 
@@ -195,6 +236,7 @@ export class AnswerRow extends Row {
       if (this.#hasMarks) this.#foldMarks(block);
       linkTimes(block);
     });
+    this.calls = new Calls((answers) => desk.state.runCalls(this.id, answers));
     this.groundings = new Groundings(desk.media);
     this.offer = h("div.offer");
     this.problem = h("div.problem", { hidden: true });
@@ -204,7 +246,8 @@ export class AnswerRow extends Row {
     this.pace = h("small.pace", { "aria-live": "off" });
     this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label, this.pace);
     const { element } = this.groundings;
-    this.body.append(this.notes, this.thought, this.answer, element, this.offer, this.problem, this.work);
+    this.body.append(this.notes, this.thought, this.answer, element, this.offer, this.calls.element);
+    this.body.append(this.problem, this.work);
   }
 
   /** Folds a block that is nothing but marks, which are drawn on their pictures. */
@@ -234,7 +277,7 @@ export class AnswerRow extends Row {
     );
     const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);
     const canGoOn = isCutOff && app.server?.continues !== false;
-    const hasFailed = message.error || !message.text;
+    const hasFailed = message.error || (!message.text && !message.calls.length);
     const again = () => state.answer(message.parent);
     this.drawTools(
       message,
@@ -287,6 +330,7 @@ export class AnswerRow extends Row {
     this.blocks.draw(view.blocks, isRunning);
     if (isRunning || wasRunning) this.readOut(isRunning);
     this.groundings.show(view.groundings);
+    this.calls.draw(view);
     // An answer that is nothing but marks lies folded below its picture.
     const isFolded =
       this.#hasMarks && [...this.answer.children].every((block) => block.firstElementChild?.matches(".json"));
@@ -378,13 +422,13 @@ function leftOut(/** @type {number} */ n) {
 }
 
 /** What is to be said of how an answer ended; nothing where it is all there. */
-export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsaved }) {
+export function endingOf(/** @type {AnswerView} */ { status, error, blocks, calls, unsaved }) {
   if (unsaved) return t("This answer isn't saved: {why}", { why: said(unsaved) });
   if (error) return said(error);
   if (status === "length") return t("The answer reached its limit.");
   if (status === "interrupted") return t("The program stopped during this answer.");
   if (status === "stopped" && blocks.length) return t("Stopped");
   if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
-  if (blocks.length) return "";
+  if (blocks.length || calls.length) return "";
   return status === "finished" ? t("The model gave no answer.") : "";
 }

@@ -3,6 +3,7 @@
 /** @import { App, Child, Field, Preferences, Settings } from "../common/types.d.ts" */
 /** @import { Models } from "../model/models.js" */
 /** @import { Presets } from "./presets.js" */
+/** @import { ToolPanel } from "./tools.js" */
 
 import { button, h, iconButton, redraw, select } from "../common/dom.js";
 import { LANGUAGES, said, t } from "../common/words.js";
@@ -21,6 +22,7 @@ const FIRST = ["temperature", "max_tokens"];
  * @property {Preferences} preferences
  * @property {Models} models
  * @property {Presets} presets
+ * @property {ToolPanel} [tools]
  * @property {Child} [archives] to import and export chats
  * @property {(values: Settings) => void} change
  * @property {(values: Preferences) => void} prefer
@@ -31,11 +33,12 @@ export class SettingsPanel {
   /** Those that differ from the defaults. @type {Settings} */
   values = {};
 
-  constructor(/** @type {Needs} */ { app, preferences, models, presets, archives, change, prefer, close }) {
+  constructor(/** @type {Needs} */ { app, preferences, models, presets, tools, archives, change, prefer, close }) {
     this.app = app;
     this.preferences = preferences;
     this.models = app.models ? models : null;
     this.presets = presets;
+    this.tools = tools;
     this.archives = archives;
     this.changed = () => change(this.values);
     this.prefer = prefer;
@@ -72,6 +75,7 @@ export class SettingsPanel {
 
   draw() {
     this.models?.load();
+    this.tools?.load(this.numbers("tools"));
     this.drawPresets();
     redraw(
       this.rest,
@@ -87,6 +91,7 @@ export class SettingsPanel {
       this.body,
       this.models?.element,
       fieldset(t("Answers"), [this.first(), this.presetRow, this.advanced]),
+      this.tools?.element,
       fieldset(t("This page"), [
         this.choice("language", t("Language"), { "": t("Browser default"), ...LANGUAGES }),
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),

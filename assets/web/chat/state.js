@@ -1,6 +1,6 @@
 // What the page knows and does: the conversation that is shown, its settings, the answers in progress. Draws nothing.
 
-/** @import { Arguments, Change, Chat, News, Offer, Preferences, Settings, Start } from "../common/types.d.ts" */
+/** @import { Arguments, CallAnswer, Change, Chat, News, Offer, Preferences, Settings, Start } from "../common/types.d.ts" */
 /** @import { Message, ModelChange, Outgoing } from "../common/types.d.ts" */
 /** @import { Requests } from "../common/api.js" */
 
@@ -60,15 +60,17 @@ export class PageState {
    * @param {Requests} requests
    * @param {(ids: string[]) => void} watch has the program send what is new of these answers and no others, which comes
    *   to `news`
-   * @param {Pick<Start, "app" | "preferences">} start
+   * @param {Pick<Start, "app" | "preferences" | "tools">} start
    * @param {() => number} nowMs
    */
-  constructor(view, requests, watch, { app, preferences }, nowMs = Date.now) {
+  constructor(view, requests, watch, { app, preferences, tools }, nowMs = Date.now) {
     this.view = view;
     this.requests = requests;
     this.watch = watch;
     this.examples = app.examples;
     this.preferences = preferences;
+    /** The tool servers that a chat may use. */
+    this.tools = tools;
     /** Those of the conversation that differ from the defaults. @type {Settings} */
     this.settings = { ...preferences.settings };
     this.nowMs = nowMs;
@@ -121,6 +123,18 @@ export class PageState {
   }
 
   // What is done to it
+
+  /** Runs an answer's calls, and goes on with what they give. */
+  runCalls(/** @type {string} */ node, /** @type {Record<string, CallAnswer>} */ answers) {
+    return this.#change("run_calls", { conversation: this.chat.id, node, answers });
+  }
+
+  /** Runs the calls of an answer that has just ended, if they may run without asking. */
+  async #runAllowed(/** @type {News} */ { id: node, conversation }) {
+    const changed = await this.requests.ask("run_calls", { conversation, node, answers: {} });
+    if (conversation === this.chat.id) this.requests.told(this.#refresh());
+    else if (changed?.reply) this.follow([changed.reply]);
+  }
 
   /** Where a message that is sent now goes. */
   get place() {
@@ -306,7 +320,11 @@ export class PageState {
       this.live.set(id, answer);
       const isShown = answer.conversation === this.chat.id;
       if (isShown) this.view.showAnswer(answer);
-      if (answer.status === "running") continue;
+      if (answer.status === "running") {
+        // Results of calls are messages of their own.
+        if (isShown && answer.num_results > (before?.num_results ?? 0)) this.requests.told(this.#refresh());
+        continue;
+      }
       // One that can't be stored is watched until it is.
       if (!answer.unsaved) this.live.delete(id);
       if (answer.status !== before?.status) this.#end(answer);
@@ -319,7 +337,12 @@ export class PageState {
 
   #end(/** @type {News} */ answer) {
     this.view.listChanged();
-    this.view.speak(said(answer.error ?? answer.unsaved ?? t("The answer is complete.")));
+    const done = answer.calls.length ? t("The model calls a tool.") : t("The answer is complete.");
+    this.view.speak(said(answer.error ?? answer.unsaved ?? done));
+    if (answer.calls.length) {
+      this.#runAllowed(answer);
+      return;
+    }
     if (answer.conversation !== this.chat.id) return;
     this.requests.told(this.#refresh());
     if (answer.too_long) this.view.offer(said(answer.error ?? ""), []);

@@ -102,14 +102,28 @@ export interface AnswerView {
   notes: Said[];
   groundings: Grounding[];
   stats: [Said, Said][] | null;
+  calls: ToolCall[];
+  /** Why the person is asked, by the calls that they are asked for. */
+  asks?: Record<string, string>;
   work?: Work | null;
   unsaved?: Said | null;
 }
+
+/** A call of a tool; `arguments` are all of them, as JSON. */
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+}
+
+export type CallAnswer = "once" | "always" | "no";
 
 /** What is new of an answer in progress, or of one that just ended. */
 export interface News extends AnswerView {
   conversation: string;
   too_long: boolean;
+  /** Of the calls before it. */
+  num_results: number;
 }
 
 interface Node {
@@ -140,7 +154,23 @@ export interface Answer extends Node, AnswerView {
   settings: Settings | null;
 }
 
-export type Message = Question | Answer;
+/** What a call gave; `name` is the tool's. */
+export interface ToolResult extends Node {
+  role: "tool";
+  status: Status;
+  attachments: Attachment[];
+  name: string;
+}
+
+export type Message = Question | Answer | ToolResult;
+
+/** `runs` is a command or an address, `text` the person's own servers; null where they can name none. */
+export interface ToolServers {
+  servers: { name: string; runs: string }[];
+  /** The tools that run without asking. */
+  allowed: string[];
+  text: string | null;
+}
 
 /** The values that differ from the defaults. */
 export type Settings = Record<string, number | string | boolean | null>;
@@ -319,6 +349,8 @@ export interface Start extends Listing {
   preferences: Preferences;
   presets: Presets;
   running: string[];
+  /** The tool servers that a chat may use. */
+  tools: string[];
 }
 
 /** A conversation after a change, and the answer that began with it. */
@@ -356,6 +388,10 @@ export interface Methods {
   delete_message(args: OfNode): Changed;
   edit_answer(args: OfNode & { text: string }): Changed;
   shorten(args: OfChat & { first: string | null }): Changed;
+  run_calls(args: OfNode & { answers: Record<string, CallAnswer> }): Changed;
+  tool_servers(args: object): ToolServers;
+  save_tool_servers(args: { text: string }): ToolServers;
+  forget_tool(args: { tool: string }): object;
   summarise(args: OfChat & { title: string }): Changed;
   measure(args: Outgoing): Cost;
   strip(args: Outgoing): Strip;
@@ -395,7 +431,15 @@ export type Reply<N extends Name> = ReturnType<Methods[N]>;
 export type Post = <N extends Name>(name: N, args: Arguments<N>, signal?: AbortSignal) => Promise<Reply<N>>;
 
 /** Methods that change the conversation that is shown. */
-export type Change = "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise" | "edit_answer";
+export type Change =
+  | "again"
+  | "continue"
+  | "branch"
+  | "delete_message"
+  | "shorten"
+  | "summarise"
+  | "edit_answer"
+  | "run_calls";
 
 export interface Upload {
   promise: Promise<{ attachments: Taken[]; note?: Said | null }>;

@@ -36,6 +36,19 @@ export class Quick {
     return Boolean(state.settings.thinking ?? app.settings.defaults.thinking);
   }
 
+  /** The tool servers that are switched on. */
+  get chosenTools() {
+    return String(this.needs.state.settings.tools ?? "")
+      .split(",")
+      .filter(Boolean);
+  }
+
+  toggleTools(/** @type {string} */ name) {
+    const chosen = this.chosenTools;
+    const others = chosen.filter((each) => each !== name);
+    this.set("tools", (others.length < chosen.length ? others : [...chosen, name]).join(","));
+  }
+
   draw() {
     const { app, state, presets, change, say } = this.needs;
     const { settings } = state;
@@ -51,6 +64,7 @@ export class Quick {
     redraw(
       this.chips,
       app.settings.thinking && this.thinks && chip(t("Think first"), () => this.set("thinking", false)),
+      this.chosenTools.map((name) => chip(t("Tools: {name}", { name }), () => this.toggleTools(name))),
       Boolean(settings.system) && chip(t("System prompt"), forget),
       preset !== undefined && chip(preset, () => change({})),
     );
@@ -68,6 +82,11 @@ export class Quick {
       app.settings.thinking &&
         !this.thinks &&
         entry(content, "eye", t("Think first"), () => this.set("thinking", true)),
+      state.tools.map((name) =>
+        entry(content, this.chosenTools.includes(name) ? "check" : "tool", t("Tools: {name}", { name }), () =>
+          this.toggleTools(name),
+        ),
+      ),
       prompt,
       presets.names.map((name) =>
         entry(content, name === chosen ? "check" : "settings", name, () => change(presets.of(name))),

@@ -58,7 +58,7 @@ async function filesFor(/** @type {MediaDesk} */ desk, /** @type {Item} */ item)
     const frame = await cutOut(desk, item, WHOLE, time_s);
     return frame && [frame];
   }
-  const shown = desk.messages().flatMap((each) => (each.role === "user" && each.kept ? each.attachments : []));
+  const shown = desk.messages().flatMap((each) => ("attachments" in each && each.kept ? each.attachments : []));
   const last = shown.findLast(({ kind }) => kind !== "text");
   return last?.digest === digest ? [] : [{ digest, name, kind: /** @type {const} */ ("image") }];
 }

@@ -49,7 +49,7 @@ export function lookAt(desk, files, digest, { closer = false, time_s = 0 } = {})
 
 /** Those of the chat. */
 export const sentFiles = (/** @type {MediaDesk} */ desk) =>
-  desk.messages().flatMap((message) => (message.role === "user" ? message.attachments : []));
+  desk.messages().flatMap((message) => ("attachments" in message ? message.attachments : []));
 
 export class Viewer {
   /** Fingers and buttons that are down, where they are. @type {Map<number, Point>} */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,6 +45,7 @@ class Draft:
         start: index of the first message of the past in its prompt.
         growing: a question and its unfinished answer, after the past.
         limits: media settings of this message alone, in place of `settings`.
+        tools: the definitions of the chat's tools, as JSON; empty for none.
     """
 
     past: Past
@@ -52,6 +54,7 @@ class Draft:
     start: int = 0
     growing: tuple[Node, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
+    tools: str = ""
 
     @property
     def path(self) -> tuple[Node, ...]:
@@ -123,7 +126,7 @@ class Drafts:
     def count(self, draft: Draft) -> int:
         """Tokens of a planned draft's whole prompt; 0 if it is invalid, which sending it reports."""
         try:
-            return self._count([*draft.path, draft.node], draft.settings)
+            return self._count([*draft.path, draft.node], draft.settings, draft.tools)
         except PromptError:
             return 0
 
@@ -190,7 +193,8 @@ class Drafts:
         alone = Settings({"thinking": settings.enable_thinking(model), **settings.switches})
         try:
             how = tuple(sorted(alone.values.items()))
-            num_history = self._count_past(draft.past, draft.start, settings.system, how, model, self._backend.media)
+            of_model = (model, self._backend.media)
+            num_history = self._count_past(draft.past, draft.start, settings.system, draft.tools, how, *of_model)
             if draft.growing:
                 num_history += self._count([*draft.growing, _NEXT], alone) - self._count([_NEXT], alone)
             return num_history, num_history + self._count([draft.node], alone)
@@ -198,19 +202,20 @@ class Drafts:
             return 0, 0
 
     def _count_before(
-        self, past: Past, start: int, system: str, how: Sequence[tuple[str, Any]], *_of_model: Any
+        self, past: Past, start: int, system: str, tools: str, how: Sequence[tuple[str, Any]], *_of_model: Any
     ) -> int:
-        """Tokens that these messages add to a prompt; `how` are the other settings that change it."""
-        if start == len(past.path) and not system:
+        """Tokens that these messages and tools add to a prompt; `how` are the other settings that change it."""
+        if start == len(past.path) and not system and not tools:
             return 0
         alone = dict(how)
-        with_them = self._count([*past.path[start:], _NEXT], Settings({"system": system, **alone}))
+        with_them = self._count([*past.path[start:], _NEXT], Settings({"system": system, **alone}), tools)
         return with_them - self._count([_NEXT], Settings(alone))
 
-    def _count(self, path: Sequence[Node], settings: Settings) -> int:
+    def _count(self, path: Sequence[Node], settings: Settings, tools: str = "") -> int:
         messages = prompt_messages(path, self._media, settings.system, self._backend.media)
         model = self._backend.info
-        how = {"enable_thinking": settings.enable_thinking(model), "template_options": settings.template_options(model)}
+        how: dict[str, Any] = {"enable_thinking": settings.enable_thinking(model)}
+        how |= {"template_options": settings.template_options(model), "tools": json.loads(tools) if tools else None}
         try:
             return self._backend.count_tokens(messages, **how)
         except ContextTooLongError as error:

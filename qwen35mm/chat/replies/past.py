@@ -50,9 +50,12 @@ class Pasts:
         reply = None if parent is None else self._replies.find(owner, parent)
         if reply is None or reply.done:
             return self._kept(owner, conversation.id, parent, conversation.first, first, conversation.updated_s), ()
-        question = next(node for node in reversed(reply.work.path) if node.role == "user")
+        path = reply.work.path
+        question = next(node for node in reversed(path) if node.role == "user")
         past = self._kept(owner, conversation.id, question.parent, conversation.first, first, reply.node.id)
-        return past, (question, reply.shown) if reply.shown.text else ()
+        # Also the calls between them.
+        growing = (*path[path.index(question) :], reply.shown)
+        return past, growing if reply.shown.text else ()
 
     def _read(
         self, owner: str, conversation_id: str, parent: str | None, first: str | None, own: str | None, _version: object

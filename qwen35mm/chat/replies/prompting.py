@@ -7,14 +7,16 @@ from typing import Any
 
 from qwen35mm.chat.documents.documents import as_context
 from qwen35mm.chat.store.media import MediaStore
-from qwen35mm.chat.store.records import Attachment, Node
+from qwen35mm.chat.store.records import Attachment, Call, Node
 from qwen35mm.chat.store.tree import Tree
-from qwen35mm.contract import Image, Message, Part, Text, Video
+from qwen35mm.contract import Image, Message, Part, Text, ToolCall, Video
 from qwen35mm.errors import PromptError, RequestError
 from qwen35mm_preprocess import MediaPlan, MediaProcessor
 from qwen35mm_preprocess.say import Said, renamed, say
 
 _SUMMARY = "A summary of the conversation so far:\n\n"
+_NOT_RUN = "The person didn't run this call."
+_ENDED = "The program ended before this call had a result."
 
 
 class TooLongError(RequestError):
@@ -43,9 +45,9 @@ def prompt_path(path: Sequence[Node], *firsts: str | None) -> list[Node]:
     kept: list[Node] = []
     for position, node in enumerate(path):
         reply = path[position + 1] if position + 1 < len(path) else None
-        if node.role == "user" and reply is not None and not reply.text and position + 2 < len(path):
+        if node.role == "user" and reply is not None and not reply.says_something and position + 2 < len(path):
             continue
-        if node.role == "assistant" and not node.text and position + 1 < len(path):
+        if node.role == "assistant" and not node.says_something and position + 1 < len(path):
             continue
         kept.append(node)
     return kept
@@ -63,7 +65,7 @@ def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> l
         raise PromptError(say("The question before this one has no answer. Answer it first, or edit it."))
     kept = prompt_path(path, *firsts)
     # `prompt_path` keeps the last question even without an answer.
-    if kept and kept[-1].role == "assistant" and not kept[-1].text:
+    if kept and kept[-1].role == "assistant" and not kept[-1].says_something:
         kept.pop()
     if kept and kept[-1].role == "user":
         kept.pop()
@@ -75,7 +77,8 @@ def prompt_messages(
 ) -> list[Message]:
     """The messages of a prompt.
 
-    An answer in first place is a summary of what was left out, and goes into the system prompt.
+    An answer in first place is a summary of what was left out, and goes into the system prompt. Results belong to the
+    calls of the answer before them; one without its call, which may be left out, is left out, too.
 
     Args:
         path: from `prompt_path`.
@@ -88,12 +91,30 @@ def prompt_messages(
         system = "\n\n".join(filter(None, (system, _SUMMARY + path[0].text)))
         path = path[1:]
     messages = [Message("system", (Text(system),))] if system else []
+    calls: dict[str, Call] = {}
     for node in path:
+        if node.role != "tool":
+            messages += _unanswered(calls)
         if node.role == "user":
             messages.append(Message("user", tuple(_parts(node, media, processor))))
+        elif node.role == "tool":
+            call = calls.pop(node.call or "", None)
+            if call is not None:
+                parts = tuple(_parts(node, media, processor)) or (Text(_ENDED),)
+                messages.append(Message("tool", parts, tool_call_id=call.id, name=call.name))
         else:
-            messages.append(Message("assistant", (Text(node.text),), reasoning=node.reasoning or None))
-    return messages
+            calls = {call.id: call for call in node.calls}
+            content = (Text(node.text),) if node.text or not calls else ()
+            made = [ToolCall(call.name, call.arguments, call.id) for call in node.calls]
+            messages.append(Message("assistant", content, reasoning=node.reasoning or None, tool_calls=made))
+    return messages + (_unanswered(calls) if path and path[-1].role == "tool" else [])
+
+
+def _unanswered(calls: dict[str, Call]) -> list[Message]:
+    """Results for calls that have none, since the person went on; a call without one would wait for ever."""
+    left = [Message("tool", _NOT_RUN, tool_call_id=call.id, name=call.name) for call in calls.values()]
+    calls.clear()
+    return left
 
 
 def with_names(words: Said, attachments: Sequence[Attachment]) -> Said:

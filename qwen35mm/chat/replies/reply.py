@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.stats import Tally
-from qwen35mm.chat.store.records import Node
-from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.chat.store.records import Call, Node
+from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.contract import (
     Backend,
     Event,
@@ -32,7 +33,18 @@ logger = logging.getLogger(__name__)
 UPDATE_INTERVAL_S = 1 / 15
 
 
-@dataclass(frozen=True)
+class Steps(Protocol):
+    """What is done before the model replies: tools are looked up and called."""
+
+    async def run(self, work: Work, reply: Reply) -> None:
+        """Puts the results into the work's path and request, and tells the reply how far it is.
+
+        Stores what it did also when it is cancelled or fails.
+        """
+        ...
+
+
+@dataclass(eq=False)
 class Work:
     """What a reply is made from.
 
@@ -41,12 +53,14 @@ class Work:
         path: the messages in the prompt, for the plans of their media.
         request: for the backend; ends with the reply so far if that is continued. Requests of temporary chats are
             retained in memory only.
+        steps: extend `path` and `request` first; None if there is nothing to do.
     """
 
     owner: str
     node: Node
     path: tuple[Node, ...]
     request: GenerationRequest
+    steps: Steps | None = None
 
     @property
     def conversation_id(self) -> str:
@@ -66,6 +80,8 @@ class Reply:
         node: the message as written so far.
         shown: the message as stored so far, which is what the page shows.
         progress: progress until the next text; None while text comes.
+        doing: what its steps do now; None while the model works.
+        num_results: results of calls that it has stored.
         tally: its token counts.
         too_long: whether it failed because its prompt doesn't fit.
         unsaved: why its newest state could not be stored, for the page; None if it is stored, or the message was
@@ -82,6 +98,8 @@ class Reply:
         self.work = work
         self.node = self.shown = self._stored = work.node
         self.progress: Progress | None = None
+        self.doing: Said | None = None
+        self.num_results = 0
         self.tally = Tally()
         self.too_long = False
         self.unsaved: Said | None = None
@@ -141,7 +159,7 @@ class Reply:
             self._stopped = True
             saving.cancel()
             self._end_thinking()
-            self.progress = None
+            self.progress = self.doing = None
             # A continued reply that got no further keeps its earlier statistics.
             self.node = replace(self.node, stats=self.tally.stats() or self.node.stats)
             if self.node.status == "running":
@@ -149,7 +167,21 @@ class Reply:
             # At shutdown the server cancels every task again; the save must still finish.
             await asyncio.shield(self._save())
 
+    def do(self, words: Said) -> None:
+        """Tells what a step does now."""
+        self.doing = words
+        self._tell()
+
+    def keep(self, result: Node) -> None:
+        """Has a call's result stored."""
+        self._pinned[result.id] = result
+        self.num_results += 1
+        self._dirty.set()
+
     async def _follow(self) -> None:
+        if self.work.steps is not None:
+            await self.work.steps.run(self.work, self)
+            self.doing = None
         events = self._backend.stream(self.work.request)
         try:
             async for event in events:
@@ -177,7 +209,11 @@ class Reply:
         elif isinstance(event, Finished):
             reason = event.result.finish_reason
             status = {"stop": "finished", "length": "length"}.get(reason, "stopped")
-            self.node = replace(self.node, status=status)
+            calls = tuple(
+                Call(call.id or f"call_{new_id()[:16]}", call.name, dict(call.arguments))
+                for call in (event.result.tool_calls if reason == "stop" else ())
+            )
+            self.node = replace(self.node, status=status, calls=calls)
 
     def _take_plans(self, event: MediaPlanned) -> None:
         """Stores each medium's plan with its message, so that later prompts see the same pixels.

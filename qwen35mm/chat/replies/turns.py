@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import io
+import json
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
@@ -14,16 +15,18 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel, BeforeValidator
 
 from qwen35mm.chat.documents.documents import as_context
+from qwen35mm.chat.replies.calling import Allowed, Answer, Calling
 from qwen35mm.chat.replies.drafts import Draft, Drafts
 from qwen35mm.chat.replies.past import Past, Pasts
 from qwen35mm.chat.replies.prompting import TooLongError, prompt_messages, prompt_path
 from qwen35mm.chat.replies.replies import Replies, Work
+from qwen35mm.chat.replies.toolbox import Toolbox
 from qwen35mm.chat.settings import MEDIA, Settings, made_with
 from qwen35mm.chat.store.markdown import export_markdown
 from qwen35mm.chat.store.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Id, Node
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.chat.store.tree import Tree
-from qwen35mm.contract import Backend, GenerationRequest
+from qwen35mm.contract import Backend, GenerationRequest, Message
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm.pools import DRAFTS, TURNS
 from qwen35mm_preprocess import VideoClip
@@ -116,6 +119,10 @@ class BusyError(QueueFullError):
         self.answers = answers
 
 
+class _UnaskedError(Exception):
+    """A call needs a person's answer first."""
+
+
 class Turns:
     """Begins, continues and stops people's replies.
 
@@ -124,6 +131,7 @@ class Turns:
 
     Args:
         larger_context: returns the largest available context up to a limit; None if the context is fixed.
+        toolbox: the tools that chats may switch on.
     """
 
     def __init__(
@@ -132,11 +140,13 @@ class Turns:
         store: ConversationStore,
         replies: Replies,
         larger_context: Callable[[int], Awaitable[int | None]] | None = None,
+        toolbox: Toolbox | None = None,
     ) -> None:
         self._backend = backend
         self._larger_context = larger_context
         self._store = store
         self._replies = replies
+        self.toolbox = toolbox or Toolbox()
         self.drafts = Drafts(backend, store.media)
         self._pasts = Pasts(store, replies)
         self._places: list[tuple[str, str | None]] = []
@@ -185,8 +195,8 @@ class Turns:
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
             whole = tree.path(question_id)
-            path = prompt_path(whole, conversation.first, whole[-1].first)
-            if path[-1].role != "user":
+            path = prompt_path(whole, conversation.first, _own_first(whole))
+            if path[-1].role == "assistant":
                 raise PromptError(say("Only a question can be answered."))
             is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
             own = settings or Settings.kept(conversation.settings)
@@ -206,7 +216,7 @@ class Turns:
             conversation, tree = self._store.read(person.owner, conversation_id)
             # Later prompts begin with the summary; its own prompt begins with what it sums up.
             whole = tree.path(reply_id)
-            firsts = (conversation.first, *(node.first for node in whole[-2:]))
+            firsts = (conversation.first, _own_first(whole))
             path = prompt_path(whole, *(() if conversation.first == reply_id else firsts))
             node = path[-1]
             if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
@@ -217,6 +227,50 @@ class Turns:
             return work
 
         return (await self._begin(person, conversation_id, store))[1]
+
+    async def run_calls(
+        self, person: Person, conversation_id: str, node_id: str, answers: Mapping[str, Answer]
+    ) -> str | None:
+        """Runs the calls of an answer, and adds the reply to their results; returns its id. None if a person has to
+        be asked first.
+
+        Args:
+            answers: what the person said, by the calls' ids; those that are missing run if they may.
+
+        Raises what `send` does.
+        """
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            whole = tree.path(node_id)
+            asking = whole[-1]
+            if not asking.calls or asking.status != "finished":
+                raise PromptError(say("This answer calls no tools."))
+            settings = Settings.kept(conversation.settings)
+            is_begun = bool(tree.children(node_id)) and not answers
+            if is_begun or self.toolbox.asks(person.owner, settings, whole).keys() - answers.keys():
+                raise _UnaskedError
+            known = {tool.shown: tool.digest for tool in self.toolbox.listed(person.owner, settings)}
+            allowed: list[Allowed] = []
+            parent = asking
+            for call in asking.calls:
+                parent = _node(parent.id, "tool", status="running", call=call.id)
+                allowed.append(Allowed(call, parent, answers.get(call.id, "once"), known.get(call.name)))
+            path = prompt_path(whole, conversation.first, _own_first(whole))
+            reply = self._reply_to(parent, settings)
+            work = self._work(person, conversation, path, reply, allowed)
+            self._store.add(person.owner, conversation_id, *(each.result for each in allowed), reply)
+            return work
+
+        try:
+            return (await self._begin(person, conversation_id, store))[1]
+        except _UnaskedError:
+            return None
+        except BusyError:
+            # Another tab was first.
+            if answers:
+                raise
+            return None
 
     async def summarise(self, person: Person, conversation_id: str, title: str) -> tuple[str, str]:
         """Begins a new conversation with a summary of this one; returns its id and that of the summary, a reply in
@@ -303,14 +357,20 @@ class Turns:
         if question.conversation is None:
             if question.parent is not None:
                 raise PromptError(say("A new chat has no messages before its first."))
-            return Draft(Past(), node, Settings.read(question.settings or {}), limits=limits), None
+            settings = Settings.read(question.settings or {})
+            return Draft(Past(), node, settings, limits=limits, tools=self._tools(person, settings)), None
         conversation = self._store.conversation(person.owner, question.conversation)
         kept = question.settings is None
         settings = Settings.kept(conversation.settings) if kept else Settings.read(question.settings)
         past, growing = self._pasts.before(person.owner, conversation, question.parent, question.once.first)
         if question.once.first in {each.id for each in past.path}:
             node = replace(node, first=question.once.first)
-        return Draft(past, node, settings, growing=growing, limits=limits), conversation
+        tools = self._tools(person, settings)
+        return Draft(past, node, settings, growing=growing, limits=limits, tools=tools), conversation
+
+    def _tools(self, person: Person, settings: Settings) -> str:
+        definitions = self.toolbox.definitions(person.owner, settings)
+        return json.dumps(definitions) if definitions else ""
 
     def _attached(self, person: Person, file: SentFile) -> Attachment:
         media = self._store.media
@@ -354,10 +414,25 @@ class Turns:
         model, how = self._backend.info, made_with(settings, self._backend.info)
         return _node(question.id, "assistant", status="running", model=model.name, settings=how)
 
-    def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
+    def _work(
+        self,
+        person: Person,
+        conversation: Conversation,
+        path: Sequence[Node],
+        reply: Node,
+        calls: Sequence[Allowed] = (),
+    ) -> Work:
         settings = Settings.kept(conversation.settings)
-        model = self._backend.info
-        messages = prompt_messages(path, self._store.media, settings.system, self._backend.media)
+        model, media = self._backend.info, self._store.media
+
+        def messages_of(path: Sequence[Node]) -> list[Message]:
+            return prompt_messages(path, media, settings.system, self._backend.media)
+
+        messages = messages_of(path)
+        servers = self.toolbox.chosen(person.owner, settings)
+        steps = None
+        if servers or calls:
+            steps = Calling(self._backend, media, self.toolbox, servers, messages_of, person.line, tuple(calls))
         request = GenerationRequest(
             messages,
             settings.params(model),
@@ -366,9 +441,9 @@ class Turns:
             adapter=settings.adapter(model),
             conversation=conversation.id,
             tenant=person.tenant,
-            continue_reply=messages[-1].role == "assistant",
+            continue_reply=messages[-1].role == "assistant" and not calls,
         )
-        work = self._works[reply.id] = Work(person.owner, reply, tuple(path), request)
+        work = self._works[reply.id] = Work(person.owner, reply, tuple(path), request, steps)
         return work
 
     async def _offer_larger_context(self, offers: list[dict[str, Any]], num_tokens: int) -> None:
@@ -406,6 +481,11 @@ class Turns:
 
 def _node(parent: str | None, role: Any, node_id: str | None = None, **fields: Any) -> Node:
     return Node(node_id or new_id(), parent, role, time.time(), **fields)
+
+
+def _own_first(path: Sequence[Node]) -> str | None:
+    """The oldest message in the last question's own prompt."""
+    return next((node.first for node in reversed(path) if node.role == "user"), None)
 
 
 def _title(node: Node) -> str:

@@ -7,7 +7,7 @@
 A JSON file is one object, in UTF-8:
 
     format      "qwen35mm-conversation"
-    version     2; another version is refused
+    version     3; 2 is read, too, which had no calls; another version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     pinned, titled (true or false: see `records.Conversation`)
     head        id of the last shown message, or null
@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import struct
 import unicodedata
@@ -49,7 +50,9 @@ _PIECE_BYTES = 1 << 20
 _MAX_TITLE_BYTES = 150
 
 _FORMAT = "qwen35mm-conversation"
-_VERSION = 2
+_VERSION = 3
+# The version before had no tools.
+_WITHOUT_CALLS = 2
 _CONVERSATION = re.compile(r"conversations/[0-9a-f]{32}\.json")
 _MEDIA = re.compile(r"media/([0-9a-f]{64})\.[a-z0-9]{1,8}")
 _READABLE = re.compile(r"[^/\\]+\.md")
@@ -232,6 +235,8 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise ArchiveError(say("{name} in the archive isn't a chat that was exported here.", name=name))
     version = values.get("version")
+    if version == _WITHOUT_CALLS and type(version) is int:
+        text, version = _with_calls(values), _VERSION
     if version != _VERSION or isinstance(version, bool):
         raise ArchiveError(
             say(
@@ -256,6 +261,16 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
         raise ArchiveError(say("{name} in the archive is damaged. {error}", name=name, error=said_of(error))) from None
     kept = read.model_dump(exclude={"format", "version", "messages"})
     return Conversation(id="", **kept), tree
+
+
+def _with_calls(values: dict[str, Any]) -> str:
+    """Makes a file of the version before one of this version."""
+    messages = values.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            message |= {"calls": [], "call": None}
+    values["version"] = _VERSION
+    return json.dumps(values)
 
 
 def _find(
@@ -287,7 +302,7 @@ def _find_messages(tree: Tree, kept: Tree) -> dict[str, Node]:
 
 
 def _key(node: Node) -> tuple[Any, ...]:
-    return node.role, node.created_s, *(dataclasses.replace(file, plan=None) for file in node.attachments)
+    return node.role, node.created_s, node.call, *(dataclasses.replace(file, plan=None) for file in node.attachments)
 
 
 def _is_same(stored: Node, node: Node) -> bool:

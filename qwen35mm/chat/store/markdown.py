@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from qwen35mm.chat.store.tree import Tree
 from qwen35mm_preprocess.say import english
 
 _EXTENSION = re.compile(r"\.([a-z0-9]{1,8})")
-_SPEAKERS = {"user": "You", "assistant": "Assistant"}
+_SPEAKERS = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 _ENDS = {
     "running": "Not finished.",
     "length": "Ended at the limit of tokens.",
@@ -47,7 +48,11 @@ def markdown(path: tuple[Node, ...], title: str, names: Mapping[str, str]) -> st
             seconds = "" if node.thinking_s is None else f" ({node.thinking_s:.1f} s)"
             blocks.append(_quoted(f"**Thinking{seconds}**\n\n{node.reasoning.strip()}"))
         if node.text.strip():
-            blocks.append(node.text.strip("\n"))
+            # What a tool says is its own, and no Markdown.
+            blocks.append(_fenced(node.text) if node.role == "tool" else node.text.strip("\n"))
+        for call in node.calls:
+            arguments = json.dumps(dict(call.arguments), ensure_ascii=False, indent=1)
+            blocks.append(f"**Calls {_one_line(call.name)}**\n\n{_fenced(arguments)}")
         if end := _ENDS.get(node.status):
             blocks.append(f"*{end}{f' {_one_line(english(node.error))}' if node.error else ''}*")
         blocks += [f"*{_one_line(english(note))}*" for note in node.notes]
@@ -67,6 +72,11 @@ def _link(attachment: Attachment, name: str) -> str:
     if (clip := attachment.clip) is not None and (clip.start_s or clip.end_s is not None):
         part = f" *from {clip.start_s:g} s to {'its end' if clip.end_s is None else f'{clip.end_s:g} s'}*"
     return f"{'!' if attachment.kind == 'image' else ''}[{shown}]({name}){part}"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, max(map(len, re.findall("`+", text)), default=0) + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,7 @@ from qwen35mm.errors import ConversationDataError
 from qwen35mm_preprocess import MediaPlan, VideoClip
 from qwen35mm_preprocess.say import Said, Saying, is_said, say
 
-Role = Literal["user", "assistant"]
+Role = Literal["user", "assistant", "tool"]
 ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
 AttachmentKind = Literal["image", "video", "text"]
 
@@ -92,6 +92,21 @@ class Attachment:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call that an answer makes of a tool.
+
+    name        the tool's, as the model was told
+    arguments   any JSON object
+    """
+
+    __pydantic_config__ = KEPT
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, Field(min_length=1)]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Node:
     """One message.
 
@@ -108,6 +123,8 @@ class Node:
     first       the oldest message in a question's own prompt; None takes the conversation's `first`
     edited      of a reply: whether a person has changed its text
     settings    of a reply: its settings (see `settings.made_with`), any JSON object; None if unknown
+    calls       of a reply: the tools that it calls, at its end; each has a "tool" message with the result below it
+    call        of a result: the id of its call
     """
 
     __pydantic_config__ = KEPT
@@ -128,6 +145,13 @@ class Node:
     first: Id | None = None
     edited: bool = False
     settings: Mapping[str, Any] | None = None
+    calls: tuple[Call, ...] = ()
+    call: str | None = None
+
+    @property
+    def says_something(self) -> bool:
+        """Of a reply: whether later prompts have it."""
+        return bool(self.text or self.calls)
 
 
 @dataclass(frozen=True)
@@ -156,6 +180,7 @@ class Conversation:
 
 
 _NODE = TypeAdapter(Node)
+_CALLS = TypeAdapter(tuple[Call, ...])
 _PLAN = TypeAdapter(MediaPlan)
 
 
@@ -205,6 +230,25 @@ def load_words(text: str | None) -> Said | None:
         return heard(json.loads(text))
     except (ValueError, RecursionError):
         return text
+
+
+def dump_calls(calls: tuple[Call, ...]) -> str | None:
+    """A reply's calls as text for `load_calls`. Raises ConversationDataError."""
+    if not calls:
+        return None
+    return dump_object({"calls": [{**vars(call)} for call in calls]}, "message.calls")
+
+
+def load_calls(text: str | None) -> tuple[Call, ...]:
+    """The calls that `dump_calls` wrote. Raises ConversationDataError if they are damaged."""
+    if text is None:
+        return ()
+    try:
+        return _CALLS.validate_json(json.dumps(load_object(text, "message.calls").get("calls")))
+    except ValidationError:
+        raise ConversationDataError(
+            say("The database is damaged: {what} can't be read.", what="message.calls")
+        ) from None
 
 
 def heard(words: Any) -> Said:

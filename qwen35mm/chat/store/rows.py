@@ -14,10 +14,12 @@ from qwen35mm.chat.store.records import (
     Conversation,
     Node,
     checked_node,
+    dump_calls,
     dump_object,
     dump_plan,
     dump_words,
     heard,
+    load_calls,
     load_object,
     load_plan,
     load_words,
@@ -108,6 +110,7 @@ def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Nod
         values = _values(names, row)
         values["notes"] = tuple(map(heard, load_object(values["notes"], "message.notes").get("notes", ())))
         values["error"] = load_words(values["error"])
+        values["calls"] = load_calls(values["calls"])
         for name, what in _OBJECTS.items():
             values[name] = None if values[name] is None else load_object(values[name], what)
         nodes.append(Node(**values, attachments=tuple(attachments.get(values["id"], ()))))
@@ -145,7 +148,7 @@ def conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
 def node_row(node: Node) -> dict[str, Any]:
     """A message's row. Raises ConversationDataError for an invalid value."""
     row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message.notes")}
-    row["error"] = dump_words(node.error)
+    row["error"], row["calls"] = dump_words(node.error), dump_calls(node.calls)
     row |= {name: None if row[name] is None else dump_object(row[name], what) for name, what in _OBJECTS.items()}
     del row["attachments"]
     return row

@@ -38,11 +38,11 @@ _LOOKED_AT_CHARS = 200_000
 _FIND = """
     WITH hits (sequence) AS ({indexed}
         SELECT n.sequence FROM {unindexed} JOIN present AS c ON c.id = n.conversation
-        WHERE c.owner = :owner AND has_words(n.text, :phrases)
+        WHERE c.owner = :owner AND has_words(n.searched, :phrases)
     ), newest (conversation, sequence) AS (
         SELECT conversation, max(sequence) FROM nodes WHERE sequence IN hits GROUP BY conversation
     )
-    SELECT c.id, n.id, n.text FROM present AS c
+    SELECT c.id, n.id, n.searched FROM present AS c
     LEFT JOIN newest ON newest.conversation = c.id LEFT JOIN nodes AS n ON n.sequence = newest.sequence
     WHERE c.owner = :owner AND (n.id IS NOT NULL OR has_words(c.title, :phrases)) AND {after}
     ORDER BY {order} LIMIT :limit
@@ -106,7 +106,8 @@ def index_texts(database: Database) -> Iterator[None]:
             if not _has_index(connection):
                 return
             found = connection.execute(
-                "SELECT sequence, text FROM unindexed JOIN nodes USING (sequence) WHERE sequence > ? ORDER BY sequence",
+                "SELECT sequence, searched FROM unindexed JOIN nodes USING (sequence) WHERE sequence > ? "
+                "ORDER BY sequence",
                 (last,),
             )
             for row in found:
@@ -122,7 +123,8 @@ def index_texts(database: Database) -> Iterator[None]:
             for (sequence, text), its_words in zip(rows, words, strict=True):
                 # Leaves a reply that has grown meanwhile for the next time.
                 taken = connection.execute(
-                    "DELETE FROM unindexed WHERE sequence = ?1 AND ?2 = (SELECT text FROM nodes WHERE sequence = ?1)",
+                    "DELETE FROM unindexed "
+                    "WHERE sequence = ?1 AND ?2 = (SELECT searched FROM nodes WHERE sequence = ?1)",
                     (sequence, text),
                 )
                 if taken.rowcount:

@@ -104,4 +104,17 @@ _CROPS = ("ALTER TABLE attachments ADD COLUMN crop_of TEXT",)
 # The settings of an answer.
 _MADE_WITH = ("ALTER TABLE nodes ADD COLUMN settings TEXT",)
 
-MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR, _CROPS, _MADE_WITH)
+# Calls of tools. `searched` is what the search reads: also their arguments.
+_CALLS = (
+    "ALTER TABLE nodes ADD COLUMN calls TEXT",
+    "ALTER TABLE nodes ADD COLUMN call TEXT",
+    "ALTER TABLE nodes ADD COLUMN searched TEXT GENERATED ALWAYS AS (text || COALESCE(char(10) || calls, '')) VIRTUAL",
+    "DROP TRIGGER nodes_changed",
+    """
+    CREATE TRIGGER nodes_changed AFTER UPDATE OF text, calls ON nodes
+    WHEN new.text <> old.text OR new.calls IS NOT old.calls
+    BEGIN INSERT OR IGNORE INTO unindexed VALUES (new.sequence); END
+    """,
+)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR, _CROPS, _MADE_WITH, _CALLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -88,7 +89,10 @@ class ReplyDrawing:
             "groundings": ground(node.text, reply.work.path, node.model),
             "conversation": reply.work.conversation_id,
             "too_long": reply.too_long,
-            "work": work_of(node, reply.progress, reply.work.path, reply.tally),
+            "work": {"label": reply.doing, "share": None, "pace": []}
+            if reply.doing
+            else work_of(node, reply.progress, reply.work.path, reply.tally),
+            "num_results": reply.num_results,
             "unsaved": reply.unsaved,
         }
 
@@ -121,6 +125,13 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
         ids = [each.id for each in tree.path(node.id)] if node.first else []
         left_out = ids.index(node.first) if node.first in ids else 0
         return {**view, "attachments": attachments, "unanswered": is_last, "left_out": left_out}
+    if node.role == "tool":
+        attachments = [attachment_view(attachment) for attachment in node.attachments]
+        asking = next((each for each in reversed(tree.path(node.id)) if each.role == "assistant"), None)
+        call = next((call for call in (asking.calls if asking else ()) if call.id == node.call), None)
+        if node.status == "running" and not tree.subtree(node.id) & set(running):
+            view["status"] = "interrupted"
+        return {**view, "attachments": attachments, "name": call.name if call else ""}
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if may_have_marks(node.text):
         answer["groundings"] = ground(node.text, tree.path(node.id)[:-1], node.model)
@@ -148,8 +159,16 @@ def _answer(node: Node, blocks: list[str], reasoning: list[str]) -> dict[str, An
         "error": node.error,
         "notes": list(node.notes),
         "stats": describe_stats(node.stats),
+        "calls": [{"id": call.id, "name": call.name, "arguments": _as_code(call.arguments)} for call in node.calls],
         "groundings": [],
     }
+
+
+def _as_code(arguments: Mapping[str, Any]) -> str:
+    """All arguments of a call, as JSON. A person allows what they see, so characters that hide or turn others around
+    are written as their codes."""
+    text = json.dumps(dict(arguments), ensure_ascii=False, indent=2)
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
 def attachment_view(attachment: Attachment) -> dict[str, Any]:

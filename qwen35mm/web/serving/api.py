@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from qwen35mm.chat.media.crops import cut
 from qwen35mm.chat.media.strips import Strips
 from qwen35mm.chat.quotas import Usage
+from qwen35mm.chat.replies.calling import Answer
 from qwen35mm.chat.replies.edits import edit_answer
 from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.replies import Replies
@@ -97,6 +98,7 @@ class Api:
             "presets": await REQUESTS.run(self._store.presets, person.owner),
             **await self.list(person),
             "running": [reply.node.id for reply in self._replies.of(person.owner)],
+            "tools": list(self._turns.toolbox.names(person.owner)),
         }
 
     @request
@@ -127,7 +129,12 @@ class Api:
             if node in tree.nodes and node not in {each.id for each in tree.path(kept.head)}:
                 self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
                 kept, tree = self._store.read(person.owner, conversation)
-            return chat_view(kept, tree, running(tree), self._backend.context_length, unsaved)
+            view = chat_view(kept, tree, running(tree), self._backend.context_length, unsaved)
+            path = tree.path(kept.head)
+            if path and path[-1].status == "finished":
+                asks = self._turns.toolbox.asks(person.owner, Settings.kept(kept.settings), path)
+                view["messages"][-1] |= {"asks": asks} if asks else {}
+            return view
 
         unsaved = self._replies.unsaved(person.owner, conversation)
         return await REQUESTS.run(read, self._running(person, conversation))
@@ -329,6 +336,16 @@ class Api:
         """Continues an answer that ended early."""
         await self._take_settings(person, conversation, settings)
         return await self._shown(person, conversation, await self._turns.go_on(person, conversation, node))
+
+    @request
+    async def run_calls(self, person: Person, conversation: str, node: str, answers: dict[str, Answer]) -> Any:
+        """Runs an answer's calls, and begins the answer to their results; no reply if the person must be asked.
+
+        Args:
+            answers: what the person said, by the calls' ids.
+        """
+        await REQUESTS.run(self._usage.check, person, num_bytes=1)
+        return await self._shown(person, conversation, await self._turns.run_calls(person, conversation, node, answers))
 
     @request
     async def summarise(self, person: Person, conversation: str, title: str) -> Any:

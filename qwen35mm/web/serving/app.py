@@ -26,6 +26,7 @@ from qwen35mm.chat.quotas import ALONE, STRANGERS, STRANGERS_TEMPORARY, Usage
 from qwen35mm.chat.replies.drafts import answer_reserve
 from qwen35mm.chat.replies.replies import GRACE_S, Replies
 from qwen35mm.chat.replies.titles import Titles
+from qwen35mm.chat.replies.toolbox import Toolbox
 from qwen35mm.chat.replies.turns import Person, Turns
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store.store import ConversationStore
@@ -58,6 +59,7 @@ from qwen35mm.web.serving.programs import ProgramAccess, program_routes
 from qwen35mm.web.serving.servers import Servers
 from qwen35mm.web.serving.temporary import TemporaryRequests
 from qwen35mm.web.serving.texts import Texts
+from qwen35mm.web.serving.tool_servers import ToolSettings
 from qwen35mm_preprocess.say import said_of
 
 logger = logging.getLogger(__name__)
@@ -107,6 +109,8 @@ def build_app(
     through_gradio: bool = False,
     read_web: bool = False,
     servers: Servers | None = None,
+    toolbox: Toolbox | None = None,
+    tools: ToolSettings | None = None,
     network_url: Callable[[], str | None] = lambda: None,
 ) -> Page:
     """Builds the chat page for a backend; `serve` launches it.
@@ -127,12 +131,14 @@ def build_app(
         through_gradio: whether the page's stream goes through Gradio's queue; Gradio starts the server then.
         read_web: whether web addresses are read, unless a person says no; else one's own page can allow it.
         servers: other servers whose models can be chosen; None if the model can't be changed.
+        toolbox: the tools that chats may switch on.
+        tools: answers requests about tool servers.
         network_url: the address for people at other machines, once the server listens.
     """
     replies = Replies(store, backend, grace_s=grace_s)
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
     titles = Titles(store, backend, replies)
-    turns = Turns(backend, store, replies, switch.larger_context if switch else None)
+    turns = Turns(backend, store, replies, switch.larger_context if switch else None, toolbox)
     people = People(shared=shared, token=token, logins=logins, max_replies=max_replies)
     examples = choose_examples(load_samples())
     models = None if switch is None or servers is None else Models(switch, titles.rest, servers)
@@ -182,8 +188,9 @@ def build_app(
         return may_read_web and store.preferences(person.owner).get("read_web", read_web) is True
 
     files = Files(store, people, backend, usage, examples, reads_web=reads_web)
-    services = [api_of_chats, files, Previews(), Texts(store), *(each for each in (models, offered) if each)]
-    turns_in_memory = Turns(backend, temporary, replies.beside(temporary), switch.larger_context if switch else None)
+    services = [api_of_chats, files, Previews(), Texts(store), *filter(None, (models, offered, tools))]
+    larger = switch.larger_context if switch else None
+    turns_in_memory = Turns(backend, temporary, replies.beside(temporary), larger, toolbox)
     chats_in_memory = TemporaryChats(temporary, lambda owner, each: turns_in_memory.stop(Person(owner), each))
     usage_in_memory = Usage(temporary, STRANGERS_TEMPORARY if shared else ALONE)
     api_in_memory = Api(

@@ -131,6 +131,11 @@ def name_of(person: Person) -> str | None:
     return person.owner.removeprefix(_USER) if person.owner.startswith(_USER) else None
 
 
+def owner_named(name: str) -> str:
+    """Who a person with this name is in the store, once they are logged in."""
+    return f"{_USER}{name}"
+
+
 def log_in_first() -> HttpError:
     """The error for a request without a login."""
     return HttpError(401, say("Log in first: reload the page."), "login")

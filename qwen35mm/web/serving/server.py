@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +15,29 @@ from qwen35mm.chat.accounts import AccountFile, GivenAccounts
 from qwen35mm.chat.documents.documents import can_read_web_pages
 from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies.replies import GRACE_S, Replies
+from qwen35mm.chat.replies.toolbox import Toolbox
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.chat.store.temporary import TemporaryStore, temporary_folder
 from qwen35mm.contract import Backend
-from qwen35mm.errors import ConfigError, MissingExtraError
+from qwen35mm.errors import ConfigError, MissingExtraError, StorageError
 from qwen35mm.http.ends import end_signals, interrupt, wait_for_the_end
 from qwen35mm.http.run import ServerThread, tell_network
 from qwen35mm.http.sessions import PageToken
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.strangers import is_shared
+from qwen35mm.tools.config import ToolServer
+from qwen35mm.tools.servers import ToolServers
 from qwen35mm.web.serving.app import Page, build_app
 from qwen35mm.web.serving.guest import MAX_WAITING_EVENTS
 from qwen35mm.web.serving.logins import Logins
+from qwen35mm.web.serving.people import owner_named
 from qwen35mm.web.serving.programs import ProgramAccess
 from qwen35mm.web.serving.servers import Server as RemoteServer
 from qwen35mm.web.serving.servers import Servers
 from qwen35mm.web.serving.tidying import keep_tidy
+from qwen35mm.web.serving.tool_servers import ToolSettings
+
+logger = logging.getLogger(__name__)
 
 # Without a data folder, people last seen this long ago are deleted with their uploads and conversations.
 FORGET_AFTER_S = 1800.0
@@ -90,6 +99,8 @@ def serve(
     through_gradio: bool = False,
     read_web: bool = False,
     server: RemoteServer | None = None,
+    tools: Sequence[ToolServer] = (),
+    tool_accounts: Sequence[str] = (),
     max_replies: int | None = None,
     max_waiting: int = MAX_WAITING_EVENTS,
     grace_s: float = GRACE_S,
@@ -112,6 +123,8 @@ def serve(
         read_web: whether web addresses are read into messages, unless a person says no. Without it, one's own page can
             allow it in its settings.
         server: the server of the model, if `backend` is remote.
+        tools: the tool servers that chats may switch on.
+        tool_accounts: who may, where people log in; nobody else does.
         max_replies: most replies in progress for one person; None is 4, or 1 if strangers share the page.
         max_waiting: most requests in Gradio's queue; more are refused.
         grace_s: a reply that no page watches is stopped after this many seconds.
@@ -130,6 +143,7 @@ def serve(
     if mcp and (logins or not calls):
         raise ConfigError("--mcp needs what --no-api takes away, and a page without --auth and --auth-file.")
     page_token = None if shared or logins or token == "" else PageToken(token)
+    _check_tools(tools, tool_accounts, has_token=page_token is not None, has_logins=logins is not None)
     if programs is not None and page_token is not None:
         programs = replace(programs, keys=programs.keys.with_key(page_token.value))
     # Known once the server listens.
@@ -140,9 +154,12 @@ def serve(
         store = stack.enter_context(contextlib.closing(ConversationStore(folder)))
         temporary = TemporaryStore(stack.enter_context(temporary_folder()))
         stack.callback(temporary.close)
+        toolbox, tool_settings = _toolbox(store, tuple(tools), tool_accounts, folder if page_token else None, stack)
         page = build_app(
             backend,
             store,
+            toolbox=toolbox,
+            tools=tool_settings,
             temporary=temporary,
             shared=shared,
             token=page_token,
@@ -193,6 +210,43 @@ def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> N
             wait_for_the_end()
     finally:
         server.close()
+
+
+def _check_tools(tools: Sequence[ToolServer], accounts: Sequence[str], *, has_token: bool, has_logins: bool) -> None:
+    """Raises ConfigError if somebody could use the tools who isn't meant."""
+    if accounts and not (tools and has_logins):
+        raise ConfigError("--mcp-accounts says which accounts may use --mcp-config: give that, and --auth-file.")
+    if tools and has_logins and not accounts:
+        raise ConfigError(
+            "--mcp-config on a page with a login needs --mcp-accounts: the names of those who may use it."
+        )
+    if tools and not has_logins and not has_token:
+        raise ConfigError(
+            "--mcp-config is for your own page with its token, or for named accounts: tools act in your name, and here "
+            "strangers could use them. Leave out --token none, or use --auth-file and --mcp-accounts."
+        )
+
+
+def _toolbox(
+    store: ConversationStore,
+    given: tuple[ToolServer, ...],
+    accounts: Sequence[str],
+    folder: Path | None,
+    stack: contextlib.ExitStack,
+) -> tuple[Toolbox, ToolSettings]:
+    """The page's tools; without the SDK there are none, unless some were asked for."""
+    if not given and (folder is None or importlib.util.find_spec("mcp") is None):
+        return Toolbox(), ToolSettings(Toolbox(), (), None)
+    servers = stack.enter_context(ToolServers(given))
+    owners = None if folder is not None else {owner_named(name) for name in accounts}
+    toolbox = Toolbox(servers, store, lambda owner: owners is None or owner in owners)
+    settings = ToolSettings(toolbox, given, None if folder is None else folder / "tools.json")
+    try:
+        settings.load()
+    except (ConfigError, StorageError) as error:
+        # The page is where it can be repaired.
+        logger.warning("%s", error)
+    return toolbox, settings
 
 
 def _logins(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,7 @@ from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.backends.remote.connection import RemoteTimeouts
 from qwen35mm.decoding import Decoders
 from qwen35mm.errors import ConfigError, NotFoundError, StorageError
+from qwen35mm.folders import write_private
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 from qwen35mm_preprocess.say import say
 
@@ -149,16 +148,7 @@ class Servers:
                     say("There are {n} servers already, the most there can be. Remove one.", n=MAX_SERVERS)
                 )
             try:
-                # Only the owner can read mkstemp's files.
-                descriptor, name = tempfile.mkstemp(prefix=".servers-", dir=self._path.parent)
-                try:
-                    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                        json.dump([asdict(each) for each in servers], file, indent=1)
-                        file.flush()
-                        os.fsync(file.fileno())
-                    Path(name).replace(self._path)
-                finally:
-                    Path(name).unlink(missing_ok=True)
+                write_private(self._path, json.dumps([asdict(each) for each in servers], indent=1))
             except OSError:
                 raise StorageError(
                     say("The servers in {path} can't be saved. Check the folder, and its disk.", path=str(self._path))

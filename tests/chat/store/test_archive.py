@@ -168,7 +168,7 @@ def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
         }
         assert len(archive.namelist()) == len(set(archive.namelist()))
         values = json.loads(archive.read(f"conversations/{one.id}.json"))
-        assert (values["format"], values["version"]) == ("qwen35mm-conversation", 2)
+        assert (values["format"], values["version"]) == ("qwen35mm-conversation", 3)
         assert [message["id"] for message in values["messages"]] == list(store.read(ME, one.id)[1].nodes)
         text = archive.read("Ein Bär_ 猫_.._x.md").decode("utf-8")
     for name in media:

@@ -59,7 +59,7 @@ def conversation(**values: Any) -> dict[str, Any]:
     messages = [message(IDS[0], None, attachments=(file,)), message(IDS[1], IDS[0])]
     return {
         "format": "qwen35mm-conversation",
-        "version": 2,
+        "version": 3,
         "title": "t",
         "created_s": 1.0,
         "updated_s": 2.0,
@@ -264,7 +264,7 @@ WRONG_PLANS = {
     ("name", "key", "value", "words"),
     [
         ("conversation", "format", "other", "isn't a chat"),
-        *(("conversation", "version", version, "doesn't have version 2") for version in (3, "2", True)),
+        *(("conversation", "version", version, "doesn't have version 3") for version in (4, "2", "3", True)),
         ("conversation", "extra", 1, "extra"),
         ("conversation", "pinned", 1, "pinned"),
         ("conversation", "settings", [], "settings"),

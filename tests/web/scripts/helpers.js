@@ -82,7 +82,16 @@ export function makeMessage(/** @type {Partial<Message>} */ rest = {}) {
 
 /** @returns {any} */
 export function makeNews(/** @type {object} */ rest = {}) {
-  const empty = { blocks: [], reasoning: [], thinking_s: null, error: null, notes: [], groundings: [], stats: null };
+  const empty = {
+    blocks: [],
+    reasoning: [],
+    thinking_s: null,
+    error: null,
+    notes: [],
+    groundings: [],
+    stats: null,
+    calls: [],
+  };
   return { id: "reply", conversation: "one", status: "running", too_long: false, ...empty, ...rest };
 }
 
@@ -227,6 +236,6 @@ export function makeState(program, drawn = [], watched = [], nowMs = () => 0) {
     whenThere: () => program.whenThere,
   };
   const examples = [{ text: "Which shape?", kind: /** @type {const} */ ("image"), url: "", poster: "" }];
-  const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } } };
+  const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } }, tools: [] };
   return new PageState(view, program.requests, (ids) => watched.push(ids), start, nowMs);
 }

@@ -12,9 +12,11 @@ from typing import Any
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.quotas import ALONE, Usage
 from qwen35mm.chat.replies.replies import Replies
+from qwen35mm.chat.replies.toolbox import Toolbox
 from qwen35mm.chat.replies.turns import Person, Question, SentFile, Turns
 from qwen35mm.chat.store.records import Attachment, Node
 from qwen35mm.chat.store.store import ConversationStore
+from qwen35mm.tools.servers import ToolServers
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
 from tests.chat.fake_backend import FakeBackend
@@ -39,11 +41,12 @@ class Asked:
 class ChatKit:
     """What `build_app` puts together, and short words for what a page does."""
 
-    def __init__(self, folder: Path, backend: Any = None) -> None:
+    def __init__(self, folder: Path, backend: Any = None, tools: ToolServers | None = None) -> None:
         self.backend: FakeBackend = backend or FakeBackend()
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=GRACE_S)
-        self.turns = Turns(self.backend, self.store, self.replies)
+        self.toolbox = Toolbox(tools, self.store)
+        self.turns = Turns(self.backend, self.store, self.replies, toolbox=self.toolbox)
         self.api = Api(self.backend, self.store, self.replies, self.turns, dict, Usage(self.store, ALONE))
 
     def attach(self, path: Path, person: Person = ME, kind: Any = "image", name: str | None = None) -> Attachment:

@@ -3,6 +3,7 @@
 "echo TEXT"      TEXT, word by word
 "think TEXT"     a thought, then TEXT
 "slow"           words without an end, by a clock of its own; "slow WORD" has them be WORD
+"call NAME JSON" a call of a tool, and of "call NAME JSON; NAME JSON" two
 "phases"         a pause in each phase of progress, until `next_phase()`, then an answer; "phases TEXT" has it be TEXT
 "refuse TEXT"    a RequestError that says TEXT
 "break"          an error that is a bug; "break late" after some words
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +40,7 @@ from qwen35mm.contract import (
     SamplingParams,
     Text,
     TextDelta,
+    ToolCall,
     Video,
 )
 from qwen35mm.errors import ContextTooLongError, RequestError
@@ -153,6 +156,12 @@ class FakeBackend:
                 yield progress
                 while not self._phases.acquire(blocking=False):
                     await asyncio.sleep(0.005)
+        if command == "call" and message.role == "user":
+            made = [each.strip().partition(" ") for each in rest.split(";")]
+            calls = tuple(ToolCall(name, json.loads(given or "{}")) for name, _, given in made)
+            yield TextDelta("I look.", "reasoning")
+            yield Finished(replace(make_result(""), tool_calls=calls))
+            return
         if command == "refuse":
             raise RequestError(rest)
         if message.text == "too long":

@@ -6,12 +6,13 @@ import io
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from qwen35mm.assets import asset_path, demo_model_path
-from qwen35mm.chat.store.records import Attachment, Conversation, Node
+from qwen35mm.chat.store.records import Attachment, Call, Conversation, Node
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.chat.store.tree import Tree
 from qwen35mm.model_library import BackendOptions, BackendSwitch
@@ -22,6 +23,8 @@ IMAGES = Path(__file__).resolve().parent / "images"
 SAMPLES = asset_path("samples")
 
 DESKTOP = {"viewport": {"width": 1240, "height": 860}, "device_scale_factor": 1.5}
+# A call, its result and the next call.
+TALL = {"viewport": {"width": 1080, "height": 1080}, "device_scale_factor": 1}
 # Four of them are one picture.
 SMALL = {"viewport": {"width": 992, "height": 688}, "device_scale_factor": 0.75}
 
@@ -64,6 +67,29 @@ def add_marks(store: ConversationStore) -> None:
     answer = Node(new_id(), question.id, "assistant", now_s, text, model="Qwen3.5-4B")
     conversation = Conversation(new_id(), question.text, now_s, now_s, answer.id)
     store.insert("local", [(conversation, Tree([question, answer]))])
+
+
+def add_calls(store: ConversationStore) -> None:
+    """A conversation with tools, as a larger Qwen3.5 writes it: the bundled model calls none."""
+    digest, num_bytes = store.media.add(io.BytesIO((SAMPLES / "three-shapes.png").read_bytes()), max_bytes=1 << 20)
+    picture = Attachment(digest, "image", "picture-1.png", num_bytes)
+    path, model = "/home/ann/pictures/three-shapes", {"model": "Qwen3.5-4B"}
+    text = "A blue star on the left, a yellow diamond above, and a red circle below it, on grey."
+    look = Call("call_1", "files__read_media_file", {"path": f"{path}.png"})
+    save = Call("call_2", "files__write_file", {"path": f"{path}.txt", "content": text})
+    nodes: list[Node] = []
+
+    def add(role: Any, text: str, **fields: Any) -> None:
+        nodes.append(Node(new_id(), nodes[-1].id if nodes else None, role, time.time(), text, **fields))
+
+    add("user", "What is in the newest of my pictures?")
+    add("assistant", "", calls=(look,), reasoning="It is three-shapes.png. I look at it.", thinking_s=1.2, **model)
+    add("tool", "", call=look.id, attachments=(picture,))
+    add("assistant", text, **model)
+    add("user", "Save that beside it.")
+    add("assistant", "", calls=(save,), **model)
+    conversation = Conversation(new_id(), "The newest picture", time.time(), time.time(), nodes[-1].id)
+    store.insert("local", [(conversation, Tree(nodes))])
 
 
 def shoot_first_minute(browser: Browser, address: str) -> None:
@@ -127,6 +153,12 @@ def main() -> None:
             page.chats.filter(has_text="Where are the shapes?").click()
             expect(page.answers.last.locator(".mark-box")).to_have_count(2)
             shoot(page, "marks.png")
+            add_calls(server.store)
+            for colours, name in (("light", "tools.png"), ("dark", "tools-dark.png")):
+                page = ChatPage(browser, server.address, **TALL, color_scheme=colours)
+                page.chats.filter(has_text="The newest picture").click()
+                expect(page.page.get_by_role("button", name="Allow once")).to_be_visible()
+                shoot(page, name)
             page = ChatPage(browser, server.address, **DESKTOP)
             chat(page, "three-shapes.png", ["Describe the picture."])
             page.tool(page.answers.last, "Compare").click()

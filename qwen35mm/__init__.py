@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.backends.scripting.chat import Chat
     from qwen35mm.backends.scripting.functions import ToolResult
+    from qwen35mm.backends.scripting.mcp_tools import McpTools
     from qwen35mm.backends.scripting.replies import ReplyStream
     from qwen35mm.backends.scripting.rounds import FunctionStream
     from qwen35mm.backends.scripting.texts import Score
@@ -77,6 +78,7 @@ _HOMES = {
     "Image": "qwen35mm.contract",
     "LoadedModel": "qwen35mm.model",
     "LocalBackend": "qwen35mm.backends.local",
+    "McpTools": "qwen35mm.backends.scripting.mcp_tools",
     "MediaBudget": "qwen35mm_preprocess",
     "MediaError": "qwen35mm_preprocess",
     "MediaLimits": "qwen35mm_preprocess",
@@ -124,6 +126,7 @@ __all__ = [
     "Image",
     "LoadedModel",
     "LocalBackend",
+    "McpTools",
     "MediaBudget",
     "MediaError",
     "MediaLimits",

@@ -35,6 +35,7 @@ from qwen35mm.option_values import (
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache.planner import CacheSettings
+    from qwen35mm.decoding import Decoders
     from qwen35mm.http.settings import HttpSettings
     from qwen35mm.model.weights import OnRead
     from qwen35mm.model_library import BackendOptions
@@ -258,12 +259,14 @@ class ModelOptions:
         more_slots: bool = False,
         named: bool = False,
         progress: OnRead | None = None,
+        decoders: Decoders | None = None,
     ) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine; the disk cache needs a named folder.
 
         Args:
             progress: called with the bytes of weights that were read, and all of them.
             prompts_first: see `EngineSettings`.
+            decoders: processes for reading media; None reads them in this process.
             more_slots: whether requests always wait, so that more slots help; see `with_slots_for_many`.
             named: whether adapters may have names, by which requests choose them.
 
@@ -278,7 +281,7 @@ class ModelOptions:
                 f"--lora {names[0]}: only `serve` and `chat` choose among adapters by name. Give the folder without "
                 "its name, and it becomes a part of the model."
             )
-        asked = replace(self.backend_options(), progress=progress)
+        asked = replace(self.backend_options(), progress=progress, decoders=decoders)
         options, folder = fit_source(asked, self.source, self.name)
         if more_slots:
             # Captions are short and share the drafted rows: the layer would cost their prompts more than it gives.

@@ -38,6 +38,7 @@ PUBLIC = {
     "Image",
     "LoadedModel",
     "LocalBackend",
+    "McpTools",
     "MediaBudget",
     "MediaError",
     "MediaLimits",

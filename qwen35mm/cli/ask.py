@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +18,13 @@ from qwen35mm.cli.folders import cache_folder
 from qwen35mm.cli.loading import shown_loading
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.cli.sampling_options import SamplingChoices
+from qwen35mm.errors import RequestError
 from qwen35mm.option_values import with_options
 from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
-    from qwen35mm.contract import CacheReport, Message, Progress, Result, SamplingParams
+    from qwen35mm.contract import CacheReport, GenerationRequest, Progress, Result, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,13 @@ def ask(
         typer.Option("--think/--no-think", help="Think before the answer; by default as the checkpoint does."),
     ] = None,
     thinking_budget: Annotated[int | None, typer.Option(help="Most tokens of thinking; 0 is none.", min=0)] = None,
+    mcp_config: Annotated[
+        Path | None, typer.Option(help="JSON file with MCP servers whose tools may be called; each call is asked for.")
+    ] = None,
+    allow_tool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A tool that runs without asking; may be repeated.")
+    ] = None,
+    max_calls: Annotated[int, typer.Option(help="Most calls of tools.", min=1)] = 20,
     schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answer satisfies.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -59,7 +69,9 @@ def ask(
     with quick_imports():
         import qwen35mm.backends.local
         import qwen35mm.model_library  # noqa: F401
-        from qwen35mm.contract import Image, Message, Text, Video
+        from qwen35mm.backends.scripting import loop
+        from qwen35mm.backends.scripting.functions import calls_to_run, run_calls
+        from qwen35mm.contract import GenerationRequest, Image, Message, Text, Video
 
     json_schema = None if schema is None else _read_schema(schema)
     media = [Image(_file(path)) for path in image or []]
@@ -68,29 +80,51 @@ def ask(
     messages = [Message("system", (Text(system),))] if system else []
     messages.append(Message("user", (*media, Text(text))))
 
-    with shown_loading() as progress:
-        backend = options.load(progress=progress)
-    if backend.is_demo and not as_json:
-        typer.echo(DEMO_NOTE, err=True)
-    params = backend.loaded.generation.with_overrides(
-        max_tokens=max_tokens,
-        seed=seed,
-        thinking_budget=thinking_budget,
-        json_schema=json_schema,
-        **sampling.values(),
-    )
-    try:
-        result = asyncio.run(_answer(backend, messages, params, think, quiet=as_json))
-    except KeyboardInterrupt:
-        typer.echo("\nStopped.", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        backend.close()
+    consent = Consent(set(allow_tool or ()), max_calls, can_ask=_is_asked_at_a_terminal() and not as_json)
+    with contextlib.ExitStack() as stack:
+        servers = decoders = None
+        if mcp_config is not None:
+            from qwen35mm.backends.scripting.mcp_tools import McpTools
+            from qwen35mm.decoding import Decoders
+
+            servers = stack.enter_context(McpTools(_file(mcp_config), approve=consent))
+            # What a tool shows is untrusted: it is read in other processes.
+            decoders = stack.enter_context(contextlib.closing(Decoders(options.limits)))
+        with shown_loading() as progress:
+            backend = options.load(progress=progress, decoders=decoders)
+        stack.callback(backend.close)
+        if backend.is_demo and not as_json:
+            typer.echo(DEMO_NOTE, err=True)
+        params = backend.loaded.generation.with_overrides(
+            max_tokens=max_tokens,
+            seed=seed,
+            thinking_budget=thinking_budget,
+            json_schema=json_schema,
+            **sampling.values(),
+        )
+        try:
+            tools = [] if servers is None else servers.tools()
+            # With tools the next round continues this one; none of it needs a disk.
+            retain = "memory" if tools else "shared"
+            request = GenerationRequest(messages, params, enable_thinking=think, retain=retain, tools=tools)
+            result = asyncio.run(_answer(backend, request, quiet=as_json))
+            while calls := calls_to_run(result, tools):
+                consent.take(len(calls))
+                made = Message("assistant", result.text, result.reasoning, calls)
+                messages += [made, *(each.message for each in run_calls(calls, tools, loop.run))]
+                result = asyncio.run(_answer(backend, replace(request, messages=messages), quiet=as_json))
+        except (KeyboardInterrupt, typer.Abort):
+            typer.echo("\nStopped.", err=True)
+            raise typer.Exit(130) from None
     logger.info(_describe_cache(result.num_prompt_tokens, result.cache))
     if as_json:
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif result.finish_reason == "length":
         typer.echo("(The reply was cut off at its limit of tokens.)", err=True)
+
+
+def _is_asked_at_a_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _file(path: Path) -> Path:
@@ -110,14 +144,46 @@ def _read_schema(path: Path) -> str:
     return text
 
 
-async def _answer(
-    backend: LocalBackend, messages: list[Message], params: SamplingParams, think: bool | None, *, quiet: bool
-) -> Result:
-    from qwen35mm.contract import Finished, GenerationRequest, MediaPlanned, Progress, TextDelta
+class Consent:
+    """Asks at the terminal before a tool is called, until "always" for this tool.
+
+    Args:
+        allowed: names of tools that need no question.
+        max_calls: of the whole answer.
+        can_ask: whether somebody is at the terminal; nobody's answer is no.
+    """
+
+    def __init__(self, allowed: set[str], max_calls: int, *, can_ask: bool) -> None:
+        self._allowed = allowed
+        self._left = self._max_calls = max_calls
+        self._can_ask = can_ask
+
+    def take(self, num_calls: int) -> None:
+        """Raises RequestError: the calls are more than may be."""
+        self._left -= num_calls
+        if self._left < 0:
+            raise RequestError(f"The model called tools more than {self._max_calls} times. Allow it with --max-calls.")
+
+    def __call__(self, call: ToolCall) -> bool:
+        arguments = json.dumps(dict(call.arguments), indent=2)
+        typer.echo(f"\nThe model calls {call.name}: {arguments}", err=True)
+        if call.name in self._allowed:
+            return True
+        if not self._can_ask:
+            typer.echo(f"Not run, since nobody can be asked. --allow-tool {call.name} allows it.", err=True)
+            return False
+        answer = typer.prompt("Run it? [y]es, [n]o, [a]lways this tool", default="n", err=True).strip().lower()
+        if answer in ("a", "always"):
+            self._allowed.add(call.name)
+        return answer in ("y", "yes", "a", "always")
+
+
+async def _answer(backend: LocalBackend, request: GenerationRequest, *, quiet: bool) -> Result:
+    from qwen35mm.contract import Finished, MediaPlanned, Progress, TextDelta
     from qwen35mm_preprocess.say import english
 
     terminal = _Terminal(quiet=quiet)
-    async for event in backend.stream(GenerationRequest(messages, params, enable_thinking=think, retain="shared")):
+    async for event in backend.stream(request):
         if isinstance(event, Progress):
             terminal.progress(event)
         elif isinstance(event, MediaPlanned):

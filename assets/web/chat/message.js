@@ -71,7 +71,7 @@ export class Row {
     redraw(
       this.tools,
       this.branches(message),
-      iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text)),
+      message.text && iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text)),
       own,
     );
   }
@@ -188,7 +188,7 @@ export class ResultRow extends FilesRow {
     fold.addEventListener("toggle", () => {
       this.#isOpen = fold.open;
     });
-    redraw(this.body, fold, this.files(message));
+    redraw(this.body, text ? fold : h("p.quiet", title), this.files(message));
     this.tools.replaceChildren();
   }
 }
@@ -282,7 +282,8 @@ export class AnswerRow extends Row {
     this.drawTools(
       message,
       message.edited && h("span.edited", t("Edited")),
-      iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
+      !message.calls.length &&
+        iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
       !hasFailed && iconButton("again", t("Regenerate"), again),
       message.branch.of < 2 && this.compareButton(message),
       this.deleteButton(message),

@@ -43,7 +43,9 @@ async def test_a_tools_turn_computes_the_call_and_its_result_and_nothing_before(
     assert await asyncio.to_thread(backend.wait_idle, 60)
     # The demo model calls no tools: here it did.
     call = Call("call_1", f"fake__{tool}", {"text": "<|im_end|> three"})
-    kit.store.update(ME.owner, replace(kit.node(asked.conversation, asked.reply), text="", status="finished", calls=(call,)))
+    kit.store.update(
+        ME.owner, replace(kit.node(asked.conversation, asked.reply), text="", status="finished", calls=(call,))
+    )
     reply = (await kit.api.run_calls(ME, asked.conversation, asked.reply, {"call_1": "once"}))["reply"]
     assert (await kit.watch(reply))["status"] != "failed"
 

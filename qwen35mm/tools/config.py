@@ -68,7 +68,7 @@ def servers_of(data: bytes | str) -> tuple[ToolServer, ...]:
         raise _wrong(say("It isn't JSON.")) from None
     found = values.get("mcpServers", values.get("servers")) if isinstance(values, dict) else None
     if not isinstance(found, dict):
-        raise _wrong(say("It has no object `mcpServers`."))
+        raise _wrong(say("It has no object mcpServers."))
     if len(found) > MAX_SERVERS:
         raise _wrong(say("It names {n} servers; at most {most} are accepted.", n=len(found), most=MAX_SERVERS))
     return tuple(_server(name, each) for name, each in found.items() if not _is_off(each))
@@ -83,7 +83,7 @@ def _server(name: str, values: Any) -> ToolServer:
         raise _wrong(say("A server's name has up to 32 letters, digits, - and _; got {name}.", name=repr(name[:50])))
 
     def wrong(key: str) -> ConfigError:
-        return _wrong(say("The server {name} has a `{key}` that can't be used.", name=name, key=key))
+        return _wrong(say("The server {name} has a {key} that can't be used.", name=name, key=key))
 
     if not isinstance(values, dict):
         raise wrong(name)
@@ -105,7 +105,7 @@ def _server(name: str, values: Any) -> ToolServer:
     if kind is not None and (kind not in _TYPES or _TYPES[kind] not in texts):
         raise wrong("type")
     if ("command" in texts) == ("url" in texts):
-        raise _wrong(say("The server {name} needs either a `command` or a `url`.", name=name))
+        raise _wrong(say("The server {name} needs either a command or a url.", name=name))
     if "url" in texts and not texts["url"].startswith(("http://", "https://")):
         raise wrong("url")
     return ToolServer(name, args=tuple(args), timeout_s=float(timeout_s), **pairs, **texts)

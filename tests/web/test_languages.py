@@ -35,6 +35,7 @@ HEARD = (
         PYTHON / name
         for name in ("backends/remote", "backends/zero_gpu", "chat", "decoding", "http", "model_library", "review")
     ),
+    PYTHON / "tools",
     PYTHON / "web",
     *(PYTHON / name for name in ("engine/engine.py", "engine/request.py", "engine/settings.py", "model/devices.py")),
     PYTHON / "checkpoints/shards.py",
@@ -46,7 +47,7 @@ ENGLISH_ONLY = {
     "qwen35mm/backends/remote/deadline.py": (1, "a script's options, by their names"),
     "qwen35mm/backends/remote/media.py": (1, "a caller's sources; the page passes files only"),
     "qwen35mm/backends/remote/pool.py": (2, "servers of one caption run, as the command line names them"),
-    "qwen35mm/backends/remote/request.py": (1, "a caller's arguments; the page asks with no tools"),
+    "qwen35mm/backends/remote/request.py": (1, "a caller's arguments; the page passes checked ones"),
     "qwen35mm/backends/remote/served.py": (3, "a program's mistake: a page connects before it asks"),
     "qwen35mm/backends/remote/texts.py": (9, "what scripts alone ask for"),
     "qwen35mm/backends/zero_gpu/duration.py": (1, "options of the command line, checked before there is a page"),
@@ -57,6 +58,7 @@ ENGLISH_ONLY = {
     "qwen35mm/engine/settings.py": (3, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
     "qwen35mm/http/run.py": (2, "what the command line names, checked before there is a page"),
+    "qwen35mm/tools/servers.py": (1, "the extra that is not installed, named to whoever starts the program"),
     "qwen35mm/http/settings.py": (6, "options of the command line, checked before there is a page"),
     "qwen35mm/review/folder.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/review/journal.py": (1, "what the command line reads; the page only writes it"),
@@ -66,7 +68,7 @@ ENGLISH_ONLY = {
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
     "qwen35mm/web/serving/guest.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/web/serving/mcp_tool.py": (1, "an option of the command line, checked before there is a page"),
-    "qwen35mm/web/serving/server.py": (6, "options of the command line, checked before there is a page"),
+    "qwen35mm/web/serving/server.py": (9, "options of the command line, checked before there is a page"),
     "preprocess/qwen35mm_preprocess/frames.py": (7, "what programs alone send; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media.py": (4, "a caller's sources; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media_plan.py": (3, "a caller's plans; of stored ones the records speak"),

@@ -12,11 +12,12 @@ from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.previews import Previews
 from qwen35mm.web.serving.temporary import EndsTemporary
 from qwen35mm.web.serving.texts import Texts
+from qwen35mm.web.serving.tool_servers import ToolSettings
 
 
 def test_the_page_declares_the_requests_there_are() -> None:
     declared = (
         asset_path("web/common/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
     )
-    there_are = requests_of(Api, Models, Previews, Texts, Files, EndsTemporary)
+    there_are = requests_of(Api, Models, Previews, Texts, Files, EndsTemporary, ToolSettings)
     assert sorted(re.findall(r"^  (\w+)\(", declared, re.MULTILINE)) == sorted(there_are)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import json
 import re
 import shutil
 import threading
@@ -22,6 +23,7 @@ from qwen35mm.web import serve
 from tests.chat.fake_backend import FakeBackend
 from tests.server.conftest import serving
 from tests.small_adapters import write_adapter
+from tests.tools.fakes import fake
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -56,6 +58,9 @@ def model(demo: LoadedModel) -> Iterator[LocalBackend]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, sample in FILES.items():
         shutil.copy(asset_path("samples") / sample, tmp_path / name)
+    server = fake(tmp_path)
+    servers = {"fake": {"command": server.command, "args": list(server.args)}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     for name in ADAPTERS:
         write_adapter(tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +73,7 @@ def test_there_is_an_example_of_each_way_in() -> None:
 @pytest.mark.parametrize("title", sections())
 async def test_examples_run(title: str, model: LocalBackend) -> None:
     names: dict[str, Any] = {"model": model, "__name__": "example", "__file__": title}
-    examples = [(line, code.replace("Qwen/Qwen3.5-2B", str(demo_model_path()))) for line, code in sections()[title]]
+    examples = [(line, re.sub("Qwen/Qwen3.5-[24]B", str(demo_model_path()), code)) for line, code in sections()[title]]
     if any("asyncio.run(" in code for _, code in examples):
         # As a program of its own, which has no loop yet.
         failed: list[BaseException] = []

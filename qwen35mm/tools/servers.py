@@ -345,7 +345,8 @@ def _tool(server: ToolServer, found: Any) -> Tool:
     text = json.dumps(definition, sort_keys=True)
     try:
         check_json(parameters, "a tool's schema")
-        is_usable = parameters["type"] == "object" and len(text) <= MAX_DEFINITION_CHARS
+        is_object = parameters["type"] == "object" and isinstance(parameters["properties"], dict)
+        is_usable = is_object and len(text) <= MAX_DEFINITION_CHARS
     except PromptError:
         is_usable = False
     if not is_usable:

@@ -134,11 +134,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """Closes its input, by which a server knows that it is over; then ends it with all that it started."""
     if process.stdin is not None:
         process.stdin.close()
-    for ending in (None, signal.SIGTERM, signal.SIGKILL):
+    for ending in ("", "SIGTERM", "SIGKILL"):
         # Also where it has ended: its children may live on in its group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if ending is not None:
-                os.killpg(process.pid, ending)
+            if ending and hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.Signals[ending])
+            elif ending and process.returncode is None:
+                process.kill()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), _PATIENCE_S)
 

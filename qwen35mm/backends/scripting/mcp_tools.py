@@ -80,7 +80,9 @@ def _content(answer: ToolAnswer) -> str | list[str | Image]:
     """A result as `content_of` takes it."""
     if not answer.files:
         return answer.text
-    return [*([answer.text] if answer.text else []), *map(_part, answer.files)]
+    parts = [*([answer.text] if answer.text else []), *map(_part, answer.files)]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def _part(file: AnsweredFile) -> str | Image:

@@ -92,7 +92,7 @@ export function makeNews(/** @type {object} */ rest = {}) {
     stats: null,
     calls: [],
   };
-  return { id: "reply", conversation: "one", status: "running", too_long: false, ...empty, ...rest };
+  return { id: "reply", conversation: "one", status: "running", too_long: false, num_results: 0, ...empty, ...rest };
 }
 
 /** @type {Attachment} */

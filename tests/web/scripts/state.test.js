@@ -246,6 +246,30 @@ suite("answers in progress", () => {
     assert.equal(state.live.size, 0);
   });
 
+  test("one that calls tools asks whether they may run, and goes on", async () => {
+    await show("one", { running: ["reply"] });
+    const calls = [{ id: "c", name: "files__read", arguments: "{}" }];
+    state.news({ reply: makeNews({ status: "finished", calls }) });
+    const asked = program.find("run_calls");
+    assert.deepEqual(asked.args, { conversation: "one", node: "reply", answers: {} });
+    await asked.answer({ chat: makeChat("one"), reply: "next" });
+    await program.find("open").answer(makeChat("one", { running: ["next"] }));
+    assert.deepEqual(watched.at(-1), ["next"]);
+    // A result is a message of its own.
+    state.news({ next: makeNews({ id: "next", num_results: 1 }) });
+    state.news({ next: makeNews({ id: "next", num_results: 1 }) });
+    assert.deepEqual(program.names, ["open"]);
+  });
+
+  test("one of another chat goes on with its calls there", async () => {
+    await show("one", { running: ["reply"] });
+    await show("two");
+    const calls = [{ id: "c", name: "files__read", arguments: "{}" }];
+    state.news({ reply: makeNews({ status: "finished", calls }) });
+    await program.find("run_calls").answer({ chat: makeChat("one"), reply: "next" });
+    assert.deepEqual([watched.at(-1), state.chat.id], [["next"], "two"]);
+  });
+
   test("one that can't be stored is watched until it is", async () => {
     await show("one", { running: ["reply"] });
     const full = { status: /** @type {const} */ ("finished"), unsaved: "The disk is full." };

@@ -44,7 +44,7 @@ export class Calls {
         return h(
           "details.call.card",
           { open: isOpen },
-          h("summary", h("span", icon("tool"), toolName(name))),
+          h("summary", icon("tool"), toolName(name)),
           h("pre", { tabindex: "0", "aria-label": t("Arguments") }, given),
           reason && h("p.quiet", reason),
           isOpen &&

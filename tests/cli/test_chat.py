@@ -83,6 +83,8 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
             "programs": None,
             "calls": True,
             "mcp": False,
+            "tools": (),
+            "tool_accounts": (),
         }
         assert how.keys() <= inspect.signature(serve).parameters.keys()
     assert (home / "caches" / "qwen35mm").is_dir()
@@ -91,7 +93,8 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
 def test_what_gradios_page_cannot_do_is_said(qwen35mm: Run) -> None:
     refused = {
         "--auth": "ann:x", "--auth-file": "people", "--guests": None, "--data-dir": "kept", "--api-key-file": "keys",
-        "--no-api": None, "--mcp": None, "--cors-origin": "https://example.org",
+        "--no-api": None, "--mcp": None, "--mcp-config": "servers", "--mcp-accounts": "ann",
+        "--cors-origin": "https://example.org",
         "--embed-origin": "https://example.org", "--base-path": "/chat",
     }  # fmt: skip
     cases = [([name, *([value] if value else [])], f"{name} can't be used with") for name, value in refused.items()]

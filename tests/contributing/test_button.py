@@ -9,7 +9,9 @@ from tests.contributing.copies import Copy
 from tests.web.test_languages import texts_asked_for
 
 MESSAGE = "assets/web/chat/message.js"
-COPY_BUTTON = '      iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text)),\n'
+COPY_BUTTON = (
+    '      message.text && iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text)),\n'
+)
 BUTTON = '      iconButton("more", t("Shout"), () => this.desk.shout(message.text.toUpperCase())),\n'
 # Of a document, what a message's row needs.
 TRIAL = """

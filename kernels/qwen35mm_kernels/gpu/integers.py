@@ -89,9 +89,11 @@ def _vector_kernel(
         for part in tl.static_range(PARTS):  # pyright: ignore
             sums = tl.zeros((BLOCK_N, WORDS), tl.float32)
             for step in tl.static_range(0, STEPS, 2):  # pyright: ignore
-                depth = (first + places) // 4 * UNIT + 4 * (part * STEPS + step) + 2 * (places % 4)
-                two = depth[:, None] + tl.arange(0, 2)[None, :]
-                x, next_x = tl.split(tl.load(x_ptr + two, mask=two < DEPTH, other=0.0).to(tl.float32))
+                # Eight neighbours of x for a thread's four words.
+                depth = units[:, None] * UNIT + 4 * (part * STEPS + step) + tl.arange(0, 8)[None, :]
+                eight = tl.load(x_ptr + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
+                x, next_x = tl.split(tl.reshape(eight, (WORDS // 4, 4, 2)))
+                x, next_x = tl.reshape(x, (WORDS,)), tl.reshape(next_x, (WORDS,))
                 sums += _values(word, part * STEPS + step, BITS, BIAS) * x[None, :]
                 sums += _values(word, part * STEPS + step + 1, BITS, BIAS) * next_x[None, :]
             own_depth = units * UNIT + part * (UNIT // PARTS)

@@ -1,6 +1,7 @@
 // What the page knows and does: the conversation that is shown, its settings, the answers in progress. Draws nothing.
 
-/** @import { Arguments, CallAnswer, Change, Chat, News, Offer, Preferences, Settings, Start } from "../common/types.d.ts" */
+/** @import { Arguments, CallAnswer, Change, Chat, News, Offer } from "../common/types.d.ts" */
+/** @import { Preferences, Settings, Start } from "../common/types.d.ts" */
 /** @import { Message, ModelChange, Outgoing } from "../common/types.d.ts" */
 /** @import { Requests } from "../common/api.js" */
 

@@ -19,7 +19,7 @@ from qwen35mm.decoding import Decoders, DecodingProcessor
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
-from qwen35mm.settings import ModelOptions
+from qwen35mm.settings import ModelsOptions
 from tests import hostile_decoder
 from tests.server.conftest import HTTP, PATIENCE_S, sent, serving
 
@@ -98,7 +98,7 @@ def test_the_command_decodes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr("qwen35mm.server.app.create_app", lambda backend, **_: made.append(backend))
     with ExitStack() as stack:
-        _load(ModelOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None, stack)
+        _load(ModelsOptions(no_disk_cache=True), ServerOptions(no_store=True), None, None, stack)
         (backend,) = made
         assert isinstance(backend.media, DecodingProcessor)
         assert backend.media.prepare(PICTURE).plan == backend.media.direct.prepare(PICTURE).plan

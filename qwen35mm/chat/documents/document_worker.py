@@ -122,7 +122,8 @@ def _web_page(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
         raise WorkError("empty")
     if len(text) > work["max_chars"]:
         raise WorkError("long")
-    about = trafilatura.extract_metadata(data, default_url=work["address"])
+    tree = trafilatura.load_html(data)
+    about = None if tree is None else trafilatura.extract_metadata(tree, default_url=work["address"])
     title, picture = (about.title, about.image) if about else (None, None)
     yield {"title": title or "", "text": text, "picture": picture or ""}, b""
 

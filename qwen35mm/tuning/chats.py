@@ -62,6 +62,9 @@ def _read(store: ConversationStore, conversation: Conversation, processor: Media
             continue
         if node.status != "finished" and not node.edited:
             continue
+        # Its text alone would teach to announce a call and make none.
+        if node.calls:
+            continue
         asked = prompt_path(path[:at], conversation.first, path[at - 1].first)
         name = f"{printable(conversation.title)}, reply {at // 2 + 1}"
         try:

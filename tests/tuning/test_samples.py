@@ -13,6 +13,7 @@ import pytest
 
 from qwen35mm.captioning.texts.presets import preset_question
 from qwen35mm.chat.store.archive import export_zip
+from qwen35mm.chat.store.records import Call
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.contract import Image
 from qwen35mm.errors import ConfigError
@@ -193,8 +194,11 @@ def exported(tmp_path: Path) -> Path:
     second = node(answer.id, "Its colour?")
     edited = reply(second.id, "Red.", reasoning="Hm.", status="stopped", edited=True)
     third = node(edited.id, "And its size?")
-    stopped = reply(third.id, "It is", status="stopped")
-    for message in (first, hidden, answer, second, edited, third, stopped):
+    # Text with a call would be a sample without the call.
+    calling = reply(third.id, "I look.", calls=(Call("c", "look"),))
+    told = node(calling.id, role="tool", text="4", call="c")
+    stopped = reply(told.id, "It is", status="stopped")
+    for message in (first, hidden, answer, second, edited, third, calling, told, stopped):
         store.add(ME, made.id, message)
     store.change(ME, made.id, head=stopped.id)
     path = tmp_path / "chats.zip"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
+import unicodedata
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,12 @@ from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 from qwen35mm.web.rendering.texts import form_of
 from qwen35mm.web.rendering.wording import describe_stats, work_of
 
+# Printable for Python, and nothing to see: what Unicode calls default ignorable, and two blanks.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
+)
 # About 20,000 answers.
 _MAX_RENDERED_CHARS = 50_000_000
 
@@ -131,7 +139,8 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
         call = next((call for call in (asking.calls if asking else ()) if call.id == node.call), None)
         if node.status == "running" and not tree.subtree(node.id) & set(running):
             view["status"] = "interrupted"
-        return {**view, "attachments": attachments, "name": call.name if call else ""}
+        unanswered = is_last and view["status"] != "running"
+        return {**view, "attachments": attachments, "name": call.name if call else "", "unanswered": unanswered}
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if may_have_marks(node.text):
         answer["groundings"] = ground(node.text, tree.path(node.id)[:-1], node.model)
@@ -168,7 +177,19 @@ def _as_code(arguments: Mapping[str, Any]) -> str:
     """All arguments of a call, as JSON. A person allows what they see, so characters that hide or turn others around
     are written as their codes."""
     text = json.dumps(dict(arguments), ensure_ascii=False, indent=2)
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    pairs = zip(text, f" {text}", strict=False)
+    return "".join(json.dumps(each)[1:-1] if _hides(each, before) else each for each, before in pairs)
+
+
+def _hides(character: str, before: str) -> bool:
+    if character.isascii():
+        return not (character.isprintable() or character == "\n")
+    if not character.isprintable() or _INVISIBLE.match(character):
+        return True
+    # An accent belongs to a letter, or to another accent; anything else it changes.
+    return unicodedata.category(character)[0] == "M" and not (
+        before.isalpha() or (unicodedata.category(before)[0] == "M" and not _INVISIBLE.match(before))
+    )
 
 
 def attachment_view(attachment: Attachment) -> dict[str, Any]:

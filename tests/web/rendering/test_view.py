@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from qwen35mm.chat.replies.stats import stats_of
 from qwen35mm.chat.store.records import Attachment, Conversation, Node
 from qwen35mm.chat.store.tree import Tree
-from qwen35mm.web.rendering.view import chat_view
+from qwen35mm.web.rendering.view import _as_code, chat_view
 from tests.chat.fake_backend import FakeBackend, make_result
 
 
@@ -76,3 +77,18 @@ def test_files_are_shown_by_name_and_size() -> None:
             "crop_of": None,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    "hidden", ["\u202e", "\u200b", "\u3164", "\u115f", "\u2800", "\ufe0f", "\U000e0100", "\u00ad", "\u00a0", "\ud800"]
+)
+def test_nothing_hides_in_the_arguments_of_a_call(hidden: str) -> None:
+    assert _as_code({"path": f"a{hidden}b"}) == json.dumps({"path": f"a{hidden}b"}, indent=2)
+
+
+def test_arguments_of_a_call_are_shown_whole_in_any_script() -> None:
+    text = "e\u0301\u0323 हिन्दी ภาษาไทย العَرَبِيَّة 日本語 👍" + "é" * 50_000
+    assert json.loads(_as_code({"text": text})) == {"text": text}
+    assert text in _as_code({"text": text})
+    # An accent without a letter sits on the quotation mark.
+    assert '"\\u0301a"' in _as_code({"text": "\u0301a"})

@@ -179,6 +179,11 @@ class Settings:
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
 
 
+def for_any_chat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that other chats may take over: tools are switched on in one."""
+    return {name: value for name, value in values.items() if name not in {*TOOLS, "tools"}}
+
+
 def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     """The settings that are stored with an answer: defaults too, since they differ between models.
 

@@ -158,7 +158,8 @@ class FakeBackend:
                     await asyncio.sleep(0.005)
         if command == "call" and message.role == "user":
             made = [each.strip().partition(" ") for each in rest.split(";")]
-            calls = tuple(ToolCall(name, json.loads(given or "{}")) for name, _, given in made)
+            # As of a server that numbers them anew, or not at all.
+            calls = tuple(ToolCall(name, json.loads(given or "{}"), "call_0") for name, _, given in made)
             yield TextDelta("I look.", "reasoning")
             yield Finished(replace(make_result(""), tool_calls=calls))
             return

@@ -14,19 +14,32 @@ const why = (/** @type {string} */ reason) =>
     ? t("This tool's description has changed since you allowed it.")
     : reason === "budget"
       ? t("This question has used up its calls that run without asking.")
-      : null;
+      : reason === "waiting"
+        ? t("You allowed this tool, but this call hasn't run yet.")
+        : null;
 
 export class Calls {
   /** @type {Record<string, CallAnswer>} */
   #answers = {};
   #drawn = "";
+  /** @type {Pick<AnswerView, "calls" | "asks">} */
+  #shown = { calls: [] };
 
   constructor(/** @type {(answers: Record<string, CallAnswer>) => unknown} */ run) {
     this.run = run;
     this.element = h("div.calls");
   }
 
-  draw(/** @type {Pick<AnswerView, "calls" | "asks">} */ { calls, asks = {} }) {
+  /** Has the calls run. What the person said of those that are still asked for then, they say again. */
+  async #run() {
+    await this.run(this.#answers);
+    this.#answers = {};
+    this.draw(this.#shown);
+  }
+
+  draw(/** @type {Pick<AnswerView, "calls" | "asks">} */ shown) {
+    this.#shown = shown;
+    const { calls, asks = {} } = shown;
     const drawn = JSON.stringify([calls, asks, this.#answers]);
     if (drawn === this.#drawn) return;
     this.#drawn = drawn;
@@ -37,8 +50,8 @@ export class Calls {
         const isOpen = open.some((call) => call.id === id);
         const answer = (/** @type {CallAnswer} */ said) => {
           this.#answers[id] = said;
-          if (open.length === 1) this.run(this.#answers);
-          this.draw({ calls, asks });
+          if (open.length === 1) this.#run();
+          this.draw(shown);
         };
         const reason = isOpen && why(asks[id]);
         return h(

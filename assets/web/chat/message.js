@@ -189,7 +189,8 @@ export class ResultRow extends FilesRow {
       this.#isOpen = fold.open;
     });
     redraw(this.body, text ? fold : h("p.quiet", title), this.files(message));
-    this.tools.replaceChildren();
+    const answer = () => this.desk.state.answer(message.id);
+    redraw(this.tools, message.unanswered && button("plain", [icon("goOn"), t("Answer with this result")], answer));
   }
 }
 

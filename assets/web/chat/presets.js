@@ -19,6 +19,19 @@ export function withSetting(values, defaults, name, value) {
   return value === null || value === "" || value === defaults[name] ? others : { ...others, [name]: value };
 }
 
+// A chat's own: its tools are switched on in it alone.
+const OF_ONE_CHAT = ["tools", "max_calls"];
+
+/** What other chats may take over of a chat's settings. @returns {Settings} */
+export const forAnyChat = (/** @type {Settings} */ values) =>
+  Object.fromEntries(Object.entries(values).filter(([name]) => !OF_ONE_CHAT.includes(name)));
+
+/** A chat's settings replaced by a preset's, but for what is its own. @returns {Settings} */
+export const withPreset = (/** @type {Settings} */ values, /** @type {Settings} */ preset) => ({
+  ...forAnyChat(preset),
+  ...Object.fromEntries(Object.entries(values).filter(([name]) => OF_ONE_CHAT.includes(name))),
+});
+
 const isSame = (/** @type {Settings} */ one, /** @type {Settings} */ other) =>
   Object.keys(one).length === Object.keys(other).length &&
   Object.entries(one).every(([name, value]) => other[name] === value);
@@ -45,7 +58,7 @@ export class Presets {
 
   /** The name of the one with these values, if there is one. */
   nameOf(/** @type {Settings} */ values) {
-    return this.names.find((name) => isSame(this.all[name], values));
+    return this.names.find((name) => isSame(this.all[name], forAnyChat(values)));
   }
 
   /** Asks for a name, and saves settings by it. */

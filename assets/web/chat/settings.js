@@ -8,7 +8,7 @@
 import { button, h, iconButton, redraw, select } from "../common/dom.js";
 import { LANGUAGES, said, t } from "../common/words.js";
 import { copy } from "./blocks.js";
-import { withSetting } from "./presets.js";
+import { withPreset, withSetting } from "./presets.js";
 import { showShortcuts } from "./shortcuts.js";
 
 // Fields with at most this many values have a slider.
@@ -222,10 +222,11 @@ export class SettingsPanel {
     // The preset that matches all settings, which can be deleted.
     const chosen = this.presets.nameOf(this.values);
     const none = h("option", { value: "" }, names.length ? t("Choose a preset") : t("No presets yet"));
-    const presets = select({ "aria-label": t("Choose a preset") }, (name) => name && this.take(this.presets.of(name)), [
-      none,
-      names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
-    ]);
+    const presets = select(
+      { "aria-label": t("Choose a preset") },
+      (name) => name && this.take(withPreset(this.values, this.presets.of(name))),
+      [none, names.map((name) => h("option", { value: name, selected: name === chosen }, name))],
+    );
     redraw(
       this.presetRow,
       presets,

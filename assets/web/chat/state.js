@@ -8,6 +8,7 @@
 import { debounce, newId, Problem } from "../common/api.js";
 import { said, t } from "../common/words.js";
 import { isAway } from "./connection.js";
+import { forAnyChat } from "./presets.js";
 
 // An answer that says nothing for this long has lost its connection: it is asked for again.
 const SILENCE_MS = 8000;
@@ -53,7 +54,7 @@ export class PageState {
     const { settings } = this;
     const isKept = !id || (await this.requests.inOrder("settings", { conversation: id, settings }));
     // What is set in a temporary conversation, such as its system prompt, is for it alone.
-    if (isKept && !temporary) await this.changePreferences({ settings });
+    if (isKept && !temporary) await this.changePreferences({ settings: forAnyChat(settings) });
   });
 
   /**

@@ -158,6 +158,8 @@ export interface Answer extends Node, AnswerView {
 export interface ToolResult extends Node {
   role: "tool";
   status: Status;
+  /** Whether nothing follows it on this branch: the answer to it was deleted. */
+  unanswered: boolean;
   attachments: Attachment[];
   name: string;
 }

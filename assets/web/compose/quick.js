@@ -5,7 +5,7 @@
 /** @import { PageState } from "../chat/state.js" */
 /** @import { Toasts } from "../common/toasts.js" */
 
-import { withSetting } from "../chat/presets.js";
+import { withPreset, withSetting } from "../chat/presets.js";
 import { button, h, icon, iconButton, redraw } from "../common/dom.js";
 import { entry, popover } from "../common/popover.js";
 import { t } from "../common/words.js";
@@ -66,7 +66,7 @@ export class Quick {
       app.settings.thinking && this.thinks && chip(t("Think first"), () => this.set("thinking", false)),
       this.chosenTools.map((name) => chip(t("Tools: {name}", { name }), () => this.toggleTools(name))),
       Boolean(settings.system) && chip(t("System prompt"), forget),
-      preset !== undefined && chip(preset, () => change({})),
+      preset !== undefined && chip(preset, () => change(withPreset(settings, {}))),
     );
     if (hadFocus) this.element.querySelector("button")?.focus();
   }
@@ -89,7 +89,9 @@ export class Quick {
       ),
       prompt,
       presets.names.map((name) =>
-        entry(content, name === chosen ? "check" : "settings", name, () => change(presets.of(name))),
+        entry(content, name === chosen ? "check" : "settings", name, () =>
+          change(withPreset(state.settings, presets.of(name))),
+        ),
       ),
       entry(content, "plus", t("Save as preset"), () => presets.save(state.settings)),
     );

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.reply import Reply, Work
 from qwen35mm.chat.replies.toolbox import Toolbox
 from qwen35mm.chat.store.media import MediaStore
-from qwen35mm.chat.store.records import Attachment, Call, Node
+from qwen35mm.chat.store.records import Attachment, Call, Node, ReplyStatus, file_name
 from qwen35mm.contract import Backend, Message
 from qwen35mm.decoding import asked_by
 from qwen35mm.decoding.processor import check_picture_by, kind_by
@@ -26,22 +27,18 @@ from qwen35mm_preprocess.say import english, said_of, say
 Answer = Literal["once", "always", "no"]
 _REFUSED = "The person didn't allow this call."
 _STOPPED = "The person stopped this call."
+_BROKEN = "Error: the program failed, and this call has no result."
 _MAX_PDF_PAGES = 100
 _MOST_CHARS = 60_000
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """A call with its result's message, and what a person said of it.
-
-    Attributes:
-        digest: of the tool that they were shown; None if it wasn't known then.
-    """
+    """A call with its result's message, and what a person said of it."""
 
     call: Call
     result: Node
     answer: Answer
-    digest: str | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Calling:
     Args:
         servers: that the chat uses.
         messages_of: the prompt of a path.
+        plan: fixes how a picture or a video goes into the prompt. Raises MediaError.
         line: see `Person.line`.
     """
 
@@ -59,6 +57,7 @@ class Calling:
     toolbox: Toolbox
     servers: tuple[str, ...]
     messages_of: Callable[[Sequence[Node]], list[Message]]
+    plan: Callable[[Attachment], Attachment]
     line: str | None
     calls: tuple[Allowed, ...] = ()
 
@@ -69,19 +68,24 @@ class Calling:
             if self.servers:
                 reply.do(say("Asking the tool servers"))
             tools = {tool.shown: tool for tool in await self.toolbox.tools(work.owner, self.servers)}
+            work.digests = {name: tool.digest for name, tool in tools.items()}
             while left:
                 result = await self._result(work.owner, left[0], tools, reply)
                 reply.keep(result)
                 work.path = (*work.path, result)
                 del left[0]
         except BaseException as error:
-            words = f"Error: {english(said_of(error))}" if isinstance(error, Qwen35mmError) else _STOPPED
-            for each in left:
-                reply.keep(replace(each.result, status="stopped", text=words))
+            is_stopped = isinstance(error, asyncio.CancelledError)
+            words = f"Error: {english(said_of(error))}" if isinstance(error, Qwen35mmError) else _BROKEN
+            _keep_ends(left, reply, _STOPPED if is_stopped else words, "stopped" if is_stopped else "failed")
             raise
         messages = await REQUESTS.run(self.messages_of, work.path)
         definitions = [tool.definition for tool in tools.values()]
         work.request = replace(work.request, messages=messages, tools=definitions)
+
+    def skip(self, reply: Reply) -> None:
+        """See `Steps`."""
+        _keep_ends(self.calls, reply, _STOPPED, "stopped")
 
     async def _result(self, owner: str, allowed: Allowed, tools: dict[str, Tool], reply: Reply) -> Node:
         call, tool = allowed.call, tools.get(allowed.call.name)
@@ -90,8 +94,8 @@ class Calling:
         if tool is None:
             names = ", ".join(tools) or "none"
             answer = failed(f"there is no tool {call.name!r}; the tools are: {names}.")
-        elif allowed.digest not in (None, tool.digest):
-            answer = failed("the tool has changed since the person allowed it, and was not run.")
+        elif call.digest != tool.digest:
+            answer = failed("the tool has changed since it was called, and was not run. Call it again if you need it.")
         else:
             if allowed.answer == "always":
                 await REQUESTS.run(self.toolbox.allow, owner, tool)
@@ -117,13 +121,13 @@ class Calling:
         """Stores a file of a result, read as uploads are; in words for the model why it can't be."""
         digest, num_bytes = await UPLOADS.run(self.media.add, io.BytesIO(file.data), max_bytes=MAX_FILE_BYTES)
         await REQUESTS.run(self.media.hold, owner, digest)
-        found = Attachment(digest, "image", file.name, num_bytes)
+        found = Attachment(digest, "image", file_name(file.name), num_bytes)
         asker = Asker()
         try:
             return await self._read(owner, found, asker)
         except (MediaError, DocumentError) as error:
             await REQUESTS.run(self.media.release, owner, digest)
-            return f"[{file.name} is left out: {english(with_names(said_of(error), [found]))}]"
+            return f"[{found.name} is left out: {english(with_names(said_of(error), [found]))}]"
         finally:
             asker.leave()
 
@@ -140,6 +144,10 @@ class Calling:
         found = replace(file, kind=await THUMBNAILS.run_for(self.line, kind_by, media, path))
         if found.kind == "image":
             await THUMBNAILS.run_for(self.line, check_picture_by, media, path)
+        found = await THUMBNAILS.run_for(self.line, self.plan, found)
+        if found.kind == "video" and found.plan is not None:
+            # Nobody could take a video that can't be decoded out of the chat again.
+            await THUMBNAILS.run_for(self.line, media.prepare, path, found.plan)
         return found
 
     async def _text(self, owner: str, file: Attachment, text: str) -> Attachment:
@@ -147,3 +155,8 @@ class Calling:
         digest, num_bytes = await UPLOADS.run(self.media.add, io.BytesIO(data), max_bytes=len(data))
         await REQUESTS.run(self.media.hold, owner, digest)
         return Attachment(digest, "text", file.name, num_bytes)
+
+
+def _keep_ends(calls: Sequence[Allowed], reply: Reply, words: str, status: ReplyStatus) -> None:
+    for each in calls:
+        reply.keep(replace(each.result, status=status, text=words))

@@ -53,8 +53,8 @@ class Pasts:
         path = reply.work.path
         question = next(node for node in reversed(path) if node.role == "user")
         past = self._kept(owner, conversation.id, question.parent, conversation.first, first, reply.node.id)
-        # Also the calls between them.
-        growing = (*path[path.index(question) :], reply.shown)
+        # Also the calls between them; a continued answer is in the path already.
+        growing = (*(node for node in path[path.index(question) :] if node.id != reply.node.id), reply.shown)
         return past, growing if reply.shown.text else ()
 
     def _read(

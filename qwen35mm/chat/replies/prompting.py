@@ -38,17 +38,22 @@ class TooLongError(RequestError):
 def prompt_path(path: Sequence[Node], *firsts: str | None) -> list[Node]:
     """The messages in a prompt: from the last of `firsts` on, without unanswered questions.
 
-    An unanswered question would spoil every later prompt, or make it fail. The last question always stays.
+    An unanswered question would spoil every later prompt, or make it fail. The last question always stays. So does
+    a result only with its call, which a summary in first place doesn't have.
     """
     ids = [node.id for node in path]
     path = path[max((ids.index(first) for first in firsts if first in ids), default=0) :]
     kept: list[Node] = []
+    calls: set[str] = set()
     for position, node in enumerate(path):
         reply = path[position + 1] if position + 1 < len(path) else None
         if node.role == "user" and reply is not None and not reply.says_something and position + 2 < len(path):
             continue
         if node.role == "assistant" and not node.says_something and position + 1 < len(path):
             continue
+        if node.role == "tool" and node.call not in calls:
+            continue
+        calls = calls - {node.call} if node.role == "tool" else {call.id for call in (node.calls if kept else ())}
         kept.append(node)
     return kept
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.stats import Tally
-from qwen35mm.chat.store.records import Call, Node
+from qwen35mm.chat.store.records import Call, Node, dump_calls
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.contract import (
     Backend,
@@ -22,10 +22,19 @@ from qwen35mm.contract import (
     MediaPlanned,
     Progress,
     TextDelta,
+    ToolCall,
 )
-from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, StorageError, report_bug
+from qwen35mm.errors import (
+    ContextTooLongError,
+    ConversationDataError,
+    NotFoundError,
+    Qwen35mmError,
+    RequestError,
+    StorageError,
+    report_bug,
+)
 from qwen35mm.pools import SAVING
-from qwen35mm_preprocess.say import Said, said_of
+from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +52,10 @@ class Steps(Protocol):
         """
         ...
 
+    def skip(self, reply: Reply) -> None:
+        """In place of `run`: the reply is stopped before it begins."""
+        ...
+
 
 @dataclass(eq=False)
 class Work:
@@ -54,6 +67,7 @@ class Work:
         request: for the backend; ends with the reply so far if that is continued. Requests of temporary chats are
             retained in memory only.
         steps: extend `path` and `request` first; None if there is nothing to do.
+        digests: of the tools in the request, by their names.
     """
 
     owner: str
@@ -61,6 +75,7 @@ class Work:
     path: tuple[Node, ...]
     request: GenerationRequest
     steps: Steps | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def conversation_id(self) -> str:
@@ -148,6 +163,8 @@ class Reply:
         try:
             if not self._stopped:
                 await self._follow()
+            elif self.work.steps is not None:
+                self.work.steps.skip(self)
         except Qwen35mmError as error:
             self.too_long = isinstance(error, ContextTooLongError)
             files = [attachment for node in self.work.path for attachment in node.attachments]
@@ -209,11 +226,24 @@ class Reply:
         elif isinstance(event, Finished):
             reason = event.result.finish_reason
             status = {"stop": "finished", "length": "length"}.get(reason, "stopped")
-            calls = tuple(
-                Call(call.id or f"call_{new_id()[:16]}", call.name, dict(call.arguments))
-                for call in (event.result.tool_calls if reason == "stop" else ())
-            )
+            calls = self._own(event.result.tool_calls) if reason == "stop" else ()
             self.node = replace(self.node, status=status, calls=calls)
+
+    def _own(self, made: Sequence[ToolCall]) -> tuple[Call, ...]:
+        """Calls as they are stored: under ids of ours, since a server's may be there twice.
+
+        Raises RequestError for what can't be stored: the chat would never end.
+        """
+        calls = tuple(
+            Call(f"call_{new_id()[:16]}", call.name, dict(call.arguments), self.work.digests.get(call.name))
+            for call in made
+        )
+        try:
+            dump_calls(calls)
+        except ConversationDataError:
+            words = say("The model called a tool with values that aren't JSON. Regenerate the answer.")
+            raise RequestError(words) from None
+        return calls
 
     def _take_plans(self, event: MediaPlanned) -> None:
         """Stores each medium's plan with its message, so that later prompts see the same pixels.

@@ -10,8 +10,9 @@ from qwen35mm.chat.store.records import Node
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.tools.servers import Tool, ToolServers
 
-# Why a person is asked: they never allowed the tool for good; it is another one now; the question's budget is spent.
-Reason = Literal["new", "changed", "budget"]
+# Why a person is asked: they never allowed the tool for good; it is another one now; the question's budget is spent;
+# nothing keeps the call from running, but nobody had it run.
+Reason = Literal["new", "changed", "budget", "waiting"]
 _ALLOWED = "tool "
 
 

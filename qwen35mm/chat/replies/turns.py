@@ -112,11 +112,13 @@ class BusyError(QueueFullError):
 
     Attributes:
         answers: those that must end first; empty while they are being prepared.
+        is_here: whether they are of this conversation.
     """
 
-    def __init__(self, words: Said, answers: list[str]) -> None:
+    def __init__(self, words: Said, answers: list[str], *, is_here: bool) -> None:
         super().__init__(words)
         self.answers = answers
+        self.is_here = is_here
 
 
 class _UnaskedError(Exception):
@@ -201,7 +203,8 @@ class Turns:
             is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
             own = settings or Settings.kept(conversation.settings)
             reply = self._reply_to(path[-1], own)
-            work = self._work(person, replace(conversation, settings=own.values), path, reply)
+            conversation = replace(conversation, settings=own.values)
+            work = self._work(person, conversation, path, reply, is_summary=is_summary)
             self._store.add(person.owner, conversation_id, reply, first=reply.id if is_summary else None)
             return work
 
@@ -216,13 +219,14 @@ class Turns:
             conversation, tree = self._store.read(person.owner, conversation_id)
             # Later prompts begin with the summary; its own prompt begins with what it sums up.
             whole = tree.path(reply_id)
-            firsts = (conversation.first, _own_first(whole))
-            path = prompt_path(whole, *(() if conversation.first == reply_id else firsts))
+            is_summary = conversation.first == reply_id
+            path = prompt_path(whole, *(() if is_summary else (conversation.first, _own_first(whole))))
             node = path[-1]
             if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
                 raise PromptError(say("Only an answer that was stopped, or cut off by a limit, can be continued."))
             # Its statistics stay until it ends; then they are those of the continuation.
-            work = self._work(person, conversation, path, replace(node, status="running", error=None))
+            reply = replace(node, status="running", error=None)
+            work = self._work(person, conversation, path, reply, is_summary=is_summary)
             self._store.update(person.owner, work.node)
             return work
 
@@ -232,7 +236,7 @@ class Turns:
         self, person: Person, conversation_id: str, node_id: str, answers: Mapping[str, Answer]
     ) -> str | None:
         """Runs the calls of an answer, and adds the reply to their results; returns its id. None if a person has to
-        be asked first.
+        be asked first, or if they ran already: another tab was first.
 
         Args:
             answers: what the person said, by the calls' ids; those that are missing run if they may.
@@ -247,15 +251,14 @@ class Turns:
             if not asking.calls or asking.status != "finished":
                 raise PromptError(say("This answer calls no tools."))
             settings = Settings.kept(conversation.settings)
-            is_begun = bool(tree.children(node_id)) and not answers
+            is_begun = any(child.role == "tool" for child in tree.children(node_id))
             if is_begun or self.toolbox.asks(person.owner, settings, whole).keys() - answers.keys():
                 raise _UnaskedError
-            known = {tool.shown: tool.digest for tool in self.toolbox.listed(person.owner, settings)}
             allowed: list[Allowed] = []
             parent = asking
             for call in asking.calls:
                 parent = _node(parent.id, "tool", status="running", call=call.id)
-                allowed.append(Allowed(call, parent, answers.get(call.id, "once"), known.get(call.name)))
+                allowed.append(Allowed(call, parent, answers.get(call.id, "once")))
             path = prompt_path(whole, conversation.first, _own_first(whole))
             reply = self._reply_to(parent, settings)
             work = self._work(person, conversation, path, reply, allowed)
@@ -266,9 +269,8 @@ class Turns:
             return (await self._begin(person, conversation_id, store))[1]
         except _UnaskedError:
             return None
-        except BusyError:
-            # Another tab was first.
-            if answers:
+        except BusyError as error:
+            if answers or not error.is_here:
                 raise
             return None
 
@@ -320,7 +322,7 @@ class Turns:
         first = reply.id if is_summary else None
         now_s = time.time()
         conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first, titled=is_summary)
-        work = self._work(person, conversation, [question], reply)
+        work = self._work(person, conversation, [question], reply, is_summary=is_summary)
         self._store.insert(person.owner, [(conversation, Tree([question, reply]))])
         return work
 
@@ -421,6 +423,8 @@ class Turns:
         path: Sequence[Node],
         reply: Node,
         calls: Sequence[Allowed] = (),
+        *,
+        is_summary: bool = False,
     ) -> Work:
         settings = Settings.kept(conversation.settings)
         model, media = self._backend.info, self._store.media
@@ -428,11 +432,16 @@ class Turns:
         def messages_of(path: Sequence[Node]) -> list[Message]:
             return prompt_messages(path, media, settings.system, self._backend.media)
 
+        def plan(file: Attachment) -> Attachment:
+            node = _node(None, "tool", attachments=(file,))
+            return self.drafts.plan(Draft(Past(), node, settings)).node.attachments[0]
+
         messages = messages_of(path)
-        servers = self.toolbox.chosen(person.owner, settings)
+        # A summary was measured without tools, and must call none.
+        servers = () if is_summary else self.toolbox.chosen(person.owner, settings)
         steps = None
         if servers or calls:
-            steps = Calling(self._backend, media, self.toolbox, servers, messages_of, person.line, tuple(calls))
+            steps = Calling(self._backend, media, self.toolbox, servers, messages_of, plan, person.line, tuple(calls))
         request = GenerationRequest(
             messages,
             settings.params(model),
@@ -463,14 +472,14 @@ class Turns:
         here = [] if conversation_id is None else self._replies.of(person.owner, conversation_id)
         if here or (conversation_id is not None and conversation_id in mine):
             words = say("One answer at a time: wait for it, or press Stop.")
-            raise BusyError(words, [reply.node.id for reply in here])
+            raise BusyError(words, [reply.node.id for reply in here], is_here=True)
         if len(mine) + len(answers) >= person.max_replies:
             if person.max_replies == 1:
                 words = say("You already have an answer in progress. Wait for it, or stop it.")
             else:
                 most = person.max_replies
                 words = say("You already have {n} answers in progress. Wait for one, or stop one.", n=most)
-            raise BusyError(words, answers[:1])
+            raise BusyError(words, answers[:1], is_here=False)
         place = (person.owner, conversation_id)
         self._places.append(place)
         try:

@@ -34,6 +34,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
+from qwen35mm.chat.settings import for_any_chat
 from qwen35mm.chat.store.markdown import markdown, media_names
 from qwen35mm.chat.store.records import KEPT, Attachment, Conversation, Id, Node, Time, place_of
 from qwen35mm.chat.store.store import ConversationStore, new_id
@@ -328,7 +329,10 @@ def _with_new_ids(read: _Read, admit: Callable[[Attachment], Attachment]) -> tup
         nodes.append(dataclasses.replace(node, **places, status=status, attachments=files))
     head, stored = ids[read.conversation.head], read.stored
     if stored is None:
-        return dataclasses.replace(read.conversation, id=new_id(), head=head, first=ids[read.conversation.first]), nodes
+        # Whoever wrote the archive switches no tools on here.
+        settings = for_any_chat(read.conversation.settings)
+        own = {"id": new_id(), "head": head, "first": ids[read.conversation.first], "settings": settings}
+        return dataclasses.replace(read.conversation, **own), nodes
     # What is shown stays, or goes on.
     if stored.head not in {None, *(ids[node.id] for node in tree.path(read.conversation.head))}:
         head = stored.head

@@ -6,6 +6,7 @@ Their JSON has the fields' names as keys.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -97,6 +98,7 @@ class Call:
 
     name        the tool's, as the model was told
     arguments   any JSON object
+    digest      of the tool that the model was told of; None if there was none of this name
     """
 
     __pydantic_config__ = KEPT
@@ -104,6 +106,17 @@ class Call:
     id: Annotated[str, Field(min_length=1, max_length=200)]
     name: Annotated[str, Field(min_length=1)]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    digest: str | None = None
+
+
+def _told_apart(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    # What a person says of one call must not hold for another.
+    if len({call.id for call in calls}) < len(calls):
+        raise ValueError("two calls have one id")
+    return calls
+
+
+Calls = Annotated[tuple[Call, ...], AfterValidator(_told_apart)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ class Node:
     first: Id | None = None
     edited: bool = False
     settings: Mapping[str, Any] | None = None
-    calls: tuple[Call, ...] = ()
+    calls: Calls = ()
     call: str | None = None
 
     @property
@@ -180,7 +193,7 @@ class Conversation:
 
 
 _NODE = TypeAdapter(Node)
-_CALLS = TypeAdapter(tuple[Call, ...])
+_CALLS = TypeAdapter(Calls)
 _PLAN = TypeAdapter(MediaPlan)
 
 
@@ -198,7 +211,10 @@ def dump_object(values: object, what: str) -> str:
     """A JSON object as text. Raises ConversationDataError, which calls it `what`, for anything else."""
     try:
         if isinstance(values, Mapping):
-            return json.dumps(dict(values), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            text = json.dumps(dict(values), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            # Half a character can't be stored.
+            text.encode()
+            return text
     except (TypeError, ValueError, RecursionError):
         pass
     raise ConversationDataError(
@@ -237,6 +253,19 @@ def dump_calls(calls: tuple[Call, ...]) -> str | None:
     if not calls:
         return None
     return dump_object({"calls": [{**vars(call)} for call in calls]}, "message.calls")
+
+
+def call_words(calls: tuple[Call, ...]) -> str | None:
+    """What the search finds of a reply's calls: the tools' names, and the values without their JSON."""
+    words: list[str] = []
+    left: list[Any] = [value for call in reversed(calls) for value in (call.arguments, call.name)]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping | list | tuple):
+            left += reversed([*(value.values() if isinstance(value, Mapping) else value)])
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            words.append(str(value).replace("\0", " "))
+    return "\n".join(words) or None
 
 
 def load_calls(text: str | None) -> tuple[Call, ...]:
@@ -293,6 +322,12 @@ class Form(Generic[T]):
     def checked(self, value: object) -> T | None:
         """The part of a JSON value. Raises ValueError for an invalid one."""
         return None if value is None else self._adapter.validate_json(json.dumps(value))
+
+
+def file_name(name: str) -> str:
+    """The last component of a name, without control and direction characters."""
+    name = re.sub(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", "", name.replace("\\", "/").rsplit("/", 1)[-1])
+    return name.strip()[-120:] or "file"
 
 
 CLIPS = Form(VideoClip)

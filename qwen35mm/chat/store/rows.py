@@ -13,6 +13,7 @@ from qwen35mm.chat.store.records import (
     Attachment,
     Conversation,
     Node,
+    call_words,
     checked_node,
     dump_calls,
     dump_object,
@@ -149,6 +150,7 @@ def node_row(node: Node) -> dict[str, Any]:
     """A message's row. Raises ConversationDataError for an invalid value."""
     row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message.notes")}
     row["error"], row["calls"] = dump_words(node.error), dump_calls(node.calls)
+    row["called"] = call_words(node.calls)
     row |= {name: None if row[name] is None else dump_object(row[name], what) for name, what in _OBJECTS.items()}
     del row["attachments"]
     return row

@@ -104,15 +104,16 @@ _CROPS = ("ALTER TABLE attachments ADD COLUMN crop_of TEXT",)
 # The settings of an answer.
 _MADE_WITH = ("ALTER TABLE nodes ADD COLUMN settings TEXT",)
 
-# Calls of tools. `searched` is what the search reads: also their arguments.
+# Calls of tools. `searched` is what the search reads: also what was called, in words.
 _CALLS = (
     "ALTER TABLE nodes ADD COLUMN calls TEXT",
     "ALTER TABLE nodes ADD COLUMN call TEXT",
-    "ALTER TABLE nodes ADD COLUMN searched TEXT GENERATED ALWAYS AS (text || COALESCE(char(10) || calls, '')) VIRTUAL",
+    "ALTER TABLE nodes ADD COLUMN called TEXT",
+    "ALTER TABLE nodes ADD COLUMN searched TEXT GENERATED ALWAYS AS (text || COALESCE(char(10) || called, '')) VIRTUAL",
     "DROP TRIGGER nodes_changed",
     """
-    CREATE TRIGGER nodes_changed AFTER UPDATE OF text, calls ON nodes
-    WHEN new.text <> old.text OR new.calls IS NOT old.calls
+    CREATE TRIGGER nodes_changed AFTER UPDATE OF text, called ON nodes
+    WHEN new.text <> old.text OR new.called IS NOT old.called
     BEGIN INSERT OR IGNORE INTO unindexed VALUES (new.sequence); END
     """,
 )

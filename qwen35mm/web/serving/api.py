@@ -19,7 +19,7 @@ from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.replies import Replies
 from qwen35mm.chat.replies.titles import Titles
 from qwen35mm.chat.replies.turns import MAX_NAME_CHARS, Person, Question, Turns
-from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.settings import Settings, for_any_chat
 from qwen35mm.chat.store.records import Attachment
 from qwen35mm.chat.store.rows import Place
 from qwen35mm.chat.store.store import ConversationStore
@@ -133,6 +133,8 @@ class Api:
             path = tree.path(kept.head)
             if path and path[-1].status == "finished":
                 asks = self._turns.toolbox.asks(person.owner, Settings.kept(kept.settings), path)
+                # Those that need no asking: the page that had them run was closed, or had too much to do.
+                asks = asks or {call.id: "waiting" for call in path[-1].calls}
                 view["messages"][-1] |= {"asks": asks} if asks else {}
             return view
 
@@ -374,6 +376,8 @@ class Api:
     @request
     def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
         """Changes the given preferences: language, colours, settings of new chats; the rest stays."""
+        if isinstance(new := preferences.get("settings"), dict):
+            preferences = {**preferences, "settings": for_any_chat(new)}
         num_chars = len(json.dumps({**self._store.preferences(person.owner), **preferences}))
         if num_chars > MAX_PREFERENCES_CHARS:
             raise PromptError(say("Preferences must be a small object."))
@@ -387,7 +391,7 @@ class Api:
         name = name.strip()[:100]
         if not name:
             raise PromptError(say("A preset needs a name."))
-        values = Settings.read(settings or {}).values
+        values = for_any_chat(Settings.read(settings or {}).values)
         self._usage.check(person, num_bytes=len(json.dumps(dict(values))))
         self._store.save_preset(person.owner, name, values)
         return {"presets": self._store.presets(person.owner)}

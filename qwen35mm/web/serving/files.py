@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import re
 import secrets
 import tempfile
 import time
@@ -37,7 +36,7 @@ from qwen35mm.chat.replies.prompting import with_names
 from qwen35mm.chat.replies.turns import Person
 from qwen35mm.chat.store.archive import Imported, export_zip, import_zip
 from qwen35mm.chat.store.markdown import export_markdown
-from qwen35mm.chat.store.records import Attachment
+from qwen35mm.chat.store.records import Attachment, file_name
 from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.chat.store.temporary import TemporaryChats
 from qwen35mm.contract import Backend
@@ -108,7 +107,7 @@ class Files:
         person = self._person(request, writes=True)
         if self._chats is not None:
             self._chats.heard(person.owner, None)
-        name = _file_name(request.query_params.get("name", ""))
+        name = file_name(request.query_params.get("name", ""))
         max_bytes = self._backend.media.limits.max_bytes(None)
         async with self._usage.receiving(person) as take, _received(request, repr(name), max_bytes, take) as file:
             attachment = await self._held(person, name, file, max_bytes)
@@ -167,13 +166,13 @@ class Files:
                 raise PromptError(say("{address} can't be read: {why}.", address=address, why=why)) from None
             take(len(fetched.data))
             if fetched.kind not in _PAGES:
-                name = _file_name(unquote(urlsplit(fetched.address).path) or "page")
+                name = file_name(unquote(urlsplit(fetched.address).path) or "page")
                 file = await self._held(person, name, io.BytesIO(fetched.data), MAX_WEB_BYTES)
                 return await self._attached(request, person, file)
             page = await DOCUMENTS.run_for(person.line, _read_page, fetched, asker)
             host = urlsplit(fetched.address).hostname or ""
             title = " ".join(page.title.replace("/", " ").split())[:80] or "page"
-            name = _file_name(f"{title} ({host})")
+            name = file_name(f"{title} ({host})")
             text = f"{fetched.address}\n\n{page.text}"
             attachments = [await UPLOADS.run(self._keep, person, name, "text", text.encode())]
             for source in page.pictures[:MAX_WEB_PICTURES]:
@@ -190,7 +189,7 @@ class Files:
         if not fetched.kind.startswith("image/") or len(fetched.data) < _ICON_BYTES:
             return []
         take(len(fetched.data))
-        name = _file_name(unquote(urlsplit(fetched.address).path) or "picture")
+        name = file_name(unquote(urlsplit(fetched.address).path) or "picture")
         held = await self._held(person, name, io.BytesIO(fetched.data), len(fetched.data))
         found = (await self._attached(request, person, held))["attachments"]
         return [each for each in found if each["kind"] == "image"]
@@ -239,7 +238,7 @@ class Files:
     async def recode(self, request: Request) -> Response:
         """`POST .../recode?digest=...&name=...&encoding=...`: reads an uploaded text file in another encoding."""
         person = self._person(request, writes=True)
-        digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
+        digest, name = request.query_params.get("digest", ""), file_name(request.query_params.get("name", ""))
         await REQUESTS.run(self._check_mine, person, digest)
         text = Attachment(digest, "text", name, 0)
         encoding = request.query_params.get("encoding", "")
@@ -258,7 +257,7 @@ class Files:
     async def pdf_pages(self, request: Request) -> Response:
         """`POST .../pages?digest=...&name=...`: an uploaded PDF's pages as pictures."""
         person = self._person(request, writes=True)
-        digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
+        digest, name = request.query_params.get("digest", ""), file_name(request.query_params.get("name", ""))
         await REQUESTS.run(self._check_mine, person, digest)
         pdf = Attachment(digest, "image", name, 0)
         found = await while_waited_for(
@@ -418,12 +417,6 @@ def _read_page(fetched: Fetched, asker: Asker) -> WebPage:
         return read_web_page(path, address=fetched.address, asker=asker)
 
 
-def _file_name(name: str) -> str:
-    """The last component of a name, without control and direction characters."""
-    name = re.sub(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", "", name.replace("\\", "/").rsplit("/", 1)[-1])
-    return name.strip()[-120:] or "file"
-
-
 def _download(data: bytes, name: str, kind: str) -> Response:
     return Response(data, media_type=kind, headers={**_INERT, "content-disposition": _as_file(name)})
 
@@ -440,7 +433,7 @@ def _stream(archive: Any, name: str, kind: str) -> Response:
 
 
 def _as_file(name: str) -> str:
-    return f"attachment; filename*=UTF-8''{quote(_file_name(name), safe='')}"
+    return f"attachment; filename*=UTF-8''{quote(file_name(name), safe='')}"
 
 
 @contextlib.asynccontextmanager

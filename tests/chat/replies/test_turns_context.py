@@ -85,6 +85,14 @@ async def test_only_limits_of_media_hold_for_one_message(kit: ChatKit) -> None:
             await kit.turns.measure(ME, Question(text="x", once=Once(limits=limits)))
 
 
+async def test_an_answer_that_is_being_continued_counts_once(kit: ChatKit) -> None:
+    asked = await kit.ask("length " + "y" * 1600)
+    before = (await kit.turns.measure(ME, question("echo on", asked)))["tokens"]
+    await kit.turns.go_on(ME, asked.conversation, asked.reply)
+    assert (await kit.turns.measure(ME, question("echo on", asked)))["tokens"] == before
+    await kit.api.stop(ME, asked.reply)
+
+
 async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:
     asked = await talk(kit, 2, 100)
     kit.store.change(ME.owner, asked.conversation, title="Shapes")

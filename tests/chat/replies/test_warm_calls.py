@@ -42,7 +42,8 @@ async def test_a_tools_turn_computes_the_call_and_its_result_and_nothing_before(
     asked = await kit.ask("How many shapes are there?", settings=SETTINGS)
     assert await asyncio.to_thread(backend.wait_idle, 60)
     # The demo model calls no tools: here it did.
-    call = Call("call_1", f"fake__{tool}", {"text": "<|im_end|> three"})
+    (offered,) = [each for each in kit.toolbox.listed(ME.owner, Settings.read(SETTINGS)) if each.name == tool]
+    call = Call("call_1", offered.shown, {"text": "<|im_end|> three"}, offered.digest)
     kit.store.update(
         ME.owner, replace(kit.node(asked.conversation, asked.reply), text="", status="finished", calls=(call,))
     )
@@ -50,6 +51,7 @@ async def test_a_tools_turn_computes_the_call_and_its_result_and_nothing_before(
     assert (await kit.watch(reply))["status"] != "failed"
 
     *before, question, made, result, _ = kit.path(asked.conversation)
+    assert result.status == "finished"
     tools = kit.toolbox.definitions(ME.owner, Settings.read(SETTINGS))
     how = {"tools": tools, "enable_thinking": False}
 

@@ -38,6 +38,9 @@ def test_a_tool_is_switched_on_asked_for_and_then_always_allowed(
     # The model's answer is over, and nothing has run.
     expect(page.stop_button).to_have_count(0)
     assert len(backend.calls) == 1
+    # What the program didn't hear of can be said again.
+    page.page.route("**/api/run_calls", lambda route: route.abort("aborted"), times=1)
+    call.get_by_role("button", name="Always allow this tool").click()
     call.get_by_role("button", name="Always allow this tool").click()
     page.wait_answered(2)
     result = page.page.locator(".message.tool")
@@ -45,6 +48,12 @@ def test_a_tool_is_switched_on_asked_for_and_then_always_allowed(
     result.get_by_text("Result of fake · picture").click()
     expect(result.locator("pre")).to_have_text("One pixel.")
     assert len(backend.calls[-1].messages[-1].media) == 1
+
+    page.tool(page.answers.last, "Delete").click()
+    page.dialog.get_by_role("button", name="Delete").click()
+    expect(page.answers).to_have_count(1)
+    page.tool(result, "Answer with this result").click()
+    page.wait_answered(2)
 
     page.ask("call fake__picture")
     expect(result).to_have_count(2)

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
-import { withSetting } from "../../../assets/web/chat/presets.js";
+import { Presets, withPreset, withSetting } from "../../../assets/web/chat/presets.js";
 import { FakeProgram, idle, makeChat, makeNews, makeState } from "./helpers.js";
 
 /** @import { PageState } from "../../../assets/web/chat/state.js" */
@@ -37,6 +37,22 @@ suite("settings", () => {
     state.changePreferences({ colours: "dark" });
     await program.find("preferences").answer({});
     assert.deepEqual(program.find("preferences").args, { preferences: { colours: "dark" } });
+  });
+
+  test("of tools are one chat's own", async () => {
+    await show("one");
+    state.changeSettings({ seed: 1, tools: "files", max_calls: 3 });
+    mock.timers.tick(300);
+    await idle();
+    assert.deepEqual(program.find("settings").args.settings, { seed: 1, tools: "files", max_calls: 3 });
+    await program.find("settings").answer({});
+    assert.deepEqual(program.find("preferences").args, { preferences: { settings: { seed: 1 } } });
+    state.newChat();
+    assert.deepEqual(state.settings, { seed: 1 });
+    // A preset neither switches them on nor off.
+    assert.deepEqual(withPreset({ seed: 1, tools: "files" }, { top_k: 3, tools: "web" }), { top_k: 3, tools: "files" });
+    const presets = new Presets(program.requests, { mine: { top_k: 3 } }, () => {});
+    assert.equal(presets.nameOf({ top_k: 3, tools: "files" }), "mine");
   });
 
   test("that are refused are not kept for new ones", async () => {

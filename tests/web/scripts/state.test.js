@@ -261,6 +261,14 @@ suite("answers in progress", () => {
     assert.deepEqual(program.names, ["open"]);
   });
 
+  test("one whose calls can't run now shows why, and how things are", async () => {
+    await show("one", { running: ["reply"] });
+    const calls = [{ id: "c", name: "files__read", arguments: "{}" }];
+    state.news({ reply: makeNews({ status: "finished", calls }) });
+    await program.find("run_calls").fail({ message: "You already have 4 answers in progress.", kind: "busy" });
+    assert.deepEqual([program.told, program.names], [["You already have 4 answers in progress."], ["open"]]);
+  });
+
   test("one of another chat goes on with its calls there", async () => {
     await show("one", { running: ["reply"] });
     await show("two");

@@ -17,6 +17,7 @@ from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
 from tests.tools.fakes import fake, num_starts
 from tests.web.serving.test_logins import WORDS, Visitor
+from tests.web.serving.test_temporary import held
 
 
 def own_page(folder: Path, **how: Any) -> Server:
@@ -68,6 +69,40 @@ def test_servers_that_cant_be_read_dont_keep_the_page_from_starting(tmp_path: Pa
     try:
         found = client_of(server).post("qwen35mm/api/tool_servers", json={}).json()
         assert (found["servers"], found["text"]) == ([], "{")
+    finally:
+        server.close()
+
+
+def test_calls_of_a_temporary_chat_and_their_files_end_with_it(tmp_path: Path) -> None:
+    server = own_page(tmp_path / "data", tools=[fake(tmp_path)])
+    try:
+        client = client_of(server)
+
+        def ask(method: str, **arguments: Any) -> Any:
+            return client.post(f"qwen35mm/api/{method}", json=arguments).json()
+
+        def watch(reply: str) -> None:
+            client.post("qwen35mm/watch", json={"answers": [reply]})
+
+        text = 'call fake__picture {"text": "words that nobody keeps"}'
+        sent = ask("send", text=text, settings={"tools": "fake"}, temporary=True)
+        watch(sent["reply"])
+        conversation = sent["chat"]["id"]
+        (call,) = ask("open", conversation=conversation)["messages"][-1]["calls"]
+        said = {"conversation": conversation, "node": sent["reply"], "answers": {call["id"]: "always"}}
+        watch(ask("run_calls", **said)["reply"])
+        result = ask("open", conversation=conversation)["messages"][-2]
+        assert (result["text"], len(result["attachments"])) == ("One pixel.", 1)
+        shown = f"qwen35mm/media/{result['attachments'][0]['digest']}"
+        picture = client.get(shown).content
+        assert ask("list", query="nobody")["conversations"] == []
+        ask("end_temporary", conversation=conversation)
+        assert client.get(shown).status_code == 404
+        # What is allowed for good is the person's, as all preferences are.
+        assert ask("tool_servers")["allowed"] == ["fake/picture"]
+        assert picture.startswith(b"\x89PNG")
+        assert held(tmp_path / "data", b"fake/picture") != []
+        assert held(tmp_path / "data", b"nobody keeps") == held(tmp_path / "data", picture) == []
     finally:
         server.close()
 

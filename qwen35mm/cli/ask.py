@@ -172,7 +172,11 @@ class Consent:
         if not self._can_ask:
             typer.echo(f"Not run, since nobody can be asked. --allow-tool {call.name} allows it.", err=True)
             return False
-        answer = typer.prompt("Run it? [y]es, [n]o, [a]lways this tool", default="n", err=True).strip().lower()
+        try:
+            answer = typer.prompt("Run it? [y]es, [n]o, [a]lways this tool", default="n", err=True).strip().lower()
+        except typer.Abort:
+            # An Exception would be the call's result.
+            raise KeyboardInterrupt from None
         if answer in ("a", "always"):
             self._allowed.add(call.name)
         return answer in ("y", "yes", "a", "always")

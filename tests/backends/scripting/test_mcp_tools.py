@@ -117,6 +117,13 @@ def test_ask_asks_before_a_call_until_always(terminal: Terminal) -> None:
     assert [each.num_cached_tokens > 0 for each in terminal.asked] == [False, True, True, True]
 
 
+def test_ctrl_d_at_the_question_stops_ask(terminal: Terminal) -> None:
+    done = terminal.ask([ECHO, Said("Done.")], answers="")
+    assert done.exit_code == 130
+    assert done.stderr.endswith("Stopped.\n")
+    assert len(terminal.asked) == 1
+
+
 def test_where_nobody_can_be_asked_only_what_is_allowed_runs(terminal: Terminal) -> None:
     done = terminal.ask([ECHO, PICTURE, Said("Done.")], "--json", "--allow-tool", "fake__echo")
     assert json.loads(done.stdout)["text"] == "Done."

@@ -1,4 +1,4 @@
-"""What a call gave, in parts that a model can read: texts, pictures and files, within limits."""
+"""What a call gave, in parts that a model can read: texts, pictures and files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 MAX_FILES = 8
 MAX_FILE_BYTES = 24 << 20
-# As much as a book's chapter. A page's own limit may be lower, by its context.
-MAX_TEXT_CHARS = 100_000
+# For those who show a result to a model; a page's own limit may be lower, by its context.
+MAX_TEXT_CHARS = 60_000
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ToolAnswer:
     """A result, or an error in words for the model.
 
     Attributes:
-        text: what is cut or left out is said in it.
+        text: of any length (see `shortened`); what is left out is said in it.
         has_failed: whether it is an error.
     """
 
@@ -59,7 +59,7 @@ def answer_of(result: CallToolResult) -> ToolAnswer:
             texts.append(f"[{found.name} is left out: a file may have {MAX_FILE_BYTES >> 20} MiB]")
         else:
             files.append(found)
-    text = shortened("\n\n".join(text for text in texts if text), MAX_TEXT_CHARS)
+    text = "\n\n".join(text for text in texts if text)
     if result.isError:
         return ToolAnswer(f"Error: {text}" if text else "Error: the tool failed and said nothing.", tuple(files), True)
     return ToolAnswer(text or ("" if files else "The tool gave no result."), tuple(files))

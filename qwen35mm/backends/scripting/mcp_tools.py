@@ -11,7 +11,7 @@ from qwen35mm.backends.scripting import loop
 from qwen35mm.backends.scripting.functions import FunctionTool
 from qwen35mm.contract import Image, ToolCall
 from qwen35mm.errors import ConfigError
-from qwen35mm.tools.answers import AnsweredFile, ToolAnswer
+from qwen35mm.tools.answers import MAX_TEXT_CHARS, AnsweredFile, ToolAnswer, shortened
 from qwen35mm.tools.config import read_servers, servers_of
 from qwen35mm.tools.servers import Tool, ToolServers
 
@@ -77,15 +77,23 @@ class McpTools:
 
 
 def _content(answer: ToolAnswer) -> str | list[str | Image]:
-    """A result as `content_of` takes it."""
-    if not answer.files:
-        return answer.text
-    parts = [*([answer.text] if answer.text else []), *map(_part, answer.files)]
-    texts = [part for part in parts if isinstance(part, str)]
+    """A result as `content_of` takes it, with its first MAX_TEXT_CHARS."""
+    parts: list[str | Image] = []
+    texts: list[str] = []
+    num_left = MAX_TEXT_CHARS
+    for part in (*([answer.text] if answer.text or not answer.files else []), *map(_part, answer.files)):
+        if isinstance(part, str):
+            texts.append(shortened(part, num_left))
+            num_left = max(0, num_left - len(part))
+            parts.append(texts[-1])
+        else:
+            parts.append(part)
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def _part(file: AnsweredFile) -> str | Image:
+    if file.data.startswith(b"%PDF-"):
+        return f"[{file.name} is left out: PDFs of tools are read on the chat page only]"
     try:
         return f"\n{file.name}:\n{file.data.decode('utf-8')}\n"
     except UnicodeDecodeError:

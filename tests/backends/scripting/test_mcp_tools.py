@@ -12,12 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from qwen35mm import McpTools
+from qwen35mm.backends.scripting.mcp_tools import _content
 from qwen35mm.backends.scripting.model import ScriptedModel
 from qwen35mm.cli import app
 from qwen35mm.contract import Image, SamplingParams, ToolCall
 from qwen35mm.errors import ConfigError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.settings import ModelOptions
+from qwen35mm.tools.answers import AnsweredFile, ToolAnswer
 from tests.agents.scripted import Said, ScriptedBackend, calls, script_of
 from tests.tools.fakes import fake
 
@@ -77,6 +79,22 @@ async def test_an_event_loop_calls_them_too(demo: LoadedModel, servers: McpTools
     chat = backend.chat(tools=await servers.atools("fake"))
     assert (await chat.aask("Do it.")).text == "Done."
     assert chat.messages[-2].text == "hello"
+
+
+def test_results_are_cut_and_say_what_isnt_read() -> None:
+    def content(text: str, *files: AnsweredFile) -> Any:
+        return _content(ToolAnswer(text, files))
+
+    long = AnsweredFile("long.md", b"y" * 50_000)
+    cut = content("x" * 50_000, long, long)
+    assert cut.count("x") == 50_000
+    assert 9_000 < cut.count("y") <= 10_000
+    assert cut.count("[cut here: ") == 2
+    assert content("x" * 60_001).endswith("x\n[cut here: 1 more characters]")
+    assert "a.pdf is left out: PDFs" in content("", AnsweredFile("a.pdf", b"%PDF-1.7"))
+    assert content("short") == "short"
+    text, picture = content("short", AnsweredFile("a.png", b"\x89PNG"))
+    assert (text, type(picture)) == ("short", Image)
 
 
 def test_a_function_has_to_say_what_may_run(config: dict[str, Any]) -> None:

@@ -87,6 +87,11 @@ def check_json(data: bytes | bytearray | str, *, max_values: int = MAX_VALUES, m
         depth = depths[-1]
 
 
+def num_values(text: bytes) -> int:
+    """About how many values a text has, as `check_json` counts them."""
+    return sum(piece.count(b",") + piece.count(b"[") + piece.count(b"{") for piece in _outside_strings(text))
+
+
 def _outside_strings(text: bytes | bytearray) -> Iterator[bytes]:
     """The text without its quoted strings, a chunk at a time."""
     is_inside, carried = False, b""

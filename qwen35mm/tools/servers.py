@@ -1,19 +1,20 @@
 """The servers' sessions: started when somebody needs them, again after a crash, and ended with the program.
 
-They live in one thread with a loop of its own, which serves callers of any loop and any thread. A server that floods us
-with messages keeps this thread busy, not the page.
+They live in one thread with a loop of its own, which serves callers of any loop and any thread. Reading a message stops
+the other threads, so what a server may send is limited.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.util
 import json
 import logging
 import re
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +40,8 @@ IDLE_S = 900.0
 MAX_TOOLS = 128
 MAX_DEFINITION_CHARS = 20_000
 _PING_S = 5.0
+# For a server to end by itself, or at least by SIGTERM.
+_END_S = 6.0
 _MAX_NAME = 64
 
 
@@ -73,10 +76,9 @@ class ToolServers:
     """
 
     def __init__(self, servers: Sequence[ToolServer]) -> None:
-        try:
-            import mcp  # noqa: F401
-        except ModuleNotFoundError:
-            raise MissingExtraError("Tool servers", "tools") from None
+        # Imported by the first server that starts: it takes half a second.
+        if importlib.util.find_spec("mcp") is None:
+            raise MissingExtraError("Tool servers", "tools")
         self._servers = {server.name: server for server in servers}
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._listed: dict[tuple[str, str], tuple[Tool, ...]] = {}
@@ -103,15 +105,16 @@ class ToolServers:
         gone = {name for name, server in before.items() if self._servers.get(name) != server}
         self._listed = {key: tools for key, tools in self._listed.items() if key[1] not in gone}
         if self._loop is not None:
-            self._submit(self._end([key for key in self._sessions if key[1] in gone])).result()
+            self._submit(self._end(gone)).result()
 
     def close(self) -> None:
-        """Ends all servers."""
+        """Ends all servers, for good."""
+        gone, self._servers = {*self._servers}, {}
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None:
             return
-        asyncio.run_coroutine_threadsafe(self._end(list(self._sessions)), loop).result()
+        asyncio.run_coroutine_threadsafe(self._close(gone), loop).result()
         loop.call_soon_threadsafe(loop.stop)
 
     async def tools(self, names: Sequence[str], person: str = "") -> tuple[Tool, ...]:
@@ -155,9 +158,16 @@ class ToolServers:
             self._sessions[key] = _Session(self._servers[name])
         return self._sessions[key]
 
-    async def _end(self, keys: Sequence[tuple[str, str]]) -> None:
-        sessions = [self._sessions.pop(key) for key in keys]
+    async def _end(self, names: Set[str]) -> None:
+        sessions = [self._sessions.pop(key) for key in list(self._sessions) if key[1] in names]
         await asyncio.gather(*(session.end() for session in sessions))
+
+    async def _close(self, names: Set[str]) -> None:
+        await self._end(names)
+        # Callers are told before the loop stops.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=_END_S)
 
     # Between the callers' loops and that one
 
@@ -165,11 +175,16 @@ class ToolServers:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="qwen35mm-tools", daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name="qwen35mm-tools", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(self._submit(work))
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 class _Session:
@@ -183,7 +198,8 @@ class _Session:
         self._used_s = time.monotonic()
         self._num_busy = 0
         self._opening = asyncio.Lock()
-        self._doubt: asyncio.Task[None] | None = None
+        self._doubts: set[asyncio.Task[None]] = set()
+        self._is_over = False
         self._meter: Any = None
 
     async def tools(self) -> tuple[Tool, ...]:
@@ -228,23 +244,39 @@ class _Session:
             return failed(error.words)
 
     async def end(self) -> None:
-        if self._task is not None:
-            self._ended.set()
-            await asyncio.wait({self._task})
+        """Ends the server for good."""
+        self._is_over = True
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """Ends the server, by force if it takes long."""
+        if self._task is None:
+            return
+        self._ended.set()
+        if self._ready is not None and not self._ready.done():
+            # While it starts, nothing looks at `ended`.
+            self._task.cancel()
+        await asyncio.wait({self._task}, timeout=_END_S)
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=_END_S)
 
     async def _ask(self, request: Any, kind: type[T]) -> T:
         """Raises TimeoutError, _Failure."""
         from mcp import McpError, types
 
+        from qwen35mm.tools.transports import Asked
+
         self._num_busy += 1
         try:
             session = await self._open()
-            number = session._request_id
+            asked = Asked()
             try:
                 with anyio.fail_after(self._server.timeout_s):
-                    return await self._answered(session.send_request(request, kind))  # pyright: ignore[reportArgumentType]
+                    return await self._answered(session.send_request(request, kind, metadata=asked))  # pyright: ignore[reportArgumentType]
             except (TimeoutError, asyncio.CancelledError):
-                self._doubt = asyncio.ensure_future(self._give_up(session, number, self._ended))
+                doubt = asyncio.ensure_future(self._give_up(session, asked.number, self._ended))
+                self._doubts.add(doubt)
+                doubt.add_done_callback(self._doubts.discard)
                 raise
             except McpError as error:
                 if error.error.code == types.CONNECTION_CLOSED:
@@ -270,14 +302,16 @@ class _Session:
             asked.cancel()
         return await asked
 
-    async def _give_up(self, session: ClientSession, number: int, ended: asyncio.Event) -> None:
+    async def _give_up(self, session: ClientSession, number: str | int | None, ended: asyncio.Event) -> None:
         """Tells the server that nobody waits for a request; ends it if it doesn't react at all."""
         from mcp import types
 
-        params = types.CancelledNotificationParams(requestId=number)
+        cancelled = types.CancelledNotification(params=types.CancelledNotificationParams(requestId=number))
         try:
             with anyio.fail_after(_PING_S):
-                await session.send_notification(types.ClientNotification(types.CancelledNotification(params=params)))
+                # Unless the request was never sent.
+                if number is not None:
+                    await session.send_notification(types.ClientNotification(cancelled))
                 await session.send_ping()
         except Exception:
             logger.warning("the tool server %s hangs, and is ended", self._server.name)
@@ -285,11 +319,13 @@ class _Session:
 
     async def _open(self) -> ClientSession:
         async with self._opening:
-            if self._doubt is not None:
+            if self._doubts:
                 # Until it is known whether the server hangs.
-                await asyncio.wait({self._doubt})
+                await asyncio.wait(self._doubts)
             if self._task is None or self._task.done() or self._ended.is_set():
-                await self.end()
+                await self._stop()
+                if self._is_over:
+                    raise _Failure("the tool server is no longer there.")
                 self._ended = asyncio.Event()
                 self._ready = asyncio.get_running_loop().create_future()
                 self._task = asyncio.ensure_future(self._live(self._ready, self._ended))
@@ -305,6 +341,7 @@ class _Session:
         from qwen35mm.tools.transports import Meter, connected
 
         self._meter = meter = Meter()
+        has_failed, why = False, "it ended"
         try:
             async with connected(self._server, meter, ended) as streams, ClientSession(*streams) as session:
                 with anyio.fail_after(START_S):
@@ -315,6 +352,9 @@ class _Session:
                         await asyncio.wait_for(ended.wait(), IDLE_S)
                     if not self._num_busy and time.monotonic() - self._used_s >= IDLE_S:
                         break
+                has_failed = ended.is_set() and not self._is_over
+                # The next caller doesn't take this one any more.
+                ended.set()
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(_Failure("the tool server doesn't start.", error))
@@ -322,19 +362,27 @@ class _Session:
                 ready.exception()
             if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
                 raise
-            logger.warning("the tool server %s ended: %r", self._server.name, error)
+            has_failed, why = not self._is_over, _shown(error)
         finally:
             ended.set()
-            if meter.said:
-                logger.info("the tool server %s said: %s", self._server.name, meter.said.decode("utf-8", "replace"))
+            name, said = self._server.name, meter.said.decode("utf-8", "replace")
+            if has_failed:
+                logger.warning("the tool server %s failed: %s. Its last words: %s", name, why, said or "none")
+            elif said:
+                logger.info("the tool server %s said: %s", name, said)
 
 
 class _Failure(Exception):
     """A request without a result; `words` are for the model, the cause for the log."""
 
-    def __init__(self, words: str, cause: BaseException) -> None:
-        super().__init__(f"{words} ({cause!r})")
+    def __init__(self, words: str, cause: BaseException | None = None) -> None:
+        super().__init__(words if cause is None else f"{words} ({_shown(cause)})")
         self.words = words
+
+
+def _shown(error: BaseException) -> str:
+    # pydantic's errors can be far longer than what came.
+    return type(error).__name__ if isinstance(error, ValueError) else repr(error)[:2000]
 
 
 def _tool(server: ToolServer, found: Any) -> Tool:

@@ -4,6 +4,7 @@ Its one argument is a file: each start adds a line to it, and its last line is p
 """
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,13 @@ def picture(data, kind="image/png"):
     return [{"type": "image", "data": data, "mimeType": kind}]
 
 
+def have_child(values):
+    """Starts a child that holds the pipe at `text` open, and would do so for an hour."""
+    with Path(values["text"]).open("w") as pipe:
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"], stdout=pipe)
+    return text("born")
+
+
 RESULTS = {
     "echo": lambda values: text(values.get("text", "")),
     "picture": lambda values: text("One pixel.") + picture(PIXEL),
@@ -34,6 +42,8 @@ RESULTS = {
     "file": lambda values: [{"type": "resource", "resource": {"uri": "file:///a/notes.txt", "blob": "QWxwaGE="}}],
     "die": lambda values: sys.exit(3),
     "hang": lambda values: time.sleep(3600),
+    "parent": have_child,
+    "many": lambda values: [{}] * 200_000,
     "endless": lambda values: [sys.stdout.write("x" * 65536) for _ in iter(int, 1)],
 }
 for line in sys.stdin:

@@ -130,7 +130,7 @@ def test_a_schema_that_cannot_be_used_is_told_before_a_model_is_loaded(
         (("--image", "nowhere.png", "hi"), 2, "there is no file"),
         (("--model", "nowhere/at/all", "hi"), 1, "There is no folder"),
         (("--dtype", "int3", "hi"), 1, "dtype must be"),
-        (("--weights", "int3", "hi"), 1, "weights must be auto, bf16, int8 or int4"),
+        (("--weights", "int3", "hi"), 1, "weights must be auto, bf16, int8, int4 or fp8"),
         (("--temperature", "-1", "hi"), 1, "temperature must be"),
         (("--kv-memory", "1k", "hi"), 1, "KV"),
         (("--cache-size", "1GiB", "--no-disk-cache", "hi"), 2, "there is none"),

@@ -84,6 +84,7 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
             "calls": True,
             "mcp": False,
             "tools": (),
+            "read_web": False,
             "tool_accounts": (),
         }
         assert how.keys() <= inspect.signature(serve).parameters.keys()

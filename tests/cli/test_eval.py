@@ -116,7 +116,7 @@ def test_the_projects_text_is_what_most_models_read() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("--weights", "int3"), 1, "bf16, float32, int8, int4, auto, with commas between; got 'int3'"),
+        (("--weights", "int3"), 1, "bf16, float32, int8, int4, fp8, auto, with commas between; got 'int3'"),
         (("--weights", ","), 1, "got none"),
         (("--kv-dtype", "int3"), 1, "got 'int3'"),
         (("--kv-keep", "1.5"), 1, "got '1.5'"),

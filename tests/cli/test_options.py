@@ -54,7 +54,9 @@ def read_names(function: Any) -> set[str]:
     read = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for each in inspect.signature(function, eval_str=True).parameters.values():
         if isinstance(each.annotation, type) and dataclasses.is_dataclass(each.annotation):
-            found = {name for source in SOURCES for name in read_of_group(source, each.annotation.__name__)}
+            # The groups that it extends, too.
+            groups = [kind.__name__ for kind in each.annotation.__mro__ if dataclasses.is_dataclass(kind)]
+            found = {name for source in SOURCES for group in groups for name in read_of_group(source, group)}
             # `values()` reads a group as a whole.
             read |= {field.name for field in dataclasses.fields(each.annotation)} if "values" in found else found
     return read

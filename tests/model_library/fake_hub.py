@@ -12,6 +12,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from qwen35mm.cache.gates import GATES_FILE
 from tests.http_server import QuietHandler, serving
 
 HUB_ID = "tiny-org/tiny-model"
@@ -19,7 +20,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 class FakeHub:
-    """The files of a folder as the repository `tiny-org/tiny-model`.
+    """The files of a folder, without gates, as the repository `tiny-org/tiny-model`.
 
     Attributes:
         cut_after: bytes after which each answer with weights is cut off; None for never.
@@ -31,7 +32,8 @@ class FakeHub:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+        paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != GATES_FILE]
+        self.files = {path.name: path.read_bytes() for path in paths}
         self.cut_after: int | None = None
         self.status: tuple[int, str] | None = None
         self.gate = threading.Event()

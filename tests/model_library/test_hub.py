@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.cache.gates import GATES_FILE
 from qwen35mm.checkpoints.peft_folders import _download
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model import load
@@ -42,7 +43,7 @@ def test_what_is_needed_comes_and_nothing_else(hub: FakeHub, hub_cache: Path) ->
     seen: list[tuple[int, int]] = []
     folder = download(HUB_ID, progress=lambda *args: seen.append(args))
     assert folder.name == COMMIT
-    expected = {path.name for path in demo_model_path().iterdir()} - {"README.md"}
+    expected = {path.name for path in demo_model_path().iterdir()} - {"README.md", GATES_FILE}
     assert {path.name for path in folder.iterdir()} == expected
     assert all((folder / name).read_bytes() == hub.files[name] for name in expected)
     total = sum(len(hub.files[name]) for name in expected)

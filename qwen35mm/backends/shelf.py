@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, Progress
+from qwen35mm.engine.request import is_shortage
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, report_bug
 from qwen35mm.malloc import give_back_freed
 from qwen35mm_preprocess import MediaProcessor
@@ -69,6 +70,7 @@ class _Place:
         num_leases: requests that are answered.
         used_at: when the last one began or ended.
         is_leaving: whether it takes no more requests, because another model waits for its memory.
+        timer: looks whether it has been idle for long enough.
         error: why it couldn't be loaded; None if it could.
     """
 
@@ -80,10 +82,16 @@ class _Place:
         self.used_at = 0.0
         self.is_leaving = self.is_loading = False
         self.error: Said | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        # An engine that failed answers nothing more; the log has the reason. The next one may do better.
+        return self.backend is not None and not self.backend.has_ended
 
     @property
     def is_open(self) -> bool:
-        return self.backend is not None and not self.is_leaving
+        return self.is_loaded and not self.is_leaving
 
     def put(self, backend: LocalBackend, now: float) -> None:
         self.backend, self.error, self.used_at = backend, None, now
@@ -100,7 +108,7 @@ class Shelf:
         memory_bytes: for all loaded models together, by their plans.
         keeps_prompts: whether an unloaded model still makes and counts prompts, for a page that shows it.
         keep_alive_s: a model that answers nobody for so long is unloaded; None keeps it until memory is needed.
-        max_waiting: requests that may wait for models; more are refused.
+        max_waiting: requests that may wait for each model; more are refused.
         clock: seconds that never go back.
     """
 
@@ -149,7 +157,7 @@ class Shelf:
 
     def state(self, name: str) -> State:
         place = self._places[name]
-        if place.backend is not None:
+        if place.is_loaded:
             return "loaded"
         return "loading" if place.is_loading else "unloaded" if place.error is None else "failed"
 
@@ -176,13 +184,17 @@ class Shelf:
     def loaded(self, name: str) -> LocalBackend | None:
         return self._places[name].backend
 
+    def is_open(self, name: str) -> bool:
+        """Whether a request for the model begins at once."""
+        return self._places[name].is_open
+
     @contextlib.asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[LocalBackend]:
         """Lends a model's backend, which isn't unloaded until the end of the block. Loads the model if necessary.
 
         Raises:
             EngineError: it can't be loaded, with the reason, or the program ends.
-            QueueFullError: too many requests wait for models.
+            QueueFullError: too many requests wait for the model.
         """
         backend = await self.take(name)
         try:
@@ -196,15 +208,13 @@ class Shelf:
         place = self._places[name]
         if self._is_closed:
             raise EngineError(say("The program is shutting down."))
-        if place.backend is not None and place.backend.has_ended:
-            # Its engine failed; the log has the reason. The next one may do better.
-            self._take_off(place)
         if place.is_open:
             assert place.backend is not None
             self._lend(place)
             return place.backend
-        if len(self._line) >= self._max_waiting:
-            words = say("{n} {n|request is|requests are} waiting already. Try again in a moment.", n=len(self._line))
+        num_waiting = sum(each is place for each, _ in self._line)
+        if num_waiting >= self._max_waiting:
+            words = say("{n} {n|request is|requests are} waiting already. Try again in a moment.", n=num_waiting)
             raise QueueFullError(words)
         turn: asyncio.Future[LocalBackend] = asyncio.get_running_loop().create_future()
         entry = (place, turn)
@@ -238,7 +248,7 @@ class Shelf:
         """Unloads the models that have been idle for `keep_alive_s`."""
         async with self._changing:
             for place in self._places.values():
-                is_idle = place.is_open and not place.num_leases
+                is_idle = place.backend is not None and not place.num_leases
                 if is_idle and self._keep_alive_s is not None and self._idle_s(place) >= self._keep_alive_s:
                     logger.info("%s is unloaded: nobody has used it for a while", place.offer.name)
                     await self._unload(place)
@@ -257,7 +267,9 @@ class Shelf:
         if self._keep_alive_s is not None and place.backend is not None and not place.num_leases:
             # A timer may come a moment early.
             wait_s = max(self._keep_alive_s - self._idle_s(place), 0) + _EARLY_S
-            asyncio.get_running_loop().call_later(wait_s, lambda: self._run(self.unload_idle()))
+            if place.timer is not None:
+                place.timer.cancel()
+            place.timer = asyncio.get_running_loop().call_later(wait_s, lambda: self._run(self.unload_idle()))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(task := asyncio.ensure_future(work))
@@ -278,10 +290,11 @@ class Shelf:
                         await self._load(place)
                 except Qwen35mmError as problem:
                     error = said_of(problem)
-                except MemoryError:
-                    error = say("there isn't enough memory")
                 except Exception as problem:
-                    error = report_bug(logger, "a model could not be loaded", problem)
+                    if is_shortage(problem):
+                        error = say("there isn't enough memory")
+                    else:
+                        error = report_bug(logger, "a model could not be loaded", problem)
             self._let_in(place, error)
 
     def _let_in(self, place: _Place, error: Said | None) -> None:
@@ -310,6 +323,8 @@ class Shelf:
         offer = place.offer
         place.is_loading = True
         try:
+            if place.backend is not None:
+                await self._unload(place)
             await asyncio.to_thread(offer.check)
             if not await self._make_room(place):
                 return
@@ -325,37 +340,49 @@ class Shelf:
             place.is_loading = False
 
     async def _make_room(self, wanted: _Place) -> bool:
-        """Unloads models until there is room; False if nobody waits for it any more."""
+        """Unloads models until there is room; False if nobody waits for it any more.
+
+        Raises:
+            EngineError: the machine has no room although no other model is loaded.
+        """
         others = [place for place in self._places.values() if place is not wanted]
         try:
-            while not await self._has_room(wanted):
+            while True:
+                fits_plan = self.used_bytes + wanted.offer.num_bytes <= self._memory_bytes
+                has_room = fits_plan and await asyncio.to_thread(wanted.offer.has_room)
+                if not self._is_wanted(wanted):
+                    return False
                 loaded = [place for place in others if place.backend is not None]
-                if not loaded:
-                    return True  # the plan is for this case
+                if not loaded and fits_plan and not has_room:
+                    raise EngineError(say("there isn't enough memory"))
+                if has_room or not loaded:
+                    return True  # the plan of one that is larger than all memory is for this case
                 if idle := [place for place in loaded if not place.num_leases]:
                     await self._unload(min(idle, key=lambda place: place.used_at))
                     continue
-                min(loaded, key=lambda place: place.used_at).is_leaving = True
+                self._let_leave(loaded, wanted)
                 self._changed.clear()
                 await self._changed.wait()
-                if not self._is_wanted(wanted):
-                    return False
-            return True
         finally:
             for place in others:
                 place.is_leaving = False
 
-    async def _has_room(self, wanted: _Place) -> bool:
-        if self.used_bytes + wanted.offer.num_bytes > self._memory_bytes:
-            return False
-        return await asyncio.to_thread(wanted.offer.has_room)
+    def _let_leave(self, loaded: Sequence[_Place], wanted: _Place) -> None:
+        """Marks as many of the least recently used models as have to leave, so that the others go on."""
+        staying = sorted((place for place in loaded if not place.is_leaving), key=lambda place: place.used_at)
+        num_bytes = sum(place.offer.num_bytes for place in (*staying, wanted))
+        while staying and (len(staying) == len(loaded) or num_bytes > self._memory_bytes):
+            leaves = staying.pop(0)
+            leaves.is_leaving = True
+            num_bytes -= leaves.offer.num_bytes
 
     def _take_off(self, place: _Place) -> list[LocalBackend]:
         """A place's backend, in a list to empty: a thread keeps its function a moment longer than its caller waits."""
         assert place.backend is not None
-        found, place.backend, place.is_leaving = [place.backend], None, False
         if self._keeps_prompts:
-            place.shell = found[0].without_weights()
+            # First: a thread of the page may ask for either at any moment.
+            place.shell = place.backend.without_weights()
+        found, place.backend, place.is_leaving = [place.backend], None, False
         return found
 
     async def _unload(self, place: _Place) -> None:
@@ -424,14 +451,17 @@ class OnShelf:
 class LentBackend(OnShelf):
     """A model of a shelf as a backend for others: each stream is a lease, and loads the model if necessary.
 
-    The model's name may be changed between two requests.
+    The model's name may be changed at any time: a request that names its model keeps it.
     """
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """See `LocalBackend`; also raises `Shelf.lease`'s errors."""
-        if self.shelf.loaded(self.name) is None:
+        name = request.model or self.name
+        if not self.shelf.is_open(name):
+            if not request.loads:
+                raise EngineError(say("The model '{name}' isn't loaded.", name=name))
             yield Progress("load", 0, 0)
-        async with self.shelf.lease(self.name) as backend:
+        async with self.shelf.lease(name) as backend:
             events = backend.stream(request)
             del backend
             async with contextlib.aclosing(events):

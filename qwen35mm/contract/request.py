@@ -48,6 +48,8 @@ class GenerationRequest:
         timeout_s: seconds after which the request ends with a RequestTimeoutError, waiting and media included.
         continue_reply: whether the last message is the beginning of the reply; the answer is the rest of its text.
         adapter: the name of the adapter that answers, one of `ModelInfo.adapters`; None is the model itself.
+        model: which of several models answers, by its `ModelInfo.name`; None is the one that is chosen by then.
+        loads: whether one of several models is loaded for it if it isn't yet; else it ends with an EngineError.
 
     Raises:
         PromptError: `messages` holds something else than messages.
@@ -69,13 +71,15 @@ class GenerationRequest:
     timeout_s: float | None = None
     continue_reply: bool = False
     adapter: str | None = None
+    model: str | None = None
+    loads: bool = True
 
     def __post_init__(self) -> None:
         check_messages(self.messages)
         object.__setattr__(self, "messages", tuple(self.messages))
         check_params(self.params)
         check_limits(self.retain, self.timeout_s, self.tenant)
-        for name in ("parallel_tool_calls", "continue_reply"):
+        for name in ("parallel_tool_calls", "continue_reply", "loads"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False; got {getattr(self, name)!r}.")
         self._take_options()
@@ -83,7 +87,7 @@ class GenerationRequest:
             raise RequestError(f"enable_thinking must be True, False or None; got {self.enable_thinking!r}.")
         if not isinstance(self.tool_choice, str):
             raise RequestError(f"tool_choice must be a string; got {self.tool_choice!r:.100}.")
-        for name in ("conversation", "adapter"):
+        for name in ("conversation", "adapter", "model"):
             if not isinstance(getattr(self, name), str | None):
                 raise RequestError(f"{name} must be a string, or None; got {getattr(self, name)!r}.")
         tools = () if self.tools is None else self.tools

@@ -27,8 +27,11 @@ from qwen35mm_preprocess.say import Said, say
 
 P = TypeVar("P", bound="CachedPrompt")
 
-# Libraries, Triton and CUDA have their own errors for lack of memory.
-_NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
+# Libraries, Triton, CUDA and torch's host allocator have their own errors for lack of memory.
+_NO_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +161,16 @@ def check_num_tokens(num_tokens: int, context_length: int, *, or_more: bool = Fa
         )
 
 
+def is_shortage(error: Exception) -> bool:
+    """Whether an error says that there isn't enough memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)) is not None
+
+
 def engine_error(error: Exception, device: torch.device) -> EngineError:
     """Returns our own errors as they are; others without their message, which may contain private details."""
     if isinstance(error, EngineError):
         return error
-    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)):
+    if is_shortage(error):
         message = shortage(error, device)
     elif isinstance(error, torch.AcceleratorError):
         # CUDA refuses everything after this.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from qwen35mm.backends.shelf import LentBackend, Offer, Shelf
-from qwen35mm.contract import Progress
+from qwen35mm.contract import GenerationRequest, Message, Progress, Text
 from qwen35mm.errors import CheckpointError, EngineError, QueueFullError
+
+PATIENCE_S = 20.0
 
 
 class Model:
@@ -21,14 +25,18 @@ class Model:
         self.name, self.num_bytes = name, num_bytes
         self.num_loads = self.num_closes = 0
         self.trouble: Exception | None = None
-        self.is_good, self.has_room = True, True
+        self.is_good = True
+        self.has_room: Callable[[], bool] = lambda: True
         self.has_ended = False
+        self.may_check = threading.Event()
+        self.may_check.set()
         self.go_on = asyncio.Event()
 
     def offer(self) -> Offer:
-        return Offer(self.name, self.num_bytes, self._load, self._check, lambda: self.has_room)
+        return Offer(self.name, self.num_bytes, self._load, self._check, lambda: self.has_room())
 
     def _check(self) -> None:
+        assert self.may_check.wait(PATIENCE_S)
         if not self.is_good:
             raise CheckpointError("its config.json is cut off")
 
@@ -45,8 +53,8 @@ class Model:
     def without_weights(self) -> Model:
         return Model(f"{self.name} without weights")
 
-    async def stream(self, words: str) -> Any:
-        yield words
+    async def stream(self, request: GenerationRequest) -> Any:
+        yield request.messages[0].text
         await self.go_on.wait()
         yield "end"
 
@@ -81,6 +89,23 @@ async def use(shelf: Shelf, *names: str) -> None:
             pass
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def asked(words: str, **how: Any) -> GenerationRequest:
+    return GenerationRequest([Message("user", (Text(words),))], **how)
+
+
+def torch_s_shortage() -> Exception:
+    """What torch raises where the host has too little memory."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    return caught.value
+
+
 async def settled() -> None:
     """Lets the tasks of this loop go as far as they can, those with threads, too."""
     for _ in range(20):
@@ -104,7 +129,7 @@ async def test_a_model_is_loaded_when_it_is_asked_for_and_stays(make: Make) -> N
 
 async def test_two_answer_at_once(make: Make) -> None:
     shelf, _ = make(1, 1, memory=2)
-    one, two = LentBackend(shelf, "a").stream("hello"), LentBackend(shelf, "b").stream("hi")  # type: ignore
+    one, two = LentBackend(shelf, "a").stream(asked("hello")), LentBackend(shelf, "b").stream(asked("hi"))
     for stream, words in ((one, "hello"), (two, "hi")):
         assert [await anext(stream), await anext(stream)] == [Progress("load", 0, 0), words]
     await one.aclose()
@@ -166,10 +191,7 @@ async def test_nobody_is_held_up_by_someone_who_left(make: Make) -> None:
 async def test_a_lease_that_was_given_while_its_owner_left_is_given_back(make: Make) -> None:
     shelf, (a, b) = make(1, 1, memory=1)
     one = asyncio.ensure_future(shelf.take("a"))
-    while not a.num_loads:
-        await asyncio.sleep(0)
-    while shelf.num_waiting:
-        await asyncio.sleep(0)
+    await until(lambda: a.num_loads and not shelf.num_waiting)
     one.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         if await one:
@@ -200,8 +222,7 @@ async def test_an_idle_one_is_unloaded_after_a_while(make: Make, clock: Clock) -
 async def test_with_no_time_to_keep_it_leaves_at_once(make: Make) -> None:
     shelf, (a,) = make(1, memory=1, keep_alive_s=0)
     await use(shelf, "a")
-    while not a.num_closes:
-        await asyncio.sleep(0)
+    await until(lambda: a.num_closes)
     assert states(shelf) == ["unloaded"]
 
 
@@ -210,6 +231,7 @@ async def test_with_no_time_to_keep_it_leaves_at_once(make: Make) -> None:
     [
         (CheckpointError("a tensor is missing"), "'b' can't be loaded: a tensor is missing"),
         (MemoryError(), "'b' can't be loaded: there isn't enough memory"),
+        (torch_s_shortage(), "'b' can't be loaded: there isn't enough memory"),
         (ZeroDivisionError(), "'b' can't be loaded: "),
     ],
 )
@@ -239,24 +261,122 @@ async def test_a_damaged_one_costs_no_other_its_place(make: Make) -> None:
 async def test_others_leave_too_where_the_machine_has_less_memory_than_planned(make: Make) -> None:
     shelf, (a, b) = make(1, 1, memory=2)
     await use(shelf, "a")
-    b.has_room = False
+    b.has_room = lambda: a.num_closes == 1
     await use(shelf, "b")
     assert (a.num_closes, states(shelf)) == (1, ["unloaded", "loaded"])
+
+
+async def test_one_that_the_machine_does_not_hold_is_not_loaded(make: Make) -> None:
+    shelf, (a, b, c) = make(1, 1, 3, memory=2)
+    await use(shelf, "a")
+    b.has_room = c.has_room = lambda: False
+    with pytest.raises(EngineError, match="'b' can't be loaded: there isn't enough memory"):
+        await use(shelf, "b")
+    assert (a.num_closes, b.num_loads, states(shelf)) == (1, 0, ["unloaded", "failed", "unloaded"])
+    # A model that is larger than what seems free is tried, as a server with it alone does.
+    await use(shelf, "c")
+    assert c.num_loads == 1
 
 
 async def test_a_failed_engine_is_replaced(make: Make) -> None:
     shelf, (a,) = make(1, memory=1)
     await use(shelf, "a")
     a.has_ended = True
+    assert states(shelf) == ["unloaded"]
     await use(shelf, "a")
-    assert a.num_loads == 2
+    assert (a.num_loads, a.num_closes, states(shelf)) == (2, 1, ["loaded"])
+
+
+async def test_an_engine_that_fails_while_requests_wait_for_it_is_replaced_for_them(make: Make) -> None:
+    shelf, (a, b) = make(1, 1, memory=1)
+    async with shelf.lease("a"):
+        other = asyncio.ensure_future(use(shelf, "b"))
+        await until(lambda: not shelf.is_open("a"))
+        waits = asyncio.ensure_future(use(shelf, "a"))
+        await until(lambda: shelf.num_waiting == 2)
+        a.has_ended = True
+        other.cancel()
+        await waits
+    assert (a.num_loads, b.num_loads) == (2, 0)
+
+
+async def test_no_model_moves_for_someone_who_left(make: Make) -> None:
+    shelf, (a, b) = make(1, 1, memory=1)
+    await use(shelf, "a")
+    b.may_check.clear()
+    gone = asyncio.ensure_future(use(shelf, "b"))
+    await until(lambda: shelf.state("b") == "loading")
+    gone.cancel()
+    await asyncio.wait({gone})
+    b.may_check.set()
+    await until(lambda: shelf.state("b") == "unloaded")
+    assert (a.num_closes, b.num_loads) == (0, 0)
+
+
+async def test_only_those_leave_whose_memory_is_needed(make: Make, clock: Clock) -> None:
+    shelf, _ = make(1, 1, 1, memory=2)
+    for _ in range(2):
+        await shelf.take("a")
+    clock.now = 1
+    async with shelf.lease("b"):
+        waits = asyncio.ensure_future(use(shelf, "c"))
+        await until(lambda: not shelf.is_open("a"))
+        # From now on the other one was used least recently.
+        clock.now = 2
+        shelf.give_back("a")
+        await settled()
+        assert (shelf.is_open("a"), shelf.is_open("b")) == (False, True)
+        shelf.give_back("a")
+        await waits
+        assert states(shelf) == ["unloaded", "loaded", "loaded"]
+
+
+async def test_as_many_leave_as_a_large_one_needs(make: Make) -> None:
+    shelf, _ = make(1, 1, 2, memory=2)
+    async with shelf.lease("a"), shelf.lease("b"):
+        waits = asyncio.ensure_future(use(shelf, "c"))
+        await until(lambda: not (shelf.is_open("a") or shelf.is_open("b")))
+    await waits
+    assert states(shelf) == ["unloaded", "unloaded", "loaded"]
+
+
+async def test_one_timer_looks_after_each_idle_model(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, _ = make(1, memory=1, keep_alive_s=600)
+    loop, timers = asyncio.get_running_loop(), []
+    begun = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda *how: timers.append(begun(*how)) or timers[-1])
+    await use(shelf, "a", "a", "a")
+    assert sum(not each.cancelled() for each in timers if each.when() > loop.time() + 500) == 1
+
+
+async def test_a_request_may_name_its_model_and_load_none(make: Make) -> None:
+    shelf, (a, b) = make(1, 1, memory=1)
+    backend = LentBackend(shelf, "a")
+    with pytest.raises(EngineError, match="The model 'a' isn't loaded"):
+        await anext(backend.stream(asked("a title", loads=False)))
+    assert a.num_loads == 0
+    # It was made for this one; another was chosen since.
+    stream = backend.stream(asked("hi", model="b"))
+    assert [await anext(stream), await anext(stream)] == [Progress("load", 0, 0), "hi"]
+    assert (a.num_loads, b.num_loads) == (0, 1)
+    waits = asyncio.ensure_future(use(shelf, "a"))
+    await until(lambda: not shelf.is_open("b"))
+    behind = backend.stream(asked("hi", model="b"))
+    assert await anext(behind) == Progress("load", 0, 0), "who waits for one that leaves is told so, too"
+    await behind.aclose()
+    await stream.aclose()
+    await waits
 
 
 async def test_too_many_in_the_line_are_refused(make: Make) -> None:
-    shelf, _ = make(1, 1, memory=1, max_waiting=1)
+    shelf, _ = make(1, 1, 1, memory=1, max_waiting=1)
     async with shelf.lease("a"):
         waits = asyncio.ensure_future(use(shelf, "b"))
         await settled()
         with pytest.raises(QueueFullError, match="1 request is waiting already"):
             await use(shelf, "b")
-    await waits
+        # One model's line takes no place in another's.
+        other = asyncio.ensure_future(use(shelf, "c"))
+        await settled()
+        assert not other.done()
+    await asyncio.gather(waits, other)

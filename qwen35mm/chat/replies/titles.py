@@ -138,6 +138,8 @@ class Titles:
             # Retains nothing, so it evicts nothing.
             retain="nothing",
             tenant=reply.work.request.tenant,
+            # Nor does it unload a model that somebody uses.
+            loads=False,
         )
         async with contextlib.aclosing(self._backend.stream(request)) as events:
             async for event in events:

@@ -448,6 +448,7 @@ class Turns:
             enable_thinking=settings.enable_thinking(model),
             template_options=settings.template_options(model),
             adapter=settings.adapter(model),
+            model=model.name,
             conversation=conversation.id,
             tenant=person.tenant,
             continue_reply=messages[-1].role == "assistant" and not calls,

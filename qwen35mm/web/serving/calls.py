@@ -134,6 +134,7 @@ class Calls:
                 enable_thinking=settings.enable_thinking(model),
                 template_options=settings.template_options(model),
                 adapter=settings.adapter(model),
+                model=model.name,
                 retain="conversation" if alone else "nothing",
                 tenant=None if alone else f"call {secrets.token_hex(16)}",
             )

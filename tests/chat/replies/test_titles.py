@@ -67,6 +67,8 @@ async def test_the_first_finished_answer_brings_a_title(kit: TitleKit) -> None:
     assert "Question: echo blue stars" in message.text
     assert "Answer: blue stars" in message.text
     assert (call.retain, call.params.max_tokens, call.params.thinking_budget) == ("nothing", 32, 0)
+    # Of several models it loads none, so it unloads none. An answer stays with the model that it was made for.
+    assert (call.loads, kit.backend.calls[0].loads, kit.backend.calls[0].model) == (False, True, "Fake-1B")
     assert getattr(call, "conversation", None) is None
     await kit.ask("echo more", asked.conversation, asked.reply)
     await kit.settled()

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from qwen35mm.backends.shelf import Offer, OnShelf, Shelf
@@ -29,6 +29,7 @@ from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import KEEP_ALIVE_S, while_connected
 from qwen35mm.pools import PROMPTS
 from qwen35mm.server.app import answering, create_app, limits, list_models, show_model
+from qwen35mm.server.body import mended
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.keys import Keys
 from qwen35mm.server.metrics import labelled
@@ -186,15 +187,20 @@ class _Front:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         first, request = self._apps[self._first], Request(scope, receive)
-        if scope["method"] != "POST":
+        is_known = any(route.matches(scope)[0] is Match.FULL for route in first.routes)
+        if scope["method"] != "POST" or not is_known:
+            # No model is loaded for an address that doesn't exist.
             await first(scope, receive, send)
             return
         self._keys.caller_of(request)
-        body = bytes(await read_bytes(request))
+        body = await read_bytes(request)
         asked = await PROMPTS.run(_read, body)
+        received = _replayed(body, receive)
+        # The application reads it into its own, and it may be large.
+        del body
         if asked is None:
             # It says what is wrong with the body.
-            await first(scope, _replayed(body, receive), send)
+            await first(scope, received, send)
             return
         name = self._of(asked[0])
         late = _LateStream(send, scope["path"])
@@ -219,24 +225,31 @@ class _Front:
             return
         del taking
         try:
-            await self._apps[name](scope, _replayed(body, receive), late if late.has_begun else send)
+            await self._apps[name](scope, received, late if late.has_begun else send)
         finally:
             self._shelf.give_back(name)
 
 
-def _read(body: bytes) -> tuple[str | None, bool] | None:
-    """The model that a body names, and whether it asks for a stream; None if it isn't readable."""
+def _read(body: bytes | bytearray) -> tuple[str | None, bool] | None:
+    """The model that a body names, and whether it asks for a stream; None if it is no object.
+
+    It is read as the applications read it, damaged characters included.
+    """
     try:
         values = from_json(body)
     except ValueError:
+        try:
+            values = from_json(mended(body) or b"")
+        except ValueError:
+            return None
+    if not isinstance(values, dict):
         return None
-    if not isinstance(values, dict) or not isinstance(model := values.get("model"), str | None):
-        return None
-    return model, values.get("stream") is True
+    model = values.get("model")
+    return model if isinstance(model, str) else None, values.get("stream") is True
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives a body that was read, then what comes after it."""
+def _replayed(body: bytes | bytearray, receive: Receive) -> Receive:
+    """Gives a body that was read, once, then what comes after it."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def received() -> Message:
@@ -279,6 +292,11 @@ class _LateStream:
             await self._send(message)
         else:
             self._body += message.get("body", b"")
-            if not message.get("more_body", False):
+            if message.get("more_body", False):
+                return
+            if not self._body:
+                # An answer to a client that has hung up.
+                await self._send(message)
+            else:
                 told = json.loads(self._body)["error"]
                 await self.fail(ApiError(self._status, told["message"], told.get("param"), told.get("code")))

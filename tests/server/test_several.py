@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import logging
 import threading
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +19,17 @@ import anthropic
 import openai
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from qwen35mm.backends.shelf import Offer, Shelf
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.keys import Keys
-from qwen35mm.server.several import create_app_of_models
+from qwen35mm.server.notes import HEADER
+from qwen35mm.server.several import _Front, create_app_of_models
 from tests.server.conftest import HTTP, PATIENCE_S, sent, serving
 from tests.server.instant import TEXT, Instant
 
@@ -84,6 +92,14 @@ def asking(models: Models) -> Iterator[TestClient]:
 
 def post(client: TestClient, model: str | None = None, path: str = "chat/completions", **fields: Any) -> Any:
     return client.post(f"/v1/{path}", json=ASKED | fields | ({} if model is None else {"model": model}))
+
+
+def until(condition: Callable[[], object]) -> None:
+    for _ in range(int(PATIENCE_S * 1000)):
+        if condition():
+            return
+        time.sleep(0.001)
+    pytest.fail("it didn't happen")
 
 
 def test_openai_s_client_names_either(address: str) -> None:
@@ -221,13 +237,32 @@ def test_who_hangs_up_while_it_loads_leaves_nothing_behind(demo: LoadedModel) ->
     models.may_load.clear()
     with serving(models.app) as address:
         with sent(address, "/v1/chat/completions", ASKED | {"model": "bee"}):
-            while not models.shelf.num_waiting:
-                time.sleep(0.001)
-        while models.shelf.num_waiting:
-            time.sleep(0.001)
+            until(lambda: models.shelf.num_waiting)
+        until(lambda: not models.shelf.num_waiting)
         models.may_load.set()
         asked = HTTP.post(f"{address}/v1/chat/completions", json=ASKED | {"model": "demo"})
         assert asked.json()["model"] == "demo"
+
+
+def test_who_hangs_up_behind_a_late_start_is_no_bug_of_ours(
+    demo: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    # No place: it stays in the model's own queue.
+    models = Models(demo, keep_alive_s=0.01, num_places=lambda name: 0)
+    models.may_load.clear()
+    with serving(models.app) as address:
+
+        def num_waiting() -> int:
+            return HTTP.get(f"{address}/ready").json()["waiting"]
+
+        body = ASKED | {"model": "bee", "stream": True}
+        with HTTP.stream("POST", f"{address}/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_text()
+            next(lines)
+            models.may_load.set()
+            until(lambda: num_waiting() == 1 and not models.shelf.num_waiting)
+        until(lambda: not num_waiting())
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_keys_come_first(demo: LoadedModel) -> None:
@@ -239,9 +274,76 @@ def test_keys_come_first(demo: LoadedModel) -> None:
     assert models.shelf.state("bee") == "unloaded"
 
 
-@pytest.mark.parametrize("body", ["", "[", "[1]", '{"model": 5}'])
+@pytest.mark.parametrize("body", ["", "[", "[1]", "\ufeff["])
 def test_what_is_no_request_loads_nothing(demo: LoadedModel, body: str) -> None:
     models = Models(demo)
     with asking(models) as client:
         assert client.post("/v1/chat/completions", content=body).status_code == 400
     assert models.shelf.state("demo") == "unloaded"
+
+
+def test_an_address_that_does_not_exist_loads_nothing(demo: LoadedModel) -> None:
+    models = Models(demo)
+    with asking(models) as client:
+        assert post(client, "bee", "nope").status_code == 404
+        assert client.post("/health", json={"model": "bee"}).status_code == 405
+        assert models.shelf.state("bee") == "unloaded"
+        # A slash too many is forgiven.
+        assert post(client, "bee", "chat/completions/").json()["model"] == "bee"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_model_that_is_no_name_is_refused(demo: LoadedModel, path: str) -> None:
+    with asking(Models(demo)) as client:
+        refused = client.post(path, json=ASKED | {"model": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("whole", "damaged"),
+    [(b"Hello", rb"Hello \ud800"), (b"Hello", b"Hello \xff"), (b"{", b"\xef\xbb\xbf{")],
+    ids=["half a pair", "a foreign byte", "a mark"],
+)
+@pytest.mark.parametrize("model", ["demo", "bee"])
+def test_damaged_characters_reach_their_model(demo: LoadedModel, model: str, whole: bytes, damaged: bytes) -> None:
+    models = Models(demo, memory_bytes=1)
+    body = json.dumps(ASKED | {"model": model}).encode().replace(whole, damaged, 1)
+    with asking(models) as client:
+        answer = client.post("/v1/chat/completions", content=body)
+    assert (answer.status_code, answer.json()["model"]) == (200, model)
+    assert "damaged characters" in answer.headers[HEADER]
+    other = "bee" if model == "demo" else "demo"
+    assert (models.shelf.state(model), models.shelf.state(other)) == ("loaded", "unloaded")
+
+
+async def test_a_body_is_held_by_its_model_s_application_alone() -> None:
+    num_bytes = 1 << 22
+    messages = [{"type": "http.request", "body": b'{"x": "%s"}' % bytes(num_bytes).replace(b"\0", b"x")}]
+
+    async def received() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def answered(request: Request) -> Response:
+        assert len((await request.receive())["body"]) > num_bytes
+        # The thread that read it keeps it a moment longer.
+        async with asyncio.timeout(PATIENCE_S):
+            while tracemalloc.get_traced_memory()[0] > num_bytes / 2:
+                await asyncio.sleep(0)
+        return JSONResponse({})
+
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    model: Any = Loadable.__new__(Loadable)
+    shelf = Shelf([Offer("demo", 1, lambda: model)], 1)
+    inner: Any = Starlette(routes=[Route("/ask", answered, methods=["POST"])])
+    front = _Front(shelf, {"demo": inner}, Keys([]), (), 10)
+    scope = {"type": "http", "method": "POST", "path": "/ask", "headers": [], "query_string": b""}
+    tracemalloc.start()
+    try:
+        await front(scope, received, send)
+    finally:
+        tracemalloc.stop()
+    assert told[0]["status"] == 200

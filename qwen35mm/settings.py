@@ -401,7 +401,7 @@ class ModelsOptions(ModelOptions):
         _model(
             parser=parse_time,
             metavar="TIME",
-            help="Unload a model that nobody has used for so long: 10m, 1h, 0 or never, the default. A model also "
+            help="Unload a model that nobody has used for so long: 10m, 1h, 0, or never (the default). A model also "
             "leaves when another one needs its memory.",
         ),
     ] = None
@@ -417,9 +417,10 @@ class ModelsOptions(ModelOptions):
         }
         given, variable = self.model or [None], os.environ.get(f"{self.ENVIRONMENT}MODEL", "")
         if given == variable.split():
-            # Typer splits a variable at spaces, and a folder may have one.
-            given = [each.strip() for each in variable.split(",")]
-        found = [ModelOptions(model=model, **shared) for model in given]
+            # Typer splits a variable at spaces, and a folder may have one, or a comma.
+            is_one = Path(_split_name(variable)[0] or "").expanduser().exists()
+            given = [variable] if is_one else [each.strip() for each in variable.split(",") if each.strip()]
+        found = [ModelOptions(model=model, **shared) for model in given or [None]]
         names = [*(each.name for each in found), *(each.name for each in read_choices(self.lora))]
         for name in names:
             if name is not None and names.count(name) > 1 and len(found) > 1:

@@ -307,6 +307,12 @@ def test_several_models_share_the_other_options(tmp_path: Path, monkeypatch: pyt
     # As it comes from a variable.
     monkeypatch.setenv("QWEN35MM_MODEL", "My model, a=b")
     assert [each.name for each in ModelsOptions(model=["My", "model,", "a=b"]).each()] == ["My model", "a=b"]
+    (tmp_path / "my, own").mkdir()
+    for variable, names in (
+        ("my, own", ["my, own"]), ("my, own=x", ["x"]), ("org/a,", ["org/a"]), (",", ["demo"]),
+    ):  # fmt: skip
+        monkeypatch.setenv("QWEN35MM_MODEL", variable)
+        assert [each.name for each in ModelsOptions(model=variable.split()).each()] == names
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 import torch
 
@@ -90,7 +91,7 @@ async def use(shelf: Shelf, *names: str) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    with anyio.fail_after(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0)
 

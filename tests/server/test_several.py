@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anthropic
+import anyio
 import openai
 import pytest
 from starlette.applications import Starlette
@@ -326,7 +327,7 @@ async def test_a_body_is_held_by_its_model_s_application_alone() -> None:
     async def answered(request: Request) -> Response:
         assert len((await request.receive())["body"]) > num_bytes
         # The thread that read it keeps it a moment longer.
-        async with asyncio.timeout(PATIENCE_S):
+        with anyio.fail_after(PATIENCE_S):
             while tracemalloc.get_traced_memory()[0] > num_bytes / 2:
                 await asyncio.sleep(0)
         return JSONResponse({})

@@ -89,7 +89,8 @@ def plan(
     for each in found:
         _show(console, each)
     if room_bytes is not None:
-        needed = [each.taken.needed.total_bytes for each in found]
+        # As a start compares them: it keeps some states of each.
+        needed = [each.taken.least_bytes for each in found]
         how = "they all stay loaded" if sum(needed) <= room_bytes else "they don't fit together, so they take turns"
         sizes = " + ".join(map(_mib, needed))
         console.print(f"Together: {sizes} MiB needed, {_mib(room_bytes)} available: {how}.", highlight=False)

@@ -15,7 +15,7 @@ import torch
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_files import mapped_bytes
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
-from qwen35mm.cache.planner import CacheSettings, MemoryPlan, host_memory_bytes
+from qwen35mm.cache.planner import MIN_CACHED_STATES, CacheSettings, MemoryPlan, host_memory_bytes
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.memory import plan_engine
 from qwen35mm.errors import ConfigError
@@ -184,6 +184,12 @@ def running_alone(cache: CacheSettings, plan: MemoryPlan) -> CacheSettings:
     one_context = -(-plan.context_rows // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * plan.kv_token_bytes
     given = cache.kv_bytes if cache.kv_bytes is not None else one_context
     return replace(cache, kv_bytes=given, state_bytes=cache.state_bytes or 0, vision_bytes=cache.vision_bytes or 0)
+
+
+def running_with_others(cache: CacheSettings, plan: MemoryPlan, one_state_bytes: int) -> CacheSettings:
+    """`running_alone`, and states for the smallest useful cache: the least of one model among several."""
+    alone = running_alone(cache, plan)
+    return alone if cache.state_bytes is not None else replace(alone, state_bytes=MIN_CACHED_STATES * one_state_bytes)
 
 
 def tokenizer_bytes(config: ModelConfig) -> int:

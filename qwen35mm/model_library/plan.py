@@ -34,6 +34,7 @@ from qwen35mm.model_library.memory import (
     plan_model,
     resident_bytes,
     running_alone,
+    running_with_others,
     tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
@@ -58,6 +59,7 @@ class FormatPlan:
         needed: plan for one context, keeping nothing else: its `total_bytes` have to fit. Its keys and values are in a
             file if memory doesn't hold them and `BackendOptions.kv_directory` allows one.
         fits: whether they do.
+        least_bytes: what it takes among several models, with the smallest useful cache; on a card without the host's.
         most: plan with the most memory that it would take, including finished requests that are kept; None if it
             doesn't fit.
         largest_context: tokens of the longest context that fits; None if none does.
@@ -67,6 +69,7 @@ class FormatPlan:
     kv_dtype: str
     needed: MemoryPlan
     fits: bool
+    least_bytes: int
     most: MemoryPlan | None
     largest_context: int | None
 
@@ -237,11 +240,15 @@ def _format(
     on_cpu: bool,
     details: Mapping[str, Any],
 ) -> FormatPlan:
-    def planned(options: BackendOptions, *, alone: bool, limit_bytes: int | None = None) -> MemoryPlan:
+    def planned(
+        options: BackendOptions, *, alone: bool, has_others: bool = False, limit_bytes: int | None = None
+    ) -> MemoryPlan:
         # On a card that is what the weights leave: the program's own memory isn't there.
         how = {"available_bytes": max(memory_bytes - size, 0), **details, "limit_bytes": limit_bytes}
         most = plan_model(config, size, options, cache=replace(options.cache, kv_bytes=None), **how)
         cache = running_alone(options.cache, most) if alone else options.cache
+        if has_others:
+            cache = running_with_others(options.cache, most, config.state_bytes(details["dtype"]))
         return plan_model(config, size, options, cache=cache, **how)
 
     def fits(context_length: int) -> bool:
@@ -252,10 +259,12 @@ def _format(
         return (plan.total_bytes if on_cpu else plan.device_bytes) <= memory_bytes
 
     needed = planned(replace(options, max_memory=None), alone=True)
+    least = planned(replace(options, max_memory=None), alone=True, has_others=True)
+    least_bytes = least.total_bytes if on_cpu else least.device_bytes
     here = fits(needed.context_length)
     most = planned(options, alone=False, limit_bytes=memory_bytes if on_cpu else None) if here else None
     longest = longest_that_fits(_SHORTEST, config.text.max_position_embeddings, fits)
-    return FormatPlan(weights, options.cache.kv_dtype, needed, here, most, longest)
+    return FormatPlan(weights, options.cache.kv_dtype, needed, here, least_bytes, most, longest)
 
 
 class _Shapes(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.shelf import Offer
-from qwen35mm.cache.planner import MIN_CACHED_STATES, STARTED_BYTES, host_memory_bytes
+from qwen35mm.cache.planner import STARTED_BYTES, host_memory_bytes
 from qwen35mm.checkpoints.adapters import with_adapters
 from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.checkpoints.peft_folders import read_adapter
@@ -28,7 +28,7 @@ from qwen35mm.model_library.memory import (
     available_within,
     memory_need,
     plan_model,
-    running_alone,
+    running_with_others,
     tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
@@ -180,10 +180,9 @@ class _Fitted:
             "runtime_bytes": tokenizer_bytes(config),
             "available_bytes": host_memory_bytes() if on_cpu else memory_bytes - size,
         }
-        alone = running_alone(cache, plan_model(config, size, fitted, cache=cache, **how))
-        if cache.state_bytes is None:
-            alone = replace(alone, state_bytes=MIN_CACHED_STATES * config.state_bytes(dtype))
-        least = plan_model(config, size, fitted, cache=alone, **how)
+        whole = plan_model(config, size, fitted, cache=cache, **how)
+        smallest = running_with_others(cache, whole, config.state_bytes(dtype))
+        least = plan_model(config, size, fitted, cache=smallest, **how)
         least_bytes = least.total_bytes if on_cpu else least.device_bytes
         return cls(model, folder, fitted, config, size, devices, least_bytes)
 

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.shelf import LentBackend, Shelf
 from qwen35mm.cache import CacheSettings
+from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.lora_choices import read_choices
+from qwen35mm.cli import app
 from qwen35mm.contract import GenerationRequest, Message, SamplingParams, Text
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, EngineError
 from qwen35mm.model_library import BackendOptions
 from qwen35mm.model_library.memory import NoRoomError
 from qwen35mm.model_library.sharing import NamedModel, plan_models, shares
+from qwen35mm.settings import ModelOptions
 from tests.backends.events import collect, result_of
 from tests.small_adapters import write_adapter
 from tests.tiny import DENSE, TinyCheckpoints
@@ -72,6 +76,18 @@ def test_models_that_fit_stay_together_each_with_its_own_cache(caplog: pytest.Lo
     (one, two), memory = plan(int(1.5 * alone.least_bytes), DEMO, BEE)
     assert max(one.num_bytes, two.num_bytes) <= memory < one.num_bytes + two.num_bytes
     assert "so they take turns" in caplog.text
+
+
+@pytest.mark.parametrize(("spare", "stay"), [(0, True), (-1, False)])
+def test_the_command_says_what_a_start_does(spare: int, stay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,), _ = plan(1 << 40, DEMO)
+    memory = 2 * alone.least_bytes + spare
+    (one, two), _ = plan(memory + STARTED_BYTES, DEMO, BEE)
+    assert (one.num_bytes + two.num_bytes <= memory) == stay
+    monkeypatch.setattr("qwen35mm.model_library.plan.room_for_models", lambda options: memory)
+    monkeypatch.setattr(ModelOptions, "backend_options", lambda self: OPTIONS)
+    done = CliRunner().invoke(app, ["plan", *[str(demo_model_path())] * 2])
+    assert ("they all stay loaded" in " ".join(done.stdout.split())) == stay, done.output
 
 
 def test_memory_that_is_given_holds_all_of_them() -> None:

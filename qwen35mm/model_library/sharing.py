@@ -87,8 +87,8 @@ class PlannedModel:
 def shares(least: Sequence[int], memory_bytes: int) -> list[int]:
     """The memory of each model, from the least bytes that each one needs.
 
-    Each gets what it needs, and an equal part of what is left beside as many of the smallest others as fit. So models
-    that fit together all stay loaded, and one that fits beside no other gets everything.
+    Each is planned beside the smallest others, as many as fit with it. It gets what it needs, and an equal part of what
+    all of these leave. So models that fit together all stay loaded, and one that fits beside no other gets everything.
     """
     found = []
     for index, own in enumerate(least):

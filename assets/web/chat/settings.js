@@ -91,7 +91,6 @@ export class SettingsPanel {
       this.body,
       this.models?.element,
       fieldset(t("Answers"), [this.first(), this.presetRow, this.advanced]),
-      this.tools?.element,
       fieldset(t("This page"), [
         this.choice("language", t("Language"), { "": t("Browser default"), ...LANGUAGES }),
         this.choice("colours", t("Theme"), { "": t("System default"), light: t("Light"), dark: t("Dark") }),
@@ -99,6 +98,8 @@ export class SettingsPanel {
       ]),
       fieldset(t("Chats"), [this.app.titles && this.titles(), this.app.web !== null && this.web(), this.archives]),
       this.network(),
+      // It comes late: below it nothing moves.
+      this.tools?.element,
     );
   }
 

@@ -90,5 +90,5 @@ def test_other_devices_get_the_address_with_a_qr_code(
         code = settings.get_by_role("img", name="QR code of the address")
         code.scroll_into_view_if_needed()
         assert code.evaluate("img => img.decode().then(() => img.naturalWidth === img.naturalHeight)")
-        expect(settings.get_by_label("Address")).to_have_value("http://192.168.1.7:7860")
+        expect(settings.get_by_role("textbox", name="Address")).to_have_value("http://192.168.1.7:7860")
         other.close()

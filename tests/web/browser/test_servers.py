@@ -88,6 +88,7 @@ def test_a_server_that_goes_away_leaves_the_text_so_far_and_is_asked_again(
         page.tool(page.answers.last, "Try again").click()
         # The picture was read long before a slow server says anything.
         expect(page.work).to_contain_text("Waiting for the model")
+        page.wait_until(lambda: len(scripted.bodies) == 2)
         page.stop_button.click()
         page.tool(page.answers.last, "Try again").click()
         page.wait_ending("It is a star.")

@@ -18,7 +18,7 @@ from tests.test_layering import modules
 # Errors that never leave the part of the program that raises them.
 INNER_ERRORS = {
     *("AnswerError", "ApiError", "DownloadCancelled", "EngineLostError", "Fault", "FloodError", "NonsenseError"),
-    *("HttpError", "JsonLimitError", "RefusalError", "TooManyTokensError", "WorkError"),
+    *("HttpError", "JsonLimitError", "OtherModelError", "RefusalError", "TooManyTokensError", "WorkError"),
 }
 
 PUBLIC = {

@@ -116,7 +116,9 @@ class KVGates:
             raise _bad(path, "it is damaged: its numbers don't have the digest in its header", "Get or make it again")
         if about.get("model") != model:
             what = f"it was trained on another model ({about.get('model')!s:.12}, this one is {model:.12})"
-            raise _bad(path, what, f"Make one for this model with {_MAKE}, or leave it out with --kv-gates none")
+            raise OtherModelError(
+                str(_bad(path, what, f"Make one for this model with {_MAKE}, or leave it out with --kv-gates none"))
+            )
         layers = _checked(path, stored, config)
         logger.info("Gates of %s choose which keys and values are kept.", path.name)
         return cls(hashlib.sha256(data).hexdigest(), layers)
@@ -132,6 +134,10 @@ class KVGates:
                 for layer, gate in self.layers.items()
             },
         )
+
+
+class OtherModelError(CheckpointError):
+    """The gates belong to other weights."""
 
 
 class GatedScores:
@@ -166,7 +172,14 @@ def find_gates(folder: Path, chosen: str | Path, config: TextConfig, memo: Path 
     path = find_shards(folder)[0].parent / GATES_FILE if chosen == AUTO else Path(chosen).expanduser()
     if chosen == AUTO and not path.exists():
         return None
-    return KVGates.read(path, config, weights_digest(folder, memo))
+    try:
+        return KVGates.read(path, config, weights_digest(folder, memo))
+    except OtherModelError as error:
+        # Several GGUF files may lie in one folder.
+        if chosen != AUTO:
+            raise
+        logger.warning("%s", error)
+        return None
 
 
 def gates_file(layers: Mapping[int, Gate], model: str) -> bytes:
@@ -208,7 +221,7 @@ def _checked(path: Path, stored: Mapping[str, torch.Tensor], config: TextConfig)
             tensor = left.pop(key := f"layers.{layer}.{name}", None)
             if tensor is None:
                 raise _bad(path, f"it has no {key}", f"Make it again with {_MAKE}")
-            if tensor.shape != shape or not tensor.is_floating_point():
+            if tensor.shape != shape or tensor.dtype not in (torch.bfloat16, torch.float32):
                 what = f"{key} is {tensor.dtype} {list(tensor.shape)}, expected are floats of {list(shape)}"
                 raise _bad(path, what, f"Make it again with {_MAKE}")
             if not is_finite(tensor):

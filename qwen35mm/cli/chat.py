@@ -191,6 +191,8 @@ def _open_server(
         raise ConfigError("--model and --backend both name the model: give one of them.")
     if model.lora:
         raise ConfigError("--lora changes a model on this machine; the server of --backend has its own adapters.")
+    if isinstance(model, ModelsOptions) and model.keep_alive is not None:
+        raise ConfigError("--keep-alive unloads models of this machine; the server of --backend has its own.")
     if shared and page.api_key_file is not None:
         raise ConfigError("--api-key-file needs a model on this machine; programs can ask the server of --backend.")
     with quick_imports():

@@ -48,8 +48,9 @@ def gates(
         from qwen35mm.cpu import set_num_threads
         from qwen35mm.model import load
         from qwen35mm.tuning.gate_texts import Conversations
-        from qwen35mm.tuning.gates import GateSettings, train
+        from qwen35mm.tuning.gates import GateSettings, check_free, train
 
+    check_free(out, replace=replace)
     set_num_threads(threads)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with console.status("loading the model"):

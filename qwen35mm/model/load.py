@@ -22,7 +22,7 @@ from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
 from qwen35mm.model.mtp import num_draft_ids
 from qwen35mm.model.vocabulary import GrammarVocabulary
-from qwen35mm.model.weight_formats import AS_STORED, FP8, ROUNDED_FORMATS
+from qwen35mm.model.weight_formats import AS_STORED, ROUNDED_FORMATS
 from qwen35mm.model.weights import OnRead, find_mtp, load_model
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
@@ -155,7 +155,7 @@ def load(
         name=model_name(path_or_hub_id),
         path=folder,
         model=model,
-        weights="fp8" if model.integers == FP8 else model.integers or weights_name(torch_dtype),
+        weights=model.integers or weights_name(torch_dtype),
         config=config,
         tokenizer=tokenizer,
         template=template,

@@ -11,12 +11,14 @@ import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.shelf import Offer
+from qwen35mm.cache.gates import GATES_FILE, NONE
+from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES, host_memory_bytes
 from qwen35mm.checkpoints.adapters import with_adapters
 from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.checkpoints.peft_folders import read_adapter
 from qwen35mm.config import ModelConfig
-from qwen35mm.errors import CheckpointError
+from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, find_checkpoint
@@ -121,6 +123,11 @@ def plan_models(
         CheckpointError, ConfigError: a model's files, an adapter or a setting can't be used.
         NoRoomError: a model doesn't fit into `max_memory`, even alone.
     """
+    if len(models) > 1 and options.cache.kv_gates not in (AUTO, NONE):
+        raise ConfigError(
+            f"--kv-gates {options.cache.kv_gates}: a file belongs to one model. Put each one beside its model as "
+            f"{GATES_FILE}."
+        )
     devices = DeviceRequest.parse(options.device).devices
     on_cpu = all(device.type == "cpu" for device in devices)
     within = available if options.max_memory is None else available_within(options)

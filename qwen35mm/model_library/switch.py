@@ -12,6 +12,7 @@ from typing import Any, Literal
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
+from qwen35mm.cache.gates import NONE
 from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, SamplingParams
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
@@ -288,7 +289,8 @@ class BackendSwitch:
         """Another model takes neither the first one's adapters nor its gates."""
         if folder == self._adapted:
             return options
-        return replace(options, lora=(), cache=replace(options.cache, kv_gates=AUTO))
+        gates = NONE if options.cache.kv_gates == NONE else AUTO
+        return replace(options, lora=(), cache=replace(options.cache, kv_gates=gates))
 
     async def connect(self, server: RemoteBackend, *, on_progress: OnProgress | None = None) -> None:
         """Answers with a server's model; frees the memory of a model in this process.

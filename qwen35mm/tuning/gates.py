@@ -85,6 +85,12 @@ class Trained:
     num_left_out: int
 
 
+def check_free(out: Path, *, replace: bool) -> None:
+    """Raises ConfigError if the file of the gates exists and may not be replaced."""
+    if out.exists() and not replace:
+        raise ConfigError(f"'{printable(out.name)}' exists. Name another file with --out, or add --replace.")
+
+
 def train(
     loaded: LoadedModel,
     out: Path,
@@ -107,8 +113,7 @@ def train(
         MediaError: a medium can't be read.
     """
     settings = settings or GateSettings()
-    if out.exists() and not replace:
-        raise ConfigError(f"'{printable(out.name)}' exists. Name another file with --out, or add --replace.")
+    check_free(out, replace=replace)
     model = weights_digest(loaded.path, None)
     text = "" if conversations.text is None else hashlib.sha256(conversations.text.encode()).hexdigest()
     media = [(str(path), path.stat().st_size) for path in conversations.media]

@@ -95,6 +95,11 @@ def test_gates_beside_the_weights_are_found_by_themselves(tmp_path: Path) -> Non
     found = find_gates(folder, "auto", CONFIG, None)
     assert found is not None
     assert find_gates(folder, "none", CONFIG, None) is None
+    # As beside several GGUF files; one that is named is refused.
+    (folder / GATES_FILE).write_bytes(gates_file(layers(), "cd" * 32))
+    assert find_gates(folder, "auto", CONFIG, None) is None
+    with pytest.raises(CheckpointError, match="trained on another model"):
+        find_gates(folder, str(folder / GATES_FILE), CONFIG, None)
 
 
 def test_the_bundled_model_has_gates_of_its_own() -> None:

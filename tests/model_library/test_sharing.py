@@ -21,7 +21,7 @@ from qwen35mm.checkpoints.lora_choices import read_choices
 from qwen35mm.cli import app
 from qwen35mm.contract import GenerationRequest, Message, SamplingParams, Text
 from qwen35mm.engine import EngineSettings
-from qwen35mm.errors import CheckpointError, EngineError
+from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model_library import BackendOptions
 from qwen35mm.model_library.memory import NoRoomError
 from qwen35mm.model_library.sharing import NamedModel, plan_models, shares
@@ -39,6 +39,12 @@ OPTIONS = BackendOptions(
 )
 DEMO = NamedModel(demo_model_path(), "demo")
 BEE = NamedModel(demo_model_path(), "bee")
+
+
+def test_gates_of_one_model_are_not_for_several() -> None:
+    options = replace(OPTIONS, cache=CacheSettings(kv_gates="some.safetensors"))
+    with pytest.raises(ConfigError, match=r"--kv-gates some\.safetensors: a file belongs to one model"):
+        plan_models([DEMO, BEE], options)
 
 
 @pytest.mark.parametrize(

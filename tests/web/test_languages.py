@@ -65,6 +65,7 @@ ENGLISH_ONLY = {
     "qwen35mm/review/opening.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/review/records.py": (2, "what the command line names, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
+    "qwen35mm/model_library/sharing.py": (1, "an option of the command line, checked before there is a page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
     "qwen35mm/web/serving/guest.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/web/serving/mcp_tool.py": (1, "an option of the command line, checked before there is a page"),

@@ -50,7 +50,7 @@ noted = _ThreadsRecording()
 
 
 # Functions that a library of older sources lacks.
-_NEWEST = ("qwen_kv_formats", "qwen_sample_reads", "qwen_gdn_rows")
+_NEWEST = ("qwen_kv_rows", "qwen_sample_reads", "qwen_gdn_rows")
 
 
 class Library:

@@ -39,7 +39,7 @@ def kv_rows(x: torch.Tensor, format: KVFormat | None = None) -> KVRows:
 @functools.cache
 def _check_formats(library: Library) -> None:
     """Raises RuntimeError if the library's formats differ. It would read an unknown format as int4."""
-    if not library("qwen_kv_formats", "".join(f"{name}\n" for name in FORMATS).encode()):
+    if not library("qwen_kv_rows", "".join(f"{name}\n" for name in FORMATS).encode()):
         raise RuntimeError(
             f"{library.name}.so knows other formats of keys and values than kv_formats.py: {', '.join(FORMATS)}. "
             "Change KV_FORMATS in kv_rows.h, with a KVRow for each, and build it again: "

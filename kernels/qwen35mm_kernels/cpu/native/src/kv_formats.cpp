@@ -5,5 +5,6 @@
 
 #define KV_NAME(number, name) #name "\n"
 
+// The name changes with the layout of a row: a library of an older layout lacks it.
 // Whether these are the formats: one name a line, in the order of the numbers.
-extern "C" long qwen_kv_formats(const char *names) { return !strcmp(names, KV_FORMATS(KV_NAME)); }
+extern "C" long qwen_kv_rows(const char *names) { return !strcmp(names, KV_FORMATS(KV_NAME)); }

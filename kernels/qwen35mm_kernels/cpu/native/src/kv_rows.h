@@ -8,7 +8,7 @@
 #include "simd.h"
 #include "tiles.h"
 
-// The formats of kv_formats.py in the order of their numbers; `qwen_kv_formats` checks that they agree.
+// The formats of kv_formats.py in the order of their numbers; `qwen_kv_rows` checks that they agree.
 #define KV_FORMATS(FORMAT)        \
     FORMAT(KV_FLOAT32, float32)   \
     FORMAT(KV_BF16, bf16)         \

@@ -34,7 +34,7 @@ INLINE void bf16_tile(const char *const (&w)[V], const bf16 *x, long stride, lon
 
 void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
     const long size = block_bytes(w);
-    // `next`: how many blocks on the next ones are that follow in this strip; 0 if none do.
+    // `next`: how many blocks further the strip goes on; 0 at its end.
     const auto run = [&](long b, long apart, auto blocks, long next) {
         constexpr int V = blocks();
         const char *places[V];

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 MEMORY_BYTES = 2**30
 CPU_S = 60
 # Points are 1/72 inch: pages are rendered at 300 dots an inch at most.
 MAX_SCALE = 300 / 72
+# Neither part can run into the next picture's start, so a text full of such starts takes linear time.
+_MARKDOWN_PICTURE = re.compile(r"!\[((?:\\.|[^\\\[\]\n]){0,500})\]\(([^\s()]{1,4000})\)")
 # FPDF_GetLastError
 _PASSWORD_CODES = (4, 5)
 
@@ -111,7 +114,7 @@ def _renderings(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _web_page(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """A web page's title, main text in Markdown with its pictures, and the picture that stands for it."""
+    """A web page's title, main text in Markdown, and its pictures' addresses: the one that stands for it first."""
     import trafilatura
 
     with open(work["path"], "rb") as file:  # noqa: PTH123 - imports of pathlib take as long as the rest
@@ -125,7 +128,19 @@ def _web_page(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
     tree = trafilatura.load_html(data)
     about = None if tree is None else trafilatura.extract_metadata(tree, default_url=work["address"])
     title, picture = (about.title, about.image) if about else (None, None)
-    yield {"title": title or "", "text": text, "picture": picture or ""}, b""
+    pictures = [picture, *(match[2] for match in _MARKDOWN_PICTURE.finditer(text))]
+    text = _MARKDOWN_PICTURE.sub(lambda match: f"[picture: {match[1]}]" if match[1] else "", text)
+    addresses = _absolute(work["address"], filter(None, pictures))
+    yield {"title": title or "", "text": text.strip(), "pictures": list(dict.fromkeys(addresses))}, b""
+
+
+def _absolute(page: str, addresses: Iterable[str]) -> Iterator[str]:
+    from urllib.parse import urljoin
+
+    for address in addresses:
+        # One that is none, such as http://[x/, is left out.
+        with contextlib.suppress(ValueError):
+            yield urljoin(page, address)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urljoin
 
 from PIL import Image
 
@@ -46,7 +45,6 @@ _WORKER = Path(__file__).with_name("document_worker.py")
 _PDF_MAGIC = b"%PDF-"
 # PDF readers search this many bytes for the magic.
 _PDF_MAGIC_REACH = 1024
-_MARKDOWN_PICTURE = re.compile(r"!\[([^\]\n]{0,500})\]\(([^\s()]{1,4000})[^)\n]{0,500}\)")
 # PDFium's characters for a hyphen at the end of a line.
 _LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
 
@@ -218,10 +216,7 @@ def read_web_page(path: Path, *, address: str, asker: Asker | None = None) -> We
     work = {"task": "web", "address": address, "max_chars": MAX_TEXT_CHARS}
     with closing(_answers(path, address, work, asker, package="trafilatura")) as answers:
         found = next(answers)[0]
-    pictures = [found["picture"], *(match[2] for match in _MARKDOWN_PICTURE.finditer(found["text"]))]
-    addresses = [urljoin(address, each) for each in pictures if each]
-    text = _MARKDOWN_PICTURE.sub(lambda match: f"[picture: {match[1]}]" if match[1] else "", found["text"])
-    return WebPage(" ".join(found["title"].split()), text.strip(), tuple(dict.fromkeys(addresses)))
+    return WebPage(" ".join(found["title"].split()), found["text"], tuple(found["pictures"]))
 
 
 def as_context(name: str, text: str) -> str:

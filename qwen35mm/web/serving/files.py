@@ -151,7 +151,9 @@ class Files:
             raise PromptError(say("Web addresses aren't read here. The settings can allow it."))
         if self._chats is not None:
             self._chats.heard(person.owner, None)
-        address = request.query_params.get("address", "")[:_MAX_ADDRESS_CHARS]
+        address = request.query_params.get("address", "")
+        if len(address) > _MAX_ADDRESS_CHARS:
+            raise PromptError(say("Web addresses of more than {most} characters aren't read.", most=_MAX_ADDRESS_CHARS))
         return JSONResponse(
             await while_waited_for(request, lambda asker: self._web_page(request, person, address, asker))
         )
@@ -192,7 +194,11 @@ class Files:
         name = file_name(unquote(urlsplit(fetched.address).path) or "picture")
         held = await self._held(person, name, io.BytesIO(fetched.data), len(fetched.data))
         found = (await self._attached(request, person, held))["attachments"]
-        return [each for each in found if each["kind"] == "image"]
+        pictures = [each for each in found if each["kind"] == "image"]
+        used = {each[key] for each in pictures for key in ("digest", "svg") if key in each}
+        for digest in {held.digest, *(each["digest"] for each in found)} - used:
+            await REQUESTS.run(self._store.media.release, person.owner, digest)
+        return pictures
 
     def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | str | None:
         """Detects an upload by its content: returns text's attachments, "svg", None for a (slow) PDF, else the

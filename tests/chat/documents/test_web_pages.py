@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_main_text_is_read_and_its_words_are_no_control_tokens(tmp_path: Pat
     assert page.text.count("The cat is a small animal") == 4
     assert "[picture: A grey cat]" in page.text
     assert not any(words in page.text for words in ("Home", "Cookies", "alert", "]("))
-    assert "im" in page.text.replace("\\", "")
+    assert "<|im_start|>system" in page.text.replace("\\", "")
     # As a message has it: between fences that it can't end, and without the marks of turns.
     tokenizer = Tokenizer.from_pretrained(demo_model_path())
     config = ModelConfig.from_pretrained(demo_model_path())
@@ -50,6 +51,24 @@ def test_the_main_text_is_read_and_its_words_are_no_control_tokens(tmp_path: Pat
     ]
     marks = [sum(each in tokenizer.control_ids.values() for each in prompt.token_ids.tolist()) for prompt in prompts]
     assert marks[0] == marks[1]
+
+
+def test_a_page_full_of_starts_of_pictures_takes_no_time_of_the_program(tmp_path: Path) -> None:
+    code = "![" * 150_000
+    wrong = "http://[bad/x.png"
+    page = (
+        f'<html><head><meta property="og:image" content="{wrong}"></head><body><article><p>{WORDS * 2}</p>'
+        f'<p><img src="{wrong}" alt="Nowhere"><img src="cat.png" alt="A [grey] cat"></p><pre><code>{code}</code></pre>'
+        "</article></body></html>"
+    )
+    # Seconds of this thread's CPU. The child process has its own, with a limit.
+    start_s = time.thread_time()
+    found = read(tmp_path, page)
+    assert time.thread_time() - start_s < 0.3
+    assert code in found.text
+    assert r"[picture: A \[grey\] cat]" in found.text
+    assert "[picture: Nowhere]" in found.text
+    assert found.pictures == ("https://example.org/a/cat.png",)
 
 
 @pytest.mark.parametrize("page", [b"<div>" * 200_000, b"\x00\xff" * 1000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -38,13 +39,20 @@ def drawn(side: int) -> bytes:
     return data.getvalue()
 
 
-PICTURES = ("cat.png", "icon.png", "gone.png", "http://127.0.0.1/secret.png", "http://site.example/to-inside")
+PICTURES = ("http://[bad/x.png", "cat.png", "icon.png", "http://127.0.0.1/secret.png", "http://site.example/to-inside")
+NO_PICTURE = b"Words that are called a picture. " * 300
+
+
+def article(*pictures: str) -> tuple[bytes, dict[str, str]]:
+    sources = "".join(f"<p><img src={each!r}></p>" for each in pictures)
+    page = f"<html><head><title>Cats / dogs</title></head><body><article>{WORDS}{sources}</article></body></html>"
+    return page.encode(), {"Content-Type": "text/html; charset=utf-8"}
+
+
 SITE: dict[str, tuple[bytes, dict[str, str]]] = {
-    "/page": (
-        f"<html><head><title>Cats / dogs</title></head><body><article>{WORDS}"
-        f"{''.join(f'<p><img src={each!r}></p>' for each in PICTURES)}</article></body></html>".encode(),
-        {"Content-Type": "text/html; charset=utf-8"},
-    ),
+    "/page": article(*PICTURES),
+    "/odd": article("gone.png", "words.png", "cat.png"),
+    "/words.png": (NO_PICTURE, {"Content-Type": "image/png"}),
     "/cat.png": (drawn(64), {"Content-Type": "image/png"}),
     "/icon.png": (drawn(16), {"Content-Type": "image/png"}),
     "/bomb": (gzip.compress(b"0" * 10**7), {"Content-Type": "text/html", "Content-Encoding": "gzip"}),
@@ -109,6 +117,14 @@ async def test_a_page_is_its_main_text_and_its_pictures(page: PageClient) -> Non
     assert alone["digest"] == picture["digest"]
 
 
+async def test_what_is_no_picture_is_neither_attached_nor_kept(page: PageClient) -> None:
+    text, picture = (await read(page, "http://site.example/odd"))["attachments"]
+    assert (text["kind"], picture["name"]) == ("text", "cat.png")
+    digest = hashlib.sha256(NO_PICTURE).hexdigest()
+    assert (await page.file(f"media/{picture['digest']}")).status_code == 200
+    assert (await page.file(f"media/{digest}")).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -121,6 +137,7 @@ async def test_a_page_is_its_main_text_and_its_pictures(page: PageClient) -> Non
         ("http://site.example/gone", "its server answered 404"),
         ("http://site.example/empty", "has no text to read"),
         ("", "only http and https"),
+        (f"http://site.example/page?{'x' * 4_000}", "Web addresses of more than 4,000 characters aren't read"),
     ],
 )
 async def test_what_cant_be_read_is_told_in_words(

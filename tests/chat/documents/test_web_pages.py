@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_the_main_text_is_read_and_its_words_are_no_control_tokens(tmp_path: Pat
     assert marks[0] == marks[1]
 
 
-def test_a_page_full_of_starts_of_pictures_takes_no_time_of_the_program(tmp_path: Path) -> None:
+def test_a_page_full_of_starts_of_pictures_and_of_bad_addresses_is_read(tmp_path: Path) -> None:
     code = "![" * 150_000
     wrong = "http://[bad/x.png"
     page = (
@@ -61,10 +60,8 @@ def test_a_page_full_of_starts_of_pictures_takes_no_time_of_the_program(tmp_path
         f'<p><img src="{wrong}" alt="Nowhere"><img src="cat.png" alt="A [grey] cat"></p><pre><code>{code}</code></pre>'
         "</article></body></html>"
     )
-    # Seconds of this thread's CPU. The child process has its own, with a limit.
-    start_s = time.thread_time()
+    # The child process has a limit of time, which a search that goes back and forth would exceed.
     found = read(tmp_path, page)
-    assert time.thread_time() - start_s < 0.3
     assert code in found.text
     assert r"[picture: A \[grey\] cat]" in found.text
     assert "[picture: Nowhere]" in found.text

@@ -79,13 +79,13 @@ def logits_of(model: Qwen35Model, token_ids: torch.Tensor) -> torch.Tensor:
     return model.logits(model(prefill_batch(cache, model.embed_tokens(token_ids), positions))).float()
 
 
-@pytest.mark.usefixtures("card")
-@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
 def test_own_and_rounded_ones_have_caches_of_their_own() -> None:
     """The name of a model's format is in the cache's root."""
     assert FP8 not in ROUNDED_FORMATS
 
 
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
 def test_matrices_are_held_as_they_are_stored(
     spec: TinySpec, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:

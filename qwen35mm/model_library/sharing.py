@@ -147,7 +147,13 @@ def plan_models(
         stays = sum(each.num_bytes for each in found) <= memory_bytes
         how = "all stay loaded" if stays else "not all fit at one time, so they take turns"
         sizes = ", ".join(f"{each.model.name} at most {gib(each.num_bytes)}" for each in found)
-        logger.warning("The models share %s of memory (%s): %s.", gib(memory_bytes), sizes, how)
+        logger.log(
+            logging.INFO if stays else logging.WARNING,
+            "The models share %s of memory (%s): %s.",
+            gib(memory_bytes),
+            sizes,
+            how,
+        )
     return found, memory_bytes
 
 

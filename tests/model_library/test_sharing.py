@@ -70,6 +70,7 @@ def plan(memory: int, *models: NamedModel, options: BackendOptions = OPTIONS):
 
 
 def test_models_that_fit_stay_together_each_with_its_own_cache(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     (alone,), _ = plan(1 << 40, DEMO)
     assert alone.options.cache == OPTIONS.cache, "where there is plenty, nothing is decided here"
     (one, two), memory = plan(2 * alone.least_bytes + 100 * MIB, DEMO, BEE)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_FILES = 8
 MAX_FILE_BYTES = 24 << 20
 # For those who show a result to a model; a page's own limit may be lower, by its context.
-MAX_TEXT_CHARS = 60_000
+MAX_RESULT_CHARS = 60_000
 
 
 @dataclass(frozen=True)

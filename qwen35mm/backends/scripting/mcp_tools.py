@@ -11,7 +11,7 @@ from qwen35mm.backends.scripting import loop
 from qwen35mm.backends.scripting.functions import FunctionTool
 from qwen35mm.contract import Image, ToolCall
 from qwen35mm.errors import ConfigError
-from qwen35mm.tools.answers import MAX_TEXT_CHARS, AnsweredFile, ToolAnswer, shortened
+from qwen35mm.tools.answers import MAX_RESULT_CHARS, AnsweredFile, ToolAnswer, shortened
 from qwen35mm.tools.config import read_servers, servers_of
 from qwen35mm.tools.servers import Tool, ToolServers
 
@@ -77,10 +77,10 @@ class McpTools:
 
 
 def _content(answer: ToolAnswer) -> str | list[str | Image]:
-    """A result as `content_of` takes it, with its first MAX_TEXT_CHARS."""
+    """A result as `content_of` takes it, with its first MAX_RESULT_CHARS."""
     parts: list[str | Image] = []
     texts: list[str] = []
-    num_left = MAX_TEXT_CHARS
+    num_left = MAX_RESULT_CHARS
     for part in (*([answer.text] if answer.text or not answer.files else []), *map(_part, answer.files)):
         if isinstance(part, str):
             texts.append(shortened(part, num_left))

@@ -19,7 +19,7 @@ from qwen35mm.decoding import asked_by
 from qwen35mm.decoding.processor import check_picture_by, kind_by
 from qwen35mm.errors import DocumentError, MediaError, Qwen35mmError
 from qwen35mm.pools import DOCUMENTS, REQUESTS, THUMBNAILS, UPLOADS, Asker
-from qwen35mm.tools.answers import MAX_FILE_BYTES, AnsweredFile, ToolAnswer, failed, shortened
+from qwen35mm.tools.answers import MAX_FILE_BYTES, MAX_RESULT_CHARS, AnsweredFile, ToolAnswer, failed, shortened
 from qwen35mm.tools.servers import Tool
 from qwen35mm_preprocess.say import english, said_of, say
 
@@ -29,7 +29,6 @@ _REFUSED = "The person didn't allow this call."
 _STOPPED = "The person stopped this call."
 _BROKEN = "Error: the program failed, and this call has no result."
 _MAX_PDF_PAGES = 100
-_MOST_CHARS = 60_000
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Calling:
             else:
                 text = "\n\n".join(filter(None, (text, found)))
         # A token has a character at least, mostly four: a result leaves room for more of them.
-        text = shortened(text, min(_MOST_CHARS, self.backend.context_length))
+        text = shortened(text, min(MAX_RESULT_CHARS, self.backend.context_length))
         status = "failed" if answer.has_failed else "finished"
         return replace(result, status=status, text=text.replace("\0", ""), attachments=tuple(files))
 
@@ -151,7 +150,7 @@ class Calling:
         return found
 
     async def _text(self, owner: str, file: Attachment, text: str) -> Attachment:
-        data = shortened(text, min(_MOST_CHARS, self.backend.context_length)).encode()
+        data = shortened(text, min(MAX_RESULT_CHARS, self.backend.context_length)).encode()
         digest, num_bytes = await UPLOADS.run(self.media.add, io.BytesIO(data), max_bytes=len(data))
         await REQUESTS.run(self.media.hold, owner, digest)
         return Attachment(digest, "text", file.name, num_bytes)

@@ -6,8 +6,6 @@ does none of the work.
 
 from __future__ import annotations
 
-import functools
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +13,11 @@ import torch
 
 from qwen35mm.cache import CachePools
 from qwen35mm.engine.batches import StepInputs
+from qwen35mm.engine.capture import capture
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import Qwen35Model
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.recording import Arena, record
-
-# Runs before a capture: they compile kernels and let libraries make their workspaces.
-_NUM_WARM_UPS = 2
 
 
 def can_capture(model: Qwen35Model) -> bool:
@@ -77,8 +73,8 @@ class StepGraph:
         self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
         self._token_ids = self._answers[0]
         captures = can_capture(model) and len(self._groups) <= 1
-        self._replay: Callable[[], None] = self._capture(memory) if captures else self._record
         self._memory = memory
+        self._replay: Callable[[], None] = capture(device, self.compute, memory) if captures else self._record
 
     def inputs(self, answer: int) -> StepInputs:
         """The buffer for the next step's inputs, all rows unused."""
@@ -116,29 +112,6 @@ class StepGraph:
         """Runs the first step if nothing is captured; on a CPU also records it."""
         self._replay = run_and_record(self._model, self.compute, self._memory)
 
-    def _capture(self, memory: Any) -> Callable[[], None]:
-        device = self._model.device
-        with torch.cuda.device(device):
-            current, stream = torch.cuda.current_stream(), _capture_stream(device)
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                for _ in range(_NUM_WARM_UPS):
-                    self.compute()
-            current.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # Collecting an old graph during a capture would break the capture.
-            gc.collect()
-            gc.disable()
-            try:
-                # Other threads (files, another engine) may do what a capture forbids in this one.
-                with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                    self.compute()
-            finally:
-                gc.enable()
-                # A failed capture doesn't leave its stream.
-                torch.cuda.set_stream(current)
-        return graph.replay
-
 
 def shared_memory(model: Qwen35Model) -> Any:
     """Memory for all steps of an engine, of which one runs at a time: a graph pool, or a CPU's arena."""
@@ -153,10 +126,3 @@ def run_and_record(model: Qwen35Model, compute: Callable[[], None], memory: Any)
     else:
         compute()
     return compute if recording is None else recording.run
-
-
-@functools.cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures on a device. torch's default belongs to the first capture's device, and libraries
-    keep a workspace per stream."""
-    return torch.cuda.Stream(device)

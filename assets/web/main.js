@@ -462,13 +462,17 @@ class Page {
     const run = this.#shortcuts[shortcutOf(event)];
     if (run) event.preventDefault();
     run?.();
-    if (event.key !== "Escape") return;
+    if (event.key !== "Escape" || isOtherField(event.target, this.composer.text)) return;
     if (this.element.classList.contains("with-sidebar")) this.toggleSidebar(false);
     else if (this.state.chat.running.length) this.state.stop();
     else if (!this.player.element.hidden) this.player.close();
     else if (this.areSettingsOpen) this.toggleSettings(false);
   }
 }
+
+/** Whether a key was meant for a field that isn't the message's. */
+const isOtherField = (/** @type {EventTarget | null} */ target, /** @type {Element} */ own) =>
+  target !== own && target instanceof Element && target.matches("input, select, textarea");
 
 /** Builds the page in an element; the login, where the program asks for one. */
 async function start(/** @type {HTMLElement} */ root) {

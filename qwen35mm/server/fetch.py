@@ -109,27 +109,34 @@ def _trusted() -> ssl.SSLContext:
 
 
 async def _open(client: httpx.AsyncClient, url: httpx.URL) -> httpx.Response:
-    """Sends the request to the address that was checked; certificates are checked against the host's name."""
-    number = await _global_address(url.host, url.port or (443 if url.scheme == "https" else 80))
+    """Sends the request to an address that was checked; certificates are checked against the host's name."""
     host = url.netloc.decode("ascii")
-    request = client.build_request(
-        "GET",
-        url.copy_with(host=number),
-        # Compressed data may unpack to a thousand times its size.
-        headers={"host": host, "accept-encoding": "identity", "user-agent": "qwen35mm"},
-        extensions={"sni_hostname": url.raw_host.decode("ascii")},
-    )
-    return await client.send(request, stream=True)
+    numbers = await _global_addresses(url.host, url.port or (443 if url.scheme == "https" else 80))
+    for index, number in enumerate(numbers):
+        request = client.build_request(
+            "GET",
+            url.copy_with(host=number),
+            # Compressed data may unpack to a thousand times its size.
+            headers={"host": host, "accept-encoding": "identity", "user-agent": "qwen35mm"},
+            extensions={"sni_hostname": url.raw_host.decode("ascii")},
+        )
+        try:
+            return await client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            # A network may have no way to addresses of IPv6, or a host be down at one of its addresses.
+            if index == len(numbers) - 1:
+                raise
+    raise AssertionError("a name has an address")
 
 
-async def _global_address(host: str, port: int) -> str:
+async def _global_addresses(host: str, port: int) -> list[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
     if not all(map(_is_of_the_internet, addresses)):
         raise _RefusedError(say("it isn't an address of the internet"))
     if not addresses:
         raise _RefusedError(say("it can't be reached"))
-    return str(addresses[0])
+    return list(dict.fromkeys(map(str, addresses)))
 
 
 def _is_of_the_internet(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -69,12 +69,13 @@ async def test_only_addresses_of_the_internet_are_read(address: str, monkeypatch
 
 async def test_a_file_is_read_within_limits(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name of the internet that leads to this machine, for the test alone; others are looked at as ever."""
-    look = fetch._global_address
+    look = fetch._global_addresses
 
-    async def resolve(host: str, number: int) -> str:
-        return "127.0.0.1" if host == "files.example" else await look(host, number)
+    async def resolve(host: str, number: int) -> list[str]:
+        # Nobody answers at the first address.
+        return ["127.0.0.9", "127.0.0.1"] if host == "files.example" else await look(host, number)
 
-    monkeypatch.setattr(fetch, "_global_address", resolve)
+    monkeypatch.setattr(fetch, "_global_addresses", resolve)
     read = fetch_media(LIMITS)
     base = f"http://files.example:{port}"
     assert await read(f"{base}/file", "x") == await read(f"{base}/here", "x") == b"x" * 2000
@@ -112,10 +113,10 @@ async def test_an_address_within_another_one_counts_and_a_name_is_asked_for_once
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
     for host in ("plain", "nat64", "sixtofour", "six"):
-        assert await fetch._global_address(host, 80) == found[host][0]
+        assert await fetch._global_addresses(host, 80) == found[host]
     for host in ("nat64-inside", "nobodys", "one-inside", "nowhere"):
         with pytest.raises(fetch._RefusedError):
-            await fetch._global_address(host, 80)
+            await fetch._global_addresses(host, 80)
     assert asked == list(found)
 
 

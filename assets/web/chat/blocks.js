@@ -124,8 +124,7 @@ function tableTools(/** @type {HTMLTableElement} */ table) {
 
 /** Copies a text, and has the button say so for a moment. */
 export async function copy(/** @type {Element} */ button, /** @type {string} */ text) {
-  await copyText(text);
-  if (button.classList.contains("done")) return;
+  if (!(await copyText(text)) || button.classList.contains("done")) return;
   const before = [...button.childNodes];
   button.replaceChildren(icon("check"));
   button.classList.add("done");

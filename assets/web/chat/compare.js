@@ -286,8 +286,15 @@ export class Comparison {
     /** @type {Field | Switch | undefined} */
     const field = fields[name] ?? switches[name];
     if (field) return said(field.label);
-    const others = { thinking: t("Think first"), system: t("System prompt"), adapter: t("Adapter") };
-    return others[/** @type {keyof typeof others} */ (name)] ?? t("Weights");
+    const others = {
+      thinking: t("Think first"),
+      system: t("System prompt"),
+      adapter: t("Adapter"),
+      tools: t("Tools"),
+      weights: t("Weights"),
+    };
+    // An earlier version's, perhaps.
+    return others[/** @type {keyof typeof others} */ (name)] ?? name;
   }
 
   #goOn(/** @type {Message} */ { id }) {

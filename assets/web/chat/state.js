@@ -47,7 +47,9 @@ export class PageState {
    */
   live = new Map();
   #heardMs = 0;
-  /** Who waits until answers have ended. @type {{ ids: string[], go: () => void }[]} */
+  /** Answers that have ended, and whose calls may still run. @type {Set<string>} */
+  #calling = new Set();
+  /** Who waits until answers have ended. @type {{ ids: string[], go: (isEnd: boolean) => void }[]} */
   #waiting = [];
   /** For the conversation that they were changed in, whichever is shown when they are saved. */
   #saveSoon = debounce(SAVE_AFTER_MS, async (/** @type {Chat} */ { id, temporary }) => {
@@ -133,9 +135,17 @@ export class PageState {
 
   /** Runs the calls of an answer that has just ended, if they may run without asking. */
   async #runAllowed(/** @type {News} */ { id: node, conversation }) {
+    this.#calling.add(node);
     const changed = await this.requests.ask("run_calls", { conversation, node, answers: {} });
+    this.#calling.delete(node);
+    // Another tab may have run them.
+    const next = changed?.reply ? [changed.reply] : (changed?.chat.running ?? []);
+    for (const each of this.#waiting.filter(({ ids }) => ids.includes(node)))
+      if (next.length) each.ids = [...each.ids.filter((id) => id !== node), ...next];
+      else each.go(false);
+    this.follow(next);
+    this.#letGo();
     if (conversation === this.chat.id) this.requests.told(this.#refresh());
-    else if (changed?.reply) this.follow([changed.reply]);
   }
 
   /** Where a message that is sent now goes. */
@@ -286,7 +296,10 @@ export class PageState {
 
   // Answers in progress
 
-  /** Until none of these answers is in progress. @returns {Promise<void>} */
+  /**
+   * Until none of these answers is in progress, nor what follows its calls.
+   * @returns {Promise<boolean>} false where the person is asked about a call first
+   */
   answered(/** @type {string[]} */ ids) {
     return new Promise((go) => {
       this.#waiting.push({ ids, go });
@@ -295,9 +308,9 @@ export class PageState {
   }
 
   #letGo() {
-    const ready = this.#waiting.filter(({ ids }) => !ids.some((id) => this.live.has(id)));
+    const ready = this.#waiting.filter(({ ids }) => !ids.some((id) => this.live.has(id) || this.#calling.has(id)));
     this.#waiting = this.#waiting.filter((each) => !ready.includes(each));
-    for (const { go } of ready) go();
+    for (const { go } of ready) go(true);
   }
 
   follow(/** @type {string[]} */ ids) {

@@ -166,14 +166,23 @@ export function setText(/** @type {Element} */ element, /** @type {string} */ wo
   if (element.textContent !== words) element.textContent = words;
 }
 
+/** Resolves to whether the text could be copied. */
 export async function copyText(/** @type {string} */ text) {
-  if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
+  if (navigator.clipboard && window.isSecureContext)
+    return navigator.clipboard.writeText(text).then(
+      () => true,
+      () => false,
+    );
+  const before = document.activeElement;
   const area = h("textarea", { style: "position:fixed;opacity:0" });
   area.value = text;
-  document.body.append(area);
+  // What lies outside an open dialog takes no focus.
+  ([...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body).append(area);
   area.select();
-  document.execCommand("copy");
+  const isCopied = document.activeElement === area && document.execCommand("copy");
   area.remove();
+  if (before instanceof HTMLElement) before.focus({ preventScroll: true });
+  return isCopied;
 }
 
 /** Shows a dialog over the page; closed, it is gone. */

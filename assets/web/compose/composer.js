@@ -19,6 +19,7 @@ import { asksTwice, COARSE_S } from "../media/times.js";
 import { lookAt } from "../media/viewer.js";
 import { takePicture } from "./camera.js";
 import { Draft } from "./draft.js";
+import { linksOf } from "./links.js";
 import { Offers } from "./offers.js";
 import { withOffer } from "./once.js";
 import { Quick } from "./quick.js";
@@ -28,8 +29,6 @@ import { Sliders } from "./sliders.js";
 const CLIPS =
   ".3g2,.3gp,.asf,.avi,.dv,.flv,.m2ts,.m2v,.m4v,.mkv,.mov,.mp4,.mpeg,.mpg,.mts,.mxf,.ogv,.qt,.ts,.vob,.webm,.wmv";
 const ACCEPTED = `image/*,video/*,${CLIPS},.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml`;
-
-const MOST_LINKS = 3;
 
 // Enter on a screen's keyboard begins a line: there is no Shift+Enter.
 const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
@@ -435,10 +434,4 @@ export function takeDrops(element, take) {
     mark(-depth);
     take(event.dataTransfer?.files ?? []);
   });
-}
-
-/** The first web addresses of a text, without a sentence's signs at their ends. */
-function linksOf(/** @type {string} */ text) {
-  const found = (text.match(/https?:\/\/[^\s<>"`]+/g) ?? []).map((each) => each.replace(/[.,;:!?'")\]}]+$/, ""));
-  return [...new Set(found)].filter((each) => URL.canParse(each)).slice(0, MOST_LINKS);
 }

@@ -38,12 +38,13 @@ const COST = "cost";
  * @typedef {object} Desk
  * @property {() => Begun["place"]} place where a message would go
  * @property {() => Begun} begin
- * @property {(ids: string[]) => Promise<void>} answered until none of these answers is in progress
+ * @property {(ids: string[]) => Promise<boolean>} answered until none of these answers is in progress; false where the
+ *   person is asked about a call first
  * @property {() => Promise<void>} whenThere until the program can be reached
  * @property {(message: Outgoing, isLate: () => boolean) => Promise<Changed | { answers: string[] } | null>} send null
  *   where it is refused, and `answers` where it has to wait for these first
  * @property {(reply: string) => void} lookCloser has the parts that an answer names looked at when it is there
- * @property {(words: string, tone?: Tone) => void} say
+ * @property {(words: string, tone?: Tone, offer?: { label: string, run: () => unknown } | null) => void} say
  * @property {() => void} draw the files, the text, or what can be done with them is another
  * @property {(cost: Cost | null) => void} drawCost null where there is nothing to measure
  * @property {(words: string, offers: Offer[]) => void} drawTrouble
@@ -336,15 +337,14 @@ export class Draft {
       const ready = await Promise.all(message.files.map((file) => file.ready));
       // A message never goes without a file that its author saw in it.
       const isWhole = !ready.includes(false);
-      if (isWhole) {
-        await this.desk.answered(message.answers);
-        await this.desk.whenThere();
-      }
+      const isFree = isWhole && (await this.desk.answered(message.answers));
+      if (isFree) await this.desk.whenThere();
       // Taken back meanwhile.
       if (!this.outbox.includes(message)) continue;
+      if (isWhole && !isFree) this.desk.say(t("The model asks for something first. Your message waits."), "note");
       message.isOnItsWay = true;
       this.desk.draw();
-      const sent = isWhole && (await this.desk.send(outgoing(message, message.place), message.isLate));
+      const sent = isFree && (await this.desk.send(outgoing(message, message.place), message.isLate));
       if (!sent) this.#refused(sheet);
       else if ("answers" in sent) {
         Object.assign(message, { answers: sent.answers, isOnItsWay: false });
@@ -389,14 +389,29 @@ export class Draft {
 
   /** Takes an earlier message up, with its files; sending it begins a branch. */
   edit(/** @type {Question} */ message) {
+    if (this.editing?.id === message.id) return;
+    this.stopEditing();
     this.sheet.edit(message);
     this.#changed();
     this.measureSoon();
   }
 
+  /** Leaves an earlier message as it is; what was changed of it can be had back. */
   stopEditing() {
     if (!this.editing) return;
-    this.sheet.take();
+    const { sheet } = this;
+    const { isChanged } = sheet;
+    const left = sheet.take();
+    if (isChanged)
+      this.desk.say(t("Your change of the message isn't sent."), "note", {
+        label: t("Undo"),
+        run: () => {
+          if (this.sheet === sheet) this.stopEditing();
+          sheet.write(left);
+          this.#changed(sheet);
+          this.measureSoon();
+        },
+      });
     this.#keep();
     this.#measured(null);
     if (!this.isEmpty) this.measureSoon();

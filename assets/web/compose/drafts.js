@@ -54,6 +54,7 @@ export class Sheet {
   taken = [];
   /** The new message, while an earlier one is changed. @type {Writing | null} */
   aside = null;
+  #unchanged = "";
 
   constructor(/** @type {string | null} */ id) {
     /** Null before the conversation's first message is sent. */
@@ -66,10 +67,19 @@ export class Sheet {
 
   /** Changes an earlier message; the new one waits aside. */
   edit(/** @type {Question} */ { id, parent, text, attachments }) {
-    this.#layAside({ id, parent });
-    this.text = text;
-    this.files = attachments.map((each) => ({ ...each }));
-    this.taken = [];
+    this.write({ text, files: attachments.map((each) => ({ ...each })), editing: { id, parent }, taken: [] });
+    this.#unchanged = shape(this);
+  }
+
+  /** Whether an earlier message isn't as it was; a reload forgets how that was. */
+  get isChanged() {
+    return shape(this) !== this.#unchanged;
+  }
+
+  /** Goes on with what was written; a new message waits aside. */
+  write(/** @type {Writing} */ writing) {
+    this.#layAside(writing.editing);
+    Object.assign(this, writing);
   }
 
   #layAside(/** @type {Writing["editing"]} */ editing) {
@@ -212,6 +222,8 @@ export class Drafts {
   }
 }
 
+/** What is compared of a message. */
+const shape = (/** @type {Writing} */ { text, files }) => JSON.stringify([text, files.map(({ digest }) => digest)]);
 const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
 // Costs are counted again.
 const withoutCost = (/** @type {DraftFile} */ file) => {

@@ -133,6 +133,12 @@ class MediaStore:
         with self._database.writing() as connection:
             connection.execute("DELETE FROM held WHERE owner = ? AND digest = ?", (owner, digest))
 
+    def held(self, owner: str) -> set[str]:
+        """The digests that `hold` marked for an owner."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT digest FROM held WHERE owner = ?", (owner,)).fetchall()
+        return {digest for (digest,) in rows}
+
     def is_of(self, owner: str, digest: str) -> bool:
         """Whether this owner may see a file: one of their messages contains it, or they hold it."""
         with self._database.reading() as connection:

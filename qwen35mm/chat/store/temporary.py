@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,25 @@ class TemporaryStore(ConversationStore):
         super().insert(owner, conversations)
         self.owners.update({conversation.id: owner for conversation, _ in conversations})
 
-    def remove(self, owner: str, conversation_id: str | None) -> None:
-        """Removes a conversation with its files, and with an owner's last one all their other data."""
+    def remove(self, owner: str, conversation_id: str | None, *, is_last: bool) -> None:
+        """Removes a conversation with its files.
+
+        Args:
+            is_last: whether the owner's other data go too: no page of theirs is about to send something.
+        """
+        digests: set[str] = set()
         with contextlib.suppress(NotFoundError):
             if conversation_id is not None:
+                _, tree = self.read(owner, conversation_id)
+                digests |= {each.digest for node in tree.nodes.values() for each in node.attachments}
                 self.delete(owner, conversation_id)
         self.owners.pop(conversation_id or "", None)
-        if owner not in self.owners.values():
+        if is_last and owner not in self.owners.values():
+            digests |= self.media.held(owner)
             self.delete_owner(owner)
         self.purge()
-        self.media.collect_garbage(min_age_s=0.0)
+        self.media.discard(digests)
+        self.media.collect_garbage()
 
 
 class TemporaryChats:
@@ -104,7 +114,10 @@ class TemporaryChats:
         self._timers[key] = asyncio.get_running_loop().call_later(self._silence_s, self._end_soon, *key)
 
     async def end(self, owner: str, conversation_id: str | None) -> None:
-        """Ends a conversation and deletes all of its data. Does nothing for another owner's."""
+        """Ends a conversation and deletes all of its data. Does nothing for another owner's.
+
+        Chats that haven't begun have no names, so None ends only with the last page that has one.
+        """
         if conversation_id is not None and self.store.owners.get(conversation_id) != owner:
             return
         timer = self._timers.pop((owner, conversation_id), None)
@@ -112,8 +125,9 @@ class TemporaryChats:
             timer.cancel()
         if conversation_id is not None:
             await self._stop(owner, conversation_id)
+        is_last = (owner, None) not in self._timers
         try:
-            await REQUESTS.run(self.store.remove, owner, conversation_id)
+            await REQUESTS.run(partial(self.store.remove, owner, conversation_id, is_last=is_last))
         except StorageError as error:
             logger.warning("a temporary conversation could not be removed: %s", error)
 

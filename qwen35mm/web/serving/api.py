@@ -38,6 +38,8 @@ from qwen35mm_preprocess.say import said_of, say
 LISTED = 100
 MAX_LISTED = 2_000
 MAX_PREFERENCES_CHARS = 200_000
+# Whose space is full may still choose colours and a language.
+_FREE_PREFERENCES_CHARS = 1_000
 Running = Callable[[Tree], set[str]]
 
 
@@ -381,7 +383,8 @@ class Api:
         num_chars = len(json.dumps({**self._store.preferences(person.owner), **preferences}))
         if num_chars > MAX_PREFERENCES_CHARS:
             raise PromptError(say("Preferences must be a small object."))
-        self._usage.check(person, num_bytes=num_chars)
+        if num_chars > _FREE_PREFERENCES_CHARS:
+            self._usage.check(person, num_bytes=num_chars)
         self._store.change_preferences(person.owner, preferences)
         return {}
 

@@ -49,6 +49,8 @@ class EndsTemporary:
 
     @request
     async def end_temporary(self, person: Person, conversation: str | None = None) -> Any:
-        """Ends a temporary conversation, or deletes the files of one that hasn't begun."""
-        await self._chats.end(person.owner, conversation)
+        """Ends a temporary conversation. The files of one that hasn't begun go a few minutes later: another tab may
+        have one, too."""
+        if conversation is not None:
+            await self._chats.end(person.owner, conversation)
         return {}

@@ -36,7 +36,7 @@ class ToolSettings:
     def load(self) -> None:
         """Reads the person's own servers. Raises ConfigError."""
         if self._path is not None:
-            self._take(self._text())
+            self._take(self._checked(self._text()))
 
     @request
     async def tool_servers(self, person: Person) -> Any:
@@ -66,13 +66,14 @@ class ToolSettings:
     def _save(self, text: str) -> None:
         if self._path is None:
             raise NotFoundError(say("Tool servers can't be named on this page."))
-        self._take(text)
+        servers = self._checked(text)
         try:
             write_private(self._path, text)
         except OSError:
             raise StorageError(
                 say("The servers in {path} can't be saved. Check the folder, and its disk.", path=str(self._path))
             ) from None
+        self._take(servers)
 
     def _text(self) -> str:
         assert self._path is not None
@@ -85,11 +86,14 @@ class ToolSettings:
                 say("The servers in {path} can't be read. Repair the file, or remove it.", path=str(self._path))
             ) from None
 
-    def _take(self, text: str) -> None:
+    def _checked(self, text: str) -> tuple[ToolServer, ...]:
         own = servers_of(text)
         twice = {each.name for each in own} & {each.name for each in self._given}
         if twice:
             raise ConfigError(say("There is a tool server {name} already.", name=min(twice)))
+        return own
+
+    def _take(self, own: tuple[ToolServer, ...]) -> None:
         if self._toolbox.servers is not None:
             self._toolbox.servers.replace((*self._given, *own))
 

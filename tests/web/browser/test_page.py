@@ -86,6 +86,22 @@ def test_an_answer_that_fails_or_is_cut_says_why_and_is_asked_again(page: ChatPa
     page.wait_answered(3)
 
 
+def test_a_chat_prints_whole_and_alone_dark_on_white(page: ChatPage) -> None:
+    for number in range(3):
+        page.ask("One of many words. " * 100)
+        page.wait_answered(number + 1)
+    page.page.emulate_media(media="print", color_scheme="dark")
+    try:
+        expect(page.page.locator(".sidebar")).to_be_hidden()
+        expect(page.page.locator(".composer")).to_be_hidden()
+        height = "document.querySelector('.app').getBoundingClientRect().height"
+        assert page.page.evaluate(f"{height} >= document.querySelector('.messages').getBoundingClientRect().height")
+        assert page.page.evaluate(f"{height} > innerHeight")
+        assert page.page.evaluate("getComputedStyle(document.querySelector('.app')).color") == "rgb(29, 29, 34)"
+    finally:
+        page.page.emulate_media(media="null", color_scheme="null")
+
+
 def test_media_cost_what_is_shown_and_are_seen_in_their_message(
     page: ChatPage, backend: FakeBackend, samples: Path, tmp_path: Path
 ) -> None:

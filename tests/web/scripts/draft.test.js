@@ -199,6 +199,15 @@ suite("sending", () => {
     assert.deepEqual([bench.sent.length, draft.waiting, draft.text], [2, [], ""]);
   });
 
+  test("one that waits for an answer comes back to the box where a person is asked about its call", async () => {
+    bench.shown.answer = "reply";
+    const { done } = await bench.submit("And this?");
+    bench.endAnswer(false);
+    await done;
+    assert.deepEqual([bench.sent, draft.waiting, draft.text], [[], [], "And this?"]);
+    assert.ok(bench.said.includes("The model asks for something first. Your message waits."));
+  });
+
   test("what is typed and attached while it is sent stays", async () => {
     bench.attach("a.png");
     await bench.uploads[0].arrive(picture);

@@ -41,6 +41,23 @@ suite("changing an earlier message", () => {
     assert.deepEqual([draft.text, bench.names(), draft.message.parent], ["New", ["b.png"], "last"]);
   });
 
+  test("what was changed of it can be had back after leaving it", () => {
+    draft.text = "New";
+    draft.edit(earlier);
+    draft.stopEditing();
+    assert.deepEqual(bench.said, [null]);
+    draft.edit(earlier);
+    draft.text = "Which of them?";
+    draft.edit(earlier);
+    assert.equal(draft.text, "Which of them?");
+    draft.edit(makeMessage({ id: "other", text: "Another" }));
+    assert.deepEqual([draft.text, bench.said.at(-2)], ["Another", "Your change of the message isn't sent."]);
+    bench.offers[0].run();
+    assert.deepEqual([draft.text, draft.editing?.id], ["Which of them?", "node"]);
+    draft.stopEditing();
+    assert.equal(draft.text, "New");
+  });
+
   test("leaving it takes nothing else away", () => {
     draft.text = "New";
     draft.stopEditing();

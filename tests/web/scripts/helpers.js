@@ -103,6 +103,8 @@ export class DraftBench {
   program = new FakeProgram();
   /** What was said, and which costs and troubles were drawn. @type {unknown[]} */
   said = [];
+  /** What could be done about what was said. @type {{ run: () => unknown }[]} */
+  offers = [];
   /** @type {any[]} */
   sent = [];
   /** Whether the program takes a message. @type {boolean | Promise<boolean>} */
@@ -115,7 +117,7 @@ export class DraftBench {
   ahead = [];
   /** Answers whose times are to be looked at. @type {string[]} */
   lookedAt = [];
-  /** Ends the answer that a message waits for. */
+  /** Ends the answer that a message waits for. @type {(isEnd?: boolean) => void} */
   endAnswer = () => {};
   /** Files on their way, whose fate a test decides. @type {any[]} */
   uploads = [];
@@ -133,8 +135,8 @@ export class DraftBench {
     },
     answered: (ids) =>
       new Promise((go) => {
-        this.endAnswer = go;
-        if (!ids.some((id) => id === this.shown.answer || id.includes("another tab"))) go();
+        this.endAnswer = (isEnd = true) => go(isEnd);
+        if (!ids.some((id) => id === this.shown.answer || id.includes("another tab"))) go(true);
       }),
     whenThere: () => this.whenThere,
     send: async (message) => {
@@ -145,7 +147,10 @@ export class DraftBench {
       return { chat: makeChat(message.conversation ?? "begun"), reply: `answer ${number}` };
     },
     lookCloser: (reply) => this.lookedAt.push(reply),
-    say: (words) => this.said.push(words),
+    say: (words, _, offer) => {
+      this.said.push(words);
+      if (offer) this.offers.push(offer);
+    },
     draw: () => {},
     drawCost: (cost) => this.said.push(cost),
     drawTrouble: (words) => this.said.push(`trouble: ${words}`),

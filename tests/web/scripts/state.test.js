@@ -261,6 +261,22 @@ suite("answers in progress", () => {
     assert.deepEqual(program.names, ["open"]);
   });
 
+  test("a message waits for what follows its calls, and for none that a person is asked about", async () => {
+    await show("one", { running: ["reply"] });
+    const calls = [{ id: "c", name: "files__read", arguments: "{}" }];
+    /** @type {unknown[]} */
+    const ends = [];
+    state.answered(["reply"]).then((isEnd) => ends.push(isEnd));
+    state.news({ reply: makeNews({ status: "finished", calls }) });
+    await idle();
+    await program.find("run_calls").answer({ chat: makeChat("one"), reply: "next" });
+    await program.find("open").answer(makeChat("one", { running: ["next"] }));
+    assert.deepEqual(ends, []);
+    state.news({ next: makeNews({ id: "next", status: "finished", calls }) });
+    await program.find("run_calls").answer({ chat: makeChat("one"), reply: null });
+    assert.deepEqual(ends, [false]);
+  });
+
   test("one whose calls can't run now shows why, and how things are", async () => {
     await show("one", { running: ["reply"] });
     const calls = [{ id: "c", name: "files__read", arguments: "{}" }];

@@ -77,6 +77,8 @@ async def test_presets_take_room_like_texts(page: PageClient) -> None:
     assert (await page.call("save_preset", ANN, name="three", settings=settings)).status_code == 429
     assert (await page.call("preferences", "c" * 32, preferences={"x": "y" * 100_000})).status_code == 429
     assert (await page.call("preferences", "c" * 32, preferences={"x": "y"})).status_code == 200
+    page.usage.quotas = replace(page.usage.quotas, num_bytes=1)
+    assert (await page.call("preferences", ANN, preferences={"colours": "dark"})).status_code == 200
 
 
 async def test_conversations(page: PageClient) -> None:

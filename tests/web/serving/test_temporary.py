@@ -107,6 +107,18 @@ def test_another_conversation_is_stored_as_ever_beside_it(parts: Parts) -> None:
     assert ask(server, "open", conversation=lost["id"]).status_code == 200
 
 
+def test_what_another_tab_is_about_to_send_outlives_it(parts: Parts) -> None:
+    _, server, folder = parts
+    chat = send(server, "echo one", attachments=[upload(server, "note.txt", SECRET)])
+    picture = (asset_path("samples") / "one-shape.png").read_bytes()
+    draft = upload(server, "one.png", picture)
+    ask(server, "end_temporary", conversation=chat["id"])
+    # A third tab leaves a chat that it hasn't begun.
+    ask(server, "end_temporary", conversation=None)
+    assert held(folder, SECRET) == []
+    assert len(send(server, "echo two", attachments=[draft])["messages"]) == 2
+
+
 def test_its_answer_ends_with_it(parts: Parts) -> None:
     backend, server, _ = parts
     sent = ask(server, "send", text="slow", temporary=True).json()

@@ -50,6 +50,14 @@ def test_ones_own_page_names_servers_and_keeps_them_to_itself(tmp_path: Path) ->
         twice = client.post("qwen35mm/api/save_tool_servers", json={"text": text_of(tmp_path, "given")})
         assert twice.status_code == 400
         assert json.loads(file.read_text())["mcpServers"].keys() == {"fake"}
+        # What can't be saved isn't used either.
+        file.unlink()
+        file.mkdir()
+        failed = client.post("qwen35mm/api/save_tool_servers", json={"text": text_of(tmp_path, "third")})
+        assert failed.status_code == 400
+        assert client.post("qwen35mm/api/start", json={}).json()["tools"] == ["given", "fake"]
+        file.rmdir()
+        assert client.post("qwen35mm/api/save_tool_servers", json={"text": text_of(tmp_path)}).status_code == 200
         # Without the page's key, and for another site's script, there is nothing.
         for stranger in (httpx.Client(base_url=server.url), client_of(server, origin="https://evil.example")):
             refused = stranger.post("qwen35mm/api/save_tool_servers", json={"text": "{}"})

@@ -81,19 +81,19 @@ def port() -> Iterator[int]:
 @pytest.fixture
 def page(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> PageClient:
     """A page whose people may read `site.example`, a name of the internet for the test alone."""
-    look = fetch._global_address
+    look = fetch._global_addresses
 
-    async def resolve(host: str, number: int) -> str:
+    async def resolve(host: str, number: int) -> list[str]:
         if host == "inside.example":
             return await look("10.0.0.1", number)
-        return "127.0.0.1" if host == "site.example" else await look(host, number)
+        return ["127.0.0.1"] if host == "site.example" else await look(host, number)
 
     async def opened(client: httpx.AsyncClient, url: httpx.URL) -> httpx.Response:
         return await plain(client, url.copy_with(port=port) if url.host == "site.example" else url)
 
     plain = fetch._open
     monkeypatch.setattr(fetch, "_open", opened)
-    monkeypatch.setattr(fetch, "_global_address", resolve)
+    monkeypatch.setattr(fetch, "_global_addresses", resolve)
     client = PageClient(tmp_path)
     client.files._reads_web = lambda _: True
     return client

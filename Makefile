@@ -104,7 +104,7 @@ test-space: $(STAMP) $(SPACE_VENV)/.installed  ## app.py as a Space starts it: e
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels $(ARGS)
 
-# They come from npm and PyPI, 2 GB in build/agents-*, in the versions that tests/agents/programs.py names.
+# They come from npm and PyPI, 5 GB in build/agents-* and build/library-*, in the versions that the tests name.
 test-agents: $(STAMP)  ## real agents (Claude Code, Codex and others) against the server, with a scripted model
 	$(PY) -m pytest -n $(WORKERS) -m agents -rsP tests/agents $(ARGS)
 

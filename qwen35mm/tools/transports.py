@@ -152,10 +152,12 @@ async def _child(server: ToolServer, meter: Meter, ended: asyncio.Event) -> Asyn
         emptying = asyncio.ensure_future(_empty(stdout))
         try:
             await _end(process)
-        finally:
             await asyncio.wait({listening, emptying}, timeout=_PATIENCE_S)
+        finally:
             listening.cancel()
             emptying.cancel()
+            # asyncio closes it when the pipes end, which may be later than this loop.
+            process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def _empty(stream: asyncio.StreamReader) -> None:

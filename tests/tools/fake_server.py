@@ -28,10 +28,11 @@ def picture(data, kind="image/png"):
 
 
 def have_child(values):
-    """Starts a child that holds the pipe at `text` open, and would do so for an hour."""
+    """Starts a child that holds the pipe at `text` open, and would do so for an hour; its number."""
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
     with Path(values["text"]).open("w") as pipe:
-        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"], stdout=pipe)
-    return text("born")
+        child = subprocess.Popen(command, stdout=pipe, start_new_session=values.get("leaves", False))
+    return text(str(child.pid))
 
 
 RESULTS = {

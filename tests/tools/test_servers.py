@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,7 +157,7 @@ async def test_what_a_server_started_ends_with_it(servers: ToolServers, tmp_path
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert (await servers.call(tools["parent"], {"text": str(tmp_path / "pipe")})).text == "born"
+        assert int((await servers.call(tools["parent"], {"text": str(tmp_path / "pipe")})).text)
         with pytest.raises(BlockingIOError):
             os.read(pipe, 1)
         servers.replace([])
@@ -163,6 +166,25 @@ async def test_what_a_server_started_ends_with_it(servers: ToolServers, tmp_path
         assert os.read(pipe, 1) == b""
     finally:
         os.close(pipe)
+
+
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="Windows has no sessions of processes")
+async def test_pipes_that_outlive_a_server_are_closed_with_its_loop(
+    servers: ToolServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = await tools_of(servers)
+    # It leaves the group that ends with the server, and has the server's error output.
+    child = int((await servers.call(tools["parent"], {"text": os.devnull, "leaves": True})).text)
+    unraised = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    (thread,) = [each for each in threading.enumerate() if each.name == "qwen35mm-tools"]
+    try:
+        servers.close()
+        thread.join(PATIENCE_S)
+        gc.collect()
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert unraised == []
 
 
 async def test_a_server_that_is_still_starting_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:

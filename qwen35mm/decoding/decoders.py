@@ -137,14 +137,16 @@ class Decoders:
             raise
         finally:
             with state.lock:
-                state.busy.discard(process)
                 stays = process.is_usable and not state.is_closed and len(state.idle) < self._most_idle
                 if stays:
+                    state.busy.discard(process)
                     state.idle.append((process, time.monotonic()))
                     self._watch(state)
             if not stays:
                 process.kill()
                 process.end()
+                with state.lock:
+                    state.busy.discard(process)
 
     def _start(self, state: _State, name: Said) -> Process:
         try:
@@ -194,6 +196,7 @@ class _State:
         self.pid = pid
         self.lock = threading.Lock()
         self.idle: list[tuple[Process, float]] = []
+        # Until they are idle or have ended.
         self.busy: set[Process] = set()
         self.timer: threading.Timer | None = None
         self.is_closed = False

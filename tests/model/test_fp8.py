@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine import Engine
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError, ConfigError
-from qwen35mm.model import Qwen35Model
+from qwen35mm.model import Qwen35Model, load
 from qwen35mm.model import weights as loading
 from qwen35mm.model.devices import DeviceMap, DeviceRequest
 from qwen35mm.model.load import choose_integers
@@ -36,6 +37,8 @@ from qwen35mm.model.weights import check_integers, load_model, loaded_bytes, wei
 from qwen35mm_kernels import reference
 from qwen35mm_kernels.cpu.native.products import GroupedRows
 from qwen35mm_kernels.reference.fp8 import Blocks
+from tests.engine import exact
+from tests.engine.exact import SETTINGS, cache_settings, chat_checkpoint
 from tests.kernels.compare import relative_error
 from tests.model import test_quantised_models
 from tests.model.layouts import new_cache
@@ -79,9 +82,17 @@ def logits_of(model: Qwen35Model, token_ids: torch.Tensor) -> torch.Tensor:
     return model.logits(model(prefill_batch(cache, model.embed_tokens(token_ids), positions))).float()
 
 
-def test_own_and_rounded_ones_have_caches_of_their_own() -> None:
-    """The name of a model's format is in the cache's root."""
-    assert FP8 not in ROUNDED_FORMATS
+@pytest.mark.usefixtures("card")
+def test_own_and_rounded_ones_have_caches_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "fp8"
+    write_fp8(chat_checkpoint(exact.DENSE), folder, 128)
+
+    def root(weights: str, kind: str) -> bytes:
+        loaded = load(folder, device="cpu", weights=weights)
+        assert loaded.weights == kind
+        return Engine(loaded, SETTINGS, cache_settings(loaded, directory=tmp_path / "cache")).runtime.root
+
+    assert root("auto", FP8) == root("auto", FP8) != root("fp8", "fp8")
 
 
 @pytest.mark.usefixtures("card")

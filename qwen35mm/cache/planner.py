@@ -55,8 +55,8 @@ class CacheSettings:
         kept_states: dtype of checkpoints' recurrent states: float32, or bf16, which takes half the memory. It decides
             bits, too: computation continues after a cut from the rounded state.
         reuse: whether the cache keeps anything after a request.
-        keep_weights: whether quantised weights for the processor are kept on disk for the next start: in the
-            directory, else in the user's cache folder; at most `disk_bytes` of them.
+        keep_weights: whether quantised weights for the processor, and digests of the files, are kept on disk for the
+            next start: in the directory, else in the user's cache folder; at most `disk_bytes` of them.
         kv_directory: the folder of a file that holds KV instead of memory; one context without `kv_bytes`. For a CPU,
             and one reply at a time. The file is unnamed and disappears with the process.
     """

@@ -34,6 +34,7 @@ from qwen35mm.engine.request import damage
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import EngineError
+from qwen35mm.folders import user_folder
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.adapters import Groups
 from qwen35mm.model.devices import keep_sums_exact
@@ -207,8 +208,9 @@ def _gates(loaded: LoadedModel, cache: CacheSettings) -> KVGates | None:
 
 
 def _memo(cache: CacheSettings) -> Path | None:
-    """Where digests of weights are remembered."""
-    return None if cache.directory is None else cache.directory / "weights"
+    """Where digests of weights are remembered: as quantised ones, also for who keeps nothing else on disk."""
+    folder = cache.directory or (user_folder("cache") if cache.keep_weights else None)
+    return None if folder is None else folder / "weights"
 
 
 def _root(

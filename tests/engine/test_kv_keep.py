@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_keep import NUM_SINKS, WHOLE_ROWS, KVKeep
+from qwen35mm.checkpoints import weights_digest
 from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.errors import ConfigError
@@ -199,3 +201,18 @@ def test_a_backend_plans_for_its_own_segments() -> None:
     cache, settings = cache_settings(loaded, num_tokens=16_384, kv_keep="0.5"), EngineSettings(context_length=16_384)
     with closing(LocalBackend(loaded, settings=replace(settings, slots=1), cache=cache, min_segment=16)) as backend:
         assert backend.engine.plan.context_rows == KVKeep(0.5, 0.5).most_rows(16_384, 16)
+
+
+def test_the_weights_that_gates_belong_to_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a disk cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(weights_digest, "_SETTLED_S", 0.0)
+    hashed: list[str] = []
+    hash_file = weights_digest.hash_file
+    monkeypatch.setattr(weights_digest, "hash_file", lambda path: hashed.append(path.name) or hash_file(path))
+    loaded = chat_model(TWO_LAYERS)
+    settings = cache_settings(loaded, kv_keep="0.5", kv_gates=gates_of(loaded))
+    for changed, count in (({"keep_weights": False}, 2), ({}, 2), ({}, 0), ({"directory": tmp_path / "other"}, 2)):
+        hashed.clear()
+        Engine(loaded, SETTINGS, replace(settings, **changed))
+        assert len(hashed) == count, changed

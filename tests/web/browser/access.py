@@ -34,6 +34,15 @@ VIOLATIONS = """async () => {
     const told = ({ html, any }) => [html.slice(0, 160), any[0]?.message];
     return violations.flatMap(({ id, nodes }) => nodes.map((node) => [id, ...told(node)]));
 }"""
+# What folds is as high as a finger needs; what it says is in the middle.
+OFF_MIDDLE = """() => {
+    const middle = ({ top, bottom }) => (top + bottom) / 2;
+    const range = document.createRange();
+    return [...document.querySelectorAll("summary")].filter((summary) => {
+        range.selectNodeContents(summary);
+        return Math.abs(middle(range.getBoundingClientRect()) - middle(summary.getBoundingClientRect())) > 2;
+    }).map((summary) => summary.outerHTML.slice(0, 120));
+}"""
 
 
 def check_access(page: Page, *, finger: bool = False) -> list[str]:
@@ -41,6 +50,7 @@ def check_access(page: Page, *, finger: bool = False) -> list[str]:
     names, problems = walk(page, least_px=FINGER_PX if finger else TARGET_PX)
     page.evaluate(AXE.read_text())
     problems += page.evaluate(VIOLATIONS)
+    problems += page.evaluate(OFF_MIDDLE) if finger else []
     assert not problems, problems
     return names
 

@@ -168,17 +168,20 @@ def main() -> None:
     loaded = load(demo_model_path(), dtype="bfloat16", device="cpu")
     asked = list(cases(args.n))
     read = passages(loaded, asked)
-    table = {"1": measure(loaded, asked, read, "1", "none")}
+    table: dict[str, Any] = {}
+
+    def add(name: str, share: str, gates: str) -> None:
+        table[name] = found = measure(loaded, asked, read, share, gates)
+        if len(table) == 1:
+            print(f"| kept; loss, right in % | {' | '.join(found)} |\n|{'---|' * (len(found) + 1)}")
+        print(f"| {name} |", *(f"{loss:.3f}, {right:.0f} |" for loss, right in found.values()), flush=True)
+
+    add("1", "1", "none")
     with queries() as queries_of:
         for name, share in ((name, share) for name in args.scores for share in args.shares):
             score = OTHERS[name](queries_of) if name in OTHERS else eviction.key_scores
             with patch("qwen35mm.cache.kv_pool.key_scores", score):
-                gates = "auto" if name.startswith("gates") else "none"
-                table[f"{share} {name}"] = measure(loaded, asked, read, share, gates)
-    kinds = list(next(iter(table.values())))
-    print(f"| kept; loss, right in % | {' | '.join(kinds)} |\n|{'---|' * (len(kinds) + 1)}")
-    for name, found in table.items():
-        print(f"| {name} |", *(f"{found[kind][0]:.3f}, {found[kind][1]:.0f} |" for kind in kinds))
+                add(f"{share} {name}", share, "auto" if name.startswith("gates") else "none")
     tokens = sum(len(each.prompt.token_ids) for each in read) / len(read)
     print(json.dumps({"n": args.n, "mean_tokens": round(tokens), "table": table}))
 

@@ -197,8 +197,9 @@ class Aside:
     def take_back(self) -> TakenBack:
         """Moves everything back, the latest first. A file stays where something else has its old name."""
         done, left = TakenBack(), []
-        # An empty folder may be where a disk is mounted.
-        absent = {folder for folder in self.folders if not _has_files(folder)}
+        missing = {group.folder for group in self._groups if not all(os.path.lexists(path) for path, _ in group.files)}
+        # An empty folder may be where a disk is mounted. Where no file is missing, a killed way back left it.
+        absent = {folder for folder in missing if not _has_files(folder)}
         for group in reversed(self._groups):
             kept: list[tuple[Path, Path]] = []
             for number, (path, to) in enumerate(group.files):

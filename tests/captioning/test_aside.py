@@ -10,6 +10,7 @@ import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -487,6 +488,17 @@ async def test_media_on_a_disk_that_is_not_mounted_are_not_forgotten(
     away.rename(to)
     back = take_back(one)
     assert (back.num, back.kept, (folder / "bad.txt").exists(), journal.exists()) == (1, [], True, False)
+
+
+async def test_a_folder_that_a_kill_left_empty_goes(folder: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, journal = await _set_one_aside(folder, to)
+    with monkeypatch.context() as killed:
+        killed.setattr("qwen35mm.captioning.aside._remove_empty", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            take_back(one)
+    assert (files(to), to.exists(), journal.exists()) == ({}, True, True)
+    assert take_back(one).kept == []
+    assert (to.exists(), journal.exists()) == (False, False)
 
 
 async def test_what_a_person_deleted_from_the_folder_is_forgotten(folder: Path, to: Path) -> None:

@@ -269,10 +269,10 @@ def test_an_answer_that_a_full_disk_cuts_off_stays_and_is_stored_later(
             expect(problem).to_contain_text("This answer isn't saved: The disk is full")
             expect(page.answers.locator(".answer")).to_have_text(text)
             page.page.reload()
-    expect(problem).to_be_hidden()
+    expect(problem).to_have_text("Stopped")
     page.page.reload()
     expect(page.answers.locator(".answer")).to_have_text(text)
-    expect(problem).to_be_hidden()
+    expect(problem).to_have_text("Stopped")
 
 
 def test_ending_the_server_keeps_what_was_shown(browser: Browser, tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ class _Page(MediaPage):
         return await self._changed(number, self._reviewed.accept, digest, accepted)
 
     @request
-    async def undo(self) -> Any:
-        undone = await REQUESTS.run(self._reviewed.undo) or Undone([])
+    async def undo(self, name: str = "") -> Any:
+        undone = await REQUESTS.run(self._reviewed.undo, name) or Undone([])
         items = await REQUESTS.run(self._reviewed.describe, undone.places[:_MAX_ITEMS])
         found = {"numbers": undone.places, "kept": undone.kept, "many": undone.is_run}
         return {"items": items, **found, "counts": self._reviewed.counts()}
@@ -191,7 +191,8 @@ class _Page(MediaPage):
         return {"text": caption.text, "flags": [printable(flag) for flag in caption.flags]}
 
     def _many(self, changed: Changed) -> Any:
-        return {"num": changed.num, "refused": changed.refused[:_MAX_ITEMS], "counts": self._reviewed.counts()}
+        refused = changed.refused[:_MAX_ITEMS]
+        return {"num": changed.num, "name": changed.name, "refused": refused, "counts": self._reviewed.counts()}
 
     async def _changed(self, number: int, change: Callable[..., dict[str, Any]], *arguments: object) -> Any:
         try:

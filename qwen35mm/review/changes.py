@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from qwen35mm.errors import StorageError
@@ -53,14 +53,14 @@ class _Change(Generic[Place]):
         before: the bytes before the change; None if there were none.
         digest: of the text after the change; None if the text wasn't changed.
         accepted: whether the text before the change was accepted.
-        editing: the page's name for an edit in progress.
+        name: the page's name for an edit in progress; several tabs may be editing.
     """
 
     place: Place
     before: bytes | None
     digest: str | None
     accepted: bool
-    editing: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Changes(ABC, Generic[Place]):
 
         Args:
             digest: of the text that it replaces.
-            editing: consecutive saves under the same name are one change for `undo`.
+            editing: saves of a place under the same name are one change for `undo`, until another changes that place.
 
         Raises:
             ChangedError: another text is there.
@@ -153,17 +153,13 @@ class Changes(ABC, Generic[Place]):
         old = self._current(place, digest)
         if text == old.text and old.digest:
             return
-        last = self._changes[-1] if self._changes else None
-        if isinstance(last, Run) or not (editing and last and last.editing == editing and last.digest == digest):
-            last = None
-        if last is not None:
-            before, was_accepted = last.before, last.accepted
-        else:
-            before, was_accepted = old.content if old.digest else None, self.is_accepted(place, old)
+        change = _Change(place, old.content if old.digest else None, "", self.is_accepted(place, old), editing)
+        last = self._newest(lambda change: isinstance(change, _Change) and change.place == place)
         new = self._write(place, self._checked(text))
-        if last is not None:
-            self._pop()
-        self._push(_Change(place, before, new.digest, was_accepted, editing))
+        if isinstance(last, _Change) and editing and (last.name, last.digest) == (editing, digest):
+            self._drop(last)
+            change = last
+        self._push(replace(change, digest=new.digest))
 
     def accept(self, place: Place, digest: str, accepted: bool) -> None:
         """Stores, durably, whether a text is accepted. Raises as `save`."""
@@ -274,16 +270,17 @@ class Changes(ABC, Generic[Place]):
         """Whether exactly this text was accepted."""
         return bool(text.digest) and self.accepted_digest(place) == text.digest
 
-    def undo(self) -> Undone[Place] | None:
-        """Undoes the last change or run; None if there is none.
+    def undo(self, name: str = "") -> Undone[Place] | None:
+        """Undoes the last change or run, or the last with this name; None if there is none.
 
         Raises:
             ChangedError: somebody has changed the text since. The change is dropped; the one before it is next.
             OutputError: as `save`.
         """
-        if not self._changes:
+        change = self._newest(lambda change: name in ("", change.name))
+        if change is None:
             return None
-        change = self._pop()
+        self._drop(change)
         if isinstance(change, Run):
             return self.undo_run(change)
         if change.digest is None:
@@ -305,10 +302,12 @@ class Changes(ABC, Generic[Place]):
         while self._undo_bytes > MAX_UNDO_BYTES:
             self._undo_bytes -= _bytes_of(self._changes.popleft())
 
-    def _pop(self) -> _Change[Place] | Run:
-        change = self._changes.pop()
+    def _newest(self, fits: Callable[[_Change[Place] | Run], bool]) -> _Change[Place] | Run | None:
+        return next(filter(fits, reversed(self._changes)), None)
+
+    def _drop(self, change: _Change[Place] | Run) -> None:
+        del self._changes[next(at for at, each in enumerate(self._changes) if each is change)]
         self._undo_bytes -= _bytes_of(change)
-        return change
 
     def _checked(self, text: str) -> bytes:
         """A person's text as bytes. Raises StorageError: it is too long."""

@@ -96,10 +96,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Changed:
-    """What a run did: how many captions it changed, and which it couldn't change and why, by their files' names."""
+    """What a run did: how many captions it changed, and which it couldn't change and why, by their files' names.
+
+    Attributes:
+        name: of the run, for `undo`.
+    """
 
     num: int
     refused: Sequence[tuple[str, Said]]
+    name: str = field(default="", compare=False)
 
 
 class Collection(ABC, Generic[Place]):
@@ -323,10 +328,10 @@ class Collection(ABC, Generic[Place]):
             captions = [entry.number for entry in read if entry.text.digest]
         return self._run("accept" if accepted else "withdraw", captions, change)
 
-    def undo(self) -> Undone[int] | None:
+    def undo(self, name: str = "") -> Undone[int] | None:
         """See `Changes.undo`; with the items' numbers."""
         with self._lock:
-            undone = self._changes.undo()
+            undone = self._changes.undo(name)
             if undone is None:
                 return None
             done, kept = (
@@ -367,7 +372,7 @@ class Collection(ABC, Generic[Place]):
             with self._lock:
                 found = change(run, numbers[start : start + _AT_ONCE])
                 refused += [(self._title(each.place), each.why) for each in found]
-        return Changed(len(numbers) - len(refused), refused)
+        return Changed(len(numbers) - len(refused), refused, run.name)
 
     def _title(self, place: Place) -> str:
         """The name of the item whose caption is there or, if its medium is gone, of the caption's file."""

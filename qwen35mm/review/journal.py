@@ -57,6 +57,10 @@ class Run:
     made: float
     label: str
 
+    @property
+    def name(self) -> str:
+        return self.path.name
+
     def steps(self) -> Iterator[Step]:
         """Its changes, in order. A line that a kill tore changed nothing. Raises OutputError."""
         with disk_errors(self.path.name), self.path.open("rb") as file:

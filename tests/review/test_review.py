@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,25 @@ def test_every_change_can_be_taken_back(folder: Path, reviewed: Folder) -> None:
     assert reviewed.undo() == Undone([number])
     assert not look(reviewed)["0.png"]["accepted"]
     assert reviewed.undo() is None
+
+
+def test_what_one_tab_cancels_is_its_own_edit(folder: Path, reviewed: Folder) -> None:
+    (folder / "0.txt").write_text("Old.\n")
+    first, second, *_ = look(reviewed).values()
+    save = partial(reviewed.save, first["number"])
+    digest = save("Half", first["digest"], "here")["digest"]
+    reviewed.save(second["number"], "Finished.", second["digest"], "there")
+    save("Half a text", digest, "here")
+    assert reviewed.counts()["changes"] == 2, "still one edit, though the other tab's lies between"
+    assert reviewed.undo("here") == Undone([first["number"]])
+    assert (texts(folder)["0.txt"], texts(folder)["1.txt"]) == ("Old.\n", "Finished.\n")
+    assert reviewed.undo("here") is None
+    # An undo that is offered after a change of many takes back that change.
+    digest = look(reviewed)["1.png"]["digest"]
+    many = reviewed.accept_many([first["number"]], True)
+    reviewed.accept(second["number"], digest, True)
+    assert reviewed.undo(many.name) == Undone([first["number"]], [], True)
+    assert look(reviewed)["1.png"]["accepted"]
 
 
 def test_of_very_many_changes_the_last_ones_can_be_taken_back(

@@ -11,7 +11,7 @@ const SAVE_AFTER_MS = 600;
 /**
  * @typedef {object} Doing what the pane has the page do
  * @property {(item: Item, text: string, editing: string) => Promise<Item | null>} save null where it couldn't be
- * @property {() => unknown} takeBack
+ * @property {(editing: string) => unknown} takeBack what was saved of an edit
  * @property {() => unknown} accept
  * @property {(item: Item, proposal: Proposal) => unknown} take
  * @property {(item: Item) => unknown} leave
@@ -144,7 +144,7 @@ export class Captioned {
     this.#end();
     this.changed.hidden = true;
     await this.#saving;
-    if (editing.saved) await this.doing.takeBack();
+    if (editing.saved) await this.doing.takeBack(editing.name);
     this.#drawText();
   }
 

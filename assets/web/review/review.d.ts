@@ -102,6 +102,8 @@ export interface Planned {
 
 export interface ManyChanged {
   num: number;
+  /** Of the change, to undo it; empty where nothing was to be changed. */
+  name: string;
   /** Names, and why they couldn't be changed. */
   refused: [string, Said][];
   counts: Counts;

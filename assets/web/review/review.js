@@ -66,7 +66,7 @@ class Review {
     });
     this.pane = new Captioned({
       save: (item, text, editing) => this.save(item, text, editing),
-      takeBack: () => this.undo(),
+      takeBack: (editing) => this.undo(editing),
       accept: () => this.accept(),
       take: (item, proposal) => this.take(item, proposal),
       leave: (item) => this.forget(item.number),
@@ -293,8 +293,8 @@ class Review {
   }
 
   async acceptSelected() {
-    const num = await this.manyChanged("accept_many", { numbers: [...this.selected], accepted: true });
-    if (num) this.offerUndo(t("{n} {n|caption|captions} accepted", { n: num }));
+    const changed = await this.manyChanged("accept_many", { numbers: [...this.selected], accepted: true });
+    if (changed?.num) this.offerUndo(t("{n} {n|caption|captions} accepted", { n: changed.num }), changed.name);
   }
 
   /** @returns {Promise<Planned | null>} */
@@ -304,29 +304,29 @@ class Review {
   }
 
   async carryOut(/** @type {Planned} */ { plan }) {
-    const num = await this.manyChanged("carry_out", { plan });
-    if (num) this.offerUndo(t("{n} {n|caption|captions} changed", { n: num }));
+    const changed = await this.manyChanged("carry_out", { plan });
+    if (changed?.num) this.offerUndo(t("{n} {n|caption|captions} changed", { n: changed.num }), changed.name);
   }
 
-  /** Changes many captions, and searches again: the filters stay. Resolves to how many were changed. */
+  /** Changes many captions, and searches again: the filters stay. Null where nothing was changed. */
   async manyChanged(/** @type {string} */ name, /** @type {object} */ args) {
-    if (!(await this.pane.finish())) return 0;
+    if (!(await this.pane.finish())) return null;
     /** @type {ManyChanged | null} */
     const reply = await this.tried(call(name, args));
-    if (!reply) return 0;
+    if (!reply) return null;
     const [first] = reply.refused;
     if (first) {
       const [n, name, why] = [reply.refused.length, first[0], said(first[1])];
       this.toasts.say(t("{n} {n|caption|captions} not changed, such as {name}: {why}", { n, name, why }));
     }
     await this.searchAgain();
-    return reply.num;
+    return reply;
   }
 
-  offerUndo(/** @type {string} */ words) {
+  offerUndo(/** @type {string} */ words, /** @type {string} */ change) {
     this.say(words);
     this.toasts.withdraw();
-    this.toasts.say(words, "good", { label: t("Undo"), run: () => this.undo() });
+    this.toasts.say(words, "good", { label: t("Undo"), run: () => this.undo(change) });
   }
 
   /** After changes of many items. */
@@ -384,10 +384,11 @@ class Review {
     return item;
   }
 
-  async undo() {
+  /** Undoes the last change, or the one with this name: another tab's may be the last. */
+  async undo(name = "") {
     if (!(await this.pane.finish())) return;
     /** @type {{ items: Item[], numbers: number[], kept: number[], many: boolean, counts: Counts } | null} */
-    const reply = await this.tried(call("undo"));
+    const reply = await this.tried(call("undo", { name }));
     if (!reply) return;
     this.toasts.withdraw();
     if (reply.many) {

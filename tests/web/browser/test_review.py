@@ -109,14 +109,23 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     expect(count).to_have_text(f"0 of {NUM_PICTURES + 1} accepted")
     page.keyboard.press("Enter")
 
-    # What is written is on the disk before anybody says so; Escape takes it back.
+    # What is written is on the disk before anybody says so; Escape takes it back, and nothing of another tab's.
     page.keyboard.press("e")
     area.fill("Better 1.")
     wait_until_saved(page, "Better 1.")
     assert second.read_text() == "Better 1.\n"
+    other = page.context.new_page()
+    other.goto(page.url)
+    for key, named in (("j", "000.png"), ("j", "001.png"), ("a", "002.png")):
+        expect(other.locator(".words h2")).to_have_text(named)
+        other.keyboard.press(key)
+    expect(other.locator(".count")).to_have_text(f"2 of {NUM_PICTURES + 1} accepted")
+    other.close()
     page.keyboard.press("Escape")
+    wait_until_saved(page, "Caption 1.")
     expect(caption).to_have_text("Caption 1.")
     assert second.read_text() == "Caption 1.\n"
+    expect(count).to_have_text(f"2 of {NUM_PICTURES + 1} accepted")
     page.keyboard.press("e")
     area.fill("Best 1.")
     page.keyboard.press("Enter")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -48,6 +49,7 @@ class ImageInfo:
     format          Pillow's name for the file's format; None for a PIL image
     is_plain        every decoder gives the same picture as `load_image`: one opaque 8-bit grey or RGB picture in sRGB,
                     stored upright and shown whole; never JPEG XL, whose header is only read in part
+    is_turned       EXIF has it turned or mirrored
     is_part         the file stores more than the part to show
     """
 
@@ -55,6 +57,7 @@ class ImageInfo:
     num_pictures: int
     format: str | None
     is_plain: bool
+    is_turned: bool = False
     is_part: bool = False
 
 
@@ -67,15 +70,16 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
     with opened_image(source, limits) as image:
         num_pictures = _num_pictures(image, source)
         info = image.info
+        is_turned, is_part = _orientation(image) != 1, _SHOWN_PART in info
         is_opaque = image.mode in ("L", "RGB") and info.get("transparency") is None and image.format != JPEG_XL.pillow
         is_plain = (
             is_opaque
             and is_srgb(image.mode, info, info.get(CODE_POINTS))
             and num_pictures == 1
-            and _orientation(image) == 1
-            and _SHOWN_PART not in info
+            and not is_turned
+            and not is_part
         )
-        return ImageInfo(upright_size(image), num_pictures, image.format, is_plain, is_part=_SHOWN_PART in info)
+        return ImageInfo(upright_size(image), num_pictures, image.format, is_plain, is_turned, is_part)
 
 
 def load_image(
@@ -91,22 +95,36 @@ def load_image(
         MediaChangedError: the plan was made for another size.
         MediaError: the source is not a supported image, is damaged or cut off, or is over a limit.
     """
-    with opened_image(source, limits) as image:
+    with opened_image(source, limits) as image, _damage_in_words(source):
         if plan is not None:
             check_same_image(upright_size(image), plan, source)
-        try:
-            return decoded_rgb(image, color, None if plan is None else plan.size)
-        except (MediaError, MemoryError):
-            raise
-        # Pillow raises many types for damaged files: OSError, SyntaxError, struct.error, ...
-        except Exception:
-            raise MediaDecodeError(
-                say(
-                    "{name} is damaged or cut off: its pixels could not all be decoded. Copy or upload it again, or "
-                    "save it anew.",
-                    name=describe(source),
-                )
-            ) from None
+        return decoded_rgb(image, color, None if plan is None else plan.size)
+
+
+def load_small(source: str | Path | bytes, limits: MediaLimits, max_side: int) -> Image.Image:
+    """As `load_image`, with sides of at most `max_side` pixels. A JPEG is decoded in a lower resolution."""
+    with opened_image(source, limits) as image, _damage_in_words(source):
+        height, width = upright_size(image)
+        scale = min(1.0, max_side / max(height, width))
+        image.draft(None, (max_side, max_side))
+        return decoded_rgb(image, "srgb", (max(1, round(height * scale)), max(1, round(width * scale))))
+
+
+@contextmanager
+def _damage_in_words(source: MediaSource) -> Iterator[None]:
+    try:
+        yield
+    except (MediaError, MemoryError):
+        raise
+    # Pillow raises many types for damaged files: OSError, SyntaxError, struct.error, ...
+    except Exception:
+        raise MediaDecodeError(
+            say(
+                "{name} is damaged or cut off: its pixels could not all be decoded. Copy or upload it again, or "
+                "save it anew.",
+                name=describe(source),
+            )
+        ) from None
 
 
 def decoded_rgb(image: Image.Image, color: ColorMode, size: Size | None = None) -> Image.Image:

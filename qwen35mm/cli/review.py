@@ -98,6 +98,7 @@ def review(
         return open_captioner(job, model, asked)
 
     (opened,) = open_captions([source], options.output, texts=options.output_dir, state=options.state_dir)
+    opened.limits = model.limits
     token = PageToken()
     shown = source if options.output.startswith("sidecar") else options.output.partition(":")[2]
 

@@ -54,6 +54,7 @@ def create_app(reviewed: Collection[Any], asker: Asker, *, training: Training, t
 
 class _Page(MediaPage):
     def __init__(self, reviewed: Collection[Any], asker: Asker, training: Training) -> None:
+        super().__init__(reviewed.limits)
         self._reviewed = reviewed
         self._training = training
         self._asker = asker

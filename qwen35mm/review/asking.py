@@ -14,7 +14,6 @@ from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.sources.candidates import Candidate, probe
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.errors import CaptioningError
-from qwen35mm_preprocess import MediaLimits
 
 if TYPE_CHECKING:
     from qwen35mm.captioning.captioner import Captioner
@@ -67,7 +66,7 @@ class Asker:
         job = replace(opened.job, prompts=prompts, sampling={**opened.job.sampling, "seed": seed})
         captioner, workers = opened.captioner, opened.workers
         requests = RequestBuilder(prompts, job.settings(captioner.params), captioner.describe())
-        item = await asyncio.to_thread(probe, Candidate(name, path, is_expected=True), name, MediaLimits())
+        item = await asyncio.to_thread(probe, Candidate(name, path, is_expected=True), name, job.scan.limits)
         assert item is not None, "it is expected to be one"
         if isinstance(item, Unreadable):
             raise CaptioningError(item.message)

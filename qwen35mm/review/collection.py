@@ -113,7 +113,12 @@ class Collection(ABC, Generic[Place]):
     Args:
         title: its name on the page.
         changes: the captions; only used under `_lock`.
+
+    Attributes:
+        limits: of the media that are shown.
     """
+
+    limits = MediaLimits()
 
     def __init__(self, title: str, changes: Changes[Place]) -> None:
         self.title = title
@@ -195,7 +200,7 @@ class Collection(ABC, Generic[Place]):
         path, name = self._file(entry), printable(entry.name)
         if not path.is_file():
             raise NotFoundError(say("{name} is not there any more.", name=name))
-        if path.stat().st_size > MediaLimits().max_bytes(entry.kind):
+        if path.stat().st_size > self.limits.max_bytes(entry.kind):
             raise StorageError(say("{name} is too large to be shown.", name=name))
         return entry, path
 
@@ -220,7 +225,7 @@ class Collection(ABC, Generic[Place]):
             listed = list(self._order)
         unread = 0
         if search.show == "similar":
-            self._similar.begin(listed, lambda number: self.medium(number)[1])
+            self._similar.begin(listed, lambda number: self.medium(number)[1], self.limits)
             listed, unread = self._similar.among(listed)
         flags: dict[str, int] = {}
         numbers: list[int] = []

@@ -25,7 +25,7 @@ from qwen35mm.http.sessions import PageToken, TokenAddress
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.pools import REQUESTS, THUMBNAILS
 from qwen35mm.review.similar import SMALL_SIDE
-from qwen35mm_preprocess import MediaKind
+from qwen35mm_preprocess import MediaKind, MediaLimits
 
 # The content of an address with its current version never changes.
 _KEPT = {"cache-control": "private, max-age=31536000, immutable"}
@@ -34,7 +34,14 @@ Number = Annotated[int, Field(ge=0)]
 
 
 class MediaPage(ABC):
-    """A page with numbered media. Its methods with `request` are what it may ask."""
+    """A page with numbered media. Its methods with `request` are what it may ask.
+
+    Args:
+        limits: of the media that it shows.
+    """
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
 
     @abstractmethod
     def version(self, number: int) -> str:
@@ -53,7 +60,7 @@ class MediaPage(ABC):
         number, headers = self._named(request)
         kind, path = await REQUESTS.run(self.medium, number)
         if kind == "image":
-            shown = await THUMBNAILS.run(shown_picture, path)
+            shown = await THUMBNAILS.run(shown_picture, path, self._limits)
             if shown is not None:
                 return Response(shown, media_type="image/jpeg", headers=headers)
         return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers=headers)
@@ -62,7 +69,7 @@ class MediaPage(ABC):
         """A small picture of a medium."""
         number, headers = self._named(request)
         _, path = await REQUESTS.run(self.medium, number)
-        picture = await THUMBNAILS.run(make_thumbnail, path, SMALL_SIDE)
+        picture = await THUMBNAILS.run(make_thumbnail, path, self._limits, SMALL_SIDE)
         return Response(picture, media_type="image/jpeg", headers=headers)
 
     def _named(self, request: Request) -> tuple[int, dict[str, str]]:

@@ -25,6 +25,7 @@ def create_preview_app(shown: Shown, *, token: PageToken) -> Starlette:
 
 class _PreviewPage(MediaPage):
     def __init__(self, shown: Shown) -> None:
+        super().__init__(shown.preview.job.scan.limits)
         self._shown = shown
         # The numbers of another preview on this port are of other media.
         self._version = secrets.token_hex(4)

@@ -14,7 +14,7 @@ from PIL import Image
 from qwen35mm.captioning.media.similar import SUGGESTED_MAX_DISTANCE, SimilarIndex, similarity
 from qwen35mm.chat.media.thumbnails import make_thumbnail
 from qwen35mm.errors import StorageError
-from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess import MediaError, MediaLimits
 
 # The longer side of thumbnails in pixels, both for lists and for comparison.
 SMALL_SIDE = 160
@@ -29,11 +29,11 @@ class Similar:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def begin(self, numbers: Sequence[int], path_of: Callable[[int], Path]) -> None:
+    def begin(self, numbers: Sequence[int], path_of: Callable[[int], Path], limits: MediaLimits) -> None:
         """Starts comparing the new ones of these entries, by their numbers."""
         if self._thread is None or not self._thread.is_alive():
             missing = [number for number in numbers if number not in self._groups]
-            self._thread = threading.Thread(target=self._look, args=(missing, path_of), daemon=True)
+            self._thread = threading.Thread(target=self._look, args=(missing, path_of, limits), daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -50,12 +50,12 @@ class Similar:
         near = [number for members in groups if len(members) > 1 for number in members]
         return near, len(numbers) - len(seen)
 
-    def _look(self, numbers: Sequence[int], path_of: Callable[[int], Path]) -> None:
+    def _look(self, numbers: Sequence[int], path_of: Callable[[int], Path], limits: MediaLimits) -> None:
         for number in numbers:
             if self._stopped.is_set():
                 return
             try:
-                with Image.open(io.BytesIO(make_thumbnail(path_of(number), SMALL_SIDE))) as picture:
+                with Image.open(io.BytesIO(make_thumbnail(path_of(number), limits, SMALL_SIDE))) as picture:
                     looks = similarity([np.asarray(picture)])
             except (MediaError, StorageError, OSError):
                 # The page shows what is wrong with it.

@@ -182,13 +182,13 @@ def test_a_picture_of_this_process_is_read_here(media: DecodingProcessor) -> Non
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_what_a_page_shows_and_what_a_server_is_sent(path: Path, media: DecodingProcessor) -> None:
-    assert picture_by(media, path, make_thumbnail) == make_thumbnail(path)
+    assert picture_by(media, path, make_thumbnail, media.limits) == make_thumbnail(path, media.limits)
     file = Attachment("0" * 64, "image", path.name, 1)
     box = (0.25, 0.5, 0.75, 1.0)
     assert cut(path, file, media, box, 0.5) == cut(path, file, PROCESSOR, box, 0.5)
     if detect_kind(path) == "image":
         check_picture_by(media, path)
-        assert picture_by(media, path, shown_picture) == shown_picture(path)
+        assert picture_by(media, path, shown_picture, media.limits) == shown_picture(path, media.limits)
         part: Any = ImagePart(path)
     else:
         assert picture_by(media, path, make_frame, 0.5, media.limits) == make_frame(path, 0.5, PROCESSOR.limits)
@@ -203,8 +203,8 @@ def test_what_a_page_shows_and_what_a_server_is_sent(path: Path, media: Decoding
 
 def test_a_picture_that_no_browser_shows(media: DecodingProcessor, tmp_path: Path) -> None:
     (tmp_path / "a.tif").write_bytes(FORMATS["LZW TIFF"]())
-    shown = picture_by(media, tmp_path / "a.tif", shown_picture)
-    assert shown == shown_picture(tmp_path / "a.tif")
+    shown = picture_by(media, tmp_path / "a.tif", shown_picture, media.limits)
+    assert shown == shown_picture(tmp_path / "a.tif", media.limits)
     assert shown is not None
     with Image.open(io.BytesIO(shown)) as picture:
         assert picture.size == load_image(tmp_path / "a.tif", media.limits).size

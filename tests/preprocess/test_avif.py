@@ -125,11 +125,11 @@ def test_libheif_cuts_the_same_part(part: tuple[int, ...]) -> None:
 def test_the_page_shows_what_the_model_sees(avif: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.avif"
     path.write_bytes(avif)
-    assert shown_picture(path) is None
+    assert shown_picture(path, LIMITS) is None
     path.write_bytes(with_property(avif, clap((20, 10, 48, 32), SIZE)))
-    shown = shown_picture(path)
+    shown = shown_picture(path, LIMITS)
     assert shown is not None
-    for picture in (shown, make_thumbnail(path)):
+    for picture in (shown, make_thumbnail(path, LIMITS)):
         assert Image.open(io.BytesIO(picture)).size == (48, 32)
 
 

@@ -42,7 +42,7 @@ def test_it_goes_to_the_log_with_the_files_name(
     with caplog.at_level(logging.INFO):
         decode(damaged(tmp_path / "a.tif"))
         with pytest.raises(MediaError):
-            make_thumbnail(damaged(tmp_path / "b.tif"))
+            make_thumbnail(damaged(tmp_path / "b.tif"), MediaLimits())
         decode(damaged(tmp_path / "c.tif"))
     lines = said(caplog)
     assert [line.split(":")[0] for line in lines] == ["'a.tif'", "'b.tif'", "'c.tif'"]

@@ -23,6 +23,7 @@ from qwen35mm.review.changes import ChangedError, Undone
 from qwen35mm.review.collection import Search
 from qwen35mm.review.folder import Folder
 from qwen35mm.review.training import Training
+from qwen35mm_preprocess import MediaLimits
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, run, texts
 from tests.review.test_training import WORDS
@@ -277,6 +278,11 @@ def test_media_are_kept_by_the_browser_until_they_change(folder: Path, reviewed:
     part = client.get(f"/media/{number}", headers={"range": "bytes=1-3"})
     assert (part.status_code, part.content) == (206, b"PNG")
     assert client.get(f"/media/{number}?v=other").headers["cache-control"] == "no-store"
+    reviewed.limits = MediaLimits(max_image_bytes=10, max_video_bytes=10)
+    for path in ("media", "small"):
+        assert "too large" in str(client_of(reviewed).get(f"/{path}/{number}").json())
+    reviewed.limits = MediaLimits(max_source_pixels=10)
+    assert client_of(reviewed).get(f"/small/{number}").status_code == 400
 
 
 def test_the_model_is_asked_for_another_caption_when_it_is_needed(

@@ -298,7 +298,8 @@ class Files:
     async def picture(self, request: Request) -> Response:
         """`GET .../picture/DIGEST`: a picture in a format for browsers, upright, in original size."""
         path, person = await self._mine(request)
-        data = await self._read(request, THUMBNAILS, person, picture_by, path, shown_picture)
+        limits = self._backend.media.limits
+        data = await self._read(request, THUMBNAILS, person, picture_by, path, shown_picture, limits)
         return await self.media(request) if data is None else Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def frame(self, request: Request) -> Response:
@@ -385,7 +386,8 @@ class Files:
         )
 
     def _make_thumbnail(self, path: Path) -> bytes | None:
-        return picture_by(self._backend.media, path, make_thumbnail)
+        media = self._backend.media
+        return picture_by(media, path, make_thumbnail, media.limits)
 
     async def _read(
         self, request: Request, pool: Pool, person: Person, read: Callable[..., T], path: Path, *more: Any

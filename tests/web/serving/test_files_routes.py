@@ -134,6 +134,19 @@ async def test_no_thumbnail_is_an_error_without_a_digest(page: PageClient) -> No
     assert (response.status_code, problem(response)) == (400, "There is no picture of this file.")
 
 
+async def test_pictures_are_made_within_the_programs_limits(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = []
+    for size in ((90, 60), (9, 6)):
+        data = io.BytesIO()
+        Image.new("RGB", size).save(data, "TIFF")
+        urls.append((await attach(page, data.getvalue(), "a.tif"))["digest"])
+    media = replace(page.backend.media, limits=MediaLimits(max_source_pixels=1000))
+    monkeypatch.setattr(page.backend, "media", media)
+    for route in ("thumbnail", "picture"):
+        found = [(await page.request("GET", f"{route}/{digest}")).status_code for digest in urls]
+        assert found == [400, 200]
+
+
 async def test_each_example_has_a_poster(page: PageClient) -> None:
     for number in range(NUM_EXAMPLES):
         response = await page.request("GET", f"poster/{number}", header=False)

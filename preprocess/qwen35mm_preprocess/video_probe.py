@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from PIL import Image
 
 from qwen35mm_preprocess.animation import is_animation, probe_animation
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaLimitError
-from qwen35mm_preprocess.formats import MATROSKA, MP4, MPEG_TS
+from qwen35mm_preprocess.formats import AVI, MATROSKA, MP4, MPEG_TS
 from qwen35mm_preprocess.image import check_source_size
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.say import Said, decimal, say
@@ -161,6 +162,13 @@ def _probed(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         announced_s = (video.container.duration or 0) / av.time_base
         # libav drops some of the packets that an edit list removes and reports others, so the count can't be compared.
         announced_frames = 0 if is_cut else video.stream.frames
+        has_others = len(video.container.streams) > 1
+        if video.format is AVI and pts[-1] + max(last_duration, 1) >= announced_frames:
+            # It counts dropped frames too: empty chunks, which libav leaves out.
+            announced_frames = len(pts)
+    is_whole = announced_frames == len(pts)
+    if not is_whole and has_others and _is_short(times[-1], announced_s):
+        is_whole = not _is_short(_end_s(source, limits), announced_s)
     transpose = None if first is None else transpose_of(first)
     info = VideoInfo(
         size=(size[1], size[0]) if transpose in SWAP_SIDES else size,
@@ -175,7 +183,7 @@ def _probed(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         warnings=(),
         pixel_aspect=aspect,
     )
-    return _timed(info, name, limits, last_duration * time_base, announced_frames, announced_s)
+    return _timed(info, name, limits, last_duration * time_base, announced_frames, 0.0 if is_whole else announced_s)
 
 
 def _probe_animation(source: MediaSource, name: Said, limits: MediaLimits) -> VideoInfo:
@@ -299,6 +307,21 @@ def _frame_rate(times: np.ndarray, declared: float) -> tuple[float, bool]:
     return measured, False
 
 
+def _end_s(source: MediaSource, limits: MediaLimits) -> float:
+    """When the last packet of any track ends: sound may be longer than the pictures."""
+    end_s = 0.0
+    with open_video(source, limits) as video, contextlib.suppress(FFmpegError):
+        start_s = (video.container.start_time or 0) / av.time_base
+        for packet in video.container.demux():
+            if packet.pts is not None:
+                end_s = max(end_s, float((packet.pts + (packet.duration or 0)) * packet.time_base) - start_s)
+    return end_s
+
+
+def _is_short(duration_s: float, announced_s: float) -> bool:
+    return announced_s > duration_s * 1.1 + 1
+
+
 def _cut_off_warning(
     name: Said, num_frames: int, announced_frames: int, duration_s: float, announced_s: float
 ) -> tuple[Said, ...]:
@@ -311,7 +334,7 @@ def _cut_off_warning(
                 m=announced_frames,
             ),
         )
-    if announced_s > duration_s * 1.1 + 1:
+    if _is_short(duration_s, announced_s):
         return (
             say(
                 "{name} seems to be cut off: it announces {m} s, its frames end at {n} s.",

@@ -121,6 +121,26 @@ def encode_sound(container: str = "mp4", codec: str = "aac") -> bytes:
     return file.getvalue()
 
 
+def with_sound(video: bytes, seconds: float, container: str, codec: str = "pcm_s16le") -> bytes:
+    """The video with silence beside it."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(video)) as source, av.open(file, "w", format=container) as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        sound = target.add_stream(codec, rate=8000, layout="mono")
+        packets = []
+        for start in range(0, int(seconds * 8000), 1024):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.int16), format="s16", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 8000, start, Fraction(1, 8000)
+            packets += [(packet.dts * packet.time_base, packet) for packet in sound.encode(frame)]
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                packets.append((packet.dts * packet.time_base, packet))
+        for _, packet in sorted(packets, key=lambda packet: packet[0]):
+            target.mux(packet)
+    return file.getvalue()
+
+
 def pixel(image: Image.Image, x: int, y: int) -> list[int]:
     """The channels of one pixel."""
     return np.asarray(image)[y, x].tolist()

@@ -23,7 +23,7 @@ from qwen35mm_preprocess.video_probe import (
     sample_frames,
 )
 from tests.preprocess import oracles
-from tests.preprocess.media_files import LIMITS, VIDEO, encode_video, scene, turned
+from tests.preprocess.media_files import LIMITS, VIDEO, encode_video, scene, turned, with_sound
 
 CONTAINERS = [
     ("mp4", "libx264"),
@@ -100,6 +100,24 @@ def test_cut_off_without_an_index() -> None:
     info = probe_video(data[: len(data) // 2], LIMITS)
     assert 10 < info.num_frames < 50
     assert "cut off: it announces 6.0 s" in str(info.warnings[0])
+
+
+@pytest.mark.parametrize("container", ["mov", "matroska", "avi", "flv"])
+def test_longer_sound_is_no_damage(container: str) -> None:
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 256, (48, 64, 3), np.uint8) for _ in range(30)]
+    video = encode_video(frames, container=container, codec="flv" if container == "flv" else "mpeg4")
+    info = probe_video(with_sound(video, 9, container), LIMITS)
+    assert (info.num_frames, round(info.duration_s, 3), info.warnings) == (30, 3.0, ())
+    if container != "mov":
+        data = with_sound(video, 3, container)
+        assert "cut off" in str(probe_video(data[: len(data) // 2], LIMITS).warnings)
+
+
+def test_dropped_frames_of_an_avi_are_no_damage() -> None:
+    frames = [scene(index) for index in range(20)]
+    info = probe_video(encode_video(frames, container="avi", codec="mjpeg", pts=[*range(10), *range(13, 23)]), LIMITS)
+    assert (info.num_frames, round(info.times_s[-1], 3), info.warnings) == (20, 2.2, ())
 
 
 def test_no_frame_left(long_clip: bytes) -> None:

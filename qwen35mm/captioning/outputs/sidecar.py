@@ -155,7 +155,8 @@ class Sidecars(Output):
             raise
 
     def _wants(self, text: _Text, key: bytes | None) -> Wants:
-        if text.content is None:
+        # A file of ours that a person has emptied stays empty.
+        if text.content is None or not (text.content.strip() or text.keys_written):
             return Wants.CAPTION
         if text.keys:
             if key in (text.keys if self._appends else text.keys[-1:]):

@@ -140,6 +140,8 @@ def test_an_answer_that_a_person_changed_gets_only_the_trigger_word(tmp_path: Pa
     ("mode", "before", "after_first", "after_second"),
     [
         ("skip", None, "one\n", "two\n"),
+        ("skip", "", "one\n", "two\n"),
+        ("skip", " \r\n", "one\n", "two\n"),
         ("skip", "mine", "mine", "mine"),
         ("skip", *["BMW on a street"] * 3),  # it begins like a picture
         ("overwrite", None, "one\n", "two\n"),
@@ -172,10 +174,11 @@ def test_what_a_person_changed_is_the_persons(tmp_path: Path, mode: Mode, after:
     path = tmp_path / "a.txt"
     first, second = one(tmp_path, "one"), one(tmp_path, "two", "another?")
     run(tmp_path, [first], "sidecar", mode=mode)
-    path.write_text("edited")
-    if mode != "overwrite":
-        assert run(tmp_path, [first], "sidecar", mode=mode) == [Wants.KEPT]
-        assert path.read_text() == "edited"
+    for edited in ("", "edited"):
+        path.write_text(edited)
+        if mode != "overwrite":
+            assert run(tmp_path, [first], "sidecar", mode=mode) == [Wants.KEPT]
+            assert path.read_text() == edited
     run(tmp_path, [second], "sidecar", mode=mode)
     assert path.read_text() == after
     if mode != "overwrite":

@@ -137,12 +137,15 @@ class Item(Medium):
         path: its file, also if a container's row names it; None if the bytes lie in a container.
         metadata: further values from its source, as JSON values.
         part: which part of a video it is; None for a whole medium.
+        num_parts: of its medium's path below its source. The name has more if another source has the same. 0 if all
+            are its own.
     """
 
     kind: MediaKind
     path: Path | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     part: Part | None = None
+    num_parts: int = field(default=0, compare=False)
 
     @property
     def medium_name(self) -> str:
@@ -164,9 +167,14 @@ class Item(Medium):
         return PurePosixPath(self.medium_name).stem
 
     @property
+    def below(self) -> PurePosixPath:
+        """The medium's path below its source."""
+        return PurePosixPath(*PurePosixPath(self.medium_name).parts[-self.num_parts :])
+
+    @property
     def folder(self) -> str:
-        """The name of its folder; empty at the top."""
-        return PurePosixPath(self.medium_name).parent.name
+        """The name of its folder; empty at the top of its source."""
+        return self.below.parent.name
 
     def suffix(self) -> str:
         """Its own suffix if that fits its content, otherwise one that does; in lower case. Raises OSError."""

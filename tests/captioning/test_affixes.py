@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import Item, Part
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
+from qwen35mm.captioning.sources.scan import ScanOptions, scan
+from qwen35mm.captioning.texts.folder_prompts import FolderPrompts
 from qwen35mm.captioning.texts.presets import preset_question
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.captioning.texts.trainers import Length
@@ -137,6 +140,27 @@ async def test_a_folder_has_its_own_prompt_and_trigger(folder: Path) -> None:
     # Without the option, they are files like others.
     await run(job(folder, run=settings()), model := tree())
     assert {each.question for each in model.asked} == {"Describe it."}
+
+
+def test_a_folders_files_hold_up_to_its_source_whatever_others_are_called(tmp_path: Path) -> None:
+    for name in ("one/data/x.png", "two/data/x.png", "two/data/y.png", "two/data/in/z.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(1).save(tmp_path / name)
+    (tmp_path / "two" / "trigger.txt").write_text("above")
+    (tmp_path / "two" / "data" / "in" / "trigger.txt").write_text("within")
+    folders = FolderPrompts(PromptSet([Question("?")]))
+    found = {}
+    for item in scan([tmp_path / "one" / "data", tmp_path / "two" / "data"], ScanOptions()):
+        assert isinstance(item, Item)
+        part = replace(item, name=f"{item.name}/0001", part=Part(1, 0.0, 1.0))
+        assert (part.folder, folders.trigger(part)) == (item.folder, folders.trigger(item))
+        found[item.name] = (item.folder, folders.trigger(item) is not None)
+    assert found == {
+        "x.png": ("", False),
+        "data/x.png": ("", False),
+        "y.png": ("", False),
+        "in/z.png": ("in", True),
+    }
 
 
 async def test_a_wrong_folder_prompt_fails_its_media_and_says_where(folder: Path) -> None:

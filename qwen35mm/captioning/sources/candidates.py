@@ -59,7 +59,7 @@ def looks_like_medium(name: str) -> bool:
 
 
 def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unreadable | None:
-    """The item of this name; None if nothing suggests that it is one.
+    """The item of this name, whose path below its source is the candidate's; None if nothing suggests that it is one.
 
     A candidate that isn't a medium, or can't be opened, is Unreadable if it is expected to be a medium or has a
     medium's suffix. A file without a suffix is Unreadable if reading isn't permitted.
@@ -69,7 +69,8 @@ def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unread
         if not candidate.is_expected and not looks_like_medium(name) and not _may_be_medium(candidate):
             return None
         kind = _kind(candidate, name, limits)
-        return Item(name, candidate.source, kind, path, candidate.metadata())
+        num_parts = len(PurePosixPath(candidate.name).parts)
+        return Item(name, candidate.source, kind, path, candidate.metadata(), num_parts=num_parts)
     except MediaError as error:
         return Unreadable(name, failure_kind(error), printable(str(error)), path)
     except (OutputError, SourceError):

@@ -185,6 +185,7 @@ class _Scan:
                 yield Unreadable(name, "unreadable", printable(str(error)), source)
 
     def _file(self, path: Path, name: str) -> Iterator[Item | Unreadable]:
+        candidate = Candidate(name, path, partial(shard_metadata, path), is_expected=True)
         name = self._names.claim(name, path.parent)
         if not self._in_shard(name):
             return
@@ -192,7 +193,6 @@ class _Scan:
             message = f"'{printable(path.name)}' is a compressed tar, which is not read here. Uncompress it first."
             yield Unreadable(name, "unsupported", message, path)
             return
-        candidate = Candidate(name, path, partial(shard_metadata, path), is_expected=True)
         if found := probe(candidate, name, self._options.limits):
             yield found
 
@@ -222,7 +222,8 @@ class _Scan:
                 elif isinstance(candidate, Container):
                     yield from self._contained(candidate, below, folder)
                 elif self._filter.takes(candidate.name) and self._is_new(candidate):
-                    own_name = claim(_joined(below, candidate.name), folder)
+                    candidate = replace(candidate, name=_joined(below, candidate.name))
+                    own_name = claim(candidate.name, folder)
                     if self._in_shard(own_name) and (item := probe(candidate, own_name, self._options.limits)):
                         yield item
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import printable
@@ -70,7 +70,7 @@ def _folders(item: Item) -> list[Path]:
                 f"The text file of {printable(item.name)} would be {name}, which is for the whole folder. Rename the "
                 "medium, or leave --folder-prompts out."
             )
-    return list(item.path.parents)[: len(PurePosixPath(item.medium_name).parts)]
+    return list(item.path.parents)[: len(item.below.parts)]
 
 
 def _in_file(path: Path, error: CaptioningError) -> CaptioningError:

@@ -45,19 +45,28 @@ def zip_members(path: Path, most_bytes: int) -> Iterator[Candidate | Unreadable]
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {clean(member.filename): member for member in archive.infolist() if not member.is_dir()}
-            for name in sorted(name for name in members if not PurePosixPath(name).name.startswith(".")):
-                if looks_like_medium(name) or _is_medium(archive, members[name]):
-                    yield _member(archive, path, name, members, most_bytes)
+            named = [(clean(member.filename), member) for member in archive.infolist() if not member.is_dir()]
+            members = dict(named)
+            # A zip that was added to may have a name twice.
+            for name, member in sorted(named, key=lambda each: each[0]):
+                if PurePosixPath(name).name.startswith("."):
+                    continue
+                if looks_like_medium(name) or _is_medium(archive, member):
+                    yield _member(archive, path, name, member, members, most_bytes)
     except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError):
         message = f"'{printable(path.name)}' is no zip, or is damaged or cut off. Check that it is there completely."
         raise SourceError("damaged", message) from None
 
 
 def _member(
-    archive: zipfile.ZipFile, path: Path, name: str, members: dict[str, zipfile.ZipInfo], most_bytes: int
+    archive: zipfile.ZipFile,
+    path: Path,
+    name: str,
+    member: zipfile.ZipInfo,
+    members: dict[str, zipfile.ZipInfo],
+    most_bytes: int,
 ) -> Candidate | Unreadable:
-    member, last = members[name], printable(PurePosixPath(name).name)
+    last = printable(PurePosixPath(name).name)
     if member.flag_bits & _ENCRYPTED:
         return Unreadable(name, "unsupported", f"'{last}' is encrypted, which is not read here. Unpack it first.")
     stem = name.removesuffix(PurePosixPath(name).suffix)

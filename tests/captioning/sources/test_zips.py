@@ -59,6 +59,15 @@ def test_names_stay_below_the_zip(tmp_path: Path) -> None:
     assert [each.name for each in found] == ["x.zip/b.png", "x.zip/etc/a.png"]
 
 
+@pytest.mark.parametrize("how", [STORED, DEFLATED])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_each_of_equal_names_is_an_item(tmp_path: Path, how: int) -> None:
+    members = [("./a.png", PNG), ("a.png", PNG + b"2"), ("a.png", PNG + b"3")]
+    found = items(write_zip(tmp_path / "x.zip", *members, how=how))
+    assert [each.read() for each in found] == [data for _, data in members]
+    assert len({each.name for each in found}) == 3
+
+
 def test_one_that_is_too_large_is_not_unpacked(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "x.zip", ("a.png", PNG + bytes(10**6)), ("b.png", PNG))
     options = ScanOptions(limits=MediaLimits(max_image_bytes=1000, max_video_bytes=1000))

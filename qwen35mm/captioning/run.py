@@ -306,7 +306,8 @@ class Run:
         content = await splitter.digest(video)
         if not captions or content is None:
             return
-        counts, told, facts = self.counts, told_of(captions), facts_of(captions, len(parts))
+        end_s = max(part.part.end_s for part in found if part.part is not None)
+        counts, told, facts = self.counts, told_of(captions), facts_of(captions, len(parts), end_s)
         counts.num_found += 1
         self.missing.discard(video.name)
         try:

@@ -46,16 +46,16 @@ def question_of(kind: WholeKind, told: Sequence[Told]) -> str:
     return "\n".join([SUMMARY if kind == "summary" else TIMELINE, "", *map(str, told)])
 
 
-def facts_of(parts: Sequence[tuple[Item, Caption]], num_parts: int) -> Caption:
+def facts_of(parts: Sequence[tuple[Item, Caption]], num_parts: int, duration_s: float) -> Caption:
     """The caption of a whole video without its text: its size and duration, and a flag if captions are missing."""
-    first, told = parts[0][1], told_of(parts)
+    first = parts[0][1]
     flags = () if len(parts) == num_parts else (f"parts missing: {num_parts - len(parts)} of {num_parts}",)
     return Caption(
         text="",
         kind="video",
         width=first.width,
         height=first.height,
-        duration_s=told[-1].end_s,
+        duration_s=duration_s,
         prompt=TIMELINE,
         model=first.model,
         flags=flags,

@@ -77,11 +77,13 @@ async def test_another_caption_of_a_part_is_another_summary(videos: Path) -> Non
 
 async def test_a_missing_part_is_said(videos: Path) -> None:
     (videos / "short.mp4").unlink()
-    model, rows = FakeModel(lambda asked: say(asked) if len(model.asked) > 1 else ""), videos / "all.jsonl"
+    model, rows = FakeModel(lambda asked: say(asked) if len(model.asked) != 3 else ""), videos / "all.jsonl"
     job = whole(videos, "summary", outputs=(f"jsonl:{rows}",), style=CaptionStyle(max_attempts=1), run={"slots": 1})
     assert (await run(job, model)).exit_code == 3
     flags = {row["name"]: row["flags"] for row in listed(rows)}
     assert (flags["long.mp4"], len(flags)) == (["parts missing: 1 of 3"], 3)
+    (row,) = [row for row in listed(rows) if row["name"] == "long.mp4"]
+    assert row["duration_s"] == 6.0, "also if it is the last one"
 
 
 async def test_a_part_that_a_filter_leaves_out_is_not_missing(videos: Path) -> None:

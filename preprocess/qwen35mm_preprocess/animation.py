@@ -19,7 +19,7 @@ from PIL import Image, ImageFile
 from qwen35mm_preprocess.formats import AVIF, GIF, PNG
 from qwen35mm_preprocess.image import decoded_rgb, opened_image, upright_size
 from qwen35mm_preprocess.media import MediaSource, is_animated, open_stream, read_format
-from qwen35mm_preprocess.rgb import with_alpha
+from qwen35mm_preprocess.rgb import fit_transparency, with_alpha
 from qwen35mm_preprocess.types import ColorMode, MediaLimits, Size
 
 _TOO_SHORT_S, _INSTEAD_S = 0.010, 0.100
@@ -197,7 +197,9 @@ def _composed(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         chunks += [(name, shared[name]) for name in (b"PLTE", b"tRNS") if name in shared]
         chunks += [(b"IDAT", b"".join(frame.data)), (b"IEND", b"")]
         whole = _PNG_START + b"".join(_chunk(*chunk) for chunk in chunks)
-        part = with_alpha(Image.open(io.BytesIO(whole), formats=(PNG.pillow or "",)))
+        stored = Image.open(io.BytesIO(whole), formats=(PNG.pillow or "",))
+        fit_transparency(stored)
+        part = with_alpha(stored)
         before = canvas.copy()
         if frame.blending == _OVER:
             canvas.alpha_composite(part, box[:2])

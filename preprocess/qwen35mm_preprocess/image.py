@@ -29,7 +29,7 @@ from qwen35mm_preprocess.jxl import JpegXlFile
 from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
-from qwen35mm_preprocess.rgb import CODE_POINTS, UPRIGHT, resized, to_rgb
+from qwen35mm_preprocess.rgb import CODE_POINTS, UPRIGHT, fit_transparency, resized, to_rgb
 from qwen35mm_preprocess.say import Said, decimal, english, say
 from qwen35mm_preprocess.types import ColorMode, ImageProcessing, MediaLimits, Size
 
@@ -259,6 +259,8 @@ def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Ima
                 if part := clean_aperture(stream, *image.size):
                     image.info[_SHOWN_PART] = part
             check_source_size(upright_size(image), name, limits)
+            if found is PNG:
+                fit_transparency(image)
             if found in (PNG, AVIF):
                 image.info[CODE_POINTS] = code_points(stream, found.pillow)
             elif found is HEIC and (nclx := image.info.get("nclx_profile")) and "icc_profile" not in image.info:

@@ -13,7 +13,7 @@ With "checkpoint" colours, profiles are ignored, and the least and the greatest 
 from __future__ import annotations
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from qwen35mm_preprocess.color import to_srgb
 from qwen35mm_preprocess.types import ColorMode, Size
@@ -36,6 +36,8 @@ _PIXELS_AT_ONCE = 1 << 21
 # TIFF's tags for the values of black and white.
 _MIN, _MAX, _S_MIN, _S_MAX = 280, 281, 340, 341
 _NEARLY_ALL = 0.999
+# A PNG's grey of 2 and 4 bits as Pillow names it, and the step to the next grey in 8 bits.
+_STEPS = {"L;2": 85, "L;4": 17}
 # The key in a picture's `info` for the result of `color.code_points`.
 CODE_POINTS = "code points"
 
@@ -67,8 +69,7 @@ def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
     """The picture in mode RGB, by the table at the top of this file."""
     info = image.info
     if image.mode.startswith("I;16"):
-        wide = np.asarray(image).astype(np.uint32)
-        image = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+        image = _narrow(image)
     elif image.mode in ("I", "F"):
         values = np.nan_to_num(np.asarray(image, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
         least, greatest = _own_range(image, values) if color == "srgb" else (values.min(), values.max())
@@ -95,8 +96,26 @@ def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
 def with_alpha(image: Image.Image) -> Image.Image:
     """The picture in mode RGBA."""
     if image.mode.startswith("I;16"):
-        image = to_rgb(image, "checkpoint")
+        image = _narrow(image)
     return (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+
+
+def fit_transparency(png: ImageFile.ImageFile) -> None:
+    """Brings the transparent colour of an opened PNG to the 8 bits of its pixels. Pillow leaves it as it is stored."""
+    key, stored = png.info.get("transparency"), png.tile[0].args if png.tile else None
+    if isinstance(key, int) and stored in _STEPS:
+        png.info["transparency"] = key * _STEPS[stored]
+    elif isinstance(key, tuple) and stored == "RGB;16B":
+        png.info["transparency"] = tuple(value >> 8 for value in key)
+
+
+def _narrow(image: Image.Image) -> Image.Image:
+    """16-bit grey in 8 bits, with alpha if a value is transparent."""
+    wide, key = np.asarray(image).astype(np.uint32), image.info.get("transparency")
+    grey = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+    if key is not None:
+        grey.putalpha(Image.fromarray(np.where(wide == key, 0, 255).astype(np.uint8)))
+    return grey
 
 
 def _over_white(image: Image.Image) -> Image.Image:

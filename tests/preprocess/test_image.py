@@ -258,6 +258,33 @@ def test_a_transparent_colour_lies_on_white() -> None:
 
 
 @pytest.mark.parametrize(
+    ("bits", "kind", "clear", "pixels", "shown"),
+    [
+        (1, 0, (1,), bytes([0b10_000000]), 0),
+        (2, 0, (1,), bytes([0b01_10_0000]), 170),
+        (4, 0, (5,), b"\x5a", 170),
+        (8, 0, (5,), b"\x05\xaa", 170),
+        (16, 0, (1000,), struct.pack(">2H", 1000, 43690), 170),
+        (16, 2, (1000, 2000, 3000), struct.pack(">6H", 1000, 2000, 3000, *[43690] * 3), 170),
+    ],
+)
+def test_a_pngs_transparent_colour_has_the_bits_of_its_pixels(
+    bits: int, kind: int, clear: tuple[int, ...], pixels: bytes, shown: int
+) -> None:
+    chunks = [
+        (b"IHDR", struct.pack(">2I5B", 2, 1, bits, kind, 0, 0, 0)),
+        (b"tRNS", struct.pack(f">{len(clear)}H", *clear)),
+        (b"IDAT", zlib.compress(b"\0" + pixels)),
+        (b"IEND", b""),
+    ]
+    made = (
+        struct.pack(">I", len(data)) + name + data + zlib.crc32(name + data).to_bytes(4, "big") for name, data in chunks
+    )
+    rgb = load_image(b"\x89PNG\r\n\x1a\n" + b"".join(made), LIMITS)
+    assert [rgb.getpixel((x, 0)) for x in (0, 1)] == [(255,) * 3, (shown,) * 3]
+
+
+@pytest.mark.parametrize(
     ("format", "dtype", "factor"),
     [
         ("PNG", np.uint16, 257),

@@ -39,7 +39,7 @@ from qwen35mm.chat.store.markdown import markdown, media_names
 from qwen35mm.chat.store.records import KEPT, Attachment, Conversation, Id, Node, Time, place_of
 from qwen35mm.chat.store.store import ConversationStore, new_id
 from qwen35mm.chat.store.tree import Tree
-from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
+from qwen35mm.errors import ArchiveError, ConversationDataError, NotFoundError, StorageError
 from qwen35mm.outside_json import JsonLimitError, load_json
 from qwen35mm_preprocess.say import Said, decimal, said_of, say
 
@@ -122,25 +122,54 @@ class _Read(NamedTuple):
 def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[str], stream: BinaryIO) -> None:
     """Writes conversations of one owner as an archive; `stream` need not be seekable.
 
+    A conversation that was deleted meanwhile is left out.
+
     Raises:
-        NotFoundError: a conversation doesn't exist.
-        ArchiveError: there are more files than an import reads.
+        NotFoundError: no conversation exists.
+        ArchiveError: there are more files than an import reads, or a longer conversation.
         StorageError: a message's file is gone, damaged or unreadable, or the archive can't be written.
     """
     names: dict[str, str] = {}
     titles: dict[str, int] = {}
+    # Of a conversation with each file.
+    titles_by_file: dict[str, str] = {}
+    missing: NotFoundError | None = None
     try:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             for num_conversations, conversation_id in enumerate(dict.fromkeys(conversation_ids)):
-                conversation, tree = store.read(owner, conversation_id)
-                names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
+                try:
+                    conversation, tree = store.read(owner, conversation_id)
+                except NotFoundError as error:
+                    missing = error
+                    continue
+                files = [file for node in tree.nodes.values() for file in node.attachments]
+                titles_by_file |= {file.digest: conversation.title for file in files}
+                names = media_names(files, names)
                 if 2 * num_conversations + len(names) + 2 > MAX_FILES:
                     raise ArchiveError(say("These are too many chats and files for one archive. Export fewer."))
-                archive.writestr(f"conversations/{conversation.id}.json", _to_json(conversation, tree))
+                values = _to_json(conversation, tree).encode()
+                if len(values) > MAX_JSON_BYTES:
+                    raise ArchiveError(
+                        say(
+                            "The chat {title} has {n} MiB of text; {most} are read from an archive. Export it as "
+                            "Markdown.",
+                            title=_shown(conversation.title),
+                            n=decimal(len(values) / 2**20, 1),
+                            most=MAX_JSON_BYTES >> 20,
+                        )
+                    )
+                archive.writestr(f"conversations/{conversation.id}.json", values)
                 text = markdown(tree.path(conversation.head), conversation.title, names)
                 archive.writestr(f"{_file_name(conversation.title, titles)}.md", text)
+            if missing is not None and not titles:
+                raise missing
             for digest, name in names.items():
-                _write_media(store, digest, archive, name)
+                try:
+                    _write_media(store, digest, archive, name)
+                except StorageError as error:
+                    title = _shown(titles_by_file[digest])
+                    what = say("The chat {title} can't be exported. {error}", title=title, error=said_of(error))
+                    raise type(error)(what) from error
     except OSError as error:
         raise StorageError(say("The archive can't be written: the disk is full or failed.")) from error
 
@@ -224,8 +253,8 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     """A conversation with the archive's own ids. Raises ArchiveError."""
     name = _shown(entry.filename)
     with _damage_in_words(name), archive.open(entry) as file:
-        # At most the declared size: a false one could fill the memory.
-        text = file.read(entry.file_size)
+        # At most the declared size: a false one could fill the memory. In pieces, as the stream allows.
+        text = b"".join(iter(lambda: file.read(_PIECE_BYTES), b""))
     try:
         values = load_json(text, max_bytes=entry.file_size)
     except JsonLimitError:
@@ -440,7 +469,7 @@ def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile
             sha256.update(piece)
             out.write(piece)
     if sha256.hexdigest() != digest:
-        raise StorageError(say("A stored file is damaged on the disk, so the chat with it can't be exported."))
+        raise StorageError(say("A stored file is damaged on the disk."))
 
 
 def _file_name(title: str, taken: dict[str, int]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import re
 import secrets
 import tempfile
 import time
@@ -349,7 +350,8 @@ class Files:
         if request.query_params.get("form") == "md":
             conversation, tree = await REQUESTS.run(store.read, person.owner, ids[0] if ids else "")
             text = await ARCHIVES.run_for(person.line, export_markdown, tree, conversation.head, conversation.title)
-            return _download(text.encode(), f"{conversation.title or 'chat'}.md", "text/markdown; charset=utf-8")
+            title = re.sub(r"[/\\]", "_", conversation.title) or "chat"
+            return _download(text.encode(), f"{title}.md", "text/markdown; charset=utf-8")
         if not ids:
             ids = [each.id for each in await REQUESTS.run(store.find, person.owner, limit=100_000)]
         # On disk, since videos may be too large for memory.

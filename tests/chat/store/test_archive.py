@@ -235,11 +235,39 @@ def test_a_damaged_or_lost_file_is_not_exported(store: ConversationStore) -> Non
     conversation = full(store)
     path = store.media.path(digest_of(b"picture"))
     path.write_bytes(b"Picture")
-    with pytest.raises(StorageError, match="damaged on the disk"):
-        exported(store, conversation)
+    with pytest.raises(StorageError, match=r"The chat 'Ein Bär.*damaged on the disk"):
+        exported(store, create(store, ME), conversation)
     path.unlink()
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="The chat 'Ein Bär"):
         exported(store, conversation)
+
+
+def test_a_chat_that_was_deleted_meanwhile_is_left_out(store: ConversationStore, other: ConversationStore) -> None:
+    gone, kept = create(store, ME), create(store, ME, title="kept")
+    store.delete(ME, gone.id)
+    data = exported(store, gone, kept)
+    assert [each.title for each in import_zip(other, ME, io.BytesIO(data), max_bytes=ROOM).new] == ["kept"]
+    with pytest.raises(NotFoundError):
+        exported(store, gone)
+
+
+def test_a_long_chat_comes_back_however_its_archive_is_packed(
+    store: ConversationStore, other: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.chat.store.archive._MAX_READ_BYTES", 1 << 16)
+    monkeypatch.setattr("qwen35mm.chat.store.archive._PIECE_BYTES", 1 << 13)
+    long = create(store, ME, title="long")
+    store.add(ME, long.id, node(text="word " * 50_000))
+    stored = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(exported(store, long))) as packed, zipfile.ZipFile(stored, "w") as plain:
+        for name in packed.namelist():
+            plain.writestr(name, packed.read(name))
+    (found,) = import_zip(other, OTHER, stored, max_bytes=ROOM).new
+    same(store, long, other, found)
+    # What no import would take is said when it is written.
+    monkeypatch.setattr("qwen35mm.chat.store.archive.MAX_JSON_BYTES", 1 << 17)
+    with pytest.raises(ArchiveError, match="The chat 'long'"):
+        exported(store, long)
 
 
 def test_a_full_disk_on_export_is_said(store: ConversationStore) -> None:

@@ -5,6 +5,8 @@
 import { sessionHeaders, withTicket } from "../common/session.js";
 import { said, t } from "../common/words.js";
 
+const MAX_KEPT_BYTES = 60_000;
+
 /** What was refused; with the item as it is now where somebody else has changed it. */
 export class Refused extends Error {
   constructor(/** @type {string} */ words, /** @type {Item | undefined} */ item) {
@@ -29,8 +31,9 @@ export const fileUrl = (kind, { number, version }) =>
  */
 export async function call(name, args = {}, signal) {
   const body = JSON.stringify(args);
-  // What is being written is saved also where the page is closed; browsers take no more for that.
-  const how = { method: "POST", headers: sessionHeaders(), body, signal, keepalive: body.length < 60_000 };
+  // A change of a caption is kept also where the page is closed. Browsers take 64 KiB for all such requests together.
+  const keepalive = (name === "save" || name === "accept") && new Blob([body]).size < MAX_KEPT_BYTES;
+  const how = { method: "POST", headers: sessionHeaders(), body, signal, keepalive };
   const answer = await fetch(`api/${name}`, how).catch((error) => {
     if (signal?.aborted) throw error;
     throw new Refused(t("The program can't be reached. Is it still running?"), undefined);

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.frame import Rows, parse, parser, report, synchronize
-from benchmarks.launch_counts import META, BareEngine, as_on_a_card
+from benchmarks.launch_counts import META, BareEngine, as_on_a_card, halves
 from benchmarks.make_random import make_config, random_tensor
 from qwen35mm_kernels import select_backend
 
@@ -85,10 +85,10 @@ def steps(out: Path, *, dry: bool = False) -> list[Step]:
     found = [
         Step("prefill-0.8B", own("prefill", "--size", "0.8B"), 40),
         Step("prefill-9B", own("prefill", "--size", "9B"), 50),
-        Step("rows", own("rows", "--size", "9B"), 30),
-        Step("rows-float32-parts", own("rows", "--size", "9B", "--exact"), 30),
-        Step("rows-fixed", own("rows", "--size", "9B", "--exact"), 30, FIXED),
-        Step("rows-no-splits", own("rows", "--size", "9B", "--exact", "--no-splits"), 30, FIXED),
+        Step("rows", own("rows", "--size", "9B"), 25),
+        Step("rows-float32-parts", own("rows", "--size", "9B", "--exact"), 25),
+        Step("rows-fixed", own("rows", "--size", "9B", "--exact"), 25, FIXED),
+        Step("rows-no-splits", own("rows", "--size", "9B", "--exact", "--no-splits"), 25, FIXED),
         # The budget says when the last shape begins.
         *(
             Step(f"tune-{kernel}", bench("tune_kernels", "--only", kernel, "--models", "9B", "--budget", "0.5"), 45)
@@ -101,15 +101,17 @@ def steps(out: Path, *, dry: bool = False) -> list[Step]:
             {"TRITON_INTERPRET": "0"},
         ),
         Step("parts-0.8B", own("parts", "--size", "0.8B"), 40),
-        Step("decode-9B", own("decode", "--size", "9B"), 30),
+        Step("decode-9B", own("decode", "--size", "9B"), 25),
+        # Two graphs more and their copies, on one card.
+        Step("decode-9B-halves", own("decode", "--size", "9B", "--halves"), 25),
         *(
-            Step(f"decode-9B-{format}", own("decode", "--size", "9B", "--integers", format), 30)
+            Step(f"decode-9B-{format}", own("decode", "--size", "9B", "--integers", format), 25)
             for format in ("int8", "int4", "fp8")
         ),
-        Step("experts", bench("kernels", "--only", "experts", "--models", "35B-A3B", "--lengths", "512,4096"), 40),
+        Step("experts", bench("kernels", "--only", "experts", "--models", "35B-A3B", "--lengths", "512,4096"), 35),
         Step("gdn", bench("kernels", "--only", "gated_delta", "--models", "9B", "--lengths", "512,4096"), 40),
         Step("make", bench("make_random", "--size", "0.8B", "--out", model), 40),
-        Step("kv-types", bench("kv_types", *on_model, "--context", "8192"), 40),
+        Step("kv-types", bench("kv_types", *on_model, "--context", "8192"), 30),
         Step("first-token", bench("first_token", *on_model), 30),
         Step("captions", bench("captioning", *on_model, "--items", "500", "--slots", "16", "--no-peer"), 40),
     ]
@@ -312,7 +314,7 @@ def compile_all(sizes: Sequence[str], capability: int) -> Iterator[dict[str, Any
                 with engine.piece(length, history) as run:
                     run()
             for num_rows in (1, 2, 8):
-                engine.step(num_rows)()
+                engine.step(num_rows).compute()
             with torch.inference_mode():
                 engine.embed((1, 64, 64))
         yield {"model": size, "seconds": time.perf_counter() - started_s}
@@ -326,7 +328,8 @@ def _measure(arguments: argparse.Namespace) -> Rows:
         allowed = (False, False) if arguments.no_splits else False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed
     data = config_of(arguments.size, tiny=arguments.dry)
-    engine = filled(BareEngine(data, device=device, integers=arguments.integers, num_tokens=num_tokens))
+    places = halves(device, data["text_config"]["num_hidden_layers"]) if arguments.halves else device
+    engine = filled(BareEngine(data, device=places, integers=arguments.integers, num_tokens=num_tokens))
     measured = {
         "prefill": functools.partial(prefill, engine, rows, histories),
         "rows": functools.partial(row_bits, engine, rows),
@@ -353,6 +356,7 @@ def main() -> None:
     options.add_argument("--part", choices=["prefill", "rows", "decode", "parts"], help="one step's work, here")
     options.add_argument("--size", default="0.8B")
     options.add_argument("--integers", choices=["int8", "int4", "fp8"])
+    options.add_argument("--halves", action="store_true", help="a part of a decode step for each half of the layers")
     options.add_argument("--exact", action="store_true", help="add parts of a split product in float32")
     options.add_argument("--no-splits", action="store_true", help="with --exact: split no product")
     arguments = parse(options)

@@ -4,7 +4,7 @@
 
 The engine runs on meta tensors, which have shapes and no numbers. Counted are kernels of ours, products (cuBLAS may
 take two kernels for one), and torch's other operations. Views and allocations launch nothing. A piece is launched one
-by one; a decode step of a model on one card is captured, and launched as one graph.
+by one; a decode step is captured, and launched as a graph for each run of layers on one card.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -22,6 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from benchmarks.frame import parse, parser, report
 from benchmarks.make_random import SIZES, make_config
+
+if TYPE_CHECKING:
+    from qwen35mm.engine.step_graph import StepGraph
+    from qwen35mm.model.devices import DeviceMap
 
 META = torch.device("meta")
 CONTEXT_LENGTH = 32_768
@@ -36,6 +40,7 @@ class BareEngine:
 
     Args:
         data: a config.json, as `benchmarks.make_random.make_config` makes it.
+        device: of the whole model, or a device for each part.
         num_rows: most rows of a decode step.
     """
 
@@ -43,7 +48,7 @@ class BareEngine:
         self,
         data: dict[str, Any],
         *,
-        device: torch.device = META,
+        device: torch.device | DeviceMap = META,
         kv_dtype: str = "auto",
         integers: str | None = None,
         num_rows: int = 8,
@@ -55,19 +60,20 @@ class BareEngine:
         from qwen35mm.engine.sampler import Sampler
         from qwen35mm.model import Qwen35Model
 
-        self.config, self.device, self.num_tokens = ModelConfig.from_dict(data), device, num_tokens
+        self.config, self.num_tokens = ModelConfig.from_dict(data), num_tokens
         dtype = getattr(torch, data["text_config"]["dtype"])
         self.model = Qwen35Model(self.config, dtype=dtype, device=device, integers=integers)
+        self.device = self.model.device
         num_slots = num_rows + 1
         self.pools = CachePools(
             self.config,
             num_slots=num_slots,
             num_tokens=num_tokens,
             dtype=self.model.dtype,
-            device=device,
+            device=self.model.layer_devices,
             kv_formats=kv_formats_of(kv_dtype, self.model.dtype),
         )
-        self.sampler = Sampler(num_slots, self.config.text.vocab_size, [], device)
+        self.sampler = Sampler(num_slots, self.config.text.vocab_size, [], self.model.head_device)
 
     @contextlib.contextmanager
     def piece(self, length: int, history: int = 0) -> Iterator[Callable[[], None]]:
@@ -91,12 +97,12 @@ class BareEngine:
         cache.free()
 
     @torch.inference_mode()
-    def step(self, num_rows: int) -> Callable[[], None]:
+    def step(self, num_rows: int) -> StepGraph:
         """A decode step of that many replies."""
         from qwen35mm.engine.step_graph import StepGraph
 
         max_blocks = self.pools.kv.blocks_for(self.num_tokens)
-        return StepGraph(self.model, self.pools, self.sampler, num_rows, max_blocks).compute
+        return StepGraph(self.model, self.pools, self.sampler, num_rows, max_blocks)
 
     def embed(self, grid: tuple[int, int, int]) -> None:
         """The tower's run over a picture or a unit of a video, of temporal patches, height and width."""
@@ -104,6 +110,15 @@ class BareEngine:
         patches = grid[0] * grid[1] * grid[2]
         assert self.model.tower is not None
         self.model.tower(torch.zeros(patches, self.config.vision.patch_dim), grid)
+
+
+def halves(device: torch.device, num_layers: int) -> DeviceMap:
+    """A model split over two devices that are one: the second half of its layers knows it by another name."""
+    from qwen35mm.model.devices import DeviceMap
+
+    second = torch.device(device.type, 0) if device.index is None else torch.device(device.type)
+    half = num_layers // 2
+    return DeviceMap(device, (device,) * half + (second,) * (num_layers - half), second, device, device)
 
 
 def shallow(size: str, num_layers: int, num_blocks: int, dtype: str = "bfloat16") -> dict[str, Any]:
@@ -136,19 +151,32 @@ class Counts(TorchDispatchMode):
     ours: int = 0
     products: int = 0
     torch: int = 0
+    graphs: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
 
     @property
     def all(self) -> int:
-        return self.ours + self.products + self.torch
+        return self.ours + self.products + self.torch + self.graphs
+
+    def capture(self, device: torch.device, compute: Callable[[], None], memory: Any) -> Callable[[], None]:
+        """In the place of `qwen35mm.engine.capture`."""
+        compute()
+        return self._count_graph
+
+    def _count_graph(self) -> None:
+        self.graphs += 1
 
     def count_kernel(self, *args: Any, **kwargs: Any) -> None:
         self.ours += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        if name == "copy_" and args[1].device.type == "meta":
+            # What has no numbers isn't copied to the host.
+            self.torch += 1
+            return args[0]
         if name in _PRODUCTS:
             self.products += 1
         elif not func.is_view and name not in _NO_LAUNCHES:
@@ -174,20 +202,44 @@ def count(run: Callable[[], object]) -> Counts:
     return counts
 
 
+@torch.inference_mode()
+def count_replay(engine: BareEngine, num_rows: int) -> Counts:
+    """What the host launches for a step whose parts are graphs: these, and copies."""
+    from qwen35mm.engine import parts
+    from qwen35mm_kernels.gpu.launch import trial
+
+    counts = Counts()
+    with (
+        trial({}, lambda *arguments, **options: None),
+        mock.patch.object(parts, "capture", counts.capture),
+        mock.patch.object(parts, "runs_triton", return_value=True),
+    ):
+        graph = engine.step(num_rows)
+        counts.graphs = 0
+        with counts:
+            graph.run(0)
+    return counts
+
+
 def counted(engine: BareEngine) -> Iterator[dict[str, Any]]:
     """A row for each kind of work."""
     with engine.piece(512) as piece, engine.piece(64, 16_384) as turn:
         runs = {
             "piece of 512": piece,
             "piece of 64 behind 16384": turn,
-            "step of 1": engine.step(1),
-            "step of 8": engine.step(8),
+            "step of 1": engine.step(1).compute,
+            "step of 8": engine.step(8).compute,
             "tower, 1024 x 1024": functools.partial(engine.embed, (1, 64, 64)),
         }
         for name, run in runs.items():
             found = count(run)
-            row = {"run": name, "launches": found.all, "ours": found.ours}
-            yield row | {"products": found.products, "torch": found.torch}
+            yield as_row(name, found)
+    yield as_row("step of 1 as a graph", count_replay(engine, 1))
+
+
+def as_row(name: str, counts: Counts) -> dict[str, Any]:
+    row = {"run": name, "launches": counts.all, "ours": counts.ours, "products": counts.products}
+    return row | {"torch": counts.torch, "graphs": counts.graphs}
 
 
 def main() -> None:
@@ -200,8 +252,13 @@ def main() -> None:
     rows = []
     with as_on_a_card():
         for size in arguments.sizes:
-            engine = BareEngine(make_config(size, "bfloat16"), kv_dtype=arguments.kv_dtype)
-            rows += [{"model": size, **row} for row in counted(engine)]
+            data = make_config(size, "bfloat16")
+            engine = BareEngine(data, kv_dtype=arguments.kv_dtype)
+            found = [*counted(engine)]
+            split = halves(META, len(engine.model.layers))
+            engine = BareEngine(data, device=split, kv_dtype=arguments.kv_dtype)
+            found.append(as_row("step of 1 on two cards", count_replay(engine, 1)))
+            rows += [{"model": size, **row} for row in found]
     report("launch_counts", arguments, {"Launches": rows})
 
 

@@ -135,7 +135,11 @@ class StepInputs:
     def token_ids(self, newest: torch.Tensor) -> torch.Tensor:
         """[B] int64, each row's input token; from the sampler's `newest` [num_rows + 1] if need be."""
         token_ids, tables = self.numbers[_TOKEN], self.numbers[_TABLE]
-        return torch.where(token_ids == _FROM_SAMPLER, newest.to(tables.device)[tables], token_ids)
+        return torch.where(token_ids == _FROM_SAMPLER, newest[tables], token_ids)
+
+    def positions(self) -> torch.Tensor:
+        """[3, B] int64, as of `Batch`."""
+        return self.numbers[_POSITION].expand(3, -1)
 
     def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """[B] int64 each: rows of the sampler's tables, -1 where the host chooses, and the tokens' numbers."""
@@ -152,7 +156,7 @@ class StepInputs:
         """
         return Batch(
             embeds,
-            self.numbers[_POSITION].expand(3, -1),
+            self.positions(),
             slot_mapping=self.numbers[_PLACE],
             block_table=self.block_table,
             lengths=self.numbers[_LENGTH].to(torch.int32),

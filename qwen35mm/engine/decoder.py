@@ -18,11 +18,12 @@ import torch
 
 from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
 from qwen35mm.engine.mtp_drafter import MTPDrafter, Wanted
+from qwen35mm.engine.parts import can_capture, shared_memory
 from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.speculation import Draft, DraftTime, Offer, Origin, StepTimes, chosen_lengths
-from qwen35mm.engine.step_graph import StepGraph, can_capture, shared_memory
+from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.library import find_library
 

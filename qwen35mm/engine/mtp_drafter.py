@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
-from qwen35mm.engine.step_graph import run_and_record
+from qwen35mm.engine.parts import Memory, run_and_record
 from qwen35mm.model import Batch, Qwen35Model
 
 # Older unseen tokens of a sequence are written first, in a pass that isn't recorded.
@@ -70,10 +70,10 @@ class MTPDrafter:
     """
 
     def __init__(
-        self, model: Qwen35Model, pools: CachePools, memory: Any, *, num_sequences: int, context_rows: int
+        self, model: Qwen35Model, pools: CachePools, memory: Memory, *, num_sequences: int, context_rows: int
     ) -> None:
         """num_sequences: the most in one call; memory: see `StepGraph`."""
-        self._model, self._pools, self._memory = model, pools, memory
+        self._model, self._pools, self._memory = model, pools, memory[model.device]
         max_blocks = pools.kv.blocks_for(context_rows)
         mtp_device = model.layer_devices[-1]
         width = model.config.text.hidden_size
@@ -244,4 +244,4 @@ class _Pass:
 
     def _record(self) -> None:
         """Runs the pass for the first time; on a CPU also records it."""
-        self._replay = run_and_record(self._model, self.compute, self._memory)
+        self._replay = run_and_record(self._model.devices, self.compute, self._memory)

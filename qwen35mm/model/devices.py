@@ -82,10 +82,15 @@ class DeviceMap:
 
     def describe(self) -> str:
         """One line for the log: "layers 0-15 on cuda:0, 16-31 on cuda:1; ..."."""
-        starts = [i for i in range(len(self.layers)) if i == 0 or self.layers[i] != self.layers[i - 1]]
-        stops = [*starts[1:], len(self.layers)]
-        runs = [f"{start}-{stop - 1} on {self.layers[start]}" for start, stop in zip(starts, stops, strict=True)]
-        return f"layers {', '.join(runs)}; embeddings on {self.embedding}, vision tower on {self.visual}"
+        runs = ", ".join(f"{layers[0]}-{layers[-1]} on {device}" for device, layers in runs_of(self.layers))
+        return f"layers {runs}; embeddings on {self.embedding}, vision tower on {self.visual}"
+
+
+def runs_of(layer_devices: Sequence[torch.device]) -> list[tuple[torch.device, range]]:
+    """Each run of layers on one device, in order."""
+    starts = [i for i, device in enumerate(layer_devices) if i == 0 or device != layer_devices[i - 1]]
+    stops = [*starts[1:], len(layer_devices)]
+    return [(layer_devices[start], range(start, stop)) for start, stop in zip(starts, stops, strict=True)]
 
 
 def place(

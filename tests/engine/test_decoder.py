@@ -11,7 +11,7 @@ import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.contract import SamplingParams
-from qwen35mm.engine import Engine, EngineSettings, Request, decoder, step_graph
+from qwen35mm.engine import Engine, EngineSettings, Request, decoder, parts
 from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.decoder import step_sizes
 from qwen35mm.engine.sampler import Sampler
@@ -185,7 +185,8 @@ def test_a_table_goes_to_the_device_where_it_has_changed(
 
     def checked(self: StepGraph, answer: int) -> None:
         run(self, answer)
-        table = self._inputs.block_table
+        (on_device,) = self._inputs.values()
+        table = on_device.block_table
         assert {row: table[row, : len(blocks)].tolist() for row, blocks in rows.items()} == rows
         # No reply gets as far as the last column: a row that is copied takes this away.
         copied.append(int((table[:, -1] == 0).sum()))
@@ -214,23 +215,8 @@ def test_a_card_without_triton_decodes_on_the_host(why_not: str | None, monkeypa
     monkeypatch.setattr(backend, "why_not_triton", lambda kind: why_not)
     models: list[Any] = [OnCards("cuda:0"), OnCards("cuda:0", "cuda:1"), OnCards("cuda:0", "cpu"), OnCards("cpu")]
     has_triton = why_not is None
-    assert [step_graph.can_capture(model) for model in models] == [has_triton, False, False, False]
+    assert [parts.can_capture(model) for model in models] == [has_triton, has_triton, has_triton, False]
     assert [decoder.runs_ahead(torch.device(kind)) for kind in ("cuda", "cpu")] == [has_triton, False]
-
-
-def test_the_first_step_of_a_model_on_two_devices_is_taken(
-    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is captured there and nothing recorded: each size of a step lost its first token."""
-    requests = asked(chat, [greedy(max_tokens=5), greedy(max_tokens=9)])
-    expected = results(engine_of(loaded), *requests)
-    devices = torch.device("cuda"), torch.device("cpu")
-    engine = engine_of(loaded)
-    monkeypatch.setattr(Qwen35Model, "devices", property(lambda model: devices))
-    found = results(engine, *requests)
-    assert {id_: each.token_ids for id_, each in found.items()} == {
-        id_: each.token_ids for id_, each in expected.items()
-    }
 
 
 @pytest.fixture
@@ -246,7 +232,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(model, pools, sampler, size, *rest, **options)
 
     monkeypatch.setattr(decoder, "can_capture", lambda model: True)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(decoder, "StepGraph", Counted)
     return sizes
 
@@ -320,13 +305,13 @@ def test_a_recorded_step_chooses_what_a_computed_one_does(
     params = [SamplingParams(temperature=0.9, seed=seed, max_tokens=12 + 4 * seed) for seed in range(3)]
     requests, found = asked(chat, params), []
     with endless_replies(loaded):
-        for record in (step_graph.record, lambda function, memory: function()):
-            monkeypatch.setattr(step_graph, "record", record)
+        for record in (parts.record, lambda function, memory: function()):
+            monkeypatch.setattr(parts, "record", record)
             engine = engine_of(loaded, ahead=False)
             found.append([result.token_ids for result in results(engine, *requests).values()])
             graphs = engine._decoder._graphs
             # Steps of three rows, of two and of one.
             assert len(graphs) == 3
-            recorded = [graph._replay != graph.compute for graph in graphs.values()]
+            recorded = [part._replay != part.compute for graph in graphs.values() for part in graph._parts]
             assert recorded == [len(found) == 1] * 3
     assert found[0] == found[1]

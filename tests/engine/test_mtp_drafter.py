@@ -16,9 +16,9 @@ from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.mtp_drafter import MTPDrafter, Unseen, Wanted
+from qwen35mm.engine.parts import shared_memory
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.engine.step_graph import shared_memory
 from qwen35mm.model import LoadedModel, load
 from tests.engine.exact import Chat, assistant, cache_settings, gates_of, picture, user
 
@@ -234,7 +234,7 @@ def test_a_recorded_pass_is_the_computed_one(loaded: LoadedModel, chat: Chat, mo
     found = []
     for is_recorded in (True, False):
         if not is_recorded:
-            monkeypatch.setattr("qwen35mm.engine.step_graph.record", lambda compute, memory: compute())
+            monkeypatch.setattr("qwen35mm.engine.parts.record", lambda compute, memory: compute())
         replies = Replies(loaded, texts(chat)[:2])
         found.append([])
         for _ in range(5):

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.make_random import make_config
 from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceMap, DeviceRequest, keep_sums_exact, place, shortage
@@ -280,3 +282,20 @@ def test_a_split_model_computes_each_layer_where_it_lies(split: tuple[Qwen35Mode
         assert (hidden.device, len(hidden)) == (META, stop - start)
     hidden = our_step(model, [1, 0], [cache, None])
     assert (hidden.device, hidden.shape) == (META, (2, model.config.text.hidden_size))
+
+
+def test_a_step_of_a_split_model_is_a_part_for_each_device(
+    split: tuple[Qwen35Model, CachePools], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pools = split
+    sampler = Sampler(2, model.config.text.vocab_size, [], model.head_device)
+    # Nothing on the meta device has a likeliest token.
+    monkeypatch.setattr(StepGraph, "_choose", lambda self, hidden: (hidden,))
+    graph = StepGraph(model, pools, sampler, 2, 4)
+    assert [part.device for part in graph._parts] == ([CPU, META] if model.head_device == META else [CPU, META, CPU])
+    left: tuple[torch.Tensor, ...] = (torch.zeros(3, dtype=torch.int64),)
+    for part, count in zip(graph._parts[:2], (4, 1), strict=True):
+        part.enter(left)
+        part.compute()
+        left = part.out
+        assert [x.device for x in left] == [part.device] * count

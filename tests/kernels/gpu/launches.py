@@ -158,7 +158,7 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
         yield f"prefill {length}", functools.partial(_piece, engine, length)
     yield "turn", functools.partial(_piece, engine, 64, HISTORY)
     for batch in batches:
-        yield f"step {batch}", lambda batch=batch: engine.step(batch)()
+        yield f"step {batch}", lambda batch=batch: engine.step(batch).compute()
     if capability >= 89:
         for rows in FP8_ROWS:
             yield f"fp8 {rows}", functools.partial(_multiply_fp8, config.text.hidden_size, rows)

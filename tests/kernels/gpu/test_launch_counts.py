@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from benchmarks.launch_counts import BareEngine, Counts, as_on_a_card, count, shallow
+from benchmarks.launch_counts import META, BareEngine, Counts, as_on_a_card, count, count_replay, halves, shallow
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def counts(engine: BareEngine, name: str, *sizes: Any) -> Counts:
     if name == "embed":
         return count(lambda: engine.embed(*sizes))
     if name == "step":
-        return count(engine.step(*sizes))
+        return count(engine.step(*sizes).compute)
     with engine.piece(*sizes) as run:
         return count(run)
 
@@ -69,3 +69,13 @@ def test_nothing_is_left_behind() -> None:
     with as_on_a_card():
         assert select_backend("meta").__name__.endswith(".gpu")
     assert select_backend("meta") is cpu
+
+
+def test_a_captured_step_is_a_graph_for_each_part_and_few_copies(engines: list[BareEngine]) -> None:
+    """The step's numbers go to each device, then cosines, sines and hidden states from part to part, then tokens."""
+    whole = count_replay(engines[1], 1)
+    assert (whole.graphs, whole.all) == (1, 3)
+    with torch.inference_mode(), as_on_a_card():
+        split = BareEngine(shallow("0.8B", 8, 1), device=halves(META, 8))
+    parts = count_replay(split, 1)
+    assert (parts.graphs, parts.all) == (3, 3 + 2 + 4 + 2 + 1)
